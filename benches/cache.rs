@@ -6,9 +6,12 @@ use std::task::Waker;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, StartPosition, View};
-use kube_fanout::wire::{Encoding, Renderer, Representation};
-use kubeapi::{MetaVersion, ResourceVersion};
+use kube_fanout::cache::{
+    CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedSnapshot, ObjectChange,
+    WatchStartPosition,
+};
+use kube_fanout::wire::{FeedEncoding, ObjectRenderer, Representation};
+use kubeapi::{MetaApiVersion, ResourceVersion};
 use pods::{MINOR, Pods, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
@@ -35,11 +38,11 @@ struct Changes {
 
 impl Bench {
     fn new() -> Self {
-        let pods = Pods::new(Encoding::Protobuf);
+        let pods = Pods::new(FeedEncoding::Protobuf);
         let config =
             CacheConfig { window_events_max: usize::try_from(EVENTS).expect("a few"), ..CacheConfig::default() };
         let (mut writer, cache) = CacheWriter::new(config, Pods::gvr(), pods.envelope.clone(), true);
-        writer.replace(Snapshot::from_objects(ResourceVersion(1), Vec::new()));
+        writer.replace(FeedSnapshot::from_objects(ResourceVersion(1), Vec::new()));
         Self { writer, cache, changes: Changes { pods, rv: 0 } }
     }
 
@@ -50,13 +53,13 @@ impl Bench {
         }
     }
 
-    fn open(&self, view: View) -> Cursor {
-        self.cache.open(StartPosition::Current, view).expect("current").cursor
+    fn open(&self, view: CollectionView) -> FeedCursor {
+        self.cache.open(WatchStartPosition::Current, view).expect("current").cursor
     }
 }
 
 impl Changes {
-    fn next(&mut self) -> Change {
+    fn next(&mut self) -> ObjectChange {
         self.rv += 1;
         self.pods.change(self.rv % 50, self.rv)
     }
@@ -66,7 +69,7 @@ const SORTS: [&str; 8] =
     ["namespace", "name", "node", "phase", "label", "label of a namespace", "set of labels", "strange label"];
 
 /// A view of this sort that matches none of the pods; those with the same `value` are equal.
-fn elsewhere(sort: &str, value: usize) -> View {
+fn elsewhere(sort: &str, value: usize) -> CollectionView {
     match sort {
         "namespace" => view(Some(&format!("other-{value}")), "", ""),
         "name" => view(Some("shop-0"), "", &format!("metadata.name=other-{value}")),
@@ -119,7 +122,7 @@ fn fan_out(c: &mut Criterion) {
             let (Bench { writer, changes, .. }, cursors) = made.get_or_insert_with(|| {
                 let mut bench = Bench::new();
                 bench.change(2 * EVENTS);
-                let cursors: Vec<_> = (0..watches).map(|_| bench.open(View::everything())).collect();
+                let cursors: Vec<_> = (0..watches).map(|_| bench.open(CollectionView::everything())).collect();
                 (bench, cursors)
             });
             let deliver = |change| {
@@ -139,19 +142,19 @@ fn fan_out(c: &mut Criterion) {
 /// JSON and metadata were derived before, as for all readers but the first.
 fn pull(c: &mut Criterion) {
     let renderer = |cache: &CacheReader, representation| {
-        Renderer::derived(representation, cache.envelope(), MINOR).expect("derived from protobuf")
+        ObjectRenderer::derived(representation, cache.envelope(), MINOR).expect("derived from protobuf")
     };
     let (json, metadata) =
-        (Representation::Object(Encoding::Json), Representation::Metadata(Encoding::Json, MetaVersion::V1));
+        (Representation::Object(FeedEncoding::Json), Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1));
     let mut group = c.benchmark_group("pull the ring");
     group.throughput(Throughput::Elements(EVENTS));
     for (name, view, representation) in [
-        ("everything", View::everything(), None),
+        ("everything", CollectionView::everything(), None),
         ("a namespace", view(Some("shop-3"), "", ""), None),
         ("a label", view(None, "app=app-0,pod-template-hash", ""), None),
         ("what is not over", view(None, "", "status.phase!=Succeeded,status.phase!=Failed"), None),
-        ("everything as JSON", View::everything(), Some(json)),
-        ("everything as metadata", View::everything(), Some(metadata)),
+        ("everything as JSON", CollectionView::everything(), Some(json)),
+        ("everything as metadata", CollectionView::everything(), Some(metadata)),
     ] {
         let made = OnceCell::new();
         group.bench_function(name, |b| {
@@ -161,7 +164,7 @@ fn pull(c: &mut Criterion) {
                 bench
             });
             let behind = || {
-                let start = StartPosition::After(bench.cache.floor());
+                let start = WatchStartPosition::After(bench.cache.floor());
                 let cursor = bench.cache.open(start, view.clone()).expect("in the ring").cursor;
                 let cursor = match representation {
                     Some(representation) => cursor.rendered_by(renderer(&bench.cache, representation)),
@@ -169,8 +172,8 @@ fn pull(c: &mut Criterion) {
                 };
                 (cursor, Vec::with_capacity(1_024))
             };
-            let pull = |(mut cursor, mut batch): (Cursor, Vec<_>)| {
-                while matches!(cursor.pull(usize::MAX, None, &mut batch), Pull::Frames { .. }) {}
+            let pull = |(mut cursor, mut batch): (FeedCursor, Vec<_>)| {
+                while matches!(cursor.pull(usize::MAX, None, &mut batch), CursorPullResult::Frames { .. }) {}
                 (cursor, batch)
             };
             b.iter_batched(behind, pull, BatchSize::PerIteration);

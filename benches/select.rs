@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::cache::{Snapshot, View};
-use kube_fanout::wire::{Encoding, ListMeta};
+use kube_fanout::cache::{CollectionView, FeedSnapshot};
+use kube_fanout::wire::{FeedEncoding, ListMeta};
 use pods::{Pods, selector, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// Whether an object matches, per object: a few comparisons in one piece of memory, and no allocation.
 fn matches(c: &mut Criterion) {
-    let pods = Pods::new(Encoding::Protobuf);
+    let pods = Pods::new(FeedEncoding::Protobuf);
     let objects: Vec<_> = (0..MATCHED).map(|n| pods.object(n, n)).collect();
     let many = |each: fn(usize) -> String| (0..1_000).map(each).collect::<Vec<_>>().join(",");
     let (again, keys) = (many(|_| "!aa".to_owned()), many(|n| format!("!key-{n}")));
@@ -61,14 +61,14 @@ fn select(c: &mut Criterion) {
             group.sample_size(20);
         }
         for (name, view) in [
-            ("everything", View::everything()),
+            ("everything", CollectionView::everything()),
             ("a namespace", view(Some("shop-3"), "", "")),
             ("a name", view(Some("shop-7"), "", "metadata.name=checkout-7d9f8c6b5d-000007")),
             ("a label", view(None, "app=app-3", "")),
             ("a node", view(None, "", "spec.nodeName=node-3")),
         ] {
             group.bench_function(BenchmarkId::new(name, objects), |b| {
-                let snapshot = snapshot.get_or_init(|| Pods::new(Encoding::Protobuf).snapshot(objects));
+                let snapshot = snapshot.get_or_init(|| Pods::new(FeedEncoding::Protobuf).snapshot(objects));
                 b.iter(|| black_box(snapshot.select(&view, true, None).count()));
             });
         }
@@ -79,9 +79,12 @@ fn select(c: &mut Criterion) {
 /// A whole LIST of bodies as they are: one copy of each, after a pass for the length. Per byte.
 fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("list");
-    for (encoding, objects) in
-        [(Encoding::Json, 3_000), (Encoding::Protobuf, 3_000), (Encoding::Json, 100_000), (Encoding::Protobuf, 100_000)]
-    {
+    for (encoding, objects) in [
+        (FeedEncoding::Json, 3_000),
+        (FeedEncoding::Protobuf, 3_000),
+        (FeedEncoding::Json, 100_000),
+        (FeedEncoding::Protobuf, 100_000),
+    ] {
         if objects > 3_000 {
             group.sample_size(10);
         }
@@ -100,8 +103,8 @@ fn list(c: &mut Criterion) {
 }
 
 /// Writes a LIST and discards it, chunk by chunk; returns its size.
-fn assemble(pods: &Pods, snapshot: &Snapshot, chunk: &mut BytesMut) -> usize {
-    let view = View::everything();
+fn assemble(pods: &Pods, snapshot: &FeedSnapshot, chunk: &mut BytesMut) -> usize {
+    let view = CollectionView::everything();
     let meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     let frame = pods.envelope.list(&meta);
     let items = || snapshot.select(&view, true, None);

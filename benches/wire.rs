@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::wire::{BookmarkTemplate, Encoding, FrameSplitter, Include, ListMeta, Renderer, Representation};
-use kubeapi::{EventType, MetaVersion, ResourceVersion};
+use kube_fanout::wire::{
+    BookmarkTemplate, FeedEncoding, FrameSplitter, IncludeObjectPolicy, ListMeta, ObjectRenderer, Representation,
+};
+use kubeapi::{EventType, MetaApiVersion, ResourceVersion};
 use pods::{MINOR, Pods};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
 #[path = "common/pods.rs"]
 mod pods;
 
-const ENCODINGS: [Encoding; 3] = [Encoding::Json, Encoding::Protobuf, Encoding::Table];
+const ENCODINGS: [FeedEncoding; 3] = [FeedEncoding::Json, FeedEncoding::Protobuf, FeedEncoding::Table];
 
 /// Bytes that a connection yields at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -33,7 +35,7 @@ fn reference(c: &mut Criterion) {
 /// A stream split into frames, per byte: little more than a copy, for any chunks.
 fn split(c: &mut Criterion) {
     let mut group = c.benchmark_group("split");
-    for encoding in [Encoding::Json, Encoding::Protobuf] {
+    for encoding in [FeedEncoding::Json, FeedEncoding::Protobuf] {
         let pods = Pods::new(encoding);
         let stream: Vec<u8> = (0..100).flat_map(|n| pods.frame(n, n).to_vec()).collect();
         group.throughput(Throughput::Bytes(stream.len() as u64));
@@ -64,7 +66,7 @@ fn decode(c: &mut Criterion) {
             b.iter(|| pods.reader.watch_event(black_box(frame.clone())));
         });
     }
-    for encoding in [Encoding::Json, Encoding::Protobuf] {
+    for encoding in [FeedEncoding::Json, FeedEncoding::Protobuf] {
         let pods = Pods::new(encoding);
         let page = page(&pods, 500);
         assert_eq!(pods.reader.list(&page).expect("a page").items.len(), 500);
@@ -80,19 +82,19 @@ fn decode(c: &mut Criterion) {
 /// in that form.
 fn transcode(c: &mut Criterion) {
     let (json, metadata) =
-        (Representation::Object(Encoding::Json), |encoding| Representation::Metadata(encoding, MetaVersion::V1));
+        (Representation::Object(FeedEncoding::Json), |encoding| Representation::Metadata(encoding, MetaApiVersion::V1));
     let mut group = c.benchmark_group("transcode");
     for (encoding, name, representation) in [
-        (Encoding::Protobuf, "protobuf to JSON", json),
-        (Encoding::Protobuf, "protobuf to metadata in JSON", metadata(Encoding::Json)),
-        (Encoding::Protobuf, "protobuf to metadata in protobuf", metadata(Encoding::Protobuf)),
-        (Encoding::Json, "JSON to metadata in JSON", metadata(Encoding::Json)),
-        (Encoding::Json, "JSON to metadata in protobuf", metadata(Encoding::Protobuf)),
-        (Encoding::Table, "row without object", Representation::Table(Include::None)),
-        (Encoding::Table, "row with metadata", Representation::Table(Include::Metadata)),
+        (FeedEncoding::Protobuf, "protobuf to JSON", json),
+        (FeedEncoding::Protobuf, "protobuf to metadata in JSON", metadata(FeedEncoding::Json)),
+        (FeedEncoding::Protobuf, "protobuf to metadata in protobuf", metadata(FeedEncoding::Protobuf)),
+        (FeedEncoding::Json, "JSON to metadata in JSON", metadata(FeedEncoding::Json)),
+        (FeedEncoding::Json, "JSON to metadata in protobuf", metadata(FeedEncoding::Protobuf)),
+        (FeedEncoding::Table, "row without object", Representation::Table(IncludeObjectPolicy::None)),
+        (FeedEncoding::Table, "row with metadata", Representation::Table(IncludeObjectPolicy::Metadata)),
     ] {
         let pods = Pods::new(encoding);
-        let renderer = Renderer::derived(representation, &pods.envelope, MINOR).expect("it is derived");
+        let renderer = ObjectRenderer::derived(representation, &pods.envelope, MINOR).expect("it is derived");
         let object = pods.object(7, 7);
         renderer.body(object.body()).expect("exact");
         group.throughput(Throughput::Bytes(object.body().len() as u64));
@@ -120,7 +122,7 @@ fn build(c: &mut Criterion) {
             b.iter(|| bookmarks.frame(black_box(later), false));
         });
     }
-    let rows = Pods::new(Encoding::Table);
+    let rows = Pods::new(FeedEncoding::Table);
     let frame = rows.frame(7, 7);
     group.bench_function("columns", |b| b.iter(|| rows.columns.put(black_box(&frame)).expect("they are known")));
     group.finish();

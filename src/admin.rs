@@ -12,11 +12,11 @@ mod process;
 mod public;
 mod series;
 
-pub use cost::{CostReader, CostRow};
+pub use cost::{UpstreamCostReader, UpstreamCostRow};
 pub use debug::{ConfigPage, ConfigReader};
-pub use exporter::{Exporter, exporter};
-pub use private::{PageAccess, PageAccessDenied, PrivatePage, PrivatePages};
-pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAccess};
+pub use exporter::{MetricsExporter, exporter};
+pub use private::{PageAccessCheck, PageAccessDenied, PrivatePageRenderer, PrivatePages};
+pub use public::{HealthPages, MetricsAccess, MetricsPage, ScrapeAccessCheck};
 
 use std::fmt::Write;
 
@@ -27,20 +27,20 @@ use http_body_util::Full;
 use serde::Serialize;
 
 use crate::cache::FeedState;
-use crate::feeds::Feeds;
-use base::{PendingComponent, Ready, RuntimeHeartbeat};
+use crate::feeds::FeedRegistry;
+use base::{ReadinessTracker, RuntimeHeartbeat, UnreadyComponent};
 
 /// The data that the admin pages show.
 #[derive(Clone)]
 pub struct AdminPages {
-    pub ready: Ready,
+    pub ready: ReadinessTracker,
     /// The heartbeat of the runtime that serves clients.
     pub heartbeat: RuntimeHeartbeat,
-    pub feeds: Feeds,
-    pub costs: CostReader,
+    pub feeds: FeedRegistry,
+    pub costs: UpstreamCostReader,
     pub config: ConfigReader,
     pub private: PrivatePages,
-    pub exporter: Exporter,
+    pub exporter: MetricsExporter,
 }
 
 /// The response with an admin page, which is never a stream.
@@ -97,7 +97,7 @@ impl AdminPages {
 }
 
 /// Lists the pending readiness conditions, then `more`, then the verdict.
-fn verdict(pending: &[PendingComponent], more: &str) -> AdminResponse {
+fn verdict(pending: &[UnreadyComponent], more: &str) -> AdminResponse {
     let mut text = String::new();
     for pending in pending {
         let _ = writeln!(text, "[-]{pending}");

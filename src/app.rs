@@ -1,6 +1,7 @@
 //! Wires the other modules together. It is the only module that may import all of them.
 //!
-//! `config::ServeSettings` → [`BoundApp::bind`] → [`BoundApp`] (addresses known, nothing accepted) → [`BoundApp::run`] until shutdown.
+//! `config::ServeSettings` → [`BoundApp::bind`] → [`BoundApp`] (addresses known, nothing accepted) → [`BoundApp::run`]
+//! until shutdown.
 //!
 //! Long-running functions return boxed futures, so that they are compiled once, with this crate. An `async fn`, and the
 //! whole proxy with it, would be compiled again in each binary that calls it.
@@ -28,38 +29,41 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
-use self::certificates::Certificates;
+use self::certificates::ListenerCertificates;
 use self::identity::Authorizers;
 pub use self::metrics::tell_panics;
 pub use self::process_limits::{keep_memory_private, raise_open_files, run_plugin};
 use self::reload::ReloadableSettings;
-pub use self::reload::{LogLevel, ReloadSources};
+pub use self::reload::{ConfigReloadSources, SetLogLevelFn};
 use crate::admin::{self, AdminPages, HealthPages};
 use crate::auth::{self, AuthMode, Authorizer};
 use crate::config::ServeSettings;
-use crate::feeds::Feeds;
+use crate::feeds::FeedRegistry;
 pub use crate::net::InheritedSockets;
-use crate::net::{self, Address, Listener, Tls, TlsError};
-use crate::reflect::{self, Supervisor};
-use crate::serve::{self, ActiveWatches, Audit, Frontend};
-use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, RefusalBackoff};
-use base::{self, Cores, DrainTrigger, DrainWatch, Ready, RuntimeHeartbeat, Tasks};
+use crate::net::{self, ListenAddress, Listener, ListenerTls, TlsError};
+use crate::reflect::{self, ReflectorSupervisor};
+use crate::serve::{self, ActiveWatches, AuditLog, HttpFrontend};
+use crate::upstream::{
+    self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostLedger,
+    UpstreamEndpoints,
+};
+use base::{self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, RuntimeHeartbeat};
 
 /// The application, listening but not yet accepting connections.
 pub struct BoundApp {
-    listeners: Listeners,
+    listeners: TlsListeners,
     ops: ops::OpsListeners,
-    frontend: Arc<Frontend>,
+    frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
-    feeds: Feeds,
+    feeds: FeedRegistry,
     rights: permission_retrier::PermissionRetrier,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
-    ready: Ready,
+    ready: ReadinessTracker,
     /// The tasks that write audit records. They stop after all other tasks.
-    records: Tasks,
+    records: BackgroundTasks,
     tuned: ReloadableSettings,
-    reloading: Option<ReloadSources>,
+    reloading: Option<ConfigReloadSources>,
     heartbeat: RuntimeHeartbeat,
 }
 
@@ -71,9 +75,9 @@ pub enum StartError {
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
-    Bind { address: Address, source: io::Error },
+    Bind { address: ListenAddress, source: io::Error },
     #[error("socket activation passed {0}, which is not in `listen`; add it there or remove it from the socket unit")]
-    Passed(Address),
+    Passed(ListenAddress),
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
     #[error("cannot open the audit log: {0}")]
@@ -91,7 +95,7 @@ pub enum StartError {
 /// A required task that panicked. The proxy then ends without a shutdown request.
 #[derive(Debug, thiserror::Error)]
 #[error("the required task {0:?} panicked")]
-pub struct TaskLost(&'static str);
+pub struct TaskLostError(&'static str);
 
 impl BoundApp {
     /// Reads the credentials, binds every address and wires the parts. No connection is accepted or opened yet.
@@ -122,14 +126,14 @@ impl BoundApp {
         let exporter =
             (config.admin.is_some() || config.metrics.is_some()).then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
-        let costs = CostLedger::default();
-        let endpoints = Endpoints::new(config.endpoints.clone());
-        let tasks = Tasks::beside(Cores::beside_runtime().map_err(StartError::Threads)?);
-        let client = Client::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
-        let certificates = Certificates::of(config)?;
+        let costs = UpstreamCostLedger::default();
+        let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
+        let tasks = BackgroundTasks::beside(CoreRuntimes::beside_runtime().map_err(StartError::Threads)?);
+        let client = UpstreamClient::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
+        let certificates = ListenerCertificates::of(config)?;
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
-        let ready = Ready::new();
-        let (feeds, demands) = Feeds::new(config.cache.clone());
+        let ready = ReadinessTracker::new();
+        let (feeds, demands) = FeedRegistry::new(config.cache.clone());
         let (tuned, active_watches, heartbeat) =
             (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
         let authorizers = Authorizers::of(config, &client, &tasks)?;
@@ -150,13 +154,13 @@ impl BoundApp {
         keep_up(config, &client, &tasks);
         let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
         tasks.spawn_needed("rights", rights.clone().keep_up());
-        let supervisor = Supervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
+        let supervisor = ReflectorSupervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
         tasks.spawn_needed("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
         let (audit, records) = audit(config)?;
-        let frontend = Frontend::new(
+        let frontend = HttpFrontend::new(
             config.serve.clone(),
-            serve::FrontendDeps {
+            serve::HttpFrontendDeps {
                 client,
                 forwarder,
                 catalog: rights.catalog.clone(),
@@ -191,7 +195,7 @@ impl BoundApp {
     ///
     /// # Errors
     /// The file has changed since it was read, and its new content is invalid.
-    pub fn reload(&mut self, reloading: ReloadSources) -> Result<(), StartError> {
+    pub fn reload(&mut self, reloading: ConfigReloadSources) -> Result<(), StartError> {
         self.tuned.read(&reloading.arguments, &self.tasks)?;
         self.reloading = Some(reloading);
         Ok(())
@@ -199,11 +203,11 @@ impl BoundApp {
 
     /// Returns every address that clients can use, as a URL or `unix:PATH`.
     pub fn addresses(&self) -> Vec<String> {
-        let url = |(listener, tls): &(Listener, Option<Tls>)| {
+        let url = |(listener, tls): &(Listener, Option<ListenerTls>)| {
             let address = listener.local_address().ok()?;
             Some(match address {
-                Address::Tcp(tcp) => format!("{}://{tcp}", if tls.is_some() { "https" } else { "http" }),
-                Address::Unix(_) => address.to_string(),
+                ListenAddress::Tcp(tcp) => format!("{}://{tcp}", if tls.is_some() { "https" } else { "http" }),
+                ListenAddress::Unix(_) => address.to_string(),
             })
         };
         self.listeners.iter().filter_map(url).collect()
@@ -221,7 +225,7 @@ impl BoundApp {
         self.ops.metrics.as_ref().map(ops::OpsPort::address)
     }
 
-    pub fn feeds(&self) -> &Feeds {
+    pub fn feeds(&self) -> &FeedRegistry {
         &self.feeds
     }
 
@@ -235,7 +239,7 @@ impl BoundApp {
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
         at_once: impl Future<Output = ()> + Send + 'a,
-    ) -> BoxFuture<'a, Result<(), TaskLost>> {
+    ) -> BoxFuture<'a, Result<(), TaskLostError>> {
         self.run_boxed(Box::pin(shutdown), Box::pin(at_once))
     }
 
@@ -244,11 +248,11 @@ impl BoundApp {
         self,
         shutdown: BoxFuture<'a, ()>,
         at_once: BoxFuture<'a, ()>,
-    ) -> BoxFuture<'a, Result<(), TaskLost>> {
+    ) -> BoxFuture<'a, Result<(), TaskLostError>> {
         Box::pin(self.run_until(shutdown, at_once))
     }
 
-    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskLost> {
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskLostError> {
         let Self {
             listeners,
             ops,
@@ -268,7 +272,7 @@ impl BoundApp {
         prove_rights(&authorizer, &ready, &tasks);
         let config = tuned.running.get();
         let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
-        let preload = preload::Preload {
+        let preload = preload::FeedPreload {
             running: tuned.running.clone(),
             ready: ready.clone(),
             catalog: rights.catalog.clone(),
@@ -328,18 +332,22 @@ impl BoundApp {
 }
 
 /// Returns when the application must end: on a shutdown request, or when a required task was lost.
-async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks) -> Result<(), TaskLost> {
+async fn until_over(
+    shutdown: BoxFuture<'_, ()>,
+    tasks: &BackgroundTasks,
+    records: &BackgroundTasks,
+) -> Result<(), TaskLostError> {
     let lost = tokio::select! {
         () = shutdown => return Ok(()),
-        name = tasks.lost() => TaskLost(name),
-        name = records.lost() => TaskLost(name),
+        name = tasks.lost() => TaskLostError(name),
+        name = records.lost() => TaskLostError(name),
     };
     tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
 }
 
 /// Starts the tasks that keep the upstream credentials up to date, and that check for a better upstream server.
-fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
+fn keep_up(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
@@ -348,19 +356,19 @@ fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
 }
 
 /// Keeps the process unready while its identity may not create the reviews that every request needs.
-fn prove_rights(authorizer: &Authorizer, ready: &Ready, tasks: &Tasks) {
+fn prove_rights(authorizer: &Authorizer, ready: &ReadinessTracker, tasks: &BackgroundTasks) {
     if let Some(proving) = authorizer.keep_ready(ready) {
         tasks.spawn_needed("review rights", proving);
     }
 }
 
-type Listeners = Vec<(Listener, Option<Tls>)>;
+type TlsListeners = Vec<(Listener, Option<ListenerTls>)>;
 
 fn listeners(
     config: &ServeSettings,
     mut inherited: InheritedSockets,
-    tls: Option<&Tls>,
-) -> Result<Listeners, StartError> {
+    tls: Option<&ListenerTls>,
+) -> Result<TlsListeners, StartError> {
     let mut listeners = Vec::new();
     for address in &config.listen {
         let bind = |source| StartError::Bind { address: address.clone(), source };
@@ -370,7 +378,7 @@ fn listeners(
             None => Listener::bind(address).map_err(bind)?,
         };
         // A unix socket needs no TLS, because its file permissions decide which processes can connect.
-        let tls = tls.filter(|_| matches!(address, Address::Tcp(_))).cloned();
+        let tls = tls.filter(|_| matches!(address, ListenAddress::Tcp(_))).cloned();
         listeners.push((listener, tls));
     }
     match inherited.left() {
@@ -394,8 +402,12 @@ fn mode(config: &ServeSettings) -> String {
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
-fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_retrier::PermissionRetrier {
-    let catalog = Catalog::new(client.clone(), insistence(config));
+fn rights(
+    config: &ServeSettings,
+    client: &UpstreamClient,
+    feeds: &FeedRegistry,
+) -> permission_retrier::PermissionRetrier {
+    let catalog = ResourceCatalog::new(client.clone(), insistence(config));
     permission_retrier::PermissionRetrier {
         client: client.clone(),
         catalog,
@@ -405,16 +417,20 @@ fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_
 }
 
 /// Returns the delays before requests that upstream refused are retried.
-fn insistence(config: &ServeSettings) -> RefusalBackoff {
+fn insistence(config: &ServeSettings) -> DocumentRefusalBackoff {
     let waits = config.cache.refused;
-    if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }
+    if config.serve.coverage.node.is_some() {
+        DocumentRefusalBackoff::on_node(waits)
+    } else {
+        DocumentRefusalBackoff::central(waits)
+    }
 }
 
 /// Opens the audit log. Returns it with the owner of its writer task, which ends when all senders are dropped.
-fn audit(config: &ServeSettings) -> Result<(Audit, Tasks), StartError> {
-    let records = Tasks::new();
-    let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
-    let (audit, writer) = Audit::open(destination).map_err(StartError::Audit)?;
+fn audit(config: &ServeSettings) -> Result<(AuditLog, BackgroundTasks), StartError> {
+    let records = BackgroundTasks::new();
+    let Some(destination) = config.audit.clone() else { return Ok((AuditLog::off(), records)) };
+    let (audit, writer) = AuditLog::open(destination).map_err(StartError::Audit)?;
     records.spawn_needed("audit", writer.run());
     Ok((audit, records))
 }

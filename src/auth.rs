@@ -6,13 +6,14 @@
 //!                                       authorities)             Review)           └► GrantLease, checked again
 //! ```
 //!
-//! **Invariants.** No byte of a cached object leaves without a [`Grant`], and only this module can create one. If a
+//! **Invariants.** No byte of a cached object leaves without a [`ReadGrant`], and only this module can create one. If a
 //! right is not certain, the request is refused. Upstream makes every decision: this module has no access rules of its
 //! own. Decisions are cached for seconds. They are never shared by two callers, or by two requests that differ in
 //! anything that a right may depend on. Tokens appear in no message, log line or metric.
 
 mod access_reviewer;
 mod authenticator;
+mod authorization_error;
 mod authorizer;
 mod browsers;
 mod certificate;
@@ -22,14 +23,13 @@ mod grant_lease;
 mod impersonation;
 mod lease_terms;
 mod metrics;
-mod namespace_verdicts;
-mod not_granted;
-mod policy;
+mod namespace_access_decisions;
 mod policy_changes;
+mod rbac_bindings;
 mod recheck_schedule;
 mod review_cache;
+mod review_client;
 mod review_queue;
-mod reviews;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;
@@ -40,20 +40,20 @@ use serde::{Deserialize, Serialize};
 
 use kubeapi::User;
 
-pub use authenticator::{AuthenticatedCaller, Caller, FrontProxy, TrustedAuthorities};
-pub use authorizer::{Authorizer, Delegation};
-pub use browsers::{AllowedHosts, BrowserGuard, ForeignRequest, InvalidOrigin, PageOrigin};
+pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
+pub use authorization_error::{AuthorizationError, RevokedPermission};
+pub use authorizer::{Authorizer, DelegatedAuthDeps};
+pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
-    Authorities, AuthoritiesError, AuthorityRole, AuthoritySeparation, CertificateHolder, CertificateRejected, Chain,
-    PeerCertChain, SharedAuthorityError, named_in,
+    CaOverlapChecker, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole, CertificateChain,
+    CertificateHolder, CertificateRejection, PeerCertChain, SharedCaError, named_in,
 };
-pub use credential::{BEARER_PROTOCOL, MalformedCredential, RequestSender, Token, asserted, token_of};
-pub use grant::{Grant, GrantStatus, Permit, Readable, VerdictChanges};
+pub use credential::{BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, asserted, token_of};
+pub use grant::{CollectionPermission, GrantStatus, NamespaceAccessChanges, ReadGrant, ReadableNamespaces};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
-pub use namespace_verdicts::Verdict;
-pub use not_granted::{NotGranted, Revoked};
-pub use policy::{AffectedScope, AffectedUsers, Policy, PolicyChange, PolicyKind, Subjects};
+pub use namespace_access_decisions::NamespaceAccess;
+pub use rbac_bindings::{AffectedNamespaces, AffectedUsers, BindingSubjects, RbacBindings, RbacEvent, RbacKind};
 
 /// The way in which callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]

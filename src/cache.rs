@@ -8,8 +8,8 @@
 //!
 //! **Invariants.** The type system allows one writer. The writer updates the state first and notifies readers second,
 //! in one critical section. Readers pull: this layer has no queue per watch, so a slow reader loses its position and
-//! delays no other reader. A position that has left the ring is [`Pull::Expired`], never a silent gap. `rv` is
-//! upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
+//! delays no other reader. A position that has left the ring is [`CursorPullResult::Expired`], never a silent gap. `rv`
+//! is upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
 //! I/O and no HTTP.
 
 mod backfilled_events;
@@ -28,7 +28,7 @@ mod lane_key;
 mod lanes;
 mod lifecycle;
 mod paging_snapshots;
-mod past_states;
+mod past_state_accounting;
 mod pending_wakeups;
 mod pinned;
 mod reader;
@@ -45,25 +45,25 @@ mod writer;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use backfilled_events::{BackfillMismatch, BackfilledEvents, MissingPrevious, RingHeadroom};
-pub use budget::{Budget, MemoryKind, MemoryUse, ReclaimKind};
-pub use change::{Change, OutOfOrder};
-pub use chunk_cache::{ChunkCache, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
-pub use chunks::{Chunk, Chunker};
-pub use cursor::{Cursor, FilteredEvent, Pull, SnapshotMark, StopReason};
-pub use event::{Event, seen_as};
-pub use follower::{Follower, ProgressFollower};
+pub use backfilled_events::{BackfillMismatch, BackfilledEvents, EventRingHeadroom, MissingPreviousState};
+pub use budget::{MemoryBudget, MemoryKind, MemoryUse, ReclaimableMemoryKind};
+pub use change::{ObjectChange, OutOfOrderChange};
+pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, PlainChunk};
+pub use chunks::{ObjectChunk, ObjectChunkBuilder};
+pub use cursor::{CursorPullResult, CursorStopReason, EventFilterDecision, FeedCursor, SnapshotWithPosition};
+pub use event::{FeedEvent, seen_as};
+pub use follower::{FeedProgressFollower, LaneFollower};
 pub use history_start::HistoryStart;
-pub use lane::EventsWaiting;
-pub use lifecycle::{FeedEnd, FeedState};
-pub use pinned::{Pin, Pins};
-pub use reader::{CacheReader, OpenedWatch, StartPosition, TooOld};
+pub use lane::PendingEventCount;
+pub use lifecycle::{FeedEndReason, FeedState};
+pub use pinned::{SnapshotPin, SnapshotPins};
+pub use reader::{CacheReader, OpenedWatch, VersionTooOld, WatchStartPosition};
 pub use resume_marker::ResumeMarker;
-pub use shared::Progress;
-pub use snapshot::Snapshot;
-pub use staging::{OverBudget, Staging};
-pub use timeline::{CacheStats, StateMark};
-pub use view::View;
+pub use shared::FeedProgress;
+pub use snapshot::FeedSnapshot;
+pub use staging::{OverMemoryBudget, SnapshotStaging};
+pub use timeline::{CacheStats, FeedStateMark};
+pub use view::CollectionView;
 pub use writer::CacheWriter;
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::app::{self, BoundApp, InheritedSockets, LogLevel, ReloadSources, StartError};
+use crate::app::{self, BoundApp, ConfigReloadSources, InheritedSockets, SetLogLevelFn, StartError};
 use crate::config::{LogSettings, ServeArguments, ServeSettings, manual_pages, write_manual};
 
 /// `sysexits.h`: wrong usage, an internal error, wrong configuration.
@@ -34,9 +34,9 @@ const OWN_TARGETS: [&str; 9] =
 
 /// A binary, by its name, which begins every error message.
 #[derive(Debug, Clone, Copy)]
-pub struct Program(pub &'static str);
+pub struct ProgramName(pub &'static str);
 
-impl Program {
+impl ProgramName {
     /// Prints an error and returns the exit code.
     #[expect(clippy::print_stderr, reason = "the log may not have started")]
     pub fn fail(self, code: u8, error: &(impl Display + ?Sized)) -> ExitCode {
@@ -115,7 +115,7 @@ impl Program {
     }
 
     /// Starts the log. Returns a function that changes its level, unless the level comes from the environment.
-    fn start_log(self, log: &LogSettings) -> LogLevel {
+    fn start_log(self, log: &LogSettings) -> SetLogLevelFn {
         let is_for_good = log.is_of_environment;
         let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
         let lines = tracing_subscriber::fmt::layer()
@@ -160,7 +160,7 @@ impl Program {
         self,
         config: ServeSettings,
         inherited: InheritedSockets,
-        (arguments, log_level): (ServeArguments, LogLevel),
+        (arguments, log_level): (ServeArguments, SetLogLevelFn),
     ) -> ExitCode {
         let mut bound = match BoundApp::bind_with(config, inherited).await {
             Ok(bound) => bound,
@@ -175,7 +175,7 @@ impl Program {
             Ok(hangups) => hangups,
             Err(error) => return self.fail(1, &error),
         };
-        if let Err(error) = bound.reload(ReloadSources { arguments, hangups, log_level }) {
+        if let Err(error) = bound.reload(ConfigReloadSources { arguments, hangups, log_level }) {
             return self.fail(EX_CONFIG, &error);
         }
         print_addresses(&bound);

@@ -21,13 +21,13 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::{Arguments, CheckArguments, Command, ConfigCommand, TOOL_COMMANDS};
-pub use delegated::DelegatedKeys;
+pub use arguments::{CheckArguments, CliArguments, CliCommand, ConfigCommand, TOOL_COMMANDS};
+pub use delegated::DelegatedAuthKeys;
 pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
-pub use manual::{ManualPage, manual_pages, write_manual};
+pub use manual::{ManPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
-pub use problems::{Problems, TextPosition};
+pub use problems::{ConfigProblems, TextPosition};
 pub use serve_arguments::ServeArguments;
 pub use settings::{ConfigSettings, SettingChanges};
 
@@ -35,12 +35,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::auth::{AuthConfig, AuthMode, PageOrigin};
+use crate::auth::{AuthConfig, AuthMode, WebOrigin};
 use crate::cache;
-use crate::net::{Address, ConnectionLimits};
+use crate::net::{ConnectionLimits, ListenAddress};
 use crate::reflect;
 use crate::serve;
-use crate::upstream::{CredentialSource, EndpointsConfig};
+use crate::upstream::{CredentialSource, UpstreamEndpointsConfig};
 
 /// Returns a YAML file with the default and the description of every key. A test generates it from the types.
 pub fn defaults() -> &'static str {
@@ -57,23 +57,23 @@ pub fn schema() -> serde_json::Value {
 pub struct ServeSettings {
     pub upstream: CredentialSource,
     /// The addresses of upstream's servers; they replace the one that the credentials name.
-    pub endpoints: EndpointsConfig,
-    pub listen: Vec<Address>,
-    pub admin: Option<Address>,
+    pub endpoints: UpstreamEndpointsConfig,
+    pub listen: Vec<ListenAddress>,
+    pub admin: Option<ListenAddress>,
     /// The address of `/healthz`, `/livez` and `/readyz`, without authentication.
     pub healthz: Option<SocketAddr>,
     /// The address of `/metrics` for other machines.
     pub metrics: Option<SocketAddr>,
     /// The certificate of the metrics address. Without it, an address with `scrapes` uses that of the listeners.
-    pub metrics_tls: Option<TlsSource>,
+    pub metrics_tls: Option<TlsCertificateSource>,
     /// The authentication and authorization of scrapes; `None` accepts all.
     pub scrapes: Option<AuthConfig>,
-    pub tls: Option<TlsSource>,
+    pub tls: Option<TlsCertificateSource>,
     pub auth: AuthMode,
-    pub delegated: DelegatedKeys,
+    pub delegated: DelegatedAuthKeys,
     pub allowed_hosts: Vec<String>,
     /// The origins of web pages that may send requests to a listener without authentication.
-    pub allowed_origins: Vec<PageOrigin>,
+    pub allowed_origins: Vec<WebOrigin>,
     pub preload: Vec<String>,
     /// How long a preloaded feed may be without its upstream watch before the proxy reports that it is not ready;
     /// unlimited if `None`.
@@ -101,7 +101,7 @@ pub struct ServeSettings {
 
 /// The source of a listener's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TlsSource {
+pub enum TlsCertificateSource {
     Files {
         certificate: PathBuf,
         key: PathBuf,
@@ -151,8 +151,8 @@ impl ServeSettings {
     /// Returns the default settings for a proxy of `upstream`, on free loopback ports. They depend neither on the
     /// environment nor on this machine's memory.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
-        let anywhere = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
-        let (file, mut problems) = (configuration::Configuration::default(), Problems::default());
+        let anywhere = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let (file, mut problems) = (configuration::Configuration::default(), ConfigProblems::default());
         let defaults = serve_arguments::converted(file, false, ConfigSettings::default(), &mut problems);
         Self {
             upstream,

@@ -1,13 +1,13 @@
 //! Pages of a collection: the objects that a caller may see, their order, and their encoding.
 //!
 //! ```text
-//! Snapshot ─► page (whole chunks, or objects scanned one by one in turns) ─► PageChunks ─► ChunkWriter ─► ListBody
-//!                                                                            encoded once, shared ─► GzipList
+//! Snapshot ─► page (whole chunks, or objects scanned one by one in turns) ─► PageChunks ─► ListChunkWriter ─► ListBody
+//!                                                                            encoded once, shared ─► GzipListBody
 //! ```
 //!
 //! **Invariants.** Selectors are never evaluated on an object that the caller may not see. A list body holds only the
-//! piece that is being sent. Scans of many objects run in turns (`ScanQueue`) or slices (`CpuSlices`), and no poll
-//! waits for a turn.
+//! piece that is being sent. Scans of many objects run in turns (`ScanQueue`) or slices (`CallerCpuSlices`), and no
+//! poll waits for a turn.
 
 mod chunk_writer;
 pub(crate) mod cost;
@@ -17,16 +17,16 @@ mod list_body;
 pub(crate) mod namespace_check;
 pub(crate) mod page;
 mod page_chunks;
-mod scan_pace;
+mod scan_pacer;
 pub(crate) mod scan_queue;
 
-pub(crate) use chunk_writer::ChunkWriter;
-pub(crate) use cpu_slices::CpuSlices;
+pub(crate) use chunk_writer::ListChunkWriter;
+pub(crate) use cpu_slices::CallerCpuSlices;
 #[cfg(test)]
-pub(crate) use cpu_slices::Slice;
-pub(crate) use gzip::GzipList;
+pub(crate) use cpu_slices::CpuSlice;
+pub(crate) use gzip::GzipListBody;
 pub(crate) use list_body::{ListBody, PLAIN_BYTES_MAX};
-pub(crate) use page::ListRead;
+pub(crate) use page::ListPageRequest;
 pub(crate) use page_chunks::PageChunks;
-pub(crate) use scan_pace::{ScanBudget, ScanPace, YieldPause};
-pub(crate) use scan_queue::{OverLimit, ScanQueue};
+pub(crate) use scan_pacer::{ScanBudget, ScanPacer, YieldPause};
+pub(crate) use scan_queue::{LimitExceeded, ScanQueue};

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use kube_fanout::app;
-use kube_fanout::app::check::CheckVerdict;
-use kube_fanout::cli::{EX_CANNOT_RUN, EX_CONFIG, EX_NOT_FOUND, FAILED, INCONCLUSIVE, Program};
-use kube_fanout::config::{self, Arguments, CheckArguments, Command, ConfigCommand, HealthArguments};
+use kube_fanout::app::check::PreflightVerdict;
+use kube_fanout::cli::{EX_CANNOT_RUN, EX_CONFIG, EX_NOT_FOUND, FAILED, INCONCLUSIVE, ProgramName};
+use kube_fanout::config::{self, CheckArguments, CliArguments, CliCommand, ConfigCommand, HealthArguments};
 
 /// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to
 /// the system then; glibc's keeps it, between long-lived events. MB at the peak of a stall of 8 s, and afterwards:
@@ -20,30 +20,30 @@ use kube_fanout::config::{self, Arguments, CheckArguments, Command, ConfigComman
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const PROGRAM: Program = Program("kube-fanout");
+const PROGRAM: ProgramName = ProgramName("kube-fanout");
 /// The name of the binary with the commands of evaluators and operators.
 const TOOLS: &str = "fanoutctl";
 
 fn main() -> ExitCode {
-    let command = match Command::of_process() {
+    let command = match CliCommand::of_process() {
         Ok(command) => command,
         Err(error) => return PROGRAM.reject(&error),
     };
     match command {
-        Command::Serve(arguments) => PROGRAM.serve(*arguments),
-        Command::Check(arguments) => check(*arguments),
-        Command::Health(arguments) => health(arguments),
-        Command::Config { command } => config(command),
-        Command::RunPlugin { open_files, command } => {
+        CliCommand::Serve(arguments) => PROGRAM.serve(*arguments),
+        CliCommand::Check(arguments) => check(*arguments),
+        CliCommand::Health(arguments) => health(arguments),
+        CliCommand::Config { command } => config(command),
+        CliCommand::RunPlugin { open_files, command } => {
             let error = app::run_plugin(open_files, &command);
             PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &error)
         }
-        Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), PROGRAM.0, &mut std::io::stdout());
+        CliCommand::Completions { shell } => {
+            clap_complete::generate(shell, &mut CliArguments::command(), PROGRAM.0, &mut std::io::stdout());
             ExitCode::SUCCESS
         }
-        Command::Man { dir } => PROGRAM.manual(Arguments::command(), dir.as_deref()),
-        Command::Tool(arguments) => run_tool(&arguments),
+        CliCommand::Man { dir } => PROGRAM.manual(CliArguments::command(), dir.as_deref()),
+        CliCommand::Tool(arguments) => run_tool(&arguments),
     }
 }
 
@@ -67,9 +67,9 @@ fn check(arguments: CheckArguments) -> ExitCode {
             Ok(checked) => {
                 PROGRAM.print(&checked.text);
                 match checked.verdict {
-                    CheckVerdict::Passes => ExitCode::SUCCESS,
-                    CheckVerdict::Fails => ExitCode::from(FAILED),
-                    CheckVerdict::Inconclusive => ExitCode::from(INCONCLUSIVE),
+                    PreflightVerdict::Passes => ExitCode::SUCCESS,
+                    PreflightVerdict::Fails => ExitCode::from(FAILED),
+                    PreflightVerdict::Inconclusive => ExitCode::from(INCONCLUSIVE),
                 }
             }
             Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),

@@ -9,11 +9,12 @@
 //! not accepted wait for the next process. With `reusePort`, the listener drops new SYNs while it empties its queue.
 
 mod address;
-mod caller_turns;
 mod connection;
 mod connection_driver;
 mod connection_limiter;
 mod connection_limits;
+mod connection_scheduler;
+mod connections_by_owner;
 mod filtered_stream;
 mod handshakes;
 mod http1;
@@ -25,7 +26,6 @@ mod lifetime;
 mod linux;
 mod listener;
 mod metrics;
-mod owners;
 #[cfg(not(target_os = "linux"))]
 mod portable;
 mod preface;
@@ -35,17 +35,17 @@ mod tls;
 mod tls_stream;
 mod validity;
 
-pub use http2::ParkableBody;
+pub use http2::IdleAwareBody;
 
-pub use address::{Address, AddressError, is_loopback};
-pub use connection::{Connection, Peer, PeerAddress};
+pub use address::{ListenAddress, ListenAddressError, is_loopback};
+pub use connection::{ConnectionPeer, DownstreamConnection, PeerAddress};
 pub use connection_limits::{ConnectionLimits, Http2Codec};
 pub use inherited::InheritedSockets;
 pub use listener::{InMemoryConnector, Listener, bind_tcp_beside_peers, bind_unix};
 pub use metrics::describe;
 pub use requests::{HttpHandler, RequestBody};
 pub use serve::serve;
-pub use tls::{CHAIN_CERTIFICATES_MAX, ClientCertificates, Tls, TlsError};
+pub use tls::{CHAIN_CERTIFICATES_MAX, ClientCertificates, ListenerTls, TlsError};
 pub use validity::{CertificateInvalid, CertificateValidity, UtcTime};
 
 #[cfg(target_os = "linux")]

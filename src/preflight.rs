@@ -17,7 +17,7 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
-use crate::upstream::Error;
+use crate::upstream::UpstreamError;
 use kubeapi::Gvr;
 
 /// A resource that the proxy must or can cache.
@@ -66,7 +66,7 @@ impl CheckFinding {
     }
 
     /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
-    pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
+    pub fn unanswered(about: &'static str, what: impl Display, error: &UpstreamError) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }

@@ -11,7 +11,7 @@
 //! once. A frame that fails to decode is never applied. This module knows nothing about clients: backpressure for slow
 //! clients happens elsewhere, where they stop reading.
 
-mod body_writers;
+mod body_encoder_tracker;
 mod continuity;
 mod failure;
 mod feed_client;
@@ -21,7 +21,6 @@ mod history_backfiller;
 mod history_check;
 mod initial_state;
 mod metrics;
-mod positions;
 mod prover;
 mod qualify;
 mod recurrence;
@@ -33,11 +32,12 @@ mod stream;
 mod supervisor;
 #[cfg(test)]
 mod tests;
-mod transactions;
+mod transaction_buffer;
+mod unproven_versions;
 mod versions;
 
 pub use metrics::describe;
-pub use supervisor::Supervisor;
+pub use supervisor::ReflectorSupervisor;
 
 use std::time::Duration;
 

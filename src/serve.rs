@@ -32,11 +32,11 @@ mod tests;
 
 pub use activity::ActiveWatches;
 pub use activity::metrics::describe;
-pub use audit::{Audit, AuditWriter, Destination as AuditDestination, source_ips, without_tokens};
-pub use frontend::{Frontend, FrontendDeps, ScrapeAuthorizer};
+pub use audit::{AuditDestination, AuditLog, AuditWriter, source_ips, without_tokens};
+pub use frontend::{HttpFrontend, HttpFrontendDeps, ScrapeAuthorizer};
 pub use limits::{ConcurrencyConfig, SlowReaderLimits};
 pub use read::spec as feed_spec;
 pub use response::ReplyBody;
-pub use route::{Coverage, OutsideCoverage, Sensitive};
-pub use serve_config::{Consistency, ServeConfig};
+pub use route::{CacheCoverage, NotCoveredReason, SensitiveKind};
+pub use serve_config::{ReadConsistency, ServeConfig};
 pub use watch::websocket;

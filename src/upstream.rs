@@ -32,25 +32,27 @@ mod stream_limit;
 mod strict_transport;
 mod token_file;
 
-pub use build::{Build, Release};
+pub use build::{KubernetesRelease, ServerBuild};
 pub(crate) use client::encoding_of;
-pub use client::{Client, SharedDocument, UpstreamRequestKind, read_status};
-pub use cost::{Cause, Cost, CostLedger};
+pub use client::{CachedDocument, UpstreamClient, UpstreamRequestKind, read_status};
+pub use cost::{UpstreamCost, UpstreamCostLedger, UpstreamRequestCause};
 pub use credentials::{CredentialError, CredentialSource};
 pub use dial::InMemoryUpstream;
 pub use discovery::{
-    Catalog, Declaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, Documents, RefusalBackoff, Resource,
-    ResourceOrigin,
+    ApiDeclaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, DocumentRefusalBackoff,
+    PerDeclaringResource, ResourceCatalog, ResourceOrigin, UpstreamResource,
 };
-pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
-pub use error::{Error, Unsendable};
-pub use forward::{Forwarder, strip_hop_by_hop};
-pub use identity_headers::{ActingAs, AmbiguousHeaders, CredentialId, inspect, is_asserted, is_impersonation};
-pub use link::CredentialChanges;
+pub use endpoints::{EndpointTimings, UpstreamEndpoints, UpstreamEndpointsConfig};
+pub use error::{UnsendableRequest, UpstreamError};
+pub use forward::{RequestForwarder, strip_hop_by_hop};
+pub use identity_headers::{
+    AmbiguousHeaders, CredentialId, UpstreamRequestIdentity, inspect, is_asserted, is_impersonation,
+};
+pub use link::UpstreamCredentialChanges;
 pub use metrics::describe;
-pub use peer::Server;
-pub use plugins::{PluginRunner, run_plugins_by};
-pub use pool::{ForwardPool, ResponseBody};
+pub use peer::UpstreamServer;
+pub use plugins::{CredentialPluginRunner, run_plugins_by};
+pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
 pub use review::{ACCESS_REVIEWS, AccessReviewResult, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
@@ -62,8 +64,8 @@ pub const BODY_BYTES_MAX: usize = 512 << 20;
 /// The header that lists the proxies a request has passed through, so that a proxy that is its own upstream detects the
 /// loop (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");
-/// The header in which a proxy states the [`Cause`] of a request that it sends for itself. Requests of clients do not
-/// have it.
+/// The header in which a proxy states the [`UpstreamRequestCause`] of a request that it sends for itself. Requests of
+/// clients do not have it.
 pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
 /// The response header in which a proxy names the apiserver build that encoded the bodies.
 pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");

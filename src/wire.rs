@@ -1,14 +1,15 @@
 //! Layer 1, wire: conversion between bytes and values, without I/O.
 //!
 //! Everything that a feed carries is processed here twice. For input, a [`FrameSplitter`] splits a watch stream into
-//! frames and an [`ObjectReader`] decodes frames and LIST pages into [`Object`]s. For output, an [`Envelope`] wraps the
-//! same bodies in watch frames, LIST and GET responses, and a [`BookmarkTemplate`] writes bookmarks.
+//! frames and an [`ObjectReader`] decodes frames and LIST pages into [`ObjectRevision`]s. For output, a
+//! [`FrameEnvelope`] wraps the same bodies in watch frames, LIST and GET responses, and a [`BookmarkTemplate`] writes
+//! bookmarks.
 //!
 //! The design depends on **body identity** (R-DERIVE-1). The bytes of one revision are the same in a LIST item, a GET
 //! response and every watch event. Only a prefix and a suffix of at most ~100 bytes differ. So a body is held once, and
 //! this layer never re-encodes an object:
 //!
-//! | encoding, shape | [`Object::body`] | LIST item | watch object and GET |
+//! | encoding, shape | [`ObjectRevision::body`] | LIST item | watch object and GET |
 //! |---|---|---|---|
 //! | JSON, built-in | from `"metadata":` to the final `}` | `{` body | `{"kind":"K","apiVersion":"V",` body |
 //! | JSON, custom | the whole object, keys sorted | body | body |
@@ -20,7 +21,8 @@
 //! it. The caller forwards such a resource instead of caching it. No allocation is sized by a length that a peer merely
 //! claims.
 //!
-//! `reflect` reads, `cache` holds [`Object`]s and frames, and `serve` writes. This layer depends on none of them.
+//! `reflect` reads, `cache` holds [`ObjectRevision`]s and frames, and `serve` writes. This layer depends on none of
+//! them.
 
 mod bookmark;
 mod compare;
@@ -42,13 +44,13 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
-pub use derive::{MetadataRenderer, RefusalReason, TranscodeError, Transcoder, is_of_kubernetes};
-pub use envelope::{Envelope, websocket_payload};
+pub use derive::{MetadataRenderer, ProtobufJsonTranscoder, TranscodeError, TranscodeRefusalReason, is_of_kubernetes};
+pub use envelope::{FrameEnvelope, websocket_payload};
 pub use error::WireError;
-pub use list_frame::{Lengths, ListFrame, ListMeta};
-pub use object::Object;
+pub use list_frame::{ListFrame, ListItemLengths, ListMeta};
+pub use object::ObjectRevision;
 pub use reader::{ListPage, ObjectReader, WatchItem};
-pub use renderer::Renderer;
-pub use representation::{Encoding, Include, JsonLayout, Representation, TABLE_ACCEPT};
+pub use renderer::ObjectRenderer;
+pub use representation::{FeedEncoding, IncludeObjectPolicy, JsonLayout, Representation, TABLE_ACCEPT};
 pub use splitter::FrameSplitter;
-pub use table::{Columns, same_rows};
+pub use table::{TableColumns, same_rows};

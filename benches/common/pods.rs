@@ -7,9 +7,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kube_fanout::cache::{Change, Snapshot, View};
-use kube_fanout::wire::{Columns, Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
-use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
+use kube_fanout::cache::{CollectionView, FeedSnapshot, ObjectChange};
+use kube_fanout::wire::{
+    FeedEncoding, FrameEnvelope, JsonLayout, ObjectReader, ObjectRevision, TableColumns, WatchItem,
+};
+use kubeapi::{EventType, FieldSelector, Gvr, LabelSelector, ResourceVersion, SelectableFieldTable, Selector};
 
 /// The release that wrote the frames.
 pub const MINOR: u32 = 37;
@@ -20,9 +22,9 @@ const VERSIONS_AFTER: u64 = 1_000_000_000;
 /// Generates pods in one form, and parses them as a feed of pods does.
 pub struct Pods {
     pub reader: ObjectReader,
-    pub envelope: Envelope,
+    pub envelope: FrameEnvelope,
     /// Known columns of a Table.
-    pub columns: Columns,
+    pub columns: TableColumns,
     /// A MODIFIED event.
     frame: Vec<u8>,
     /// Positions of digits to replace, their number, and the source of the new ones.
@@ -39,15 +41,15 @@ enum Digits {
 }
 
 impl Pods {
-    pub fn new(encoding: Encoding) -> Self {
+    pub fn new(encoding: FeedEncoding) -> Self {
         let captured: &'static [u8] = match encoding {
-            Encoding::Json => include_bytes!("pod.json"),
-            Encoding::Protobuf => include_bytes!("pod.pb"),
-            Encoding::Table => include_bytes!("pod.table"),
+            FeedEncoding::Json => include_bytes!("pod.json"),
+            FeedEncoding::Protobuf => include_bytes!("pod.pb"),
+            FeedEncoding::Table => include_bytes!("pod.table"),
         };
-        let columns = Columns::default();
+        let columns = TableColumns::default();
         let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(Self::fields())).noting(&columns);
-        let envelope = Envelope::new(encoding, "v1", "Pod", JsonLayout::BuiltIn);
+        let envelope = FrameEnvelope::new(encoding, "v1", "Pod", JsonLayout::BuiltIn);
         let object = object(reader.watch_event(Bytes::from_static(captured)));
         let body = object.restamped(ResourceVersion(VERSIONS_AFTER));
         let frame = envelope.frame(EventType::Modified, &body).to_vec();
@@ -77,8 +79,8 @@ impl Pods {
         Gvr::new("", "v1", "pods")
     }
 
-    pub fn fields() -> FieldTable {
-        FieldTable::of_builtin(&Self::gvr(), true)
+    pub fn fields() -> SelectableFieldTable {
+        SelectableFieldTable::of_builtin(&Self::gvr(), true)
     }
 
     /// The MODIFIED event of the `n`-th pod at the `rv`-th version.
@@ -100,27 +102,29 @@ impl Pods {
         frame.into()
     }
 
-    pub fn object(&self, n: u64, rv: u64) -> Object {
+    pub fn object(&self, n: u64, rv: u64) -> ObjectRevision {
         object(self.reader.watch_event(self.frame(n, rv)))
     }
 
     /// The same event, parsed for the cache.
-    pub fn change(&self, n: u64, rv: u64) -> Change {
+    pub fn change(&self, n: u64, rv: u64) -> ObjectChange {
         match self.reader.watch_event(self.frame(n, rv)) {
-            Ok(WatchItem::Change { event_type, object, frame }) => Change { event_type, object, frame: Some(frame) },
+            Ok(WatchItem::Change { event_type, object, frame }) => {
+                ObjectChange { event_type, object, frame: Some(frame) }
+            }
             other => panic!("a pod reads as one: {other:?}"),
         }
     }
 
     /// The first `count` pods.
-    pub fn snapshot(&self, count: u64) -> Snapshot {
+    pub fn snapshot(&self, count: u64) -> FeedSnapshot {
         let rv = ResourceVersion(VERSIONS_AFTER + count);
-        Snapshot::from_objects(rv, (0..count).map(|n| self.object(n, n)))
+        FeedSnapshot::from_objects(rv, (0..count).map(|n| self.object(n, n)))
     }
 }
 
-pub fn view(namespace: Option<&str>, labels: &str, fields: &str) -> View {
-    View::new(namespace, selector(labels, fields))
+pub fn view(namespace: Option<&str>, labels: &str, fields: &str) -> CollectionView {
+    CollectionView::new(namespace, selector(labels, fields))
 }
 
 pub fn selector(labels: &str, fields: &str) -> Selector {
@@ -128,7 +132,7 @@ pub fn selector(labels: &str, fields: &str) -> Selector {
     Selector { labels: LabelSelector::parse(labels).expect("a selector"), fields }
 }
 
-fn object<E: std::fmt::Debug>(item: Result<WatchItem, E>) -> Object {
+fn object<E: std::fmt::Debug>(item: Result<WatchItem, E>) -> ObjectRevision {
     match item {
         Ok(WatchItem::Change { object, .. }) => object,
         other => panic!("a pod reads as one: {other:?}"),

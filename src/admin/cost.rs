@@ -10,7 +10,7 @@ use serde::Serialize;
 /// `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CostRow {
+pub struct UpstreamCostRow {
     pub cause: &'static str,
     pub requests: u64,
     pub streams_opened: u64,
@@ -20,12 +20,12 @@ pub struct CostRow {
 }
 
 /// A function that returns the current cost of every cause.
-pub type CostReader = Arc<dyn Fn() -> Vec<CostRow> + Send + Sync>;
+pub type UpstreamCostReader = Arc<dyn Fn() -> Vec<UpstreamCostRow> + Send + Sync>;
 
 /// A metric: its name, its help text, its type, and the function that reads it.
-type Metric = (&'static str, &'static str, &'static str, fn(&CostRow) -> u64);
+type UpstreamCostMetric = (&'static str, &'static str, &'static str, fn(&UpstreamCostRow) -> u64);
 
-const METRICS: [Metric; 4] = [
+const METRICS: [UpstreamCostMetric; 4] = [
     ("kube_fanout_upstream_requests_total", "requests sent upstream, by cause", "counter", |of| of.requests),
     ("kube_fanout_upstream_streams_opened_total", "streams opened upstream", "counter", |of| of.streams_opened),
     ("kube_fanout_upstream_streams_open", "streams open upstream", "gauge", |of| of.streams_open),
@@ -35,7 +35,7 @@ const METRICS: [Metric; 4] = [
 ];
 
 /// Appends the metrics in Prometheus' text format.
-pub(super) fn write(rows: &[CostRow], out: &mut String) {
+pub(super) fn write(rows: &[UpstreamCostRow], out: &mut String) {
     for (name, help, kind, value) in METRICS {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for row in rows {

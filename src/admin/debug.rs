@@ -26,7 +26,7 @@ pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 /// One feed in the response of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FeedPage {
+struct FeedStatusRow {
     resource: String,
     namespace: Option<String>,
     selector: Option<String>,
@@ -44,7 +44,7 @@ struct FeedPage {
     lanes: usize,
     readers: usize,
     /// The number of clients that are being sent a snapshot of this feed. Each keeps its snapshot in memory
-    /// (`cache::Pins`).
+    /// (`cache::SnapshotPins`).
     pinned: usize,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
             FeedState::Stale { since } => ("stale", Some(since.elapsed().as_secs())),
             FeedState::Ended(end) => (end.as_str(), None),
         };
-        FeedPage {
+        FeedStatusRow {
             resource: key.gvr.to_string(),
             namespace: key.scope.namespace().map(str::to_owned),
             selector: key.scope.selector(),

@@ -3,15 +3,15 @@ use std::sync::OnceLock;
 use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-use super::cost::{self, CostRow};
-use super::per_thread::{PerThreadMetrics, PerThreadRecorder};
+use super::cost::{self, UpstreamCostRow};
+use super::per_thread::{PerThreadMetrics, PerThreadMetricsRecorder};
 use super::{process, series};
-use crate::feeds::Feeds;
+use crate::feeds::FeedRegistry;
 use base::RuntimeHeartbeat;
 
 /// Renders all metrics of the process.
 #[derive(Clone)]
-pub struct Exporter {
+pub struct MetricsExporter {
     handle: PrometheusHandle,
     folded: PerThreadMetrics,
 }
@@ -31,26 +31,31 @@ const REVISION: &str = match option_env!("KUBE_FANOUT_REVISION") {
 ///
 /// # Errors
 /// Another recorder is already installed.
-pub fn exporter(describe: fn()) -> Result<Exporter, String> {
-    static EXPORTER: OnceLock<Result<Exporter, String>> = OnceLock::new();
+pub fn exporter(describe: fn()) -> Result<MetricsExporter, String> {
+    static EXPORTER: OnceLock<Result<MetricsExporter, String>> = OnceLock::new();
     let exporter = EXPORTER.get_or_init(|| {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
-        let recorder = PerThreadRecorder::new(recorder, &BY_WORKER);
+        let recorder = PerThreadMetricsRecorder::new(recorder, &BY_WORKER);
         let folded = recorder.folded();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
         describe();
         describe_gauge!("kube_fanout_build_info", "1; the labels say what runs");
         gauge!("kube_fanout_build_info", "version" => VERSION, "revision" => REVISION).set(1.0);
-        Ok(Exporter { handle, folded })
+        Ok(MetricsExporter { handle, folded })
     });
     exporter.clone()
 }
 
-impl Exporter {
+impl MetricsExporter {
     /// Renders the recorded metrics, followed by those of the feeds, the upstream costs and the process, in Prometheus'
     /// text format.
-    pub(super) fn render(&self, feeds: &Feeds, costs: &[CostRow], heartbeat: &RuntimeHeartbeat) -> String {
+    pub(super) fn render(
+        &self,
+        feeds: &FeedRegistry,
+        costs: &[UpstreamCostRow],
+        heartbeat: &RuntimeHeartbeat,
+    ) -> String {
         self.folded.tell();
         let mut text = self.handle.render();
         self.folded.write(&mut text);

@@ -16,7 +16,7 @@ use super::series::{escaped, head};
 
 /// A metrics recorder that keeps histograms, and counters with given names, per thread. All other metrics go to the
 /// recorder `inner`.
-pub(super) struct PerThreadRecorder<R> {
+pub(super) struct PerThreadMetricsRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
     folded: PerThreadMetrics,
@@ -24,13 +24,13 @@ pub(super) struct PerThreadRecorder<R> {
 
 /// The metrics that are kept per thread. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct PerThreadMetrics(Arc<Shared>);
+pub(super) struct PerThreadMetrics(Arc<PerThreadMetricsState>);
 
 #[derive(Default)]
-struct Shared {
+struct PerThreadMetricsState {
     /// The samples of each histogram, with the counter of `inner` that receives their sum.
-    counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
-    histograms: Mutex<HashMap<Key, Arc<Delays>>>,
+    counters: Mutex<HashMap<Key, (Arc<PerThreadCounter>, Counter)>>,
+    histograms: Mutex<HashMap<Key, Arc<PerThreadHistogram>>>,
     help: Mutex<HashMap<String, SharedString>>,
 }
 
@@ -44,26 +44,26 @@ const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
 /// One value per slot of a thread. Each slot has its own cache lines, because processors fetch two lines of 64 bytes at
 /// a time.
 #[derive(Debug)]
-struct PerSlot<T>(Box<[CachePadded<T>]>);
+struct PerThreadSlots<T>(Box<[CachePadded<T>]>);
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
 #[derive(Debug)]
-struct Counts(PerSlot<AtomicU64>);
+struct PerThreadCounter(PerThreadSlots<AtomicU64>);
 
 #[derive(Debug)]
-struct Delays(PerSlot<Buckets>);
+struct PerThreadHistogram(PerThreadSlots<HistogramBuckets>);
 
 /// The counts of delays per bucket: the first whose bound is at least the delay. The last one is for longer delays.
 #[derive(Debug, Default)]
-struct Buckets {
+struct HistogramBuckets {
     counts: [AtomicU64; BUCKETS.len() + 1],
     nanos: AtomicU64,
 }
 
-impl<T: Default> PerSlot<T> {
+impl<T: Default> PerThreadSlots<T> {
     fn new() -> Self {
         // Connections use one thread per core, and other work uses as many.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
@@ -71,7 +71,7 @@ impl<T: Default> PerSlot<T> {
     }
 }
 
-impl<T> PerSlot<T> {
+impl<T> PerThreadSlots<T> {
     /// Returns the slot of the current thread.
     fn mine(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -90,7 +90,7 @@ fn sum<'a>(counts: impl Iterator<Item = &'a AtomicU64>) -> u64 {
     counts.map(|count| count.load(Ordering::Relaxed)).sum()
 }
 
-impl CounterFn for Counts {
+impl CounterFn for PerThreadCounter {
     fn increment(&self, value: u64) {
         self.0.mine().fetch_add(value, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl CounterFn for Counts {
     fn absolute(&self, _: u64) {}
 }
 
-impl HistogramFn for Delays {
+impl HistogramFn for PerThreadHistogram {
     fn record(&self, seconds: f64) {
         let place = self.0.mine();
         let bucket = BUCKETS.partition_point(|most| *most < seconds);
@@ -109,7 +109,7 @@ impl HistogramFn for Delays {
     }
 }
 
-impl<R> PerThreadRecorder<R> {
+impl<R> PerThreadMetricsRecorder<R> {
     /// Creates the recorder. `counters` are the names of those that are kept per thread.
     pub(super) fn new(inner: R, counters: &'static [&'static str]) -> Self {
         Self { inner, counters, folded: PerThreadMetrics::default() }
@@ -120,7 +120,7 @@ impl<R> PerThreadRecorder<R> {
     }
 }
 
-impl<R: Recorder> Recorder for PerThreadRecorder<R> {
+impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
     fn describe_counter(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
         self.inner.describe_counter(name, unit, help);
     }
@@ -138,9 +138,9 @@ impl<R: Recorder> Recorder for PerThreadRecorder<R> {
             return self.inner.register_counter(key, metadata);
         }
         let mut counters = self.folded.0.counters.lock();
-        let (counts, _) = counters
-            .entry(key.clone())
-            .or_insert_with(|| (Arc::new(Counts(PerSlot::new())), self.inner.register_counter(key, metadata)));
+        let (counts, _) = counters.entry(key.clone()).or_insert_with(|| {
+            (Arc::new(PerThreadCounter(PerThreadSlots::new())), self.inner.register_counter(key, metadata))
+        });
         Counter::from_arc(counts.clone())
     }
 
@@ -150,7 +150,8 @@ impl<R: Recorder> Recorder for PerThreadRecorder<R> {
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
         let mut histograms = self.folded.0.histograms.lock();
-        let delays = histograms.entry(key.clone()).or_insert_with(|| Arc::new(Delays(PerSlot::new())));
+        let delays =
+            histograms.entry(key.clone()).or_insert_with(|| Arc::new(PerThreadHistogram(PerThreadSlots::new())));
         Histogram::from_arc(delays.clone())
     }
 }
@@ -180,7 +181,7 @@ impl PerThreadMetrics {
     }
 }
 
-impl Delays {
+impl PerThreadHistogram {
     fn write(&self, key: &Key, out: &mut String) {
         let labels: Vec<_> = key.labels().map(pair).collect();
         let (name, labels) = (key.name(), labels.join(","));
@@ -213,7 +214,7 @@ mod tests {
     fn counter_sums_increments_of_all_threads() {
         let inner = PrometheusBuilder::new().build_recorder();
         let handle = inner.handle();
-        let recorder = PerThreadRecorder::new(inner, &["events"]);
+        let recorder = PerThreadMetricsRecorder::new(inner, &["events"]);
         let [kept, other] = ["events", "other"].map(|name| recorder.register_counter(&Key::from_name(name), &HERE));
         std::thread::scope(|scope| {
             for n in 0..100 {
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn histogram_renders_cumulative_buckets_sum_and_count() {
-        let recorder = PerThreadRecorder::new(NoopRecorder, &[]);
+        let recorder = PerThreadMetricsRecorder::new(NoopRecorder, &[]);
         recorder.describe_histogram("d_seconds".into(), None, "a delay".into());
         let labels = vec![Label::new("resource", "p\"x")];
         let key = Key::from_parts("d_seconds", labels);

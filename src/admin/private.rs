@@ -8,19 +8,20 @@ use futures_util::future::{BoxFuture, ready};
 use http::{HeaderMap, Request, StatusCode};
 
 use super::{AdminPages, AdminResponse, JSON, TEXT, answer, refuse_others};
-use crate::auth::BrowserGuard;
+use crate::auth::CrossOriginCheck;
 
 /// A function that renders a debug page by its name and query, as JSON.
-pub type PrivatePage = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
+pub type PrivatePageRenderer = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
 
 /// A function that decides by a request's path and headers whether its sender may see a debug page.
-pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), PageAccessDenied>> + Send + Sync>;
+pub type PageAccessCheck =
+    Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), PageAccessDenied>> + Send + Sync>;
 
 /// The debug pages about clients, and the authorization for them.
 #[derive(Clone)]
 pub struct PrivatePages {
-    pub page: PrivatePage,
-    pub admittance: PageAccess,
+    pub page: PrivatePageRenderer,
+    pub admittance: PageAccessCheck,
 }
 
 /// The reason that a sender may not see a debug page.
@@ -60,7 +61,7 @@ impl AdminPages {
     /// pages may try to reach. Without it, the socket must be accessible only to the process's own user.
     pub fn answer_all<B>(
         &self,
-        browsers: Option<&BrowserGuard>,
+        browsers: Option<&CrossOriginCheck>,
         request: &Request<B>,
     ) -> BoxFuture<'static, AdminResponse> {
         let path = request.uri().path();

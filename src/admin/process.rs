@@ -13,7 +13,7 @@ use base::RuntimeHeartbeat;
 
 /// The resource usage of the process. Values that cannot be read are omitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct ResourceUsage {
+struct ProcessResourceUsage {
     cpu_seconds: Option<f64>,
     resident_bytes: Option<f64>,
     virtual_bytes: Option<f64>,
@@ -32,8 +32,8 @@ pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
     let usage = linux::taken();
     // Other systems have no `/proc`.
     #[cfg(not(target_os = "linux"))]
-    let usage = ResourceUsage::default();
-    let ResourceUsage { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = usage;
+    let usage = ProcessResourceUsage::default();
+    let ProcessResourceUsage { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = usage;
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
         ("process_cpu_seconds_total", "counter", "user and system time", cpu_seconds),

@@ -12,16 +12,16 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{AdminPages, AdminResponse, JSON, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
-use crate::auth::BrowserGuard;
-use crate::net::Peer;
-use base::{Ready, Reloadable, RuntimeHeartbeat};
+use crate::auth::CrossOriginCheck;
+use crate::net::ConnectionPeer;
+use base::{ReadinessTracker, Reloadable, RuntimeHeartbeat};
 use kubeapi::Status;
 
 /// The pages for a kubelet or a load balancer. They accept every Host, because they contain nothing that a web page
 /// could exploit.
 #[derive(Debug, Clone)]
 pub struct HealthPages {
-    pub ready: Ready,
+    pub ready: ReadinessTracker,
     pub heartbeat: RuntimeHeartbeat,
 }
 
@@ -29,23 +29,24 @@ pub struct HealthPages {
 #[derive(Clone)]
 pub struct MetricsPage {
     pages: AdminPages,
-    readers: MetricsReaders,
+    readers: MetricsAccess,
     rendered: Arc<Mutex<Option<(Instant, Bytes)>>>,
 }
 
 /// The callers that may read metrics.
 #[derive(Clone)]
-pub enum MetricsReaders {
+pub enum MetricsAccess {
     /// All callers that reach the address may read the metrics, except web pages, because metrics contain names of
     /// namespaces.
-    Anyone(Reloadable<BrowserGuard>),
+    Anyone(Reloadable<CrossOriginCheck>),
     /// Callers whose access to the metrics is authorized per request.
-    Authorized(ScrapeAccess),
+    Authorized(ScrapeAccessCheck),
 }
 
 /// Decides by the connection and the headers of a request whether its sender may read metrics. Returns the refusal if
 /// not, and `None` if the decision failed.
-pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, ScrapeDecision> + Send + Sync>;
+pub type ScrapeAccessCheck =
+    Arc<dyn Fn(&ConnectionPeer, &HeaderMap) -> BoxFuture<'static, ScrapeDecision> + Send + Sync>;
 type ScrapeDecision = Option<Result<(), Status>>;
 
 /// The timeout for the decision whether a sender may read metrics. It is made on the runtime that serves clients, which
@@ -74,13 +75,13 @@ impl HealthPages {
 }
 
 impl MetricsPage {
-    pub fn new(pages: AdminPages, readers: MetricsReaders) -> Self {
+    pub fn new(pages: AdminPages, readers: MetricsAccess) -> Self {
         Self { pages, readers, rendered: Arc::default() }
     }
 
     /// Answers a scrape of `/metrics`. The response is a refusal if the sender may not read metrics.
-    pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
-        if let MetricsReaders::Anyone(browsers) = &self.readers
+    pub fn answer<B>(&self, peer: &ConnectionPeer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
+        if let MetricsAccess::Anyone(browsers) = &self.readers
             && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
         {
             return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
@@ -92,8 +93,8 @@ impl MetricsPage {
             return ready(refusal).boxed();
         }
         match &self.readers {
-            MetricsReaders::Anyone(_) => ready(self.shown()).boxed(),
-            MetricsReaders::Authorized(admittance) => {
+            MetricsAccess::Anyone(_) => ready(self.shown()).boxed(),
+            MetricsAccess::Authorized(admittance) => {
                 let (page, admitted) = (self.clone(), in_time(admittance(peer, request.headers())));
                 async move { admitted.await.map_or_else(|why| refused(&why), |()| page.shown()) }.boxed()
             }
@@ -148,7 +149,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn livez_fails_when_client_runtime_stalls() {
-        let pages = HealthPages { ready: Ready::new(), heartbeat: RuntimeHeartbeat::new() };
+        let pages = HealthPages { ready: ReadinessTracker::new(), heartbeat: RuntimeHeartbeat::new() };
         let _never_polled = pages.heartbeat.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
         assert_eq!(answer("/livez"), StatusCode::OK);

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cache::{CacheStats, FeedState, MemoryUse};
-use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRefusal};
+use crate::feeds::{
+    DerivedRepresentationMode, DerivedRepresentationRefusal, Feed, FeedKey, FeedRegistry, FeedTrafficCounts,
+};
 
 /// A metric of a feed: its name, its help text, and the function that reads it.
 type FeedMetric<T> = (&'static str, &'static str, fn(&T) -> f64);
@@ -40,7 +42,7 @@ const GAUGES: [FeedMetric<FeedSample>; 10] = [
     ("kube_fanout_derived_bytes", "bytes of cached derived representations", |of| of.stats.derived_bytes as f64),
 ];
 
-const COUNTERS: [FeedMetric<FeedCounts>; 4] = [
+const COUNTERS: [FeedMetric<FeedTrafficCounts>; 4] = [
     ("kube_fanout_upstream_events_total", "events received from upstream", |of| read(&of.events)),
     ("kube_fanout_upstream_bytes_total", "bytes of watch events received from upstream", |of| read(&of.bytes)),
     ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
@@ -64,7 +66,7 @@ const MEMORY: [(&str, &str); 3] = [
 ];
 
 /// Appends all metrics of feeds in Prometheus' text format.
-pub(super) fn write(feeds: &Feeds, out: &mut String) {
+pub(super) fn write(feeds: &FeedRegistry, out: &mut String) {
     write_memory(&feeds.memory(), out);
     write_feeds(feeds, out);
 }
@@ -83,7 +85,7 @@ fn write_memory(memory: &MemoryUse, out: &mut String) {
     }
 }
 
-fn write_feeds(feeds: &Feeds, out: &mut String) {
+fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
     let running: Vec<_> = feeds.all().into_iter().map(FeedSample::of).collect();
     let counts: Vec<_> = feeds.counts().into_iter().map(|(key, counts)| (labels(&key), counts)).collect();
     for (name, help, value) in GAUGES {
@@ -149,11 +151,11 @@ fn word(state: FeedState) -> &'static str {
     }
 }
 
-fn how(mode: &RenderingMode) -> &'static str {
+fn how(mode: &DerivedRepresentationMode) -> &'static str {
     match mode {
-        RenderingMode::Wanted => "pending",
-        RenderingMode::Derived(_) => "derived",
-        RenderingMode::Refused(reason) => RenderingRefusal::as_str(*reason),
+        DerivedRepresentationMode::Wanted => "pending",
+        DerivedRepresentationMode::Derived(_) => "derived",
+        DerivedRepresentationMode::Refused(reason) => DerivedRepresentationRefusal::as_str(*reason),
     }
 }
 

@@ -4,18 +4,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::StartError;
-use crate::config::{ServeSettings, TlsSource};
-use crate::net::{Address, ClientCertificates, Tls};
-use base::Tasks;
+use crate::config::{ServeSettings, TlsCertificateSource};
+use crate::net::{ClientCertificates, ListenAddress, ListenerTls};
+use base::BackgroundTasks;
 
 /// The TLS configuration of the listeners.
-pub(super) struct Certificates {
-    pub(super) listeners: Option<Tls>,
+pub(super) struct ListenerCertificates {
+    pub(super) listeners: Option<ListenerTls>,
     /// The TLS settings of the metrics port; `None` if metrics have no certificate of their own.
-    metrics: Option<Tls>,
+    metrics: Option<ListenerTls>,
 }
 
-impl Certificates {
+impl ListenerCertificates {
     /// Loads the certificates, or generates them.
     ///
     /// # Errors
@@ -24,8 +24,8 @@ impl Certificates {
         let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
         let requested = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
         let ips = config.listen.iter().filter_map(|address| match address {
-            Address::Tcp(tcp) => Some(tcp.ip()),
-            Address::Unix(_) => None,
+            ListenAddress::Tcp(tcp) => Some(tcp.ip()),
+            ListenAddress::Unix(_) => None,
         });
         let of_clients = |source| made(source, "listener_certificate", names(config, ips), requested);
         let listeners = config.tls.as_ref().map(of_clients).transpose()?;
@@ -41,13 +41,13 @@ impl Certificates {
 
     /// Returns the TLS configuration for metrics. Without their own certificate, metrics share that of the client
     /// listeners, provided that scrapers are authenticated.
-    pub(super) fn of_metrics(&self, config: &ServeSettings) -> Option<Tls> {
+    pub(super) fn of_metrics(&self, config: &ServeSettings) -> Option<ListenerTls> {
         let shared = self.listeners.as_ref().filter(|_| config.scrapes.is_some());
         self.metrics.as_ref().or(shared).cloned()
     }
 
     /// Reloads the certificate files whenever they change.
-    pub(super) fn keep_up(self, every: Duration, tasks: &Tasks) {
+    pub(super) fn keep_up(self, every: Duration, tasks: &BackgroundTasks) {
         if let Some(tls) = self.listeners {
             tasks.spawn_needed("listener certificate", tls.keep_up(every));
         }
@@ -68,15 +68,15 @@ fn names(config: &ServeSettings, ips: impl Iterator<Item = IpAddr>) -> Vec<Strin
 }
 
 fn made(
-    source: &TlsSource,
+    source: &TlsCertificateSource,
     what: &'static str,
     names: Vec<String>,
     clients: ClientCertificates,
-) -> Result<Tls, StartError> {
+) -> Result<ListenerTls, StartError> {
     Ok(match source {
-        TlsSource::Files { certificate, key } => Tls::from_files(what, certificate, key, clients)?,
-        TlsSource::SelfSigned { out } => {
-            let tls = Tls::self_signed(names, clients)?;
+        TlsCertificateSource::Files { certificate, key } => ListenerTls::from_files(what, certificate, key, clients)?,
+        TlsCertificateSource::SelfSigned { out } => {
+            let tls = ListenerTls::self_signed(names, clients)?;
             if let (Some(path), Some(pem)) = (out, tls.self_signed_pem()) {
                 std::fs::write(path, pem).map_err(|source| StartError::Write { path: path.clone(), source })?;
             }

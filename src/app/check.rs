@@ -8,25 +8,27 @@ use tokio::time::{Instant, timeout};
 
 use super::insistence;
 use crate::auth::AuthMode;
-use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsSource};
-use crate::net::{ClientCertificates, Tls};
+use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
+use crate::net::{ClientCertificates, ListenerTls};
 use crate::preflight::{
     CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity, rights,
     sizes,
 };
-use crate::serve::{Coverage, OutsideCoverage};
-use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
-use base::{Tasks, WallClock};
+use crate::serve::{CacheCoverage, NotCoveredReason};
+use crate::upstream::{
+    CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostLedger, UpstreamEndpoints, UpstreamResource,
+};
+use base::{BackgroundTasks, WallClock};
 
 /// The output of the `check` command: its text and its verdict.
 pub struct CheckOutput {
     pub text: String,
-    pub verdict: CheckVerdict,
+    pub verdict: PreflightVerdict,
 }
 
 /// The overall result of the `check` command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CheckVerdict {
+pub enum PreflightVerdict {
     Passes,
     Fails,
     /// No check failed, but at least one check could not be made.
@@ -62,8 +64,13 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckO
 async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     let mut found = vec![CheckFinding::ok("configuration", "valid")];
     found.extend(of_certificates(config));
-    let endpoints = Endpoints::new(config.endpoints.clone());
-    let client = Client::connect_to(&config.upstream, endpoints.clone(), CostLedger::default(), Tasks::new());
+    let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
+    let client = UpstreamClient::connect_to(
+        &config.upstream,
+        endpoints.clone(),
+        UpstreamCostLedger::default(),
+        BackgroundTasks::new(),
+    );
     let client = match client {
         Ok(client) => client,
         Err(error) => {
@@ -79,7 +86,8 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     }
     if let Some(path) = &config.delegated.impersonator {
         let source = CredentialSource::File(path.clone());
-        let impersonator = Client::connect_to(&source, endpoints, CostLedger::default(), Tasks::new());
+        let impersonator =
+            UpstreamClient::connect_to(&source, endpoints, UpstreamCostLedger::default(), BackgroundTasks::new());
         let name = match impersonator {
             Ok(client) => client.who_am_i().await.map(|user| user.name).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -89,7 +97,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
             Err(why) => CheckFinding::failed("rights", format!("delegated.impersonator: {why}")),
         });
     }
-    let catalog = Catalog::new(client.clone(), insistence(config));
+    let catalog = ResourceCatalog::new(client.clone(), insistence(config));
     let is_known = match catalog.refresh(Instant::now()).await {
         Ok(_) => true,
         Err(error) => {
@@ -111,7 +119,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
 }
 
 /// Checks the client certificate in the kubeconfig. The apiserver rejects an expired one with 401 and no reason.
-fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
+fn of_client_certificate(client: &UpstreamClient) -> Option<CheckFinding> {
     let validity = client.client_certificate()?;
     Some(match validity.check(WallClock::default().now()) {
         Ok(()) => CheckFinding::ok("certificates", "upstream.kubeconfig: the client certificate is valid"),
@@ -121,7 +129,7 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
 
 /// Returns the upstream permissions and resources that a configuration needs, and what is wrong with it. Without a
 /// catalog, these are only the permissions that every proxy of this mode needs.
-fn plan(config: &ServeSettings, catalog: Option<&Catalog>) -> (PermissionNeeds, Vec<CheckFinding>) {
+fn plan(config: &ServeSettings, catalog: Option<&ResourceCatalog>) -> (PermissionNeeds, Vec<CheckFinding>) {
     let coverage = &config.serve.coverage;
     let on_node = coverage.node.is_some();
     let (mut needs, mut findings) = (PermissionNeeds::default(), Vec::new());
@@ -152,7 +160,7 @@ fn plan(config: &ServeSettings, catalog: Option<&Catalog>) -> (PermissionNeeds, 
     (needs, findings)
 }
 
-fn wanted(coverage: &Coverage, resource: &Resource) -> Result<CachedResource, OutsideCoverage> {
+fn wanted(coverage: &CacheCoverage, resource: &UpstreamResource) -> Result<CachedResource, NotCoveredReason> {
     let selector = coverage.scope(resource)?.selector();
     Ok(CachedResource { gvr: resource.gvr.clone(), selector })
 }
@@ -164,9 +172,9 @@ fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
     for (section, key_of_chain, source) in
         [("tls", "tls.certificate", &config.tls), ("metrics.tls", "metrics.tls.certificate", &config.metrics_tls)]
     {
-        let Some(TlsSource::Files { certificate, key }) = source else { continue };
+        let Some(TlsCertificateSource::Files { certificate, key }) = source else { continue };
         files.push(file(key_of_chain, certificate, true));
-        if let Err(error) = Tls::from_files("certificate", certificate, key, ClientCertificates::Ignored) {
+        if let Err(error) = ListenerTls::from_files("certificate", certificate, key, ClientCertificates::Ignored) {
             found.push(CheckFinding::failed("certificates", format!("{section}: {error}")));
         }
     }
@@ -186,12 +194,12 @@ fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {
     let failed = findings.iter().filter(fails).count();
     let unknown = findings.iter().filter(|finding| finding.outcome == CheckOutcome::Unknown).count();
     let verdict = match (failed, unknown) {
-        (0, 0) => CheckVerdict::Passes,
-        (0, _) => CheckVerdict::Inconclusive,
-        _ => CheckVerdict::Fails,
+        (0, 0) => PreflightVerdict::Passes,
+        (0, _) => PreflightVerdict::Inconclusive,
+        _ => PreflightVerdict::Fails,
     };
     if arguments.json {
-        let json = serde_json::json!({"passes": verdict == CheckVerdict::Passes, "findings": findings});
+        let json = serde_json::json!({"passes": verdict == PreflightVerdict::Passes, "findings": findings});
         return CheckOutput { text: format!("{json:#}\n"), verdict };
     }
     let mut text = String::new();

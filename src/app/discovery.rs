@@ -14,19 +14,19 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::listener::{ChangeListener, ListenerEvent};
-use self::schedule::{ChangeCoverage, Schedule, SettlingChecks};
+use self::listener::{DeclarationListener, DeclarationListenerEvent};
+use self::schedule::{ChangeCoverage, DiscoverySchedule, PostChangeChecks};
 use super::permission_retrier::PermissionRetrier;
 use crate::serve::feed_spec;
-use crate::upstream::{DeclaringResource, Documents};
+use crate::upstream::{DeclaringResource, PerDeclaringResource};
 use crate::wire::JsonLayout;
-use base::{Backoff, ReadinessGuard, Tasks, until};
+use base::{BackgroundTasks, Backoff, ReadinessGuard, until};
 
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
     pub(super) rights: PermissionRetrier,
-    pub(super) tasks: Tasks,
+    pub(super) tasks: BackgroundTasks,
     /// The pause before a feed of definitions is retried after a failure.
     pub(super) again: Duration,
     /// The mode of the process, for the log.
@@ -73,10 +73,10 @@ impl DiscoveryLoop {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for from in DeclaringResource::ALL {
             let (rights, told) = (self.rights.clone(), told.clone());
-            let listener = ChangeListener { from, rights, told, again: self.again };
+            let listener = DeclarationListener { from, rights, told, again: self.again };
             self.tasks.spawn_needed("definitions", listener.run());
         }
-        let mut heard = ListenerStates::default();
+        let mut heard = DeclarationListenerStates::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
             while !heard.is_from_all() {
@@ -86,18 +86,18 @@ impl DiscoveryLoop {
         .await;
         let asked = Instant::now();
         let is_answered = self.ask(true).await;
-        let mut schedule = Schedule::new(asked, Instant::now());
+        let mut schedule = DiscoverySchedule::new(asked, Instant::now());
         schedule.rely(self.told(is_answered, &heard));
         drop(starting);
-        let mut looks = SettlingChecks::default();
+        let mut looks = PostChangeChecks::default();
         loop {
             tokio::select! {
                 biased;
                 told = news.recv() => {
                     let now = Instant::now();
                     match heard.note(told) {
-                        Some(Reaction::Rediscover) => schedule.change(now),
-                        Some(Reaction::CompareFeeds) => {
+                        Some(DiscoveryReaction::Rediscover) => schedule.change(now),
+                        Some(DiscoveryReaction::CompareFeeds) => {
                             tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
                             self.rights.feeds.forget_refusals();
                             self.retire_outdated();
@@ -147,7 +147,7 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn told(&self, is_answered: bool, heard: &ListenerStates) -> ChangeCoverage {
+    fn told(&self, is_answered: bool, heard: &DeclarationListenerStates) -> ChangeCoverage {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
         match (is_answered, heard.is_all(), reads.definitions || reads.services) {
@@ -178,27 +178,27 @@ impl DiscoveryLoop {
 
 /// The last state of each listener.
 #[derive(Debug, Default)]
-struct ListenerStates(Documents<Option<ListenerEvent>>);
+struct DeclarationListenerStates(PerDeclaringResource<Option<DeclarationListenerEvent>>);
 
 /// The reaction to a listener's message.
 #[derive(Debug, PartialEq, Eq)]
-enum Reaction {
+enum DiscoveryReaction {
     /// Refresh the catalog, because upstream's resources may have changed.
     Rediscover,
     /// Compare the feeds with the catalog, which has changed.
     CompareFeeds,
 }
 
-impl ListenerStates {
-    fn note(&mut self, told: Option<(DeclaringResource, ListenerEvent)>) -> Option<Reaction> {
+impl DeclarationListenerStates {
+    fn note(&mut self, told: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryReaction> {
         let (from, news) = told?;
         let last = self.0.of_mut(from);
         match news {
-            ListenerEvent::Changed => Some(Reaction::CompareFeeds),
-            ListenerEvent::Unparsable => Some(Reaction::Rediscover),
-            ListenerEvent::Listening | ListenerEvent::Disconnected => {
-                let is_new = last.replace(news) != Some(news) && news == ListenerEvent::Listening;
-                is_new.then_some(Reaction::Rediscover)
+            DeclarationListenerEvent::Changed => Some(DiscoveryReaction::CompareFeeds),
+            DeclarationListenerEvent::Unparsable => Some(DiscoveryReaction::Rediscover),
+            DeclarationListenerEvent::Listening | DeclarationListenerEvent::Disconnected => {
+                let is_new = last.replace(news) != Some(news) && news == DeclarationListenerEvent::Listening;
+                is_new.then_some(DiscoveryReaction::Rediscover)
             }
         }
     }
@@ -210,6 +210,6 @@ impl ListenerStates {
 
     /// Whether every discovery listener observes all changes.
     fn is_all(&self) -> bool {
-        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(ListenerEvent::Listening))
+        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(DeclarationListenerEvent::Listening))
     }
 }

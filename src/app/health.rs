@@ -4,7 +4,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::timeout;
 
 use crate::config::HealthProbe;
-use base::PageAddress;
+use base::AdminPageAddress;
 
 /// The maximum size of a response in bytes: more than the feeds of one process need.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -18,8 +18,8 @@ pub fn ask(question: HealthProbe) -> BoxFuture<'static, Result<(String, bool), S
     Box::pin(async move {
         let HealthProbe { place, path, timeout: longest } = question;
         let asked = match &place {
-            PageAddress::Tcp(host) => format!("http://{host}{path}"),
-            PageAddress::Unix(socket) => format!("unix:{}{path}", socket.display()),
+            AdminPageAddress::Tcp(host) => format!("http://{host}{path}"),
+            AdminPageAddress::Unix(socket) => format!("unix:{}{path}", socket.display()),
         };
         let answered = timeout(longest, place.read(&path, None, ANSWER_BYTES_MAX)).await;
         let answered = answered.map_err(|_| format!("no response from {asked} in time"))?;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::StartError;
 use crate::auth::{
-    AuthConfig, AuthMode, Authorities, AuthorityRole, AuthoritySeparation, Authorizer, Delegation, FrontProxy,
-    TrustedAuthorities,
+    AuthConfig, AuthMode, Authorizer, CaOverlapChecker, CertificateAuthorities, CertificateAuthorityRole,
+    DelegatedAuthDeps, FrontProxyConfig, ReloadableAuthorities,
 };
 use crate::config::ServeSettings;
-use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
-use base::{Tasks, WallClock, WatchedFile};
+use crate::upstream::{CredentialSource, RequestForwarder, UpstreamClient, UpstreamCostLedger};
+use base::{BackgroundTasks, WallClock, WatchedFile};
 
 /// The authorizers, which authenticate and authorize callers.
 pub(super) struct Authorizers {
@@ -22,7 +22,11 @@ pub(super) struct Authorizers {
 
 impl Authorizers {
     /// Loads the authorities that verify certificates, and creates the authorizers.
-    pub(super) fn of(config: &ServeSettings, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
+    pub(super) fn of(
+        config: &ServeSettings,
+        client: &UpstreamClient,
+        tasks: &BackgroundTasks,
+    ) -> Result<Self, StartError> {
         if config.auth == AuthMode::None && config.scrapes.is_none() {
             return Ok(Self { clients: Authorizer::open(), scrapes: None });
         }
@@ -37,43 +41,48 @@ impl Authorizers {
 }
 
 /// Returns the parts that all authorizers share.
-fn delegation(config: &ServeSettings, client: &Client, tasks: &Tasks) -> Result<Delegation, StartError> {
+fn delegation(
+    config: &ServeSettings,
+    client: &UpstreamClient,
+    tasks: &BackgroundTasks,
+) -> Result<DelegatedAuthDeps, StartError> {
     let delegated = &config.delegated;
-    let apart = AuthoritySeparation::default();
+    let apart = CaOverlapChecker::default();
     let trusted = |what, role, path: &Path| {
         let trusted = trusted(what, path, role, apart.clone())?;
         tasks.spawn_needed(what, trusted.clone().keep_up(config.look_every));
         Ok::<_, StartError>(trusted)
     };
-    let clients = delegated.client_ca.as_deref().map(|path| trusted("client_ca", AuthorityRole::Client, path));
+    let clients =
+        delegated.client_ca.as_deref().map(|path| trusted("client_ca", CertificateAuthorityRole::Client, path));
     let client_authorities = clients.transpose()?;
     let front_proxy = match &delegated.front_proxy_ca {
         Some(path) => {
-            let authorities = trusted("front_proxy_ca", AuthorityRole::FrontProxy, path)?;
-            Some(FrontProxy { authorities, names: delegated.front_proxy_names.clone() })
+            let authorities = trusted("front_proxy_ca", CertificateAuthorityRole::FrontProxy, path)?;
+            Some(FrontProxyConfig { authorities, names: delegated.front_proxy_names.clone() })
         }
         None => None,
     };
     let (client, clock) = (client.clone(), WallClock::default());
-    Ok(Delegation { client, client_authorities, front_proxy, clock, tasks: tasks.clone() })
+    Ok(DelegatedAuthDeps { client, client_authorities, front_proxy, clock, tasks: tasks.clone() })
 }
 
 /// Creates the forwarder, which forwards requests to upstream.
 pub(super) fn forwarder(
     config: &ServeSettings,
-    client: &Client,
-    costs: &CostLedger,
-    tasks: &Tasks,
-) -> Result<Forwarder, StartError> {
+    client: &UpstreamClient,
+    costs: &UpstreamCostLedger,
+    tasks: &BackgroundTasks,
+) -> Result<RequestForwarder, StartError> {
     let connect = |path: &PathBuf| {
         let source = CredentialSource::File(path.clone());
-        Client::connect_to(&source, client.endpoints().clone(), costs.clone(), tasks.clone())
+        UpstreamClient::connect_to(&source, client.endpoints().clone(), costs.clone(), tasks.clone())
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
         tasks.spawn_needed("impersonator credentials", impersonator.clone().keep_up(config.look_every));
     }
-    Ok(Forwarder::new(client.clone(), impersonator))
+    Ok(RequestForwarder::new(client.clone(), impersonator))
 }
 
 /// Loads authorities from a file that is reloaded when it changes. A file is rejected, at the start and later, if one
@@ -81,11 +90,11 @@ pub(super) fn forwarder(
 fn trusted(
     what: &'static str,
     path: &Path,
-    role: AuthorityRole,
-    apart: AuthoritySeparation,
-) -> Result<TrustedAuthorities, StartError> {
+    role: CertificateAuthorityRole,
+    apart: CaOverlapChecker,
+) -> Result<ReloadableAuthorities, StartError> {
     let read = move |contents: &[Vec<u8>]| {
-        let authorities = Authorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
+        let authorities = CertificateAuthorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
         apart.admit(role, &authorities).map_err(|error| error.to_string())?;
         Ok::<_, String>(authorities)
     };

@@ -15,12 +15,17 @@ use hyper::body::Body as _;
 use tokio_util::sync::CancellationToken;
 
 use super::StartError;
-use crate::admin::{AdminPages, AdminResponse, CostReader, CostRow, HealthPages, MetricsPage, MetricsReaders};
-use crate::auth::BrowserGuard;
+use crate::admin::{
+    AdminPages, AdminResponse, HealthPages, MetricsAccess, MetricsPage, UpstreamCostReader, UpstreamCostRow,
+};
+use crate::auth::CrossOriginCheck;
 use crate::config::ServeSettings;
-use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
-use crate::upstream::{Cause, Cost, CostLedger};
-use base::{DrainTrigger, Reloadable, Tasks};
+use crate::net::{
+    self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody, bind_tcp_beside_peers,
+    bind_unix,
+};
+use crate::upstream::{UpstreamCost, UpstreamCostLedger, UpstreamRequestCause};
+use base::{BackgroundTasks, DrainTrigger, Reloadable};
 
 /// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
 /// runtime.
@@ -34,9 +39,9 @@ pub(super) struct OpsListeners {
 /// A bound port and its request handler.
 pub(super) struct OpsPort {
     socket: OpsSocket,
-    tls: Option<Tls>,
+    tls: Option<ListenerTls>,
     limits: ConnectionLimits,
-    answers: RequestHandler,
+    answers: OpsRequestHandler,
 }
 
 enum OpsSocket {
@@ -45,10 +50,11 @@ enum OpsSocket {
 }
 
 /// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
-type RequestHandler = Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
+type OpsRequestHandler =
+    Arc<dyn Fn(&ConnectionPeer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 /// The running server of the admin, health and metrics ports.
-pub(super) struct RunningOps {
+pub(super) struct RunningOpsServer {
     stop: CancellationToken,
     thread: JoinHandle<()>,
 }
@@ -64,8 +70,8 @@ const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 
 /// Returns a reader of the ledger for the admin pages, which do not depend on the upstream module.
-pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
-    let row = |(cause, cost): (Cause, Cost)| CostRow {
+pub(super) fn cost_reader(costs: UpstreamCostLedger) -> UpstreamCostReader {
+    let row = |(cause, cost): (UpstreamRequestCause, UpstreamCost)| UpstreamCostRow {
         cause: cause.as_str(),
         requests: cost.requests,
         streams_opened: cost.streams_opened,
@@ -78,16 +84,16 @@ pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
 impl OpsPort {
     fn bind(
         config: &ServeSettings,
-        address: &Address,
-        tls: Option<Tls>,
+        address: &ListenAddress,
+        tls: Option<ListenerTls>,
         header_bytes_max: u32,
-        answers: RequestHandler,
+        answers: OpsRequestHandler,
     ) -> Result<Self, StartError> {
         let bound = match address {
-            Address::Tcp(tcp) if config.reuse_port => bind_tcp_beside_peers(*tcp).map(OpsSocket::Tcp),
-            Address::Tcp(tcp) => StdTcpListener::bind(tcp)
+            ListenAddress::Tcp(tcp) if config.reuse_port => bind_tcp_beside_peers(*tcp).map(OpsSocket::Tcp),
+            ListenAddress::Tcp(tcp) => StdTcpListener::bind(tcp)
                 .and_then(|listener| listener.set_nonblocking(true).map(|()| OpsSocket::Tcp(listener))),
-            Address::Unix(path) => bind_unix(path).map(|listener| OpsSocket::Unix(listener, path.clone())),
+            ListenAddress::Unix(path) => bind_unix(path).map(|listener| OpsSocket::Unix(listener, path.clone())),
         };
         let socket = bound.map_err(|source| StartError::Bind { address: address.clone(), source })?;
         let limits = ConnectionLimits {
@@ -118,19 +124,19 @@ impl OpsListeners {
         config: &ServeSettings,
         pages: Option<AdminPages>,
         health: HealthPages,
-        (readers, tls): (MetricsReaders, Option<Tls>),
-        browsers: &Reloadable<BrowserGuard>,
+        (readers, tls): (MetricsAccess, Option<ListenerTls>),
+        browsers: &Reloadable<CrossOriginCheck>,
     ) -> Result<Self, StartError> {
         let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
             // The permissions of a unix socket decide which processes can connect.
-            let browsers = matches!(address, Address::Tcp(_)).then(|| browsers.clone());
-            let answers = move |_: &Peer, request: &Request<RequestBody>| {
+            let browsers = matches!(address, ListenAddress::Tcp(_)).then(|| browsers.clone());
+            let answers = move |_: &ConnectionPeer, request: &Request<RequestBody>| {
                 pages.answer_all(browsers.as_ref().map(Reloadable::get).as_deref(), request)
             };
             OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(answers))
         });
         let public = |address, tls, answers| {
-            OpsPort::bind(config, &Address::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, answers)
+            OpsPort::bind(config, &ListenAddress::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, answers)
         };
         let healthz = config
             .healthz
@@ -144,7 +150,7 @@ impl OpsListeners {
 
     /// Starts the server, if there is anything to serve. When this returns, its runtime has opened its descriptors, so
     /// later connections cannot exhaust them.
-    pub(super) fn start(self) -> io::Result<Option<RunningOps>> {
+    pub(super) fn start(self) -> io::Result<Option<RunningOpsServer>> {
         if self.admin.is_none() && self.healthz.is_none() && self.metrics.is_none() {
             return Ok(None);
         }
@@ -152,11 +158,11 @@ impl OpsListeners {
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
         let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
-        Ok(Some(RunningOps { stop, thread }))
+        Ok(Some(RunningOpsServer { stop, thread }))
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
         for OpsPort { socket, tls, limits, answers } in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
@@ -166,7 +172,7 @@ impl OpsListeners {
             };
             match listener {
                 Ok(listener) => {
-                    let handle = move |peer: Peer, request: Request<RequestBody>| {
+                    let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
                         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
                         let answered = answers(&peer, &request);
                         async move { if without_body { of_head(answered.await) } else { answered.await } }
@@ -191,7 +197,7 @@ fn of_head(answer: AdminResponse) -> AdminResponse {
     AdminResponse::from_parts(head, Full::default())
 }
 
-impl RunningOps {
+impl RunningOpsServer {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {

@@ -1,5 +1,5 @@
-//! Authorizes readers of the debug pages about clients and of the metrics address, for `admin`. The decisions are made on
-//! the runtime that owns the connections to upstream, on which these functions must be called.
+//! Authorizes readers of the debug pages about clients and of the metrics address, for `admin`. The decisions are made
+//! on the runtime that owns the connections to upstream, on which these functions must be called.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use http::HeaderMap;
 use tokio::runtime::Handle;
 
 use super::reload::ReloadableSettings;
-use crate::admin::{MetricsReaders, PageAccessDenied, PrivatePages};
-use crate::auth::{Authorizer, Caller, NotGranted, RequestSender};
+use crate::admin::{MetricsAccess, PageAccessDenied, PrivatePages};
+use crate::auth::{AuthorizationError, Authorizer, Caller, ClientConnectionInfo};
 use crate::serve::{ActiveWatches, ScrapeAuthorizer};
-use kubeapi::{Query, RequestInfo};
+use kubeapi::{RequestInfo, UrlQuery};
 
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
-pub(super) fn metrics_readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsReaders {
-    let Some(authorizer) = authorizer else { return MetricsReaders::Anyone(tuned.ops_browsers.clone()) };
+pub(super) fn metrics_readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsAccess {
+    let Some(authorizer) = authorizer else { return MetricsAccess::Anyone(tuned.ops_browsers.clone()) };
     let (authorizer, upstreams) = (ScrapeAuthorizer::new(authorizer, tuned.browsers.clone()), Handle::current());
-    MetricsReaders::Authorized(Arc::new(move |peer, headers| {
-        let asking = upstreams.spawn(authorizer.clone().admit(RequestSender::of(peer), headers.clone()));
+    MetricsAccess::Authorized(Arc::new(move |peer, headers| {
+        let asking = upstreams.spawn(authorizer.clone().admit(ClientConnectionInfo::of(peer), headers.clone()));
         async move { asking.await.ok() }.boxed()
     }))
 }
@@ -42,21 +42,21 @@ pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatche
 }
 
 async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
-    let sender = RequestSender { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
+    let sender = ClientConnectionInfo { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
     let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
     if !matches!(caller, Caller::Known(_)) {
         return Err(PageAccessDenied::Unauthenticated);
     }
-    let info = RequestInfo::parse("GET", path, &Query::default());
+    let info = RequestInfo::parse("GET", path, &UrlQuery::default());
     let info = info.map_err(|_| PageAccessDenied::Unknown)?;
     authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
 }
 
-fn refusal(why: &NotGranted) -> PageAccessDenied {
+fn refusal(why: &AuthorizationError) -> PageAccessDenied {
     match why {
-        NotGranted::Unauthenticated => PageAccessDenied::Unauthenticated,
-        NotGranted::Denied(_) => PageAccessDenied::Denied,
-        NotGranted::TooMany { .. } => PageAccessDenied::TooMany,
-        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => PageAccessDenied::Unknown,
+        AuthorizationError::Unauthenticated => PageAccessDenied::Unauthenticated,
+        AuthorizationError::Denied(_) => PageAccessDenied::Denied,
+        AuthorizationError::TooMany { .. } => PageAccessDenied::TooMany,
+        AuthorizationError::Unavailable(_) | AuthorizationError::ReviewsForbidden(_) => PageAccessDenied::Unknown,
     }
 }

@@ -1,16 +1,16 @@
 //! The permissions of the proxy's own identity, and when refused reads are retried.
 
-use crate::feeds::{FeedHandle, Feeds, Scope};
+use crate::feeds::{FeedHandle, FeedRegistry, FeedScope};
 use crate::serve::feed_spec;
-use crate::upstream::{Catalog, Client};
+use crate::upstream::{ResourceCatalog, UpstreamClient};
 use kubeapi::Gvr;
 
 /// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
 #[derive(Debug, Clone)]
 pub(super) struct PermissionRetrier {
-    pub(super) client: Client,
-    pub(super) catalog: Catalog,
-    pub(super) feeds: Feeds,
+    pub(super) client: UpstreamClient,
+    pub(super) catalog: ResourceCatalog,
+    pub(super) feeds: FeedRegistry,
     /// Whether the proxy serves one node, so that there are as many proxies as nodes.
     pub(super) on_node: bool,
 }
@@ -24,7 +24,7 @@ impl PermissionRetrier {
     /// Returns the feed of a cluster-wide resource; `None` if the proxy does not follow it, or cannot.
     pub(super) fn feed(&self, gvr: &Gvr) -> Option<FeedHandle> {
         let resource = self.catalog.find(gvr).filter(|resource| resource.watchable && self.follow_cluster())?;
-        self.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
+        self.feeds.handle(&feed_spec(&resource, FeedScope::Cluster, resource.encoding), None).ok()
     }
 
     /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.

@@ -2,7 +2,8 @@
 //! again within seconds.
 //!
 //! A proxy without such watches does not follow RBAC, so that it causes no load on upstream. A lease that starts before
-//! the listeners are synced is checked again shortly after they are (`Listener::begin`), as after any loss of history.
+//! the listeners are synced is checked again shortly after they are (`PolicyListener::begin`), as after any loss of
+//! history.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,17 +15,17 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::permission_retrier::PermissionRetrier;
-use crate::auth::{AffectedUsers, Authorizer, Policy, PolicyChange, PolicyKind};
-use crate::cache::{Cursor, FeedState, Pull, StartPosition, View};
+use crate::auth::{AffectedUsers, Authorizer, RbacBindings, RbacEvent, RbacKind};
+use crate::cache::{CollectionView, CursorPullResult, FeedCursor, FeedState, WatchStartPosition};
 use crate::feeds::FeedHandle;
-use crate::wire::{Encoding, Representation};
-use base::{Tasks, random};
+use crate::wire::{FeedEncoding, Representation};
+use base::{BackgroundTasks, random};
 use kubeapi::{EventType, Gvr};
 use tokio::sync::watch;
 
 /// Follows one kind of RBAC objects through an ordinary feed.
-struct Listener {
-    kind: PolicyKind,
+struct PolicyListener {
+    kind: RbacKind,
     rights: PermissionRetrier,
     heard: Arc<PolicyListenerState>,
     is_needed: watch::Receiver<bool>,
@@ -34,8 +35,8 @@ struct Listener {
 /// The state that all listeners share.
 struct PolicyListenerState {
     authorizer: Authorizer,
-    policy: Mutex<Policy>,
-    kinds: Mutex<Vec<PolicyKind>>,
+    policy: Mutex<RbacBindings>,
+    kinds: Mutex<Vec<RbacKind>>,
 }
 
 /// The longest time that listeners continue without a lease.
@@ -45,14 +46,14 @@ const ROOM: usize = 256 << 10;
 
 /// Starts a listener for each kind, which runs while there are leases.
 ///
-/// `again` is the pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often
-/// than a refused request may be repeated. `linger` is how long listeners continue after the last lease has ended. A
-/// random part of up to a half is cut off. Then the feeds are idle, and end like others.
+/// `again` is the pause before a retry when there is no feed or it has ended. A retry does not reach upstream more
+/// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
+/// ended. A random part of up to a half is cut off. Then the feeds are idle, and end like others.
 pub(super) fn listen(
     rights: &PermissionRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
-    tasks: &Tasks,
+    tasks: &BackgroundTasks,
     again: Duration,
     linger: Duration,
 ) {
@@ -62,9 +63,9 @@ pub(super) fn listen(
     let heard = Arc::new(heard);
     let (needs, is_needed) = watch::channel(false);
     tasks.spawn_needed("policy", need(leases, needs, linger));
-    for kind in PolicyKind::ALL {
+    for kind in RbacKind::ALL {
         let (rights, heard, is_needed) = (rights.clone(), heard.clone(), is_needed.clone());
-        let listener = Listener { kind, rights, heard, is_needed, again };
+        let listener = PolicyListener { kind, rights, heard, is_needed, again };
         tasks.spawn_needed("policy", listener.run());
     }
 }
@@ -88,7 +89,7 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
     }
 }
 
-impl Listener {
+impl PolicyListener {
     async fn run(self) {
         let (mut begins, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
         let (mut is_told, mut goes_on) = (false, true);
@@ -151,21 +152,21 @@ impl Listener {
     }
 
     /// Reads the current RBAC objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
-    async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
-        let json = Representation::Object(Encoding::Json);
-        let renderer = if feed.spec.key.encoding == Encoding::Json {
+    async fn begin(&self, feed: &FeedHandle) -> Option<FeedCursor> {
+        let json = Representation::Object(FeedEncoding::Json);
+        let renderer = if feed.spec.key.encoding == FeedEncoding::Json {
             feed.reader.verbatim().clone()
         } else {
             feed.renderings.settled(json).await.ok()?
         };
-        let opened = feed.reader.open(StartPosition::Current, View::everything()).ok()?;
+        let opened = feed.reader.open(WatchStartPosition::Current, CollectionView::everything()).ok()?;
         self.heard.policy.lock().forget(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
-        for object in snapshot.select(&View::everything(), feed.reader.namespaced(), None) {
+        for object in snapshot.select(&CollectionView::everything(), feed.reader.namespaced(), None) {
             let body = feed.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
-            if let Ok(change) = serde_json::from_slice::<PolicyChange>(&frame) {
+            if let Ok(change) = serde_json::from_slice::<RbacEvent>(&frame) {
                 self.heard.policy.lock().apply(self.kind, change);
             }
         }
@@ -176,7 +177,7 @@ impl Listener {
     }
 
     fn take(&self, frame: &Bytes) {
-        let affected = match serde_json::from_slice::<PolicyChange>(frame) {
+        let affected = match serde_json::from_slice::<RbacEvent>(frame) {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(
@@ -198,16 +199,18 @@ impl Listener {
         if is_heard {
             kinds.push(self.kind);
         }
-        self.heard.authorizer.hears_policy(kinds.len() == PolicyKind::ALL.len());
+        self.heard.authorizer.hears_policy(kinds.len() == RbacKind::ALL.len());
     }
 }
 
 /// Completes when the cursor has frames of RBAC changes. Returns false if the cursor's history is lost.
-async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
+async fn pull(cursor: &mut FeedCursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
-        Pull::Frames { .. } => Poll::Ready(true),
-        Pull::CaughtUp { .. } => Poll::Pending,
-        Pull::Expired { .. } | Pull::Refused(_) | Pull::Stopped(_) => Poll::Ready(false),
+        CursorPullResult::Frames { .. } => Poll::Ready(true),
+        CursorPullResult::CaughtUp { .. } => Poll::Pending,
+        CursorPullResult::Expired { .. } | CursorPullResult::Refused(_) | CursorPullResult::Stopped(_) => {
+            Poll::Ready(false)
+        }
     })
     .await
 }

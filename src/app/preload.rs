@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::cache::{FeedEnd, FeedState};
+use crate::cache::{FeedEndReason, FeedState};
 use crate::config::ServeSettings;
-use crate::feeds::{FeedHandle, FeedUnavailable, Feeds};
+use crate::feeds::{FeedHandle, FeedRegistry, FeedUnavailable};
 use crate::serve::feed_spec;
-use crate::upstream::Catalog;
-use base::{LogLimit, ReadinessGuard, Ready, Reloadable, Tasks};
+use crate::upstream::ResourceCatalog;
+use base::{BackgroundTasks, LogRateLimit, ReadinessGuard, ReadinessTracker, Reloadable};
 use tokio::sync::watch;
 
 /// The pause before a preloaded feed that failed to start, or has ended, is started again.
@@ -20,19 +20,19 @@ const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 
 /// The feeds that run from the start. The process is ready only if they are.
 #[derive(Debug, Clone)]
-pub(super) struct Preload {
+pub(super) struct FeedPreload {
     /// The configuration: the names of the feeds, and how long one of them may be disconnected.
     pub(super) running: Reloadable<ServeSettings>,
-    pub(super) ready: Ready,
-    pub(super) catalog: Catalog,
-    pub(super) feeds: Feeds,
-    pub(super) tasks: Tasks,
+    pub(super) ready: ReadinessTracker,
+    pub(super) catalog: ResourceCatalog,
+    pub(super) feeds: FeedRegistry,
+    pub(super) tasks: BackgroundTasks,
 }
 
 /// The guards of the feeds that are kept running, by name. Dropping a guard stops keeping the feed.
 type KeptFeeds = HashMap<String, DropGuard>;
 
-impl Preload {
+impl FeedPreload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self) {
         let (mut config, mut kept) = (self.running.get(), KeptFeeds::new());
@@ -75,7 +75,7 @@ impl Preload {
 
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
     async fn keep(self, name: String, guard: ReadinessGuard) {
-        let (mut guard, failures) = (Some(guard), LogLimit::default());
+        let (mut guard, failures) = (Some(guard), LogRateLimit::default());
         loop {
             match self.preloaded(&name) {
                 Ok(feed) => {
@@ -165,12 +165,12 @@ fn unavailable(why: FeedUnavailable) -> &'static str {
     match why {
         FeedUnavailable::TooMany => "too many feeds",
         FeedUnavailable::Ended(end) => match end {
-            FeedEnd::Forbidden => "upstream does not let this proxy list and watch it (RBAC)",
-            FeedEnd::Gone => "upstream serves no such resource",
-            FeedEnd::NotOffered => "upstream does not serve it in a format that can be cached",
-            FeedEnd::Unreadable => "its objects cannot be decoded",
-            FeedEnd::OverBudget => "it does not fit into the memory for feeds",
-            FeedEnd::Outdated | FeedEnd::Idle | FeedEnd::Shutdown => "its feed has terminated",
+            FeedEndReason::Forbidden => "upstream does not let this proxy list and watch it (RBAC)",
+            FeedEndReason::Gone => "upstream serves no such resource",
+            FeedEndReason::NotOffered => "upstream does not serve it in a format that can be cached",
+            FeedEndReason::Unreadable => "its objects cannot be decoded",
+            FeedEndReason::OverBudget => "it does not fit into the memory for feeds",
+            FeedEndReason::Outdated | FeedEndReason::Idle | FeedEndReason::Shutdown => "its feed has terminated",
         },
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::upstream::{PluginRunner, run_plugins_by};
+use crate::upstream::{CredentialPluginRunner, run_plugins_by};
 
 /// Raises the soft limit of open files to the hard limit, as Go's servers do, because each connection is an open file.
 ///
@@ -27,7 +27,10 @@ pub fn raise_open_files() {
                     "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
                 );
             };
-            run_plugins_by(PluginRunner { program, arguments: ["run-plugin", &from, "--"].map(str::to_owned).into() });
+            run_plugins_by(CredentialPluginRunner {
+                program,
+                arguments: ["run-plugin", &from, "--"].map(str::to_owned).into(),
+            });
         }
         Err(error) => {
             tracing::warn!(from, to, %error, "cannot raise the file descriptor limit; keeping the soft limit");

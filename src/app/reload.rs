@@ -8,26 +8,26 @@ use tokio::signal::unix::Signal;
 
 use super::{StartError, metrics};
 use crate::admin::{ConfigPage, ConfigReader};
-use crate::auth::{AllowedHosts, BrowserGuard};
+use crate::auth::{AllowedHosts, CrossOriginCheck};
 use crate::config::{ConfigSettings, ServeArguments, ServeSettings};
-use crate::feeds::Feeds;
+use crate::feeds::FeedRegistry;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
-use crate::serve::{Coverage, Frontend, ServeConfig};
-use base::{Reloadable, Tasks, WatchedFile};
+use crate::serve::{CacheCoverage, HttpFrontend, ServeConfig};
+use base::{BackgroundTasks, Reloadable, WatchedFile};
 
 /// The sources of a running application's configuration.
-pub struct ReloadSources {
+pub struct ConfigReloadSources {
     /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
     /// The receiver of SIGHUP, which triggers a check of the configuration file.
     pub hangups: Signal,
     /// A function that sets the log level of the process.
-    pub log_level: LogLevel,
+    pub log_level: SetLogLevelFn,
 }
 
 /// A function that sets the log level of the process.
-pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+pub type SetLogLevelFn = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// The settings that can change at run time.
 #[derive(Clone)]
@@ -37,8 +37,8 @@ pub(super) struct ReloadableSettings {
     pub(super) connections: Reloadable<ConnectionLimits>,
     pub(super) reflect: Reloadable<ReflectConfig>,
     /// The guards of clients' ports, and of the admin pages and metrics.
-    pub(super) browsers: Reloadable<BrowserGuard>,
-    pub(super) ops_browsers: Reloadable<BrowserGuard>,
+    pub(super) browsers: Reloadable<CrossOriginCheck>,
+    pub(super) ops_browsers: Reloadable<CrossOriginCheck>,
     started: Arc<ConfigSettings>,
     file: Arc<OnceLock<(PathBuf, WatchedFile<ServeSettings>)>>,
     /// The changed keys that require a restart.
@@ -76,7 +76,7 @@ impl ReloadableSettings {
     }
 
     /// Loads the configuration file, and starts to check it for changes periodically.
-    pub(super) fn read(&self, arguments: &ServeArguments, tasks: &Tasks) -> Result<(), StartError> {
+    pub(super) fn read(&self, arguments: &ServeArguments, tasks: &BackgroundTasks) -> Result<(), StartError> {
         let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
@@ -90,7 +90,7 @@ impl ReloadableSettings {
             let text = String::from_utf8(contents.concat()).map_err(|error| error.to_string())?;
             arguments.resolve_text(&text).map_err(|problems| problems.to_string())
         };
-        let wrong = |error: base::LoadError<String>| StartError::Configuration(error.to_string());
+        let wrong = |error: base::FileLoadError<String>| StartError::Configuration(error.to_string());
         let file = WatchedFile::load("configuration", vec![path.clone()], read).map_err(wrong)?;
         tasks.spawn_needed("configuration file", file.clone().keep_up(self.running.get().look_every));
         drop(self.file.set((path, file)));
@@ -99,7 +99,12 @@ impl ReloadableSettings {
 
     /// Applies the configuration file whenever it changes, until the frontend is dropped. It holds only a weak
     /// reference, because a drain waits for the last strong one.
-    pub(super) async fn keep_up(self, mut reloading: ReloadSources, frontend: Weak<Frontend>, feeds: Feeds) {
+    pub(super) async fn keep_up(
+        self,
+        mut reloading: ConfigReloadSources,
+        frontend: Weak<HttpFrontend>,
+        feeds: FeedRegistry,
+    ) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {
                 tracing::warn!("SIGHUP ignored: no configuration file to reload");
@@ -118,7 +123,7 @@ impl ReloadableSettings {
         }
     }
 
-    fn take(&self, read: &ServeSettings, log_level: &LogLevel, frontend: &Frontend, feeds: &Feeds) {
+    fn take(&self, read: &ServeSettings, log_level: &SetLogLevelFn, frontend: &HttpFrontend, feeds: &FeedRegistry) {
         let running = self.running.get();
         let changes = read.settings.changes(&self.started, &running.settings);
         if !changes.taken.is_empty() {
@@ -144,7 +149,7 @@ impl ReloadableSettings {
         metrics::reloaded(outcome);
     }
 
-    fn put(&self, serve: &ServeSettings, frontend: &Frontend, feeds: &Feeds) {
+    fn put(&self, serve: &ServeSettings, frontend: &HttpFrontend, feeds: &FeedRegistry) {
         let (browsers, ops_browsers) = guards(serve);
         self.browsers.set(browsers);
         self.ops_browsers.set(ops_browsers);
@@ -162,7 +167,7 @@ impl ReloadableSettings {
 fn merged(running: &ServeSettings, read: &ServeSettings, settings: ConfigSettings) -> ServeSettings {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
-        Coverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
+        CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
     let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
     let mut log = now.log.clone();
     log.level.clone_from(&read.log.level);
@@ -183,9 +188,9 @@ fn merged(running: &ServeSettings, read: &ServeSettings, settings: ConfigSetting
 }
 
 /// Returns the browser guards of clients' ports, and of the admin pages and metrics.
-fn guards(config: &ServeSettings) -> (BrowserGuard, BrowserGuard) {
+fn guards(config: &ServeSettings) -> (CrossOriginCheck, CrossOriginCheck) {
     let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = || config.allowed_origins.clone();
-    let ops = BrowserGuard::new(false, hosts.clone().or_any_address(), origins());
-    (BrowserGuard::new(config.tls.is_some(), hosts, origins()), ops)
+    let ops = CrossOriginCheck::new(false, hosts.clone().or_any_address(), origins());
+    (CrossOriginCheck::new(config.tls.is_some(), hosts, origins()), ops)
 }

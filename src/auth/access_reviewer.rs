@@ -7,27 +7,27 @@ use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_queue::{LEASE_WAIT_MAX, Payer, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit};
-use super::reviews::{ReviewTopic, Reviews};
-use super::{AffectedUsers, AuthConfig, NotGranted};
-use crate::upstream::{AccessReviewResult, Cause};
-use kubeapi::{Access, FlowDistinguisher, User};
+use super::review_client::{ReviewClient, ReviewTopic};
+use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::{AffectedUsers, AuthConfig, AuthorizationError};
+use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
+use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
 ///
 /// A decision belongs to one user, with all attributes that upstream knows, and to one access, with all attributes that
 /// a permission may depend on. Users or accesses that differ never share a decision.
 pub(super) struct AccessReviewer {
-    reviews: Arc<dyn Reviews>,
+    reviews: Arc<dyn ReviewClient>,
     pub(super) queue: ReviewQueue,
-    decisions: ReviewCache<DecisionKey, AccessDecision>,
+    decisions: ReviewCache<AccessDecisionKey, AccessDecision>,
     config: AuthConfig,
 }
 
 /// The cache key of a decision: a digest of a user and an access. It has the same length whatever texts a caller
 /// chooses, so that the decisions of one caller do not evict those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct DecisionKey([u8; 32]);
+struct AccessDecisionKey([u8; 32]);
 
 /// Hashes a value with SHA-256. The derived `Hash` of two values that differ feeds different bytes.
 struct Sha256Hasher(digest::Context);
@@ -57,7 +57,7 @@ const LEARNED_USER_BYTES_MAX: usize = 10_000;
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl AccessReviewer {
-    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
+    pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig) -> Self {
         let ttls = config.clone();
         let ttl = move |purpose, decision: &AccessDecision| decision.ttl(purpose, &ttls);
         let decisions = ReviewCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
@@ -72,14 +72,14 @@ impl AccessReviewer {
     pub(super) async fn decide(
         &self,
         user: &Arc<User>,
-        access: &Arc<Access>,
+        access: &Arc<AccessAttributes>,
         purpose: ReviewPurpose,
         since: Option<Instant>,
-    ) -> Result<AccessDecision, NotGranted> {
-        let key = DecisionKey::of(user, access);
+    ) -> Result<AccessDecision, AuthorizationError> {
+        let key = AccessDecisionKey::of(user, access);
         let review = || self.review(key, user, access, purpose);
         let decision = self.decisions.get_or_review(purpose, &key, since, review).await?;
-        if decision.is_allowed { Ok(decision) } else { Err(NotGranted::Denied(decision.reason)) }
+        if decision.is_allowed { Ok(decision) } else { Err(AuthorizationError::Denied(decision.reason)) }
     }
 
     /// Checks whether a downstream proxy may send a request.
@@ -89,10 +89,10 @@ impl AccessReviewer {
     pub(super) async fn lets_proxy(
         &self,
         user: &Arc<User>,
-        access: &Arc<Access>,
+        access: &Arc<AccessAttributes>,
         changes: &PolicyChanges,
-    ) -> Result<(), NotGranted> {
-        let known = self.decisions.get(ReviewPurpose::Proxy, &DecisionKey::of(user, access)).await;
+    ) -> Result<(), AuthorizationError> {
+        let known = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::of(user, access)).await;
         let is_upheld =
             known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.asked, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
@@ -103,10 +103,10 @@ impl AccessReviewer {
     pub(super) async fn recalls(
         &self,
         user: &User,
-        access: &Access,
+        access: &AccessAttributes,
         since: Instant,
     ) -> Option<(Instant, AccessReviewResult)> {
-        let known = self.decisions.get(ReviewPurpose::Request, &DecisionKey::of(user, access)).await;
+        let known = self.decisions.get(ReviewPurpose::Request, &AccessDecisionKey::of(user, access)).await;
         let known = known.filter(|known| known.asked >= since)?;
         Some((known.asked, AccessReviewResult { allowed: known.is_allowed, reason: known.reason.to_string() }))
     }
@@ -117,17 +117,17 @@ impl AccessReviewer {
     /// If the review was for an open watch, the decision may be too old for requests.
     pub(super) async fn learns(
         &self,
-        (user, access): (User, Access),
-        cause: Cause,
+        (user, access): (User, AccessAttributes),
+        cause: UpstreamRequestCause,
         asked: Instant,
         verdict: AccessReviewResult,
     ) {
         if user.len_bytes() > LEARNED_USER_BYTES_MAX {
             return;
         }
-        let key = DecisionKey::of(&user, &access);
+        let key = AccessDecisionKey::of(&user, &access);
         let decision = AccessDecision::new(asked, verdict, Arc::new(user), &access);
-        if cause == Cause::AccessReview {
+        if cause == UpstreamRequestCause::AccessReview {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
@@ -145,27 +145,27 @@ impl AccessReviewer {
 
     async fn review(
         &self,
-        key: DecisionKey,
+        key: AccessDecisionKey,
         user: &Arc<User>,
-        access: &Arc<Access>,
+        access: &Arc<AccessAttributes>,
         purpose: ReviewPurpose,
-    ) -> Result<AccessDecision, NotGranted> {
+    ) -> Result<AccessDecision, AuthorizationError> {
         let (class, cause) = match purpose {
             ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
-                (ReviewClass::Guess, Cause::AccessReview)
+                (ReviewClass::Guess, UpstreamRequestCause::AccessReview)
             }
-            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, Cause::AccessReview),
-            ReviewPurpose::NonResource => (ReviewClass::NonResource, Cause::AccessReview),
-            ReviewPurpose::Lease => (ReviewClass::Lease, Cause::LeaseReview),
-            ReviewPurpose::Namespace => (ReviewClass::Namespace, Cause::LeaseReview),
+            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamRequestCause::AccessReview),
+            ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamRequestCause::AccessReview),
+            ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamRequestCause::LeaseReview),
+            ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamRequestCause::LeaseReview),
         };
-        let turn = self.queue.turn(class, Payer::User(FlowDistinguisher::of(user)));
+        let turn = self.queue.turn(class, ReviewRateLimitKey::User(FlowDistinguisher::of(user)));
         let (asked, verdict) = self.queue.send(class, turn, self.reviews.access(cause, user, access)).await?;
         self.queue.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let decision = AccessDecision::new(asked, verdict, user.clone(), access);
         // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
         // return one that is too old for requests.
-        if cause == Cause::LeaseReview && !decision.is_allowed {
+        if cause == UpstreamRequestCause::LeaseReview && !decision.is_allowed {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         Ok(decision)
@@ -189,8 +189,8 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     })
 }
 
-impl DecisionKey {
-    fn of(user: &User, access: &Access) -> Self {
+impl AccessDecisionKey {
+    fn of(user: &User, access: &AccessAttributes) -> Self {
         let mut hasher = Sha256Hasher(digest::Context::new(&digest::SHA256));
         (user, access).hash(&mut hasher);
         Self(hasher.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
@@ -209,7 +209,7 @@ impl Hasher for Sha256Hasher {
 }
 
 impl AccessDecision {
-    fn new(asked: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &Access) -> Self {
+    fn new(asked: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &AccessAttributes) -> Self {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
@@ -251,8 +251,8 @@ mod tests {
     use super::*;
     use crate::auth::tests::info;
 
-    fn access(uri: &str) -> Access {
-        Access::of(&info(uri))
+    fn access(uri: &str) -> AccessAttributes {
+        AccessAttributes::of(&info(uri))
     }
 
     /// The same characters in other attributes are another key (A3).
@@ -286,7 +286,8 @@ mod tests {
             access("/apis/apps/v1/pods"),
             access("/version"),
         ];
-        let pairs = users.iter().flat_map(|user| accesses.iter().map(move |access| DecisionKey::of(user, access)));
+        let pairs =
+            users.iter().flat_map(|user| accesses.iter().map(move |access| AccessDecisionKey::of(user, access)));
         assert_eq!(pairs.collect::<HashSet<_>>().len(), users.len() * accesses.len());
     }
 

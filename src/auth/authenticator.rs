@@ -6,23 +6,23 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
-use super::certificate::{Authorities, CertificateHolder, CertificateRejected};
-use super::credential::{Credential, Identity};
-use super::reviews::Reviews;
+use super::certificate::{CertificateAuthorities, CertificateHolder, CertificateRejection};
+use super::credential::{AuthenticatedIdentity, Credential};
+use super::review_client::ReviewClient;
 use super::token_reviewer::{self, TokenReviewer};
-use super::{AuthConfig, AuthorityRole, NotGranted, PeerCertChain};
+use super::{AuthConfig, AuthorizationError, CertificateAuthorityRole, PeerCertChain};
 use crate::upstream::CredentialId;
-use base::{Ready, WallClock, WatchedFile};
+use base::{ReadinessTracker, WallClock, WatchedFile};
 use kubeapi::{FlowDistinguisher, User};
 
 /// The authorities that are trusted now. Their file may change.
-pub type TrustedAuthorities = WatchedFile<Authorities>;
+pub type ReloadableAuthorities = WatchedFile<CertificateAuthorities>;
 
 /// The front proxies whose identity headers are trusted. They have a certificate from an authority used for nothing
 /// else.
 #[derive(Clone)]
-pub struct FrontProxy {
-    pub authorities: TrustedAuthorities,
+pub struct FrontProxyConfig {
+    pub authorities: ReloadableAuthorities,
     /// The accepted common names; if empty, any.
     pub names: Vec<String>,
 }
@@ -30,13 +30,13 @@ pub struct FrontProxy {
 /// Determines the identity and the permissions of callers. Results are valid only for a short time and are obtained
 /// again.
 pub(super) struct Authenticator {
-    reviews: Arc<dyn Reviews>,
+    reviews: Arc<dyn ReviewClient>,
     key: ring::hmac::Key,
     token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
     pub(super) clock: WallClock,
-    client_authorities: Option<TrustedAuthorities>,
-    front_proxy: Option<FrontProxy>,
+    client_authorities: Option<ReloadableAuthorities>,
+    front_proxy: Option<FrontProxyConfig>,
 }
 
 /// The identity of a caller, as determined from its credential.
@@ -105,10 +105,10 @@ impl Caller {
 
 impl Authenticator {
     pub(super) fn new(
-        reviews: Arc<dyn Reviews>,
+        reviews: Arc<dyn ReviewClient>,
         config: &AuthConfig,
-        client_authorities: Option<TrustedAuthorities>,
-        front_proxy: Option<FrontProxy>,
+        client_authorities: Option<ReloadableAuthorities>,
+        front_proxy: Option<FrontProxyConfig>,
         clock: WallClock,
     ) -> Self {
         let mut secret = [0; 32];
@@ -126,7 +126,7 @@ impl Authenticator {
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews. Never returns.
-    pub(super) fn keep_ready(&self, ready: &Ready) -> BoxFuture<'static, ()> {
+    pub(super) fn keep_ready(&self, ready: &ReadinessTracker) -> BoxFuture<'static, ()> {
         let rights = [&self.token_reviewer.queue.right, &self.access_reviewer.queue.right];
         let guards = rights.map(|right| right.clone().keep_ready(self.reviews.clone(), ready.clone()));
         Box::pin(join_all(guards).map(drop))
@@ -167,7 +167,7 @@ impl Authenticator {
     fn front_proxy(&self, shown: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
-            shown.holder(AuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
+            shown.holder(CertificateAuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
@@ -179,18 +179,18 @@ impl Authenticator {
         &self,
         id: CredentialId,
         credential: &Credential,
-        asks: token_reviewer::TokenPurpose<'_>,
-    ) -> Result<Option<Identity>, NotGranted> {
+        asks: token_reviewer::TokenReviewPurpose<'_>,
+    ) -> Result<Option<AuthenticatedIdentity>, AuthorizationError> {
         let asked = Instant::now();
         let identity = match credential {
-            Credential::Anonymous => Identity { asked, user: Arc::new(anonymous()), until: None },
+            Credential::Anonymous => AuthenticatedIdentity { asked, user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => self.token_reviewer.identify(id, token, asks).await?,
             Credential::Certificate(shown) => {
                 let Some(holder) = self.holder(shown)? else { return Ok(None) };
-                Identity { asked, user: holder.user, until: Some(holder.until) }
+                AuthenticatedIdentity { asked, user: holder.user, until: Some(holder.until) }
             }
             Credential::Asserted(shown, user) => match self.front_proxy(shown) {
-                Some(until) => Identity { asked, user: user.clone(), until: Some(until) },
+                Some(until) => AuthenticatedIdentity { asked, user: user.clone(), until: Some(until) },
                 // The peer is not a trusted front proxy. Its certificate is still a credential, and is tried next.
                 None => return Ok(None),
             },
@@ -199,17 +199,17 @@ impl Authenticator {
     }
 
     /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.
-    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, NotGranted> {
-        let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
-        match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
+    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, AuthorizationError> {
+        let authorities = self.client_authorities.as_ref().ok_or(AuthorizationError::Unauthenticated)?.current();
+        match shown.holder(CertificateAuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
-            Err(CertificateRejected::NoCommonName) => Ok(None),
-            Err(_) => Err(NotGranted::Unauthenticated),
+            Err(CertificateRejection::NoCommonName) => Ok(None),
+            Err(_) => Err(AuthorizationError::Unauthenticated),
         }
     }
 
     /// Returns the authorities that verify a credential's certificates, if it has any.
-    pub(super) fn authorities(&self, credential: &Credential) -> Option<TrustedAuthorities> {
+    pub(super) fn authorities(&self, credential: &Credential) -> Option<ReloadableAuthorities> {
         match credential {
             Credential::Anonymous | Credential::Token(_) => None,
             Credential::Certificate(_) => self.client_authorities.clone(),

@@ -5,51 +5,58 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxy, TrustedAuthorities, anonymous};
-use super::credential::{Credential, Identity, asserted, token_of};
-use super::grant_lease::Leases;
+use super::authenticator::{
+    AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities, anonymous,
+};
+use super::credential::{AuthenticatedIdentity, Credential, asserted, token_of};
+use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
-use super::namespace_verdicts::{NamespaceQuota, NamespaceVerdicts};
-use super::policy_changes::{PolicyChanges, RecheckRounds};
+use super::namespace_access_decisions::{NamespaceAccessDecisions, ReviewedNamespaceLimit};
+use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::review_cache::ReviewPurpose;
-use super::reviews::Reviews;
-use super::token_reviewer::TokenPurpose;
-use super::{AffectedUsers, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics};
-use crate::upstream::{AccessReviewResult, ActingAs, Cause, Client, Release};
-use base::{Ready, Tasks, WallClock};
-use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
+use super::review_client::ReviewClient;
+use super::token_reviewer::TokenReviewPurpose;
+use super::{
+    AffectedUsers, AuthConfig, AuthorizationError, ClientConnectionInfo, CollectionPermission, ReadGrant,
+    ReadableNamespaces, metrics,
+};
+use crate::upstream::{
+    AccessReviewResult, KubernetesRelease, UpstreamClient, UpstreamRequestCause, UpstreamRequestIdentity,
+};
+use base::{BackgroundTasks, ReadinessTracker, WallClock};
+use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
 use tokio::sync::watch;
 
 /// Authenticates callers and authorizes their requests.
 #[derive(Clone)]
 pub struct Authorizer {
-    delegated: Option<Arc<Shared>>,
+    delegated: Option<Arc<DelegatedAuthorizer>>,
 }
 
-struct Shared {
+struct DelegatedAuthorizer {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
-    leases: Arc<Leases>,
+    leases: Arc<GrantLeases>,
     /// The limit on the namespaces that open watches depend on.
-    quota: NamespaceQuota,
+    quota: ReviewedNamespaceLimit,
     changes: Arc<PolicyChanges>,
-    client: Client,
+    client: UpstreamClient,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs. It expires, because upstream may be upgraded.
-    release: moka::future::Cache<(), Release>,
+    release: moka::future::Cache<(), KubernetesRelease>,
 }
 
 /// The dependencies of an authorizer with delegated authentication.
 #[derive(Clone)]
-pub struct Delegation {
+pub struct DelegatedAuthDeps {
     /// The proxy's own client. Its identity may create token and access reviews.
-    pub client: Client,
-    pub client_authorities: Option<TrustedAuthorities>,
-    pub front_proxy: Option<FrontProxy>,
+    pub client: UpstreamClient,
+    pub client_authorities: Option<ReloadableAuthorities>,
+    pub front_proxy: Option<FrontProxyConfig>,
     /// The clock that determines when credentials expire.
     pub clock: WallClock,
-    pub tasks: Tasks,
+    pub tasks: BackgroundTasks,
 }
 
 /// How long the proxy's own identity is cached, and how long the request for it may take.
@@ -58,7 +65,7 @@ const OURSELVES_MAX: Duration = Duration::from_secs(5);
 /// How long upstream's release is cached.
 const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// The first release that constrains impersonation by default (KEP-5284).
-const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
+const CONSTRAINED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 36 };
 /// The time in seconds within which all namespaces that open readable watches depend on can be reviewed.
 const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
@@ -69,23 +76,23 @@ impl Authorizer {
     }
 
     /// Creates an authorizer that delegates every decision to upstream.
-    pub fn delegated(config: AuthConfig, parts: Delegation) -> Self {
+    pub fn delegated(config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
         let reviews = Arc::new(parts.client.clone());
         Self::asking(reviews, config, parts)
     }
 
     /// Creates an authorizer that sends its reviews to `reviews`.
-    pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
-        let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
+    pub(super) fn asking(reviews: Arc<dyn ReviewClient>, config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
+        let DelegatedAuthDeps { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let changes = Arc::new(PolicyChanges::new());
-        let leases = Arc::new(Leases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
+        let leases = Arc::new(GrantLeases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
         let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
-        let quota = NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user));
+        let quota = ReviewedNamespaceLimit::new(in_time(config.namespaces), in_time(config.namespaces_per_user));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared = Shared { config, authenticator, leases, quota, changes, client, ourselves, release };
+        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -108,7 +115,11 @@ impl Authorizer {
     ///
     /// # Errors
     /// None of its credentials is accepted, or that cannot be determined.
-    pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
+    pub async fn authenticate(
+        &self,
+        sender: ClientConnectionInfo,
+        headers: &HeaderMap,
+    ) -> Result<Caller, AuthorizationError> {
         let Some(shared) = &self.delegated else { return Ok(Caller::ProxyItself) };
         shared.authenticate(sender, headers).await.inspect_err(metrics::refused)
     }
@@ -117,9 +128,9 @@ impl Authorizer {
     ///
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
-    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
-        let access = Arc::new(Access::of(info));
-        let Some(shared) = &self.delegated else { return Ok(Grant::new(access)) };
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadGrant, AuthorizationError> {
+        let access = Arc::new(AccessAttributes::of(info));
+        let Some(shared) = &self.delegated else { return Ok(ReadGrant::new(access)) };
         shared.grant(caller, info, access).await.inspect_err(metrics::refused)
     }
 
@@ -131,7 +142,7 @@ impl Authorizer {
             Ok(None) => true,
             Ok(Some(known)) => {
                 let reviewer = &shared.authenticator.access_reviewer;
-                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.changes).await.is_ok()
+                reviewer.lets_proxy(&known.user, &Arc::new(AccessAttributes::of(info)), &shared.changes).await.is_ok()
             }
         }
     }
@@ -141,27 +152,33 @@ impl Authorizer {
     ///
     /// # Errors
     /// The caller's identity or permissions cannot be determined.
-    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
-        let access = Arc::new(Access::of(info));
-        let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access))) };
+    pub async fn readable(
+        &self,
+        caller: &Caller,
+        info: &RequestInfo,
+    ) -> Result<CollectionPermission, AuthorizationError> {
+        let access = Arc::new(AccessAttributes::of(info));
+        let Some(shared) = &self.delegated else { return Ok(CollectionPermission::Whole(ReadGrant::new(access))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(NotGranted::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
-            grant => grant.map(Permit::Whole),
+            Err(AuthorizationError::Denied(_)) => shared.readable(caller, info, access).map(CollectionPermission::Part),
+            grant => grant.map(CollectionPermission::Whole),
         };
         permit.inspect_err(metrics::refused)
     }
 
     /// Returns the identity with which the caller's requests are sent to upstream.
-    pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
+    pub async fn acting_as(&self, caller: &Caller) -> UpstreamRequestIdentity {
         match (caller, &self.delegated) {
-            (Caller::ProxyItself, _) | (_, None) => ActingAs::ProxyItself,
-            (Caller::Anonymous, Some(_)) => ActingAs::Anonymous,
+            (Caller::ProxyItself, _) | (_, None) => UpstreamRequestIdentity::ProxyItself,
+            (Caller::Anonymous, Some(_)) => UpstreamRequestIdentity::Anonymous,
             (Caller::Known(known), Some(shared)) => match &known.credential {
-                Credential::Anonymous => ActingAs::Anonymous,
-                Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
+                Credential::Anonymous => UpstreamRequestIdentity::Anonymous,
+                Credential::Token(_) => UpstreamRequestIdentity::Bearer(known.id, known.payer.clone()),
                 // A caller that holds the proxy's own certificate has the proxy's rights anyway.
-                Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::ProxyItself,
-                Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
+                Credential::Certificate(_) if shared.is_us(&known.user).await => UpstreamRequestIdentity::ProxyItself,
+                Credential::Certificate(_) | Credential::Asserted(..) => {
+                    UpstreamRequestIdentity::User(known.user.clone())
+                }
             },
         }
     }
@@ -182,7 +199,7 @@ impl Authorizer {
         let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
             return Err(ImpersonationDenied::unknown());
         };
-        let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
+        let request = if shared.constrains_impersonation().await { info.map(AccessAttributes::of) } else { None };
         let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
         judged.inspect_err(|impeded| metrics::refused(&impeded.refused))
     }
@@ -204,7 +221,7 @@ impl Authorizer {
 
     /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
     /// registered at once.
-    pub fn keep_ready(&self, ready: &Ready) -> Option<BoxFuture<'static, ()>> {
+    pub fn keep_ready(&self, ready: &ReadinessTracker) -> Option<BoxFuture<'static, ()>> {
         Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
     }
 
@@ -225,13 +242,24 @@ impl Authorizer {
 
     /// Returns the cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's
     /// review.
-    pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessReviewResult)> {
+    pub async fn recalls(
+        &self,
+        user: &User,
+        access: &AccessAttributes,
+        since: Instant,
+    ) -> Option<(Instant, AccessReviewResult)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
         reviewer.recalls(user, access, since).await
     }
 
     /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
-    pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessReviewResult) {
+    pub async fn learns(
+        &self,
+        of: (User, AccessAttributes),
+        cause: UpstreamRequestCause,
+        asked: Instant,
+        verdict: AccessReviewResult,
+    ) {
         if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.changes.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
@@ -248,17 +276,21 @@ impl Authorizer {
     }
 }
 
-impl Shared {
-    async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
+impl DelegatedAuthorizer {
+    async fn authenticate(
+        &self,
+        sender: ClientConnectionInfo,
+        headers: &HeaderMap,
+    ) -> Result<Caller, AuthorizationError> {
         let mut refused = None;
         let address = sender.address;
         for credential in shown(sender, headers)? {
             let id = self.authenticator.id(&credential);
-            match self.authenticator.identify(id, &credential, TokenPurpose::Request { source: address }).await {
+            match self.authenticator.identify(id, &credential, TokenReviewPurpose::Request { source: address }).await {
                 Ok(None) => {}
                 // A front proxy that names the anonymous user authenticates no caller.
-                Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
-                Ok(Some(Identity { user, until, .. })) => {
+                Ok(Some(AuthenticatedIdentity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
+                Ok(Some(AuthenticatedIdentity { user, until, .. })) => {
                     return Ok(Caller::Known(Arc::new(AuthenticatedCaller::new(id, credential, user, until))));
                 }
                 Err(why) => refused = Some(why),
@@ -267,35 +299,46 @@ impl Shared {
         refused.map_or(Ok(Caller::Anonymous), Err)
     }
 
-    async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
-        let Some(known) = self.known(caller)? else { return Ok(Grant::new(access)) };
+    async fn grant(
+        &self,
+        caller: &Caller,
+        info: &RequestInfo,
+        access: Arc<AccessAttributes>,
+    ) -> Result<ReadGrant, AuthorizationError> {
+        let Some(known) = self.known(caller)? else { return Ok(ReadGrant::new(access)) };
         // It exists before the right is checked, so that no change falls between the two.
-        let lease = (info.verb == Verb::Watch).then(|| self.leases.hold(&known, &access, None));
+        let lease = (info.verb == RequestVerb::Watch).then(|| self.leases.hold(&known, &access, None));
         let reviewer = &self.authenticator.access_reviewer;
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
             lease.state.stands_on(&known.user, &allowed);
         }
-        Ok(Grant { access, lease, reason: allowed.reason })
+        Ok(ReadGrant { access, lease, reason: allowed.reason })
     }
 
-    fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
-        let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
+    fn readable(
+        &self,
+        caller: &Caller,
+        info: &RequestInfo,
+        access: Arc<AccessAttributes>,
+    ) -> Result<ReadableNamespaces, AuthorizationError> {
+        let known = self.known(caller)?.ok_or_else(AuthorizationError::denied)?;
         // Reviews count by account and not by node, because an account's rights are the same on each node.
-        let is_watch = info.verb == Verb::Watch;
+        let is_watch = info.verb == RequestVerb::Watch;
         let watch = is_watch.then(|| (self.quota.share(&FlowDistinguisher::of(&known.user)), self.config.recheck));
         let authenticator = self.authenticator.clone();
-        let verdicts = Arc::new(NamespaceVerdicts::new(authenticator, known.user.clone(), access.clone(), watch));
+        let verdicts =
+            Arc::new(NamespaceAccessDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.hold(&known, &access, Some(verdicts.clone())));
-        Ok(Readable::new(access, verdicts, lease))
+        Ok(ReadableNamespaces::new(access, verdicts, lease))
     }
 
     /// Returns the user to review; `None` for the proxy itself.
-    fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, NotGranted> {
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, AuthorizationError> {
         match caller {
             Caller::ProxyItself => Ok(None),
-            Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
+            Caller::Anonymous if !self.config.anonymous => Err(AuthorizationError::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Anonymous;
                 let user = Arc::new(anonymous());
@@ -324,8 +367,8 @@ impl Shared {
 }
 
 /// Applies policy changes as they are received.
-async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
-    let mut rounds = RecheckRounds::new();
+async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<GrantLeases>) {
+    let mut rounds = PolicyRecheckRounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
         authenticator.access_reviewer.forget(&affected).await;
@@ -334,7 +377,7 @@ async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, 
 }
 
 /// Returns the credentials of a request, in the order in which they are tried.
-fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
+fn shown(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Credential>, AuthorizationError> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
         let user = asserted(headers).map(Arc::new);
@@ -346,7 +389,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
             tracing::debug!(error = %why, "malformed bearer token; request rejected with 401");
-            return Err(NotGranted::Unauthenticated);
+            return Err(AuthorizationError::Unauthenticated);
         }
     }
     Ok(shown)

@@ -17,11 +17,11 @@ use crate::net::is_loopback;
 /// It guards sockets where the browser itself provides the authority: access to a local port, or a client certificate.
 /// Other programs send neither `Origin` nor `Sec-Fetch-Site`, or an `Origin` equal to the server's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BrowserGuard {
+pub struct CrossOriginCheck {
     scheme: &'static str,
     hosts: AllowedHosts,
     /// The origins of other web pages that may send requests.
-    allowed: Vec<PageOrigin>,
+    allowed: Vec<WebOrigin>,
 }
 
 /// The host names that are accepted on a socket where every client has permissions.
@@ -37,12 +37,12 @@ pub struct AllowedHosts {
 /// A host and an optional port, as in a Host header or an origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Authority {
-    host: Host,
+    host: UrlHost,
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Host {
+enum UrlHost {
     Address(IpAddr),
     /// A host name, in lower case.
     Name(String),
@@ -50,9 +50,9 @@ enum Host {
 
 /// The origin of a page, as browsers send it (RFC 6454 §6.2): scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PageOrigin {
+pub struct WebOrigin {
     scheme: String,
-    host: Host,
+    host: UrlHost,
     /// The port of the origin; never `None` for `http` and `https`.
     port: Option<u16>,
 }
@@ -60,11 +60,11 @@ pub struct PageOrigin {
 /// The text is not an origin. `null` and patterns are not origins either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an origin (expected scheme://host or scheme://host:port)")]
-pub struct InvalidOrigin(String);
+pub struct InvalidWebOrigin(String);
 
 /// The reason that a request is refused as one from a foreign web page.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ForeignRequest {
+pub enum CrossOriginRejection {
     /// The request names a host that resolves to this machine, but is not an allowed host.
     #[error("host {0:?} is not served here; add it to allowedHosts to allow it")]
     Host(String),
@@ -82,9 +82,9 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The maximum number of characters of a header that an error message repeats.
 const SHOWN_CHARS_MAX: usize = 100;
 
-impl BrowserGuard {
+impl CrossOriginCheck {
     /// Creates a guard. `tls` states whether the sockets use TLS, which determines the scheme of their own pages.
-    pub fn new(tls: bool, hosts: AllowedHosts, allowed: Vec<PageOrigin>) -> Self {
+    pub fn new(tls: bool, hosts: AllowedHosts, allowed: Vec<WebOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
@@ -94,7 +94,7 @@ impl BrowserGuard {
     ///
     /// # Errors
     /// The request names another host, or comes from such a page.
-    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
+    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), CrossOriginRejection> {
         let header = headers.get(HOST).map(|value| value.to_str().unwrap_or_default());
         // The host of `:authority` in HTTP/2, and of an absolute form before.
         let named = target.authority().map(http::uri::Authority::as_str);
@@ -104,21 +104,21 @@ impl BrowserGuard {
         if let Some(text) = host
             && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
         {
-            return Err(ForeignRequest::Host(shown(text)));
+            return Err(CrossOriginRejection::Host(shown(text)));
         }
         let own = self.own(host.unwrap_or_default());
         if let (Some(named), Some(header)) = (named, header)
             && (own.is_none() || own != self.own(header))
         {
-            return Err(ForeignRequest::TwoHosts { target: shown(named), host: shown(header) });
+            return Err(CrossOriginRejection::TwoHosts { target: shown(named), host: shown(header) });
         }
         if let Some(value) = only(headers, &ORIGIN)? {
-            let Some(origin) = origin(value) else { return Err(ForeignRequest::page(ORIGIN, value)) };
+            let Some(origin) = origin(value) else { return Err(CrossOriginRejection::page(ORIGIN, value)) };
             if self.allowed.contains(&origin) {
                 return Ok(());
             }
             if own != Some(origin) {
-                return Err(ForeignRequest::page(ORIGIN, value));
+                return Err(CrossOriginRejection::page(ORIGIN, value));
             }
         }
         only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
@@ -131,7 +131,7 @@ impl BrowserGuard {
     ///
     /// # Errors
     /// It comes from a page of another site that is not allowed.
-    pub fn check_site(&self, headers: &HeaderMap) -> Result<(), ForeignRequest> {
+    pub fn check_site(&self, headers: &HeaderMap) -> Result<(), CrossOriginRejection> {
         match only(headers, &SEC_FETCH_SITE)? {
             None => Ok(()),
             Some(_) if only(headers, &ORIGIN)?.and_then(origin).is_some_and(|named| self.allowed.contains(&named)) => {
@@ -142,40 +142,40 @@ impl BrowserGuard {
     }
 
     /// Returns the origin of a page that was loaded from this host.
-    fn own(&self, host: &str) -> Option<PageOrigin> {
-        Authority::parse(host).map(|authority| PageOrigin::new(self.scheme, authority))
+    fn own(&self, host: &str) -> Option<WebOrigin> {
+        Authority::parse(host).map(|authority| WebOrigin::new(self.scheme, authority))
     }
 }
 
 /// Returns the only value of a header. No browser sends two of them.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ForeignRequest> {
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, CrossOriginRejection> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (_, Some(second)) => Err(ForeignRequest::page(name.clone(), second)),
+        (_, Some(second)) => Err(CrossOriginRejection::page(name.clone(), second)),
         (first, None) => Ok(first),
     }
 }
 
-fn origin(value: &HeaderValue) -> Option<PageOrigin> {
+fn origin(value: &HeaderValue) -> Option<WebOrigin> {
     value.to_str().ok()?.parse().ok()
 }
 
 /// Accepts a request without a page, as from the address bar or a bookmark, or from a page of this origin.
-fn is_own(site: &HeaderValue) -> Result<(), ForeignRequest> {
-    if site == "none" || site == "same-origin" { Ok(()) } else { Err(ForeignRequest::page(SEC_FETCH_SITE, site)) }
+fn is_own(site: &HeaderValue) -> Result<(), CrossOriginRejection> {
+    if site == "none" || site == "same-origin" { Ok(()) } else { Err(CrossOriginRejection::page(SEC_FETCH_SITE, site)) }
 }
 
 fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
-impl ForeignRequest {
+impl CrossOriginRejection {
     fn page(name: HeaderName, value: &HeaderValue) -> Self {
         Self::Page { name, value: shown(&String::from_utf8_lossy(value.as_bytes())) }
     }
 }
 
-impl PageOrigin {
+impl WebOrigin {
     fn new(scheme: &str, authority: Authority) -> Self {
         let scheme = scheme.to_ascii_lowercase();
         let default = match scheme.as_str() {
@@ -187,17 +187,17 @@ impl PageOrigin {
     }
 }
 
-impl FromStr for PageOrigin {
-    type Err = InvalidOrigin;
+impl FromStr for WebOrigin {
+    type Err = InvalidWebOrigin;
 
-    fn from_str(text: &str) -> Result<Self, InvalidOrigin> {
+    fn from_str(text: &str) -> Result<Self, InvalidWebOrigin> {
         let parse = || {
             let (scheme, authority) = text.split_once("://")?;
             let in_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
             let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(in_scheme);
             Authority::parse(authority).filter(|_| is_scheme).map(|authority| Self::new(scheme, authority))
         };
-        parse().ok_or_else(|| InvalidOrigin(shown(text)))
+        parse().ok_or_else(|| InvalidWebOrigin(shown(text)))
     }
 }
 
@@ -213,10 +213,10 @@ impl AllowedHosts {
         Self { addresses: true, ..self }
     }
 
-    fn has(&self, host: &Host) -> bool {
+    fn has(&self, host: &UrlHost) -> bool {
         match host {
-            Host::Address(address) => self.addresses || is_loopback(*address),
-            Host::Name(name) => name == "localhost" || self.names.contains(name),
+            UrlHost::Address(address) => self.addresses || is_loopback(*address),
+            UrlHost::Name(name) => name == "localhost" || self.names.contains(name),
         }
     }
 }
@@ -229,13 +229,13 @@ impl Authority {
             Some(literal) => {
                 let (address, port) = literal.split_once(']')?;
                 (
-                    Host::Address(IpAddr::V6(address.parse().ok()?)),
+                    UrlHost::Address(IpAddr::V6(address.parse().ok()?)),
                     port.strip_prefix(':').or(port.is_empty().then_some("")),
                 )
             }
             None => {
                 let (host, port) = text.split_once(':').unwrap_or((text, ""));
-                (Host::named(host)?, Some(port))
+                (UrlHost::named(host)?, Some(port))
             }
         };
         let port = match port? {
@@ -247,7 +247,7 @@ impl Authority {
     }
 }
 
-impl Host {
+impl UrlHost {
     fn named(text: &str) -> Option<Self> {
         if let Ok(address) = text.parse() {
             return Some(Self::Address(IpAddr::V4(address)));

@@ -22,25 +22,25 @@ use crate::upstream::CredentialId;
 use kubeapi::User;
 
 /// A certificate chain, leaf first. Its sender has proven possession of the leaf's key; nothing else is verified.
-pub type Chain = Arc<[CertificateDer<'static>]>;
+pub type CertificateChain = Arc<[CertificateDer<'static>]>;
 
 /// The authorities that sign client certificates.
-pub struct Authorities {
+pub struct CertificateAuthorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
-    edition: AuthoritySetId,
+    edition: CertificateAuthoritiesId,
     /// The authorities in webpki's form, and in the same order the properties that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
-    roots: Vec<RootProperties>,
+    roots: Vec<CaProperties>,
 }
 
 /// Identifies a set of authorities. A result of one set is not valid for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct AuthoritySetId([u8; 32]);
+struct CertificateAuthoritiesId([u8; 32]);
 
 /// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
-struct RootProperties {
-    validity: Validity,
+struct CaProperties {
+    validity: ValiditySeconds,
     /// Whether the authority may sign certificates.
     is_authority: bool,
     /// Whether the authority may sign client certificates; true if it has no extended key usage.
@@ -51,7 +51,7 @@ struct RootProperties {
 
 /// The first and the last second in which a certificate is valid, since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Validity {
+struct ValiditySeconds {
     from: u64,
     to: u64,
 }
@@ -62,7 +62,7 @@ struct Validity {
 /// have orders. With P-384, a check takes two milliseconds. webpki stops after a hundred checks, which bounds the
 /// memory.
 #[derive(Debug)]
-struct SignatureMemo<'a> {
+struct SignatureCheckCache<'a> {
     algorithm: &'a dyn SignatureVerificationAlgorithm,
     /// The cached results of signature checks, by a digest of key, message and signature. One thread verifies a chain;
     /// the trait requires the lock.
@@ -81,7 +81,7 @@ pub struct CertificateHolder {
 /// that the chain is verified once and not with every request.
 #[derive(Debug)]
 pub struct PeerCertChain {
-    chain: Chain,
+    chain: CertificateChain,
     id: OnceLock<CredentialId>,
     as_client: Mutex<Option<CachedVerdict>>,
     as_proxy: Mutex<Option<CachedVerdict>>,
@@ -90,15 +90,15 @@ pub struct PeerCertChain {
 /// The result of a chain's verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct CachedVerdict {
-    edition: AuthoritySetId,
+    edition: CertificateAuthoritiesId,
     from: SystemTime,
     until: SystemTime,
-    holder: Result<CertificateHolder, CertificateRejected>,
+    holder: Result<CertificateHolder, CertificateRejection>,
 }
 
 /// The reason that a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AuthoritiesError {
+pub enum CertificateAuthoritiesError {
     #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
     Empty,
     #[error("cannot parse a certificate: {0}")]
@@ -107,7 +107,7 @@ pub enum AuthoritiesError {
 
 /// The reason that a certificate is not accepted, for logs. The caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CertificateRejected {
+pub enum CertificateRejection {
     #[error("the client sent no certificate")]
     None,
     #[error("invalid client certificate: {0}")]
@@ -118,17 +118,17 @@ pub enum CertificateRejected {
 
 /// The purpose of a set of authorities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AuthorityRole {
+pub enum CertificateAuthorityRole {
     Client,
     FrontProxy,
 }
 
 /// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
 #[derive(Debug, Clone, Default)]
-pub struct AuthoritySeparation(Arc<Mutex<AuthoritySets>>);
+pub struct CaOverlapChecker(Arc<Mutex<ClientAndProxyCas>>);
 
 #[derive(Debug, Default)]
-struct AuthoritySets {
+struct ClientAndProxyCas {
     clients: Vec<Vec<u8>>,
     proxies: Vec<Vec<u8>>,
 }
@@ -139,7 +139,7 @@ struct AuthoritySets {
     "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
          identity; use separate authorities"
 )]
-pub struct SharedAuthorityError;
+pub struct SharedCaError;
 
 /// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
 const NO_KEPT_MAX: Duration = Duration::from_secs(60);
@@ -148,29 +148,29 @@ const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
 /// The extra in which upstream identifies the credential.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-impl Authorities {
+impl CertificateAuthorities {
     /// Reads all certificates in a PEM file.
     ///
     /// # Errors
     /// The file has no certificate, or one that cannot be parsed.
-    pub fn from_pem(pem: &[u8]) -> Result<Self, AuthoritiesError> {
-        let unreadable = |error: &dyn fmt::Display| AuthoritiesError::Unreadable(error.to_string());
+    pub fn from_pem(pem: &[u8]) -> Result<Self, CertificateAuthoritiesError> {
+        let unreadable = |error: &dyn fmt::Display| CertificateAuthoritiesError::Unreadable(error.to_string());
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
             .map_err(|error: rustls::pki_types::pem::Error| unreadable(&error))?;
         if certificates.is_empty() {
-            return Err(AuthoritiesError::Empty);
+            return Err(CertificateAuthoritiesError::Empty);
         }
         let mut authorities = Vec::new();
         for der in &certificates {
             let anchor = anchor_from_trusted_cert(der).map_err(|error| unreadable(&error))?.to_owned();
             let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
-            authorities.push((anchor, RootProperties::of(&parsed)));
+            authorities.push((anchor, CaProperties::of(&parsed)));
         }
         // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let edition = AuthoritySetId::of(&certificates);
+        let edition = CertificateAuthoritiesId::of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
         Ok(Self { algorithms, edition, anchors, roots })
     }
@@ -185,30 +185,30 @@ impl Authorities {
     }
 
     /// Verifies a chain, and returns the holder of its first certificate.
-    pub fn verify(&self, chain: &Chain, now: SystemTime) -> Result<CertificateHolder, CertificateRejected> {
-        let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejected::None)?;
-        let invalid = |error: &dyn fmt::Display| CertificateRejected::Invalid(error.to_string());
+    pub fn verify(&self, chain: &CertificateChain, now: SystemTime) -> Result<CertificateHolder, CertificateRejection> {
+        let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejection::None)?;
+        let invalid = |error: &dyn fmt::Display| CertificateRejection::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
         let time = UnixTime::since_unix_epoch(since);
         let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
         let permits = |path: &VerifiedPath<'_>| self.permits(path, time);
         let usage = KeyUsage::client_auth();
-        let memos: Vec<_> = self.algorithms.iter().map(|algorithm| SignatureMemo::new(*algorithm)).collect();
+        let memos: Vec<_> = self.algorithms.iter().map(|algorithm| SignatureCheckCache::new(*algorithm)).collect();
         let algorithms: Vec<_> = memos.iter().map(|memo| memo as &dyn SignatureVerificationAlgorithm).collect();
         let path = end
             .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
-        let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejected::NoCommonName)?);
+        let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejection::NoCommonName)?);
         let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
-        let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);
+        let last = between.chain([root, ValiditySeconds::of(&parsed).to]).min().unwrap_or(0);
         // A certificate is valid to the end of its last second.
         Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
     /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
-    pub fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
+    pub fn next_start(&self, chain: &CertificateChain, now: SystemTime) -> Option<SystemTime> {
         let shown = chain.iter().filter_map(validity);
         let starts = shown.chain(self.roots.iter().map(|root| root.validity));
         let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(validity.from));
@@ -237,13 +237,13 @@ impl Authorities {
         if all_sign && root.for_clients { Ok(()) } else { Err(webpki::Error::EndEntityUsedAsCa) }
     }
 
-    fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&RootProperties> {
+    fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&CaProperties> {
         let at = self.anchors.iter().position(|one| std::ptr::eq::<TrustAnchor<'_>>(one, anchor))?;
         self.roots.get(at)
     }
 }
 
-impl AuthorityRole {
+impl CertificateAuthorityRole {
     /// For logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -253,21 +253,25 @@ impl AuthorityRole {
     }
 }
 
-impl AuthoritySeparation {
+impl CaOverlapChecker {
     /// Sets the authorities of a role, unless one of them has the other role too.
     ///
     /// # Errors
     /// An authority has the other role. The previous authorities stay.
-    pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), SharedAuthorityError> {
+    pub fn admit(
+        &self,
+        role: CertificateAuthorityRole,
+        authorities: &CertificateAuthorities,
+    ) -> Result<(), SharedCaError> {
         let mut sides = self.0.lock();
-        let AuthoritySets { clients, proxies } = &mut *sides;
+        let ClientAndProxyCas { clients, proxies } = &mut *sides;
         let (own, others) = match role {
-            AuthorityRole::Client => (clients, proxies),
-            AuthorityRole::FrontProxy => (proxies, clients),
+            CertificateAuthorityRole::Client => (clients, proxies),
+            CertificateAuthorityRole::FrontProxy => (proxies, clients),
         };
         let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
         if keys.iter().any(|key| others.contains(key)) {
-            return Err(SharedAuthorityError);
+            return Err(SharedCaError);
         }
         *own = keys;
         Ok(())
@@ -275,12 +279,12 @@ impl AuthoritySeparation {
 }
 
 impl PeerCertChain {
-    pub fn new(chain: Chain) -> Self {
+    pub fn new(chain: CertificateChain) -> Self {
         Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
     }
 
     /// Returns the chain's identifier, which is computed once.
-    pub(super) fn id(&self, make: impl FnOnce(&Chain) -> CredentialId) -> CredentialId {
+    pub(super) fn id(&self, make: impl FnOnce(&CertificateChain) -> CredentialId) -> CredentialId {
         *self.id.get_or_init(|| make(&self.chain))
     }
 
@@ -290,13 +294,13 @@ impl PeerCertChain {
     /// The chain is not trusted now.
     pub(super) fn holder(
         &self,
-        role: AuthorityRole,
-        authorities: &Authorities,
+        role: CertificateAuthorityRole,
+        authorities: &CertificateAuthorities,
         now: SystemTime,
-    ) -> Result<CertificateHolder, CertificateRejected> {
+    ) -> Result<CertificateHolder, CertificateRejection> {
         let mut kept = match role {
-            AuthorityRole::Client => self.as_client.lock(),
-            AuthorityRole::FrontProxy => self.as_proxy.lock(),
+            CertificateAuthorityRole::Client => self.as_client.lock(),
+            CertificateAuthorityRole::FrontProxy => self.as_proxy.lock(),
         };
         if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.ttls(authorities, now)) {
             return verdict.holder.clone();
@@ -318,7 +322,7 @@ impl PeerCertChain {
 impl CachedVerdict {
     /// Whether the verdict still holds: the authorities are the same, and the time is within its period. This also
     /// detects a clock that was set back.
-    fn ttls(&self, authorities: &Authorities, now: SystemTime) -> bool {
+    fn ttls(&self, authorities: &CertificateAuthorities, now: SystemTime) -> bool {
         self.edition == authorities.edition && (self.from..self.until).contains(&now)
     }
 }
@@ -332,7 +336,7 @@ impl PartialEq for PeerCertChain {
 
 impl Eq for PeerCertChain {}
 
-impl AuthoritySetId {
+impl CertificateAuthoritiesId {
     fn of(certificates: &[CertificateDer<'_>]) -> Self {
         let mut hash = digest::Context::new(&digest::SHA256);
         certificates.iter().for_each(|der| hash.update(der));
@@ -340,12 +344,12 @@ impl AuthoritySetId {
     }
 }
 
-impl RootProperties {
+impl CaProperties {
     fn of(parsed: &X509Certificate<'_>) -> Self {
         let constraints = parsed.basic_constraints().ok().flatten();
         let usage = parsed.extended_key_usage().ok().flatten();
         Self {
-            validity: Validity::of(parsed),
+            validity: ValiditySeconds::of(parsed),
             // Version 1 has no extensions.
             is_authority: may_sign(parsed)
                 && constraints.as_ref().map_or(parsed.version() != X509Version::V3, |constraints| constraints.value.ca),
@@ -355,20 +359,20 @@ impl RootProperties {
     }
 }
 
-impl Validity {
+impl ValiditySeconds {
     fn of(parsed: &X509Certificate<'_>) -> Self {
         let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
         Self { from: seconds(parsed.validity().not_before), to: seconds(parsed.validity().not_after) }
     }
 }
 
-impl<'a> SignatureMemo<'a> {
+impl<'a> SignatureCheckCache<'a> {
     fn new(algorithm: &'a dyn SignatureVerificationAlgorithm) -> Self {
         Self { algorithm, known: Mutex::default() }
     }
 }
 
-impl SignatureVerificationAlgorithm for SignatureMemo<'_> {
+impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
     fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
         let mut asked = digest::Context::new(&digest::SHA256);
         // Lengths first, so that no two inputs have the same encoding.
@@ -390,8 +394,8 @@ impl SignatureVerificationAlgorithm for SignatureMemo<'_> {
     }
 }
 
-fn validity(der: &CertificateDer<'_>) -> Option<Validity> {
-    X509Certificate::from_der(der).ok().map(|(_, parsed)| Validity::of(&parsed))
+fn validity(der: &CertificateDer<'_>) -> Option<ValiditySeconds> {
+    X509Certificate::from_der(der).ok().map(|(_, parsed)| ValiditySeconds::of(&parsed))
 }
 
 /// Whether the key usage, if present, allows signing certificates.
@@ -401,8 +405,8 @@ fn may_sign(parsed: &X509Certificate<'_>) -> bool {
         .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
 }
 
-/// Returns the user that a certificate names, regardless of its signature. Only [`Authorities::verify`] authenticates a
-/// user.
+/// Returns the user that a certificate names, regardless of its signature. Only [`CertificateAuthorities::verify`]
+/// authenticates a user.
 pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
     subject(leaf, &X509Certificate::from_der(leaf).ok()?.1)
 }
@@ -425,9 +429,9 @@ fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<Us
     Some(User { name, uid, groups, extra }.authenticated())
 }
 
-impl fmt::Debug for Authorities {
+impl fmt::Debug for CertificateAuthorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorities").field("count", &self.anchors.len()).finish_non_exhaustive()
+        f.debug_struct("CertificateAuthorities").field("count", &self.anchors.len()).finish_non_exhaustive()
     }
 }
 

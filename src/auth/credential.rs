@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::PeerCertChain;
-use crate::net::{Peer, PeerAddress};
+use crate::net::{ConnectionPeer, PeerAddress};
 use kubeapi::User;
 
 /// The sender of a request: its address and its certificates.
 #[derive(Debug, Clone)]
-pub struct RequestSender {
+pub struct ClientConnectionInfo {
     /// The certificates whose key the sender has. They are verified once per connection.
     pub certificates: Option<Arc<PeerCertChain>>,
     /// The address whose limit the sender's token reviews count against.
@@ -27,14 +27,14 @@ pub struct RequestSender {
 
 /// A bearer token. It is never displayed, and its memory is wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(Arc<Zeroizing<String>>);
+pub struct BearerToken(Arc<Zeroizing<String>>);
 
 /// A credential that authenticates a caller, and can be checked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
     /// The request has no credential.
     Anonymous,
-    Token(Token),
+    Token(BearerToken),
     Certificate(Arc<PeerCertChain>),
     /// The user named in identity headers, with the certificate of their sender. They are trusted only from a front
     /// proxy.
@@ -43,7 +43,7 @@ pub(super) enum Credential {
 
 /// The user of a credential, and the time until which the result is valid.
 #[derive(Debug, Clone)]
-pub(super) struct Identity {
+pub(super) struct AuthenticatedIdentity {
     /// The time at which the identity was determined: for a token, a time before its review was sent.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
@@ -70,9 +70,9 @@ const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const REMOTE_EXTRA: &str = "x-remote-extra-";
 
-impl RequestSender {
+impl ClientConnectionInfo {
     /// Returns the sender of the requests on a connection.
-    pub fn of(peer: &Peer) -> Self {
+    pub fn of(peer: &ConnectionPeer) -> Self {
         let address = match peer.address {
             PeerAddress::Tcp(address) => address.ip(),
             // All unix socket peers share a limit, because they run on one machine.
@@ -83,7 +83,7 @@ impl RequestSender {
     }
 }
 
-impl Token {
+impl BearerToken {
     pub fn new(text: &str) -> Self {
         Self(Arc::new(Zeroizing::new(text.to_owned())))
     }
@@ -96,20 +96,20 @@ impl Token {
     /// only if upstream has accepted the token.
     pub fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
-        struct Claims {
+        struct JwtClaims {
             exp: Option<f64>,
         }
         let claims = self.0.split('.').nth(1)?;
         let claims = Zeroizing::new(BASE64_URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?);
-        let claims: Claims = serde_json::from_slice(&claims).ok()?;
+        let claims: JwtClaims = serde_json::from_slice(&claims).ok()?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float is cut to what fits")]
         claims.exp.map(|seconds| seconds as u64)
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for BearerToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(…)")
+        f.write_str("BearerToken(…)")
     }
 }
 
@@ -117,7 +117,7 @@ impl fmt::Debug for Token {
 ///
 /// # Errors
 /// The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
-pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, MalformedCredential> {
+pub fn token_of(headers: &HeaderMap) -> Result<Option<BearerToken>, MalformedCredential> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
     }
@@ -125,13 +125,13 @@ pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, MalformedCredentia
     if is_websocket { websocket_token(headers) } else { Ok(None) }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<Token> {
+fn bearer(headers: &HeaderMap) -> Option<BearerToken> {
     let mut words = headers.get(AUTHORIZATION).and_then(text)?.trim().splitn(3, ' ');
     let (scheme, token) = (words.next()?, words.next()?);
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| Token::new(token))
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| BearerToken::new(token))
 }
 
-fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, MalformedCredential> {
+fn websocket_token(headers: &HeaderMap) -> Result<Option<BearerToken>, MalformedCredential> {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(text);
     let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
     let (tokens, others): (Vec<_>, Vec<_>) = offered.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
@@ -145,7 +145,7 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, MalformedCreden
     if others.is_empty() {
         return Err(MalformedCredential::NoProtocol);
     }
-    Ok((!token.is_empty()).then(|| Token::new(&token)))
+    Ok((!token.is_empty()).then(|| BearerToken::new(&token)))
 }
 
 /// Returns the user that a front proxy names, in the header names that every apiserver is configured with.
@@ -207,7 +207,7 @@ mod tests {
             ("", None),
         ] {
             let token = token_of(&headers(&[("authorization", value)])).expect("no WebSocket");
-            assert_eq!(token.as_ref().map(Token::reveal), expected, "{value:?}");
+            assert_eq!(token.as_ref().map(BearerToken::reveal), expected, "{value:?}");
         }
     }
 
@@ -229,12 +229,12 @@ mod tests {
 
     #[test]
     fn token_exposes_only_its_expiry() {
-        let token = |claims: &str| Token::new(&format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims)));
+        let token = |claims: &str| BearerToken::new(&format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims)));
         assert_eq!(token(r#"{"exp":1700000000,"sub":"a"}"#).expires(), Some(1_700_000_000));
         assert_eq!(token(r#"{"sub":"a"}"#).expires(), None);
         assert_eq!(token("[]").expires(), None);
-        assert_eq!(Token::new("opaque").expires(), None);
-        assert_eq!(format!("{:?}", Token::new("secret")), "Token(…)");
+        assert_eq!(BearerToken::new("opaque").expires(), None);
+        assert_eq!(format!("{:?}", BearerToken::new("secret")), "BearerToken(…)");
     }
 
     #[test]

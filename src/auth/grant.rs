@@ -4,9 +4,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
-use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
-use super::{NotGranted, Revoked};
-use kubeapi::{Access, AccessTarget, Gvr};
+use super::namespace_access_decisions::{self, NamespaceAccess, NamespaceAccessDecisions};
+use super::{AuthorizationError, RevokedPermission};
+use kubeapi::{AccessAttributes, AccessTarget, Gvr};
 use tokio::sync::watch;
 
 /// A permission to read the target of one request: verb, resource, namespace, name and selectors.
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 /// Its fields are private, so only [`Authorizer::grant`](super::Authorizer::grant) creates one. Reads from the cache
 /// require one by type. The grant of a watch ends when upstream would no longer allow it.
 #[derive(Debug, Clone)]
-pub struct Grant {
-    pub(super) access: Arc<Access>,
+pub struct ReadGrant {
+    pub(super) access: Arc<AccessAttributes>,
     pub(super) lease: Option<Arc<GrantLease>>,
     /// The authorizer's reason, which may be empty.
     pub(super) reason: Arc<str>,
@@ -23,9 +23,9 @@ pub struct Grant {
 
 /// A permission for a collection: for everything that was requested, or for some of its namespaces.
 #[derive(Debug, Clone)]
-pub enum Permit {
-    Whole(Grant),
-    Part(Readable),
+pub enum CollectionPermission {
+    Whole(ReadGrant),
+    Part(ReadableNamespaces),
 }
 
 /// A permission to read only those namespaces of a collection in which the caller may perform the requested access.
@@ -33,9 +33,9 @@ pub enum Permit {
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
 /// without a verdict is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
 #[derive(Debug, Clone)]
-pub struct Readable {
-    access: Arc<Access>,
-    verdicts: Arc<NamespaceVerdicts>,
+pub struct ReadableNamespaces {
+    access: Arc<AccessAttributes>,
+    verdicts: Arc<NamespaceAccessDecisions>,
     lease: Option<Arc<GrantLease>>,
 }
 
@@ -45,10 +45,10 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 
 /// A receiver of changes of the verdicts.
 #[derive(Debug)]
-pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
+pub struct NamespaceAccessChanges(watch::Receiver<namespace_access_decisions::NamespaceAccessMap>);
 
-impl Grant {
-    pub(super) fn new(access: Arc<Access>) -> Self {
+impl ReadGrant {
+    pub(super) fn new(access: Arc<AccessAttributes>) -> Self {
         Self { access, lease: None, reason: Arc::default() }
     }
 
@@ -58,9 +58,9 @@ impl Grant {
     }
 }
 
-impl Permit {
-    /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name. A
-    /// permission for one name covers no other name, and no read without a name.
+impl CollectionPermission {
+    /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name.
+    /// A permission for one name covers no other name, and no read without a name.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
@@ -75,12 +75,12 @@ impl Permit {
     pub fn sees(&self, namespace: &str) -> bool {
         match self {
             Self::Whole(_) => true,
-            Self::Part(readable) => readable.verdict(namespace) == Some(Verdict::Allowed),
+            Self::Part(readable) => readable.verdict(namespace) == Some(NamespaceAccess::Allowed),
         }
     }
 
     /// Returns the partial permission, if the permission does not cover the whole collection.
-    pub fn part(&self) -> Option<&Readable> {
+    pub fn part(&self) -> Option<&ReadableNamespaces> {
         match self {
             Self::Whole(_) => None,
             Self::Part(readable) => Some(readable),
@@ -97,14 +97,14 @@ impl Permit {
 
     /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
-        let (Self::Whole(Grant { lease, .. }) | Self::Part(Readable { lease, .. })) = self;
+        let (Self::Whole(ReadGrant { lease, .. }) | Self::Part(ReadableNamespaces { lease, .. })) = self;
         GrantStatus(lease.clone())
     }
 }
 
 impl GrantStatus {
     /// Returns the reason that the permission has ended, if it has. After that, no more objects may be sent.
-    pub fn revoked(&self) -> Option<&Revoked> {
+    pub fn revoked(&self) -> Option<&RevokedPermission> {
         self.0.as_ref()?.state.revoked()
     }
 
@@ -114,11 +114,15 @@ impl GrantStatus {
     }
 }
 
-impl Readable {
+impl ReadableNamespaces {
     /// The maximum number of namespaces to collect for [`find_out`](Self::find_out), which refuses that many.
-    pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
+    pub const ASKED_MAX: usize = namespace_access_decisions::NAMESPACES_MAX + 1;
 
-    pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
+    pub(super) fn new(
+        access: Arc<AccessAttributes>,
+        verdicts: Arc<NamespaceAccessDecisions>,
+        lease: Option<Arc<GrantLease>>,
+    ) -> Self {
         // All watches on one lease share its verdicts.
         let verdicts = lease.as_ref().and_then(|lease| lease.state.verdicts.clone()).unwrap_or(verdicts);
         Self { access, verdicts, lease }
@@ -128,15 +132,15 @@ impl Readable {
     ///
     /// # Errors
     /// There are too many namespaces, or a review fails.
-    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
+    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), AuthorizationError> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
-            namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
+            namespaces.into_iter().take(namespace_access_decisions::NAMESPACES_MAX + 1).map(Into::into).collect();
         self.verdicts.find_out(namespaces).await
     }
 
     /// Returns the verdict on a namespace, if there is one.
-    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+    pub fn verdict(&self, namespace: &str) -> Option<NamespaceAccess> {
         self.verdicts.verdict(namespace)
     }
 
@@ -150,12 +154,12 @@ impl Readable {
     }
 
     /// Subscribes to changes of the verdicts.
-    pub fn verdicts(&self) -> VerdictChanges {
-        VerdictChanges(self.verdicts.changes())
+    pub fn verdicts(&self) -> NamespaceAccessChanges {
+        NamespaceAccessChanges(self.verdicts.changes())
     }
 }
 
-impl VerdictChanges {
+impl NamespaceAccessChanges {
     /// Completes when a verdict has changed since the receiver was created or last completed.
     pub async fn changed(mut self) -> Self {
         if self.0.changed().await.is_err() {
@@ -167,7 +171,7 @@ impl VerdictChanges {
 
 /// Whether an access covers reads of this collection, or of an object in it with this name. An access to a namespace
 /// covers no other namespace, and not the whole collection.
-fn covers(access: &Access, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
+fn covers(access: &AccessAttributes, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
     let AccessTarget::Resource(target) = &access.target else { return false };
     let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
     let within = !namespaced || target.namespace == namespace.unwrap_or_default();
@@ -177,14 +181,14 @@ fn covers(access: &Access, gvr: &Gvr, namespaced: bool, namespace: Option<&str>,
 
 /// Permissions for tests, which set the verdicts themselves.
 #[cfg(test)]
-impl Readable {
+impl ReadableNamespaces {
     /// A permission with these verdicts.
     ///
     /// # Panics
     /// Never: no review is sent.
-    pub fn told(told: &[(&str, Verdict)]) -> Self {
+    pub fn told(told: &[(&str, NamespaceAccess)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
-        let client = crate::upstream::Client::connect(&nowhere, crate::upstream::CostLedger::default())
+        let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default())
             .expect("nothing is asked");
         let authenticator = super::authenticator::Authenticator::new(
             Arc::new(client),
@@ -193,15 +197,16 @@ impl Readable {
             None,
             base::WallClock::default(),
         );
-        let access = Access { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
+        let access = AccessAttributes { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
         let access = Arc::new(access);
-        let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
+        let verdicts =
+            Arc::new(NamespaceAccessDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
         let readable = Self { access, verdicts, lease: None };
         told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable
     }
 
-    pub fn tell(&self, namespace: &str, verdict: Verdict) {
+    pub fn tell(&self, namespace: &str, verdict: NamespaceAccess) {
         self.verdicts.put(namespace.into(), verdict);
     }
 
@@ -223,7 +228,7 @@ mod tests {
     #[test]
     fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
-        let grant = |uri| Permit::Whole(Grant::new(Arc::new(Access::of(&info(uri)))));
+        let grant = |uri| CollectionPermission::Whole(ReadGrant::new(Arc::new(AccessAttributes::of(&info(uri)))));
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
         assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {

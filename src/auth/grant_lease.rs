@@ -19,49 +19,49 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::access_reviewer::AccessDecision;
-use super::authenticator::{AuthenticatedCaller, Authenticator, TrustedAuthorities};
-use super::credential::{Credential, Identity};
-use super::lease_terms::{DecisionTtls, LeaseTerms, ReviewTimes};
-use super::namespace_verdicts::NamespaceVerdicts;
+use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
+use super::credential::{AuthenticatedIdentity, Credential};
+use super::lease_terms::{DecisionTtls, GrantLeaseTerms, LastReviewTimes};
+use super::namespace_access_decisions::NamespaceAccessDecisions;
 use super::policy_changes::{LOOKED_AT, PolicyChanges};
 use super::review_cache::ReviewPurpose;
-use super::token_reviewer::TokenPurpose;
-use super::{AffectedUsers, AuthConfig, NotGranted, Revoked, metrics};
+use super::token_reviewer::TokenReviewPurpose;
+use super::{AffectedUsers, AuthConfig, AuthorizationError, RevokedPermission, metrics};
 use crate::upstream::CredentialId;
-use base::{Tasks, random};
-use kubeapi::{Access, FlowDistinguisher, User};
+use base::{BackgroundTasks, random};
+use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
 
 /// The decisions that an open watch depends on. They are checked as long as it is held.
 #[derive(Debug)]
 pub(super) struct GrantLease {
-    pub(super) state: Arc<LeaseState>,
+    pub(super) state: Arc<GrantLeaseState>,
     _keeper: DropGuard,
 }
 
 /// The state that a lease and its keeper share.
 #[derive(Debug)]
-pub(super) struct LeaseState {
+pub(super) struct GrantLeaseState {
     id: CredentialId,
     credential: Credential,
-    access: Arc<Access>,
+    access: Arc<AccessAttributes>,
     /// The last known user of the credential. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     /// The namespaces of a watch that is not for the whole collection.
-    pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
+    pub(super) verdicts: Option<Arc<NamespaceAccessDecisions>>,
     /// The time at which the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
-    doubt: Mutex<Option<RecheckRequest>>,
+    doubt: Mutex<Option<GrantLeaseRecheckRequest>>,
     doubted: Notify,
     /// Why it has ended.
-    revoked: OnceLock<Box<Revoked>>,
+    revoked: OnceLock<Box<RevokedPermission>>,
     /// Cancelled when the watch must end.
     pub(super) over: CancellationToken,
 }
 
 /// A policy change that may affect a lease.
 #[derive(Debug, Clone, Copy)]
-struct RecheckRequest {
+struct GrantLeaseRecheckRequest {
     /// The time at which the change was received. A decision of an earlier review is not accepted.
     since: Instant,
     /// The time at which the review is sent.
@@ -69,14 +69,14 @@ struct RecheckRequest {
 }
 
 /// All leases.
-pub(super) struct Leases {
+pub(super) struct GrantLeases {
     authenticator: Arc<Authenticator>,
     changes: Arc<PolicyChanges>,
     config: AuthConfig,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     /// The leases by key, in a sharded map. One, two and four threads find a lease in 415, 633 and 1,326 ns. With one
     /// lock, it takes 497, 813 and 2,108 ns.
-    held: DashMap<LeaseKey, Weak<GrantLease>>,
+    held: DashMap<GrantLeaseKey, Weak<GrantLease>>,
     /// Returns the number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
     /// The number of leases that continue although their permissions cannot be checked.
@@ -84,25 +84,25 @@ pub(super) struct Leases {
 }
 
 /// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
-type LeaseKey = (CredentialId, Arc<Access>, bool);
+type GrantLeaseKey = (CredentialId, Arc<AccessAttributes>, bool);
 
 /// Counts a lease as uncertain while `is` is set. Dropping it ends that.
-struct UncertaintyCount<'a> {
-    leases: &'a Leases,
+struct UncertainLeaseGuard<'a> {
+    leases: &'a GrantLeases,
     is: Mutex<bool>,
 }
 
 /// Checks a lease repeatedly until it ends.
-struct LeaseKeeper {
-    leases: Arc<Leases>,
-    state: Arc<LeaseState>,
+struct GrantLeaseKeeper {
+    leases: Arc<GrantLeases>,
+    state: Arc<GrantLeaseState>,
     /// Cancelled when the lease is not held any more.
     ended: CancellationToken,
-    terms: LeaseTerms,
+    terms: GrantLeaseTerms,
     until: Option<SystemTime>,
-    good: ReviewTimes,
+    good: LastReviewTimes,
     /// The times before which no decision is accepted for the lease.
-    needed: ReviewTimes,
+    needed: LastReviewTimes,
     /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
     /// reviewed again then.
     settles: Instant,
@@ -117,12 +117,12 @@ const AGAIN: Duration = Duration::from_secs(5);
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
-impl Leases {
+impl GrantLeases {
     pub(super) fn new(
         authenticator: Arc<Authenticator>,
         changes: Arc<PolicyChanges>,
         config: AuthConfig,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
     ) -> Self {
         let (held, count, in_doubt) = (DashMap::new(), watch::Sender::default(), Mutex::default());
         Self { authenticator, changes, config, tasks, held, count, in_doubt }
@@ -132,8 +132,8 @@ impl Leases {
     pub(super) fn hold(
         self: &Arc<Self>,
         caller: &AuthenticatedCaller,
-        access: &Arc<Access>,
-        verdicts: Option<Arc<NamespaceVerdicts>>,
+        access: &Arc<AccessAttributes>,
+        verdicts: Option<Arc<NamespaceAccessDecisions>>,
     ) -> Arc<GrantLease> {
         let key = (caller.id, access.clone(), verdicts.is_some());
         let held = self.held.entry(key.clone());
@@ -143,7 +143,7 @@ impl Leases {
             return lease;
         }
         let is_another = matches!(held, Entry::Vacant(_));
-        let state = Arc::new(LeaseState {
+        let state = Arc::new(GrantLeaseState {
             id: caller.id,
             credential: caller.credential.clone(),
             access: access.clone(),
@@ -161,15 +161,15 @@ impl Leases {
         if is_another {
             self.count_lease(true);
         }
-        let terms = LeaseTerms::of(&self.config, &caller.credential, &caller.user);
-        let keeper = LeaseKeeper {
+        let terms = GrantLeaseTerms::of(&self.config, &caller.credential, &caller.user);
+        let keeper = GrantLeaseKeeper {
             leases: self.clone(),
             state,
             ended: ended.clone(),
             terms,
             until: caller.until,
-            good: ReviewTimes::at(Instant::now()),
-            needed: ReviewTimes::at(Instant::now()),
+            good: LastReviewTimes::at(Instant::now()),
+            needed: LastReviewTimes::at(Instant::now()),
             settles: terms.settled_after(self.changes.moved()),
         };
         let leases = self.clone();
@@ -209,7 +209,7 @@ impl Leases {
         }
         let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
         for state in touched {
-            state.doubt(RecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
+            state.doubt(GrantLeaseRecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -228,22 +228,22 @@ impl Leases {
     }
 }
 
-impl LeaseState {
+impl GrantLeaseState {
     /// Returns the reason that the watch must end, if it must. It costs one atomic load.
-    pub(super) fn revoked(&self) -> Option<&Revoked> {
+    pub(super) fn revoked(&self) -> Option<&RevokedPermission> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
     /// Ends the lease, because the caller lacks the permission.
-    pub(super) fn refuse(&self, why: NotGranted) {
+    pub(super) fn refuse(&self, why: AuthorizationError) {
         metrics::revoked(&why);
         self.revoke(why);
     }
 
     /// Ends the lease, unless it has ended.
-    fn revoke(&self, why: NotGranted) {
+    fn revoke(&self, why: AuthorizationError) {
         let (user, access) = (self.user.lock().clone(), self.access.clone());
-        let _ = self.revoked.set(Box::new(Revoked { user, access, why }));
+        let _ = self.revoked.set(Box::new(RevokedPermission { user, access, why }));
         self.over.cancel();
     }
 
@@ -277,11 +277,11 @@ impl LeaseState {
         self.by_policy.lock().filter(|asked| *asked >= since)
     }
 
-    fn doubt(&self, doubt: RecheckRequest) {
+    fn doubt(&self, doubt: GrantLeaseRecheckRequest) {
         let mut now = self.doubt.lock();
         // One review covers all changes until it is sent.
         let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
-        *now = Some(RecheckRequest { begins, ..doubt });
+        *now = Some(GrantLeaseRecheckRequest { begins, ..doubt });
         drop(now);
         self.doubted.notify_one();
     }
@@ -305,14 +305,14 @@ impl LeaseState {
     }
 }
 
-impl LeaseKeeper {
+impl GrantLeaseKeeper {
     /// Checks the lease until it has ended.
     async fn keep(mut self) {
         let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.terms.grace);
         let why = match &state.verdicts {
             None => self.run().await,
             Some(verdicts) => {
-                let unsure = UncertaintyCount::new(&leases);
+                let unsure = UncertainLeaseGuard::new(&leases);
                 tokio::select! {
                     biased;
                     why = self.run() => why,
@@ -327,9 +327,9 @@ impl LeaseKeeper {
     }
 
     /// Checks the lease until it must end. Returns the reason.
-    async fn run(&mut self) -> NotGranted {
+    async fn run(&mut self) -> AuthorizationError {
         let (state, leases) = (self.state.clone(), self.leases.clone());
-        let unsure = UncertaintyCount::new(&leases);
+        let unsure = UncertainLeaseGuard::new(&leases);
         let mut ttls = self.terms.first();
         let (mut due, mut unsure_since) = (self.next(ttls), None);
         let mut authorities = leases.authenticator.authorities(&state.credential);
@@ -346,7 +346,7 @@ impl LeaseKeeper {
                     None
                 }
                 () = replaced(&mut authorities) => {
-                    self.needed = ReviewTimes::at(Instant::now());
+                    self.needed = LastReviewTimes::at(Instant::now());
                     Some(self.needed)
                 }
             };
@@ -359,7 +359,7 @@ impl LeaseKeeper {
                 }
                 // The credential has expired by its own terms, so no review is needed.
                 Err(why) if why.is_doubt() && self.is_over() => {
-                    return NotGranted::Unauthenticated;
+                    return AuthorizationError::Unauthenticated;
                 }
                 Err(why) if why.is_doubt() => {
                     unsure.set(true);
@@ -379,7 +379,7 @@ impl LeaseKeeper {
 
     /// Checks the caller's identity and right again. Parts checked since `since` are skipped; `None` means only the
     /// right of the user as last seen.
-    async fn check(&mut self, since: Option<ReviewTimes>) -> Result<(), NotGranted> {
+    async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), AuthorizationError> {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let Some(since) = since else {
             self.good.right = self.allowed(self.needed.right).await?;
@@ -389,9 +389,9 @@ impl LeaseKeeper {
         let mut is_another = false;
         if self.good.identity < wanted || self.is_over() {
             let payer = FlowDistinguisher::of(&state.user.lock());
-            let asks = TokenPurpose::Lease { since: wanted, payer: &payer };
+            let asks = TokenReviewPurpose::Lease { since: wanted, payer: &payer };
             let identified = leases.authenticator.identify(state.id, &state.credential, asks).await?;
-            let Identity { asked, user, until } = identified.ok_or(NotGranted::Unauthenticated)?;
+            let AuthenticatedIdentity { asked, user, until } = identified.ok_or(AuthorizationError::Unauthenticated)?;
             (self.good.identity, self.until) = (asked, until);
             is_another = state.replace_user(&user);
             if let Some(verdicts) = &state.verdicts {
@@ -422,7 +422,7 @@ impl LeaseKeeper {
     }
 
     /// Reviews the right, unless it was reviewed since `since`. Returns when.
-    async fn allowed(&self, since: Instant) -> Result<Instant, NotGranted> {
+    async fn allowed(&self, since: Instant) -> Result<Instant, AuthorizationError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
         let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
@@ -452,17 +452,18 @@ impl LeaseKeeper {
     }
 }
 
-impl Drop for LeaseKeeper {
+impl Drop for GrantLeaseKeeper {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if !self.ended.is_cancelled() && self.state.revoked().is_none() {
-            self.state.revoke(NotGranted::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
+            self.state
+                .revoke(AuthorizationError::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
         }
     }
 }
 
-impl<'a> UncertaintyCount<'a> {
-    fn new(leases: &'a Leases) -> Self {
+impl<'a> UncertainLeaseGuard<'a> {
+    fn new(leases: &'a GrantLeases) -> Self {
         Self { leases, is: Mutex::new(false) }
     }
 
@@ -475,18 +476,18 @@ impl<'a> UncertaintyCount<'a> {
     }
 }
 
-impl Drop for UncertaintyCount<'_> {
+impl Drop for UncertainLeaseGuard<'_> {
     fn drop(&mut self) {
         self.set(false);
     }
 }
 
-fn late() -> NotGranted {
-    NotGranted::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
+fn late() -> AuthorizationError {
+    AuthorizationError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }
 
 /// Completes when the trusted authorities of a credential change; never, if the credential has none.
-async fn replaced(authorities: &mut Option<TrustedAuthorities>) {
+async fn replaced(authorities: &mut Option<ReloadableAuthorities>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
         None => std::future::pending().await,

@@ -14,17 +14,17 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
 use self::modes::{ImpersonationMode, ImpersonationStep, modes};
-use super::NotGranted;
+use super::AuthorizationError;
 use super::access_reviewer::AccessReviewer;
 use super::credential::{text, unescaped};
 use super::review_cache::ReviewPurpose;
-use kubeapi::{Access, AccessTarget, User, go_quote};
+use kubeapi::{AccessAttributes, AccessTarget, User, go_quote};
 
 /// The impersonation headers name no user, which is answered with 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidImpersonation {
     /// The headers name groups or extras of a user, but no user name.
-    #[error("requested {} without impersonating a user name", GoUser(.0))]
+    #[error("requested {} without impersonating a user name", GoFormattedUser(.0))]
     MissingUser(User),
     #[error("the header {0} is not UTF-8")]
     NotText(HeaderName),
@@ -38,8 +38,8 @@ pub struct Impersonation(User);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImpersonationDenied {
     /// The access that the impersonation would need.
-    pub access: Access,
-    pub refused: NotGranted,
+    pub access: AccessAttributes,
+    pub refused: AuthorizationError,
 }
 
 const USER: &str = "impersonate-user";
@@ -86,13 +86,13 @@ impl Impersonation {
         &self,
         access_reviewer: &AccessReviewer,
         requestor: &Arc<User>,
-        request: Option<&Access>,
+        request: Option<&AccessAttributes>,
     ) -> Result<User, ImpersonationDenied> {
         let mut first = None;
         for mode in modes(requestor, &self.0, request) {
             match is_open(access_reviewer, requestor, &mode).await {
                 Ok(()) => return Ok(mode.user),
-                Err(impeded) if matches!(impeded.refused, NotGranted::Denied(_)) => {
+                Err(impeded) if matches!(impeded.refused, AuthorizationError::Denied(_)) => {
                     first.get_or_insert(impeded);
                 }
                 Err(impeded) => return Err(impeded),
@@ -105,8 +105,8 @@ impl Impersonation {
 impl ImpersonationDenied {
     /// Creates the denial of an unknown caller.
     pub(super) fn unknown() -> Self {
-        let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
-        Self { access, refused: NotGranted::Unauthenticated }
+        let access = AccessAttributes { verb: String::new(), target: AccessTarget::Path(String::new()) };
+        Self { access, refused: AuthorizationError::Unauthenticated }
     }
 }
 
@@ -120,7 +120,7 @@ async fn is_open(
         match step {
             ImpersonationStep::Review(access) => ask(access_reviewer, &subject, access).await?,
             ImpersonationStep::AllOrEach(all, each) => match ask(access_reviewer, &subject, all).await {
-                Err(ImpersonationDenied { refused: NotGranted::Denied(_), .. }) => {
+                Err(ImpersonationDenied { refused: AuthorizationError::Denied(_), .. }) => {
                     for access in each {
                         ask(access_reviewer, &subject, access).await?;
                     }
@@ -130,7 +130,7 @@ async fn is_open(
             ImpersonationStep::Never(access, why) => {
                 return Err(ImpersonationDenied {
                     access: access.clone(),
-                    refused: NotGranted::Denied(Arc::from(why.as_str())),
+                    refused: AuthorizationError::Denied(Arc::from(why.as_str())),
                 });
             }
         }
@@ -141,7 +141,7 @@ async fn is_open(
 async fn ask(
     access_reviewer: &AccessReviewer,
     subject: &Arc<User>,
-    access: &Access,
+    access: &AccessAttributes,
 ) -> Result<(), ImpersonationDenied> {
     let asked = Arc::new(access.clone());
     let decided = access_reviewer.decide(subject, &asked, ReviewPurpose::Request, None).await;
@@ -149,9 +149,9 @@ async fn ask(
 }
 
 /// A user as Go's `%#v` prints it.
-struct GoUser<'a>(&'a User);
+struct GoFormattedUser<'a>(&'a User);
 
-impl fmt::Display for GoUser<'_> {
+impl fmt::Display for GoFormattedUser<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let strings = |texts: &[String]| {
             let quoted: Vec<_> = texts.iter().map(|text| go_quote(text)).collect();

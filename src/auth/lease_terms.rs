@@ -12,7 +12,7 @@ use kubeapi::User;
 /// Each period is shortened by up to a fifth at random, and the first one by up to four fifths. So leases that began
 /// together are checked at different times.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LeaseTerms {
+pub(super) struct GrantLeaseTerms {
     /// How long an access decision stays valid.
     pub(super) of_right: Duration,
     /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
@@ -27,7 +27,7 @@ pub(super) struct LeaseTerms {
 
 /// The times at which the identity and the permission were last reviewed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ReviewTimes {
+pub(super) struct LastReviewTimes {
     pub(super) identity: Instant,
     pub(super) right: Instant,
 }
@@ -47,7 +47,7 @@ const NEARLY: f64 = 0.9;
 /// The maximum age of a shared decision, as a fraction of the period.
 const SHARED: f64 = 0.75;
 
-impl LeaseTerms {
+impl GrantLeaseTerms {
     pub(super) fn of(config: &AuthConfig, credential: &Credential, user: &User) -> Self {
         let of_right = config.recheck_of(user);
         // A certificate needs no review: it has its own identity and expiry.
@@ -68,7 +68,7 @@ impl LeaseTerms {
     }
 
     /// Returns the validity after a lease check. Only renewed decisions get a new period.
-    pub(super) fn next(&self, ttls: DecisionTtls, before: ReviewTimes, after: ReviewTimes) -> DecisionTtls {
+    pub(super) fn next(&self, ttls: DecisionTtls, before: LastReviewTimes, after: LastReviewTimes) -> DecisionTtls {
         // One factor for both, so that decisions with the same period are renewed together.
         let part = 0.8 + 0.2 * random::f64();
         let next = |is_same, ttls: Duration, of: Duration| if is_same { ttls } else { of.mul_f64(part) };
@@ -96,7 +96,7 @@ impl LeaseTerms {
     }
 }
 
-impl ReviewTimes {
+impl LastReviewTimes {
     pub(super) fn at(now: Instant) -> Self {
         Self { identity: now, right: now }
     }

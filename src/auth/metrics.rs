@@ -1,6 +1,6 @@
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
-use super::NotGranted;
+use super::AuthorizationError;
 
 /// Describes the metrics of this module.
 pub fn describe() {
@@ -22,11 +22,11 @@ pub(super) fn reviewed(kind: &'static str, result: &'static str) {
     counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
 }
 
-pub(super) fn refused(why: &NotGranted) {
+pub(super) fn refused(why: &AuthorizationError) {
     counter!("kube_fanout_auth_refused_total", "reason" => why.as_str()).increment(1);
 }
 
-pub(super) fn revoked(why: &NotGranted) {
+pub(super) fn revoked(why: &AuthorizationError) {
     counter!("kube_fanout_auth_revoked_total", "reason" => why.as_str()).increment(1);
 }
 

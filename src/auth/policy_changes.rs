@@ -29,7 +29,7 @@ struct WatchState {
     /// Policy changes that were received and not yet applied.
     fresh: AffectedUsers,
     /// When the watches began; `None` once everything has been reviewed after that.
-    began: Option<WatchStartTimes>,
+    began: Option<PolicyWatchStartTimes>,
     /// Whether a policy change would be received at once.
     is_open: bool,
     /// When a change was last seen, or the watches began or ended.
@@ -40,7 +40,7 @@ struct WatchState {
 
 /// The times at which the policy watches began, one kind of objects after the other.
 #[derive(Debug, Clone, Copy)]
-struct WatchStartTimes {
+struct PolicyWatchStartTimes {
     first: Instant,
     last: Instant,
     /// The delay from the start of the last policy watch to the review of all permissions.
@@ -49,7 +49,7 @@ struct WatchStartTimes {
 
 /// The policy changes that later review rounds still cover.
 #[derive(Debug)]
-pub(super) struct RecheckRounds {
+pub(super) struct PolicyRecheckRounds {
     /// The policy changes of one, two and three beats ago.
     ago: [Option<AffectedUsers>; 3],
     /// The earliest time of the next review round.
@@ -90,8 +90,8 @@ impl PolicyChanges {
         let (now, mut state) = (Instant::now(), self.state.lock());
         (state.moved, state.whole_since) = (now, now);
         let fresh =
-            || WatchStartTimes { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
-        state.began = Some(WatchStartTimes { last: now, ..state.began.unwrap_or_else(fresh) });
+            || PolicyWatchStartTimes { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
+        state.began = Some(PolicyWatchStartTimes { last: now, ..state.began.unwrap_or_else(fresh) });
         drop(state);
         self.came.notify_one();
     }
@@ -126,12 +126,12 @@ impl PolicyChanges {
     }
 
     /// Completes at the next review round. Returns the affected users.
-    pub(super) async fn next(&self, rounds: &mut RecheckRounds) -> AffectedUsers {
+    pub(super) async fn next(&self, rounds: &mut PolicyRecheckRounds) -> AffectedUsers {
         loop {
             sleep_until(rounds.rest_until).await;
             let is_quiet = rounds.ago.iter().all(Option::is_none);
             if is_quiet {
-                let settled = self.state.lock().began.map(WatchStartTimes::due);
+                let settled = self.state.lock().began.map(PolicyWatchStartTimes::due);
                 tokio::select! {
                     biased;
                     () = self.came.notified() => {}
@@ -167,18 +167,18 @@ impl WatchState {
             return (fresh, AffectedUsers::nobody());
         };
         // A watch that began a moment ago is too recent for this round, and gets another.
-        self.began = (since.last + SETTLES > now).then_some(WatchStartTimes { first: since.last, ..since });
+        self.began = (since.last + SETTLES > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
         (fresh, AffectedUsers::Everyone)
     }
 }
 
-impl WatchStartTimes {
+impl PolicyWatchStartTimes {
     fn due(self) -> Instant {
         self.last.min(self.first + GATHERED_MAX) + self.settles
     }
 }
 
-impl RecheckRounds {
+impl PolicyRecheckRounds {
     pub(super) fn new() -> Self {
         Self { ago: [const { None }; 3], rest_until: Instant::now() }
     }
@@ -191,12 +191,12 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::auth::{AffectedScope, Subjects};
+    use crate::auth::{AffectedNamespaces, BindingSubjects};
     use kubeapi::User;
 
     fn change(user: usize) -> AffectedUsers {
-        let mut subjects = Subjects::default();
-        subjects.add_user(user.to_string(), &AffectedScope::Everywhere);
+        let mut subjects = BindingSubjects::default();
+        subjects.add_user(user.to_string(), &AffectedNamespaces::Everywhere);
         AffectedUsers::of(subjects)
     }
 
@@ -206,7 +206,7 @@ mod tests {
 
     /// The rounds within some seconds: the time of each, and the affected users.
     async fn rounds(changes: &PolicyChanges, seconds: u64) -> Vec<(Duration, AffectedUsers)> {
-        let (began, mut rounds, mut seen) = (Instant::now(), RecheckRounds::new(), Vec::new());
+        let (began, mut rounds, mut seen) = (Instant::now(), PolicyRecheckRounds::new(), Vec::new());
         let _ = timeout(Duration::from_secs(seconds), async {
             loop {
                 let affected = changes.next(&mut rounds).await;

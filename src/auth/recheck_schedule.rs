@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::AffectedScope;
+use super::AffectedNamespaces;
 use base::random;
 
 /// The times at which the namespaces of a readable watch are reviewed again. They are spread over the period, and
 /// earlier for a namespace whose policy has changed.
 #[derive(Debug)]
-pub(super) struct RecheckSchedule {
+pub(super) struct NamespaceRecheckSchedule {
     period: Duration,
-    items: BTreeMap<Arc<str>, ScheduledRecheck>,
+    items: BTreeMap<Arc<str>, ScheduledNamespaceRecheck>,
     due: BTreeSet<(Instant, Arc<str>)>,
 }
 
 #[derive(Debug, Clone)]
-struct ScheduledRecheck {
+struct ScheduledNamespaceRecheck {
     /// The time at which the namespace's last answered review was sent.
     asserted: Instant,
     /// Whether upstream has answered a review of the namespace.
@@ -28,7 +28,7 @@ struct ScheduledRecheck {
     changed: Option<Instant>,
 }
 
-impl RecheckSchedule {
+impl NamespaceRecheckSchedule {
     /// Creates an empty schedule. A decision is valid for at most `period`.
     pub(super) fn new(period: Duration) -> Self {
         Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
@@ -37,7 +37,7 @@ impl RecheckSchedule {
     /// Adds an unknown namespace before its review is sent, so that no policy change is missed between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
-            self.put(namespace, ScheduledRecheck { asserted: now, is_known: false, due: None, changed: None });
+            self.put(namespace, ScheduledNamespaceRecheck { asserted: now, is_known: false, due: None, changed: None });
         }
     }
 
@@ -65,7 +65,7 @@ impl RecheckSchedule {
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
         let due = changed.unwrap_or(asked + self.period.mul_f64(share));
-        self.put(namespace, ScheduledRecheck { asserted: asked, is_known: true, due: Some(due), changed });
+        self.put(namespace, ScheduledNamespaceRecheck { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
     /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or shortly
@@ -74,7 +74,10 @@ impl RecheckSchedule {
         if !self.items.contains_key(namespace) {
             // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
-            self.put(namespace, ScheduledRecheck { asserted: began, is_known: true, due: None, changed: Some(now) });
+            self.put(
+                namespace,
+                ScheduledNamespaceRecheck { asserted: began, is_known: true, due: None, changed: Some(now) },
+            );
         }
         self.answered(namespace, began);
     }
@@ -82,15 +85,15 @@ impl RecheckSchedule {
     /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
-            self.put(namespace, ScheduledRecheck { due: Some(again), ..item });
+            self.put(namespace, ScheduledNamespaceRecheck { due: Some(again), ..item });
         }
     }
 
     /// Records a policy change. Returns whether it affects a known namespace.
-    pub(super) fn change(&mut self, reach: &AffectedScope, at: Instant) -> bool {
+    pub(super) fn change(&mut self, reach: &AffectedNamespaces, at: Instant) -> bool {
         let touched: Vec<_> = match reach {
-            AffectedScope::Everywhere => self.items.keys().cloned().collect(),
-            AffectedScope::Within(namespaces) => {
+            AffectedNamespaces::Everywhere => self.items.keys().cloned().collect(),
+            AffectedNamespaces::Within(namespaces) => {
                 namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect()
             }
         };
@@ -98,7 +101,7 @@ impl RecheckSchedule {
             if let Some(item) = self.items.get(namespace).cloned() {
                 self.put(
                     namespace,
-                    ScheduledRecheck { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item },
+                    ScheduledNamespaceRecheck { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item },
                 );
             }
         }
@@ -145,9 +148,9 @@ impl RecheckSchedule {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }
 
-    fn put(&mut self, namespace: &Arc<str>, item: ScheduledRecheck) {
+    fn put(&mut self, namespace: &Arc<str>, item: ScheduledNamespaceRecheck) {
         let due = item.due;
-        if let Some(ScheduledRecheck { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
+        if let Some(ScheduledNamespaceRecheck { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
             self.due.remove(&(before, namespace.clone()));
         }
         if let Some(due) = due {
@@ -165,12 +168,12 @@ mod tests {
     const PERIOD: Duration = Duration::from_secs(60);
     const SLACK: Duration = Duration::from_secs(5);
 
-    fn within(namespaces: &[&str]) -> AffectedScope {
-        AffectedScope::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
+    fn within(namespaces: &[&str]) -> AffectedNamespaces {
+        AffectedNamespaces::Within(namespaces.iter().map(|&namespace| Arc::from(namespace)).collect())
     }
 
-    fn schedule(count: usize, now: Instant) -> RecheckSchedule {
-        let mut schedule = RecheckSchedule::new(PERIOD);
+    fn schedule(count: usize, now: Instant) -> NamespaceRecheckSchedule {
+        let mut schedule = NamespaceRecheckSchedule::new(PERIOD);
         (0..count).for_each(|number| schedule.answered(&Arc::from(format!("t{number}")), now));
         schedule
     }
@@ -219,7 +222,7 @@ mod tests {
         assert_eq!(schedule.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
         schedule.answered(&Arc::from("t10"), again);
         assert!(schedule.take(again, SLACK, usize::MAX).is_empty());
-        schedule.change(&AffectedScope::Everywhere, again);
+        schedule.change(&AffectedNamespaces::Everywhere, again);
         assert_eq!(schedule.take(again, SLACK, usize::MAX).len(), 20);
     }
 

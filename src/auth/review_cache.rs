@@ -13,7 +13,7 @@ use moka::future::Cache;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::NotGranted;
+use super::AuthorizationError;
 use super::policy_changes::LOOKED_AT;
 
 /// The purpose of a review, which determines how old its result may be.
@@ -42,7 +42,7 @@ pub(super) trait ReviewResult {
 }
 
 /// The TTL of an entry, by its purpose and its result.
-struct Ttl<F>(F);
+struct ReviewTtl<F>(F);
 
 impl<K, V> ReviewCache<K, V>
 where
@@ -56,7 +56,7 @@ where
         ttl: impl Fn(ReviewPurpose, &V) -> Duration + Send + Sync + 'static,
     ) -> Self {
         let weigh = move |_: &(ReviewPurpose, K), result: &V| u32::try_from(weigh(result)).unwrap_or(u32::MAX);
-        Self(Cache::builder().max_capacity(weight_max).weigher(weigh).expire_after(Ttl(ttl)).build())
+        Self(Cache::builder().max_capacity(weight_max).weigher(weigh).expire_after(ReviewTtl(ttl)).build())
     }
 
     pub(super) async fn get(&self, purpose: ReviewPurpose, key: &K) -> Option<V> {
@@ -71,9 +71,9 @@ where
         key: &K,
         since: Option<Instant>,
         review: impl Fn() -> F,
-    ) -> Result<V, NotGranted>
+    ) -> Result<V, AuthorizationError>
     where
-        F: Future<Output = Result<V, NotGranted>>,
+        F: Future<Output = Result<V, AuthorizationError>>,
     {
         let key = (purpose, key.clone());
         let is_accepted = |result: &V| since.is_none_or(|since| result.asked() >= since);
@@ -86,7 +86,7 @@ where
             // A review's future is large and rarely needed. It is boxed, so that requests have no room for it.
             let reviewing = async { Box::pin(review()).await };
             let result = Box::pin(self.0.try_get_with_by_ref(&key, reviewing)).await;
-            let result = result.map_err(|refused: Arc<NotGranted>| NotGranted::clone(&refused))?;
+            let result = result.map_err(|refused: Arc<AuthorizationError>| AuthorizationError::clone(&refused))?;
             // Otherwise, a concurrent review had been sent before `since`.
             if is_accepted(&result) {
                 return Ok(result);
@@ -123,7 +123,7 @@ where
 }
 
 #[allow(clippy::disallowed_types, reason = "the trait's own")]
-impl<K, V, F: Fn(ReviewPurpose, &V) -> Duration> Expiry<(ReviewPurpose, K), V> for Ttl<F> {
+impl<K, V, F: Fn(ReviewPurpose, &V) -> Duration> Expiry<(ReviewPurpose, K), V> for ReviewTtl<F> {
     fn expire_after_create(&self, key: &(ReviewPurpose, K), result: &V, _: std::time::Instant) -> Option<Duration> {
         Some((self.0)(key.0, result))
     }

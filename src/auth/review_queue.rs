@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::reviews::{ReviewFuture, ReviewRight, ReviewTopic};
-use super::{NotGranted, metrics};
-use base::{KeyedSemaphores, LogLimit};
+use super::review_client::{ReviewFuture, ReviewPermission, ReviewTopic};
+use super::{AuthorizationError, metrics};
+use base::{KeyedSemaphores, LogRateLimit};
 use kubeapi::FlowDistinguisher;
 
 /// The class of a review. Each class has its own slots and does not wait for the others. So a revoked permission ends
@@ -32,23 +32,23 @@ pub(super) enum ReviewClass {
 /// The queue of reviews of one topic, with limits on rate, concurrency and time. Every review passes it.
 pub(super) struct ReviewQueue {
     /// Whether the proxy may create reviews of the topic.
-    pub(super) right: Arc<ReviewRight>,
-    failures: LogLimit,
+    pub(super) right: Arc<ReviewPermission>,
+    failures: LogRateLimit,
     /// The lanes of pending reviews, in the order of the classes.
-    lanes: [Lane; 5],
+    lanes: [ReviewClassLimits; 5],
 }
 
 /// The rate and concurrency limits of one class of reviews.
-struct Lane {
+struct ReviewClassLimits {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
     /// The limits per payer: one payer may use half of the slots.
-    shares: KeyedSemaphores<Payer>,
+    shares: KeyedSemaphores<ReviewRateLimitKey>,
 }
 
 /// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Payer {
+pub(super) enum ReviewRateLimitKey {
     User(FlowDistinguisher),
     /// The address from which an unknown token was sent.
     Address(IpAddr),
@@ -65,7 +65,7 @@ pub(super) struct ReviewRateLimit {
     all_wait_max: Duration,
     /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together. One lock
     /// suffices: a look-up takes 0.1 µs and a review 1,000 µs.
-    next: Mutex<HashMap<Option<Payer>, Instant>>,
+    next: Mutex<HashMap<Option<ReviewRateLimitKey>, Instant>>,
 }
 
 /// A long-term rate, and a burst.
@@ -79,8 +79,8 @@ pub(super) struct ReviewRate {
 
 /// The time at which the rate of a payer allows its next review.
 #[derive(Debug)]
-pub(super) struct ReviewTurn {
-    pub(super) payer: Payer,
+pub(super) struct ReviewReservation {
+    pub(super) payer: ReviewRateLimitKey,
     at: Instant,
     /// The latest time at which the review may be sent.
     by: Instant,
@@ -112,13 +112,17 @@ impl ReviewQueue {
     pub(super) fn new(topic: ReviewTopic, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
         let lanes = ReviewClass::ALL.map(|class| {
             let slots = class.slots();
-            Lane { rate: rate(class), slots: Semaphore::new(slots), shares: KeyedSemaphores::new(slots / 2) }
+            ReviewClassLimits {
+                rate: rate(class),
+                slots: Semaphore::new(slots),
+                shares: KeyedSemaphores::new(slots / 2),
+            }
         });
-        Self { right: Arc::new(ReviewRight::new(topic)), failures: LogLimit::default(), lanes }
+        Self { right: Arc::new(ReviewPermission::new(topic)), failures: LogRateLimit::default(), lanes }
     }
 
     /// Reserves the payer's next turn in a class; `None` if it comes too late.
-    pub(super) fn turn(&self, class: ReviewClass, payer: Payer) -> Option<ReviewTurn> {
+    pub(super) fn turn(&self, class: ReviewClass, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
         self.lanes[class as usize].rate.turn(payer)
     }
 
@@ -129,9 +133,9 @@ impl ReviewQueue {
     pub(super) async fn send<T>(
         &self,
         class: ReviewClass,
-        turn: Option<ReviewTurn>,
+        turn: Option<ReviewReservation>,
         review: ReviewFuture<T>,
-    ) -> Result<(Instant, T), NotGranted> {
+    ) -> Result<(Instant, T), AuthorizationError> {
         let lane = &self.lanes[class as usize];
         let turn = match turn {
             Some(turn) if lane.rate.wait(&turn).await => turn,
@@ -139,7 +143,7 @@ impl ReviewQueue {
             _ if class == ReviewClass::Lease => {
                 self.came_to("timeout");
                 let refusal = self.right.topic.refusal;
-                return Err(NotGranted::Unavailable(format!("{refusal}: too many pending reviews")));
+                return Err(AuthorizationError::Unavailable(format!("{refusal}: too many pending reviews")));
             }
             _ => return Err(self.over_budget()),
         };
@@ -153,13 +157,16 @@ impl ReviewQueue {
         let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             self.came_to("timeout");
             self.log_failure(&format_args!("no response within {ANSWER_MAX:?}"));
-            NotGranted::Unavailable(format!("{}: the apiserver did not respond in time", self.right.topic.refusal))
+            AuthorizationError::Unavailable(format!(
+                "{}: the apiserver did not respond in time",
+                self.right.topic.refusal
+            ))
         })?;
         self.right.note(&answer);
         let answer = answer.map_err(|error| {
             self.came_to("error");
             self.log_failure(&error);
-            NotGranted::unanswered(&error, self.right.topic)
+            AuthorizationError::unanswered(&error, self.right.topic)
         })?;
         if let Some(failed) = self.failures.unlogged(Instant::now()) {
             tracing::warn!(
@@ -184,9 +191,9 @@ impl ReviewQueue {
     }
 
     /// Returns the error for a caller that has exceeded a limit.
-    pub(super) fn over_budget(&self) -> NotGranted {
+    pub(super) fn over_budget(&self) -> AuthorizationError {
         self.came_to("over_budget");
-        NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
+        AuthorizationError::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
 
@@ -204,16 +211,16 @@ impl ReviewRateLimit {
     }
 
     /// Reserves the payer's next turn; `None` if it comes too late.
-    fn turn(&self, payer: Payer) -> Option<ReviewTurn> {
+    fn turn(&self, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
         let now = Instant::now();
         let at = self.take(Some(payer.clone()), self.each, now + self.each_wait_max)?;
-        Some(ReviewTurn { payer, at, by: now + self.all_wait_max })
+        Some(ReviewReservation { payer, at, by: now + self.all_wait_max })
     }
 
     /// Waits until the review may be sent. Returns false if that would be too late.
     ///
     /// The rate of all is charged when the payer's turn comes, so waiting reviews of one payer delay no others.
-    async fn wait(&self, turn: &ReviewTurn) -> bool {
+    async fn wait(&self, turn: &ReviewReservation) -> bool {
         wait_until(turn.at).await;
         let Some(at) = self.take(None, self.all, turn.by) else { return false };
         wait_until(at).await;
@@ -222,7 +229,12 @@ impl ReviewRateLimit {
 
     /// Takes a payer's next turn by the generic cell rate algorithm, and returns its time; `None` if that is later than
     /// `by`.
-    fn take(&self, payer: Option<Payer>, ReviewRate { interval, ahead }: ReviewRate, by: Instant) -> Option<Instant> {
+    fn take(
+        &self,
+        payer: Option<ReviewRateLimitKey>,
+        ReviewRate { interval, ahead }: ReviewRate,
+        by: Instant,
+    ) -> Option<Instant> {
         let (mut next, now) = (self.next.lock(), Instant::now());
         let at = next.get(&payer).copied().unwrap_or(now).max(now);
         let turn = at.checked_sub(ahead).unwrap_or(now).max(now);
@@ -262,9 +274,9 @@ mod tests {
 
     const LATE: Duration = Duration::from_secs(60);
 
-    fn payer(number: usize) -> Payer {
+    fn payer(number: usize) -> ReviewRateLimitKey {
         let [.., a, b] = number.to_be_bytes();
-        Payer::Address([10, 0, a, b].into())
+        ReviewRateLimitKey::Address([10, 0, a, b].into())
     }
 
     fn limit(each: ReviewRate, wait_max: Duration) -> ReviewRateLimit {

@@ -14,16 +14,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use stub::{Stub, StubReview, authorizer, info};
+pub(super) use stub::{StubReview, StubReviewClient, authorizer, info};
 
-use super::{AffectedScope, AffectedUsers, AuthConfig, Authorizer, Grant, NotGranted, Readable, Revoked, Subjects};
-use base::Tasks;
+use super::{
+    AffectedNamespaces, AffectedUsers, AuthConfig, AuthorizationError, Authorizer, BindingSubjects, ReadGrant,
+    ReadableNamespaces, RevokedPermission,
+};
+use base::BackgroundTasks;
 
 /// An authorizer with its stub.
 struct Scene {
     authorizer: Authorizer,
-    stub: Arc<Stub>,
-    _tasks: Tasks,
+    stub: Arc<StubReviewClient>,
+    _tasks: BackgroundTasks,
 }
 
 fn scene() -> Scene {
@@ -37,7 +40,7 @@ fn scene_with(config: AuthConfig) -> Scene {
 
 impl Scene {
     /// Opens a watch.
-    async fn watch(&self, token: &str, uri: &str) -> Grant {
+    async fn watch(&self, token: &str, uri: &str) -> ReadGrant {
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
         self.authorizer.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
@@ -50,11 +53,16 @@ impl Scene {
     }
 
     /// Opens a watch of the readable ones of these namespaces.
-    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
+    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<ReadableNamespaces, AuthorizationError> {
         self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await
     }
 
-    async fn readable_of(&self, token: &str, uri: &str, namespaces: &[String]) -> Result<Readable, NotGranted> {
+    async fn readable_of(
+        &self,
+        token: &str,
+        uri: &str,
+        namespaces: &[String],
+    ) -> Result<ReadableNamespaces, AuthorizationError> {
         self.stub.deny(token, "");
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
         let permit = self.authorizer.readable(&caller, &info(uri)).await?;
@@ -70,8 +78,8 @@ fn named(count: usize) -> Vec<String> {
 
 /// A change of one user's rights, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> AffectedUsers {
-    let mut subjects = Subjects::default();
-    subjects.add_user(user.to_owned(), &AffectedScope::of(namespace));
+    let mut subjects = BindingSubjects::default();
+    subjects.add_user(user.to_owned(), &AffectedNamespaces::of(namespace));
     AffectedUsers::of(subjects)
 }
 
@@ -86,7 +94,7 @@ async fn until(over: &CancellationToken) -> Duration {
     began.elapsed()
 }
 
-impl Grant {
+impl ReadGrant {
     fn over(&self) -> CancellationToken {
         self.lease.as_ref().expect("it is that of a watch").state.over.clone()
     }
@@ -96,7 +104,7 @@ impl Grant {
         self.revoked().map(|revoked| revoked.why.as_str())
     }
 
-    fn revoked(&self) -> Option<&Revoked> {
+    fn revoked(&self) -> Option<&RevokedPermission> {
         self.lease.as_ref().and_then(|lease| lease.state.revoked())
     }
 }

@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use super::credential::{Identity, TOKEN_BYTES_MAX, Token};
+use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_queue::{Payer, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit};
-use super::reviews::{ReviewTopic, Reviews};
-use super::{AuthConfig, NotGranted};
+use super::review_client::{ReviewClient, ReviewTopic};
+use super::review_queue::{ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::{AuthConfig, AuthorizationError};
 use crate::upstream::CredentialId;
 use base::WallClock;
 use kubeapi::{FlowDistinguisher, User};
@@ -17,7 +17,7 @@ use kubeapi::{FlowDistinguisher, User};
 ///
 /// Tokens are not stored: the token's HMAC is the key.
 pub(super) struct TokenReviewer {
-    reviews: Arc<dyn Reviews>,
+    reviews: Arc<dyn ReviewClient>,
     clock: WallClock,
     audiences: Arc<[String]>,
     answers: ReviewCache<CredentialId, CachedTokenReview>,
@@ -29,7 +29,7 @@ pub(super) struct TokenReviewer {
 
 /// The purpose of a token review, which determines how old the result may be.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum TokenPurpose<'a> {
+pub(super) enum TokenReviewPurpose<'a> {
     /// A review for a request from an address, whose limit it counts against.
     Request { source: IpAddr },
     /// A review for a user's lease. Only a result whose review was sent after `since` is accepted.
@@ -52,7 +52,7 @@ const REGULARS_MAX: u64 = 32_768;
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 
 impl TokenReviewer {
-    pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig, clock: WallClock) -> Self {
+    pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig, clock: WallClock) -> Self {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
@@ -77,39 +77,41 @@ impl TokenReviewer {
     pub(super) async fn identify(
         &self,
         id: CredentialId,
-        token: &Token,
-        asks: TokenPurpose<'_>,
-    ) -> Result<Identity, NotGranted> {
+        token: &BearerToken,
+        asks: TokenReviewPurpose<'_>,
+    ) -> Result<AuthenticatedIdentity, AuthorizationError> {
         if token.reveal().len() > TOKEN_BYTES_MAX {
-            return Err(NotGranted::Unauthenticated);
+            return Err(AuthorizationError::Unauthenticated);
         }
         let (purpose, since) = match asks {
-            TokenPurpose::Request { .. } => (ReviewPurpose::Request, None),
-            TokenPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
+            TokenReviewPurpose::Request { .. } => (ReviewPurpose::Request, None),
+            TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
         };
         let answer = self.answers.get_or_review(purpose, &id, since, || self.ask(id, token, asks)).await?;
-        let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
+        let user = answer.user.ok_or(AuthorizationError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if answer.until.is_some_and(|until| until <= self.clock.now()) {
-            return Err(NotGranted::Unauthenticated);
+            return Err(AuthorizationError::Unauthenticated);
         }
-        Ok(Identity { asked: answer.asked, user, until: answer.until })
+        Ok(AuthenticatedIdentity { asked: answer.asked, user, until: answer.until })
     }
 
     async fn ask(
         &self,
         id: CredentialId,
-        token: &Token,
-        asks: TokenPurpose<'_>,
-    ) -> Result<CachedTokenReview, NotGranted> {
+        token: &BearerToken,
+        asks: TokenReviewPurpose<'_>,
+    ) -> Result<CachedTokenReview, AuthorizationError> {
         let turn = |class, payer| (class, self.queue.turn(class, payer));
         let (class, turn) = match asks {
-            TokenPurpose::Lease { payer, .. } => turn(ReviewClass::Lease, Payer::User(payer.clone())),
-            TokenPurpose::Request { source } => {
-                let known = self.regulars.get(&id).map(|user| turn(ReviewClass::Known, Payer::User(user)));
+            TokenReviewPurpose::Lease { payer, .. } => {
+                turn(ReviewClass::Lease, ReviewRateLimitKey::User(payer.clone()))
+            }
+            TokenReviewPurpose::Request { source } => {
+                let known = self.regulars.get(&id).map(|user| turn(ReviewClass::Known, ReviewRateLimitKey::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
                 let known = known.filter(|(_, turn)| turn.is_some());
-                known.unwrap_or_else(|| turn(ReviewClass::Guess, Payer::Address(network(source))))
+                known.unwrap_or_else(|| turn(ReviewClass::Guess, ReviewRateLimitKey::Address(network(source))))
             }
         };
         let (asked, verdict) = self.queue.send(class, turn, self.reviews.token(token, &self.audiences)).await?;
@@ -124,7 +126,7 @@ impl TokenReviewer {
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let answer = CachedTokenReview { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
         // Requests may use the result of a lease's review.
-        if matches!(asks, TokenPurpose::Lease { .. }) {
+        if matches!(asks, TokenReviewPurpose::Lease { .. }) {
             self.answers.put(ReviewPurpose::Request, &id, answer.clone()).await;
         }
         Ok(answer)

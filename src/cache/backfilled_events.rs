@@ -12,17 +12,18 @@
 //! 4. Each object that exists at that point with a version above the start version has an event.
 //!
 //! The state of an object before its first event is unknown, unless that event adds or deletes it. So a watch may start
-//! before such a `Modified` event only if its view selects by key ([`View::goes_by_key`](super::View::goes_by_key)).
+//! before such a `Modified` event only if its view selects by key
+//! ([`CollectionView::goes_by_key`](super::CollectionView::goes_by_key)).
 
 use std::sync::Arc;
 
-use super::Event;
-use crate::wire::Object;
+use super::FeedEvent;
+use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The free space in a history ring, in events and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingHeadroom {
+pub struct EventRingHeadroom {
     pub events: usize,
     pub bytes: usize,
 }
@@ -36,7 +37,7 @@ pub struct BackfilledEvents {
     pub(super) until: ResourceVersion,
     /// The version after which the previous state of every event's object is known.
     pub(super) known: ResourceVersion,
-    pub(super) events: Vec<Arc<Event>>,
+    pub(super) events: Vec<Arc<FeedEvent>>,
 }
 
 /// A difference between backfilled events and the feed's history in one object, which shows that they are not from the
@@ -50,13 +51,13 @@ pub struct BackfillMismatch {
 
 /// An event whose object's previous state is unknown.
 #[derive(Debug, Clone)]
-pub struct MissingPrevious {
-    event: Arc<Event>,
+pub struct MissingPreviousState {
+    event: Arc<FeedEvent>,
 }
 
-impl MissingPrevious {
+impl MissingPreviousState {
     /// Wraps the event if its object's previous state is unknown.
-    pub(super) fn of(event: Arc<Event>) -> Option<Self> {
+    pub(super) fn of(event: Arc<FeedEvent>) -> Option<Self> {
         (event.event_type == EventType::Modified && event.previous.is_none()).then_some(Self { event })
     }
 
@@ -68,12 +69,12 @@ impl MissingPrevious {
         self.event.rv
     }
 
-    pub(super) fn by(&self, previous: Arc<Object>) -> Arc<Event> {
+    pub(super) fn by(&self, previous: Arc<ObjectRevision>) -> Arc<FeedEvent> {
         Arc::new(self.event.explained(previous))
     }
 }
 
-impl RingHeadroom {
+impl EventRingHeadroom {
     /// Returns whether `events` events of `bytes` bytes fit.
     pub fn takes(self, events: usize, bytes: usize) -> bool {
         events <= self.events && bytes <= self.bytes

@@ -1,9 +1,9 @@
 //! The memory limit of all feeds together, and the order in which memory is freed when it is reached.
 //!
-//! Everything that a feed holds is charged to an [`Account`] for as long as it is alive, regardless of its holder. An
-//! object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
+//! Everything that a feed holds is charged to a [`MemoryAccount`] for as long as it is alive, regardless of its holder.
+//! An object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
 //! component that adds memory checks whether the total still fits. If it does not, memory is freed in the order of
-//! [`ReclaimKind`].
+//! [`ReclaimableMemoryKind`].
 //!
 //! **Invariants.** No thread frees memory while it holds a lock of a feed. One thread at a time frees memory.
 
@@ -18,35 +18,35 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Pins;
-use base::Account;
+use super::SnapshotPins;
+use base::MemoryAccount;
 
 /// The memory limit of all feeds.
 #[derive(Debug)]
-pub struct Budget {
+pub struct MemoryBudget {
     bytes_max: usize,
-    total: Arc<Account>,
+    total: Arc<MemoryAccount>,
     /// The accounts of all feeds, including ended feeds for as long as any memory is charged to them.
-    accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
+    accounts: Mutex<Vec<(MemoryKind, Weak<MemoryAccount>)>>,
     feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
-    pins: Pins,
-    making_room: Mutex<PendingRelease>,
+    pins: SnapshotPins,
+    making_room: Mutex<PendingMemoryRelease>,
     /// The number of evictions of each kind.
-    gone: [AtomicU64; ReclaimKind::ALL.len()],
+    gone: [AtomicU64; ReclaimableMemoryKind::ALL.len()],
 }
 
 /// Memory that is about to become free.
 #[derive(Debug)]
-struct PendingRelease {
+struct PendingMemoryRelease {
     bytes: usize,
     since: Instant,
 }
 
 /// One feed's part of the memory budget.
 #[derive(Debug)]
-pub(super) struct FeedShare {
-    pub(super) budget: Arc<Budget>,
-    pub(super) accounts: Accounts,
+pub(super) struct FeedMemoryShare {
+    pub(super) budget: Arc<MemoryBudget>,
+    pub(super) accounts: FeedMemoryAccounts,
     /// The number of bytes that the feed held when its first state was complete, updated after each relist.
     admitted: AtomicUsize,
     /// The number of bytes that the feed needed when it did not fit.
@@ -57,7 +57,7 @@ pub(super) struct FeedShare {
 
 /// One account for each [`MemoryKind`].
 #[derive(Debug)]
-pub(super) struct Accounts([Arc<Account>; MemoryKind::ALL.len()]);
+pub(super) struct FeedMemoryAccounts([Arc<MemoryAccount>; MemoryKind::ALL.len()]);
 
 /// A kind of memory in the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub enum MemoryKind {
 
 /// The kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReclaimKind {
+pub enum ReclaimableMemoryKind {
     /// Derived bytes, least recently used first.
     Derived,
     /// Snapshots of paging clients, oldest first.
@@ -94,7 +94,7 @@ pub enum ReclaimKind {
 pub struct MemoryUse {
     pub bytes_max: usize,
     pub held: [(MemoryKind, usize); MemoryKind::ALL.len()],
-    pub gone: [(ReclaimKind, u64); ReclaimKind::ALL.len()],
+    pub gone: [(ReclaimableMemoryKind, u64); ReclaimableMemoryKind::ALL.len()],
 }
 
 /// A cache that drops its least recently used entry first.
@@ -108,7 +108,7 @@ pub(super) trait LruEviction {
 /// A feed as the budget sees it.
 pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     /// Returns the feed's part of the memory budget.
-    fn share(&self) -> &FeedShare;
+    fn share(&self) -> &FeedMemoryShare;
     /// Returns the caches of derived bytes, except bytes that are kept with events.
     fn derived(&self) -> Vec<&dyn LruEviction>;
     /// Returns the size of the history in bytes.
@@ -137,27 +137,27 @@ const SHRINK_PART: usize = 8;
 /// The number of events that leave a ring in one critical section.
 pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;
 
-impl Budget {
-    pub fn new(bytes_max: usize, pins: Pins) -> Arc<Self> {
+impl MemoryBudget {
+    pub fn new(bytes_max: usize, pins: SnapshotPins) -> Arc<Self> {
         Arc::new(Self {
             bytes_max,
-            total: Account::new(),
+            total: MemoryAccount::new(),
             accounts: Mutex::default(),
             feeds: Mutex::default(),
             pins,
-            making_room: Mutex::new(PendingRelease { bytes: 0, since: Instant::now() }),
+            making_room: Mutex::new(PendingMemoryRelease { bytes: 0, since: Instant::now() }),
             gone: Default::default(),
         })
     }
 
     /// Creates the share of a new feed.
-    pub(super) fn share(self: &Arc<Self>) -> FeedShare {
-        let accounts = Accounts(MemoryKind::ALL.map(|_| Account::of(&self.total)));
+    pub(super) fn share(self: &Arc<Self>) -> FeedMemoryShare {
+        let accounts = FeedMemoryAccounts(MemoryKind::ALL.map(|_| MemoryAccount::of(&self.total)));
         let mut all = self.accounts.lock();
         all.retain(|(_, account)| account.strong_count() > 0);
         all.extend(MemoryKind::ALL.into_iter().zip(accounts.0.iter().map(Arc::downgrade)));
         let (admitted, weighed, outgrown) = (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
-        FeedShare { budget: self.clone(), accounts, admitted, weighed, outgrown }
+        FeedMemoryShare { budget: self.clone(), accounts, admitted, weighed, outgrown }
     }
 
     /// Registers a feed whose memory can be freed.
@@ -189,7 +189,7 @@ impl Budget {
 
     /// Frees memory until the total fits again after the growth of `by`. If nothing else is left to drop, it ends a
     /// feed.
-    pub(super) fn enforce(&self, by: &FeedShare) {
+    pub(super) fn enforce(&self, by: &FeedMemoryShare) {
         if self.fits(0) {
             return;
         }
@@ -224,7 +224,7 @@ impl Budget {
         for (kind, account) in &*self.accounts.lock() {
             held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
         }
-        let gone = ReclaimKind::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
+        let gone = ReclaimableMemoryKind::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
         MemoryUse { bytes_max: self.bytes_max, held, gone }
     }
 
@@ -233,7 +233,7 @@ impl Budget {
     }
 
     /// Returns whether `bytes` more are a small excess that memory about to become free will cover.
-    fn is_bearable(&self, bytes: usize, awaited: &PendingRelease) -> bool {
+    fn is_bearable(&self, bytes: usize, awaited: &PendingMemoryRelease) -> bool {
         let held = self.total.bytes().saturating_add(bytes);
         held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
     }
@@ -251,12 +251,12 @@ impl Budget {
     }
 
     /// Returns the pins on states that are being sent to watches.
-    pub fn pins(&self) -> &Pins {
+    pub fn pins(&self) -> &SnapshotPins {
         &self.pins
     }
 
     /// Drops memory until at most `goal` bytes are in use, or will be once ended watches release their states.
-    fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, awaited: &mut PendingRelease) {
+    fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, awaited: &mut PendingMemoryRelease) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
         self.end_watches(goal, awaited);
@@ -272,7 +272,7 @@ impl Budget {
         {
             kept[place].drop_oldest();
             order.extend(first((place, &kept[place])));
-            self.count(ReclaimKind::Derived);
+            self.count(ReclaimableMemoryKind::Derived);
         }
     }
 
@@ -281,13 +281,13 @@ impl Budget {
             let oldest = feeds.iter().filter_map(|feed| feed.oldest_paging().map(|since| (since, feed)));
             let Some((_, feed)) = oldest.min_by_key(|(since, _)| *since) else { return };
             feed.drop_oldest_paging();
-            self.count(ReclaimKind::Paging);
+            self.count(ReclaimableMemoryKind::Paging);
         }
     }
 
     /// Ends watches that are still receiving an older state, oldest first, until enough memory is about to become free.
     /// They release it when their tasks run next.
-    fn end_watches(&self, goal: usize, awaited: &mut PendingRelease) {
+    fn end_watches(&self, goal: usize, awaited: &mut PendingMemoryRelease) {
         let now = Instant::now();
         if now.duration_since(awaited.since) >= AWAITED_FOR {
             awaited.bytes = 0;
@@ -298,8 +298,8 @@ impl Budget {
         }
         let bytes = self.pins.free(over);
         if bytes > 0 {
-            *awaited = PendingRelease { bytes: awaited.bytes + bytes, since: now };
-            self.count(ReclaimKind::Watches);
+            *awaited = PendingMemoryRelease { bytes: awaited.bytes + bytes, since: now };
+            self.count(ReclaimableMemoryKind::Watches);
         }
     }
 
@@ -320,32 +320,32 @@ impl Budget {
                 feed.shrink_ring(to, SHRINK_EVENTS_MAX);
                 *bytes = to;
             }
-            self.count(ReclaimKind::History);
+            self.count(ReclaimableMemoryKind::History);
         }
     }
 
     /// Ends the feed that has outgrown the others, unless a feed is already ending or memory is about to become free.
-    fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedShare, awaited: &PendingRelease) {
+    fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedMemoryShare, awaited: &PendingMemoryRelease) {
         if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
             || self.is_bearable(0, awaited)
         {
             return;
         }
-        let weight = |share: &FeedShare| share.weight(std::ptr::eq(share, by));
+        let weight = |share: &FeedMemoryShare| share.weight(std::ptr::eq(share, by));
         let weights: Vec<_> = feeds.iter().map(|feed| weight(feed.share())).collect();
         if let Some(share) = outgrown(&weights).map(|index| feeds[index].share()) {
             share.weigh(0, 0);
             share.outgrown.cancel();
-            self.count(ReclaimKind::Feed);
+            self.count(ReclaimableMemoryKind::Feed);
         }
     }
 
-    fn count(&self, gone: ReclaimKind) {
+    fn count(&self, gone: ReclaimableMemoryKind) {
         self.gone[gone as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl FeedShare {
+impl FeedMemoryShare {
     /// Returns the number of bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.0.iter().map(|account| account.bytes()).sum()
@@ -367,13 +367,13 @@ impl FeedShare {
         self.weighed.load(Ordering::Relaxed)
     }
 
-    fn weight(&self, crossed: bool) -> Weight {
-        Weight { held: self.held(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
+    fn weight(&self, crossed: bool) -> FeedMemoryWeight {
+        FeedMemoryWeight { held: self.held(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
     }
 }
 
-impl Accounts {
-    pub(super) fn of(&self, kind: MemoryKind) -> &Arc<Account> {
+impl FeedMemoryAccounts {
+    pub(super) fn of(&self, kind: MemoryKind) -> &Arc<MemoryAccount> {
         &self.0[kind as usize]
     }
 }
@@ -393,7 +393,7 @@ impl MemoryKind {
     }
 }
 
-impl ReclaimKind {
+impl ReclaimableMemoryKind {
     /// All kinds of evictable memory, in declaration order.
     pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
 
@@ -410,7 +410,7 @@ impl ReclaimKind {
 
 /// The memory use of one feed, for the decision which feed to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Weight {
+struct FeedMemoryWeight {
     /// The number of bytes that the feed holds.
     held: usize,
     /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
@@ -422,10 +422,10 @@ struct Weight {
 /// Returns the index of the feed to end: the one that has grown the most since its state was complete. Among equals it
 /// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
 /// feeds that have. If none has grown, the largest ends.
-fn outgrown(feeds: &[Weight]) -> Option<usize> {
-    let grown = |feed: &Weight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
+fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
+    let grown = |feed: &FeedMemoryWeight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
-    let key = |feed: &Weight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
+    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
     let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.held > 0);
     holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
 }
@@ -434,8 +434,8 @@ fn outgrown(feeds: &[Weight]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn weight(held: usize, admitted: usize, crossed: bool) -> Weight {
-        Weight { held, admitted, crossed }
+    fn weight(held: usize, admitted: usize, crossed: bool) -> FeedMemoryWeight {
+        FeedMemoryWeight { held, admitted, crossed }
     }
 
     #[test]

@@ -1,14 +1,14 @@
 use bytes::Bytes;
 
-use crate::wire::Object;
+use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// One change, as received from upstream's watch.
 #[derive(Debug)]
-pub struct Change {
+pub struct ObjectChange {
     /// The event type: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
-    pub object: Object,
+    pub object: ObjectRevision,
     /// The frame in which the change was received, if any; `object.body()` is a slice of it.
     pub frame: Option<Bytes>,
 }
@@ -17,7 +17,7 @@ pub struct Change {
 /// duplicate. The stream that delivered it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("event out of order: {key} at resourceVersion {rv}, but everything up to {progress} was already received")]
-pub struct OutOfOrder {
+pub struct OutOfOrderChange {
     pub key: ObjectKey,
     pub rv: ResourceVersion,
     pub progress: ResourceVersion,

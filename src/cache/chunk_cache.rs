@@ -7,20 +7,20 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::budget::{Budget, LruEviction};
+use super::budget::{LruEviction, MemoryBudget};
 use crate::wire::Representation;
-use base::Account;
+use base::MemoryAccount;
 
 /// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
 #[derive(Debug)]
 pub struct ChunkCache {
     /// The joined bodies in upstream's encoding. The store has the same bytes, so copies are kept only for the duration
     /// of a burst of lists.
-    copies: SingleFlight<PlainChunk>,
-    derived: SingleFlight<PlainChunk>,
-    deflated: SingleFlight<DeflatedChunk>,
-    budget: Arc<Budget>,
-    account: Arc<Account>,
+    copies: SingleFlightCache<PlainChunk>,
+    derived: SingleFlightCache<PlainChunk>,
+    deflated: SingleFlightCache<DeflatedChunk>,
+    budget: Arc<MemoryBudget>,
+    account: Arc<MemoryAccount>,
 }
 
 /// The bytes of a chunk's items or frames. Large bodies are slices of the store's own bytes.
@@ -47,18 +47,18 @@ const DEFLATED_BYTES: usize = 256;
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl ChunkCache {
-    pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
+    pub(super) fn new(budget: Arc<MemoryBudget>, account: Arc<MemoryAccount>) -> Self {
         Self {
-            copies: SingleFlight::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
-            derived: SingleFlight::new(BYTES_MAX, None),
-            deflated: SingleFlight::new(BYTES_MAX, None),
+            copies: SingleFlightCache::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
+            derived: SingleFlightCache::new(BYTES_MAX, None),
+            deflated: SingleFlightCache::new(BYTES_MAX, None),
             budget,
             account,
         }
     }
 
     /// Returns the account for cached bytes. The encoder charges it, because it knows which bytes are the store's own.
-    pub fn account(&self) -> &Arc<Account> {
+    pub fn account(&self) -> &Arc<MemoryAccount> {
         &self.account
     }
 
@@ -66,7 +66,7 @@ impl ChunkCache {
     /// upstream's encoding.
     pub fn poll_plain<E>(
         &self,
-        format: ChunkFormat,
+        format: EncodedChunkKey,
         verbatim: bool,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
@@ -79,13 +79,13 @@ impl ChunkCache {
     }
 
     /// Returns a compressed piece of a list, if it is cached.
-    pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
+    pub fn deflated(&self, format: EncodedChunkKey) -> Option<DeflatedChunk> {
         self.deflated.get(format)
     }
 
     pub fn poll_deflated<E>(
         &self,
-        format: ChunkFormat,
+        format: EncodedChunkKey,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<DeflatedChunk, E>> {
@@ -129,17 +129,17 @@ impl ChunkCache {
 /// A cache whose values are made once for concurrent callers, bounded by bytes and age. It evicts the least recently
 /// used value first.
 #[derive(Debug)]
-pub(super) struct SingleFlight<T> {
+pub(super) struct SingleFlightCache<T> {
     bytes_max: usize,
     age_max: Option<Duration>,
-    kept: Mutex<FlightTable<T>>,
+    kept: Mutex<SingleFlightTable<T>>,
 }
 
 #[derive(Debug)]
-struct FlightTable<T> {
-    places: HashMap<ChunkFormat, FlightSlot<T>>,
+struct SingleFlightTable<T> {
+    places: HashMap<EncodedChunkKey, SingleFlightSlot<T>>,
     /// Each cached key with the time of its last known use. The time is checked again before an eviction.
-    order: VecDeque<(ChunkFormat, Instant)>,
+    order: VecDeque<(EncodedChunkKey, Instant)>,
     bytes: usize,
     /// The number of tasks that have started to make a value, so that a value that was dropped while being made is not
     /// stored.
@@ -147,7 +147,7 @@ struct FlightTable<T> {
 }
 
 #[derive(Debug)]
-enum FlightSlot<T> {
+enum SingleFlightSlot<T> {
     /// One task creates the value in a single poll; other tasks wait for it.
     Making {
         ticket: u64,
@@ -162,18 +162,19 @@ enum FlightSlot<T> {
 
 /// The cache key of an encoded chunk: all properties that determine its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChunkFormat {
-    /// The name of a [`Chunk`](super::Chunk), or [`joined_name`](super::Chunk::joined_name) of several.
+pub struct EncodedChunkKey {
+    /// The name of an [`ObjectChunk`](super::ObjectChunk), or [`joined_name`](super::ObjectChunk::joined_name) of
+    /// several.
     pub chunk: u128,
     pub representation: Representation,
     /// The server release in whose output format the chunk is written.
     pub release: u32,
-    pub part: ChunkPart,
+    pub part: ChunkObjectEncoding,
 }
 
 /// The form in which a chunk's objects are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ChunkPart {
+pub enum ChunkObjectEncoding {
     /// Items of a list.
     Items,
     /// ADDED events.
@@ -184,21 +185,21 @@ pub enum ChunkPart {
 }
 
 /// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
-struct Maker<'a, T> {
-    flight: &'a SingleFlight<T>,
-    format: ChunkFormat,
+struct SingleFlightMaker<'a, T> {
+    flight: &'a SingleFlightCache<T>,
+    format: EncodedChunkKey,
     ticket: u64,
 }
 
-impl<T: Clone> SingleFlight<T> {
+impl<T: Clone> SingleFlightCache<T> {
     pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
         Self { bytes_max, age_max, kept: Mutex::default() }
     }
 
     /// Returns the value of `format`, if it is cached.
-    pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
+    pub(super) fn get(&self, format: EncodedChunkKey) -> Option<T> {
         match self.kept.lock().places.get_mut(&format) {
-            Some(FlightSlot::Made { thing, wanted, .. }) => {
+            Some(SingleFlightSlot::Made { thing, wanted, .. }) => {
                 *wanted = Instant::now();
                 Some(thing.clone())
             }
@@ -210,7 +211,7 @@ impl<T: Clone> SingleFlight<T> {
     /// the result is pending and the task is woken later.
     pub(super) fn poll_get_or_make<E>(
         &self,
-        format: ChunkFormat,
+        format: EncodedChunkKey,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(T, usize), E>,
     ) -> Poll<Result<T, E>> {
@@ -218,11 +219,11 @@ impl<T: Clone> SingleFlight<T> {
         let maker = {
             let mut kept = self.kept.lock();
             match kept.places.get_mut(&format) {
-                Some(FlightSlot::Made { thing, wanted, .. }) => {
+                Some(SingleFlightSlot::Made { thing, wanted, .. }) => {
                     *wanted = now;
                     return Poll::Ready(Ok(thing.clone()));
                 }
-                Some(FlightSlot::Making { waiting, .. }) => {
+                Some(SingleFlightSlot::Making { waiting, .. }) => {
                     waiting.push(cx.waker().clone());
                     return Poll::Pending;
                 }
@@ -230,8 +231,8 @@ impl<T: Clone> SingleFlight<T> {
             }
             kept.tickets += 1;
             let ticket = kept.tickets;
-            kept.places.insert(format, FlightSlot::Making { ticket, waiting: Vec::new() });
-            Maker { flight: self, format, ticket }
+            kept.places.insert(format, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
+            SingleFlightMaker { flight: self, format, ticket }
         };
         Poll::Ready(make().map(|(thing, bytes)| {
             maker.put(thing.clone(), bytes, now);
@@ -244,9 +245,9 @@ impl<T: Clone> SingleFlight<T> {
         let gone = {
             let mut kept = self.kept.lock();
             let tickets = kept.tickets;
-            std::mem::replace(&mut *kept, FlightTable { tickets, ..FlightTable::default() })
+            std::mem::replace(&mut *kept, SingleFlightTable { tickets, ..SingleFlightTable::default() })
         };
-        gone.places.into_values().for_each(FlightSlot::wake);
+        gone.places.into_values().for_each(SingleFlightSlot::wake);
     }
 
     /// Drops cached values that have not been used for too long.
@@ -263,7 +264,7 @@ impl<T: Clone> SingleFlight<T> {
     }
 }
 
-impl<T: Clone> LruEviction for SingleFlight<T> {
+impl<T: Clone> LruEviction for SingleFlightCache<T> {
     fn oldest(&self) -> Option<Instant> {
         self.kept.lock().order.front().map(|(_, since)| *since)
     }
@@ -273,23 +274,23 @@ impl<T: Clone> LruEviction for SingleFlight<T> {
     }
 }
 
-impl<T> Default for FlightTable<T> {
+impl<T> Default for SingleFlightTable<T> {
     fn default() -> Self {
         Self { places: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
     }
 }
 
-impl<T> FlightTable<T> {
+impl<T> SingleFlightTable<T> {
     /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((format, since)) = self.order.pop_front() else { return };
         match self.places.get(&format) {
-            Some(FlightSlot::Made { wanted, .. })
+            Some(SingleFlightSlot::Made { wanted, .. })
                 if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) =>
             {
                 self.order.push_back((format, *wanted));
             }
-            Some(FlightSlot::Made { bytes, .. }) => {
+            Some(SingleFlightSlot::Made { bytes, .. }) => {
                 self.bytes -= bytes;
                 self.places.remove(&format);
             }
@@ -298,7 +299,7 @@ impl<T> FlightTable<T> {
     }
 }
 
-impl<T> FlightSlot<T> {
+impl<T> SingleFlightSlot<T> {
     fn wake(self) {
         if let Self::Making { waiting, .. } = self {
             waiting.into_iter().for_each(Waker::wake);
@@ -306,32 +307,32 @@ impl<T> FlightSlot<T> {
     }
 }
 
-impl<T> Maker<'_, T> {
+impl<T> SingleFlightMaker<'_, T> {
     fn put(&self, thing: T, bytes: usize, now: Instant) {
         let mut kept = self.flight.kept.lock();
         if !self.has_place(&kept) || bytes > self.flight.bytes_max {
             return;
         }
-        let place = kept.places.insert(self.format, FlightSlot::Made { thing, bytes, wanted: now });
+        let place = kept.places.insert(self.format, SingleFlightSlot::Made { thing, bytes, wanted: now });
         kept.order.push_back((self.format, now));
         kept.bytes += bytes;
         while kept.bytes > self.flight.bytes_max {
             kept.drop_oldest(None);
         }
         drop(kept);
-        place.into_iter().for_each(FlightSlot::wake);
+        place.into_iter().for_each(SingleFlightSlot::wake);
     }
 
-    fn has_place(&self, kept: &FlightTable<T>) -> bool {
-        matches!(kept.places.get(&self.format), Some(FlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
+    fn has_place(&self, kept: &SingleFlightTable<T>) -> bool {
+        matches!(kept.places.get(&self.format), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
-impl<T> Drop for Maker<'_, T> {
+impl<T> Drop for SingleFlightMaker<'_, T> {
     fn drop(&mut self) {
         let mut kept = self.flight.kept.lock();
         let place = if self.has_place(&kept) { kept.places.remove(&self.format) } else { None };
         drop(kept);
-        place.into_iter().for_each(FlightSlot::wake);
+        place.into_iter().for_each(SingleFlightSlot::wake);
     }
 }

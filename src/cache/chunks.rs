@@ -4,8 +4,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
-use super::past_states::PastState;
-use crate::wire::{Lengths, Object, Representation};
+use super::past_state_accounting::PastStateGuard;
+use crate::wire::{ListItemLengths, ObjectRevision, Representation};
 use kubeapi::ObjectKey;
 
 /// Adjacent objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them. Lists are assembled from chunks.
@@ -13,10 +13,10 @@ use kubeapi::ObjectKey;
 /// A chunk keeps none of its objects alive. Its boundaries depend only on its objects. So every state and every list
 /// that contains all of its objects has the same chunk, and a change affects one or two chunks.
 #[derive(Debug)]
-pub struct Chunk {
+pub struct ObjectChunk {
     pub(crate) first: ObjectKey,
     /// The number of its objects and their length in upstream's encoding.
-    pub(crate) lengths: Lengths,
+    pub(crate) lengths: ListItemLengths,
     /// A number that identifies the content: no other content has it.
     pub(crate) name: u128,
     /// Whether it ended because of its length, rather than at the end of its namespace or of the list.
@@ -29,18 +29,18 @@ pub struct Chunk {
 #[derive(Debug, Default)]
 pub(super) struct ChunkIndex {
     content: u64,
-    chunks: OnceCell<Arc<[Chunk]>>,
+    chunks: OnceCell<Arc<[ObjectChunk]>>,
     /// The registration as a past state, set once the state is no longer the current one.
-    past: OnceLock<PastState>,
+    past: OnceLock<PastStateGuard>,
 }
 
 /// Divides a sorted state into chunks, object by object.
 #[derive(Debug)]
-pub struct Chunker {
+pub struct ObjectChunkBuilder {
     /// The generation of the feed's content. Equal versions mean different bytes in another history, or if upstream
     /// runs another release.
     content: u64,
-    chunk: Option<Chunk>,
+    chunk: Option<ObjectChunk>,
     /// Whether the chunk ends with the last added object.
     ends: bool,
 }
@@ -50,7 +50,7 @@ const CUT_AT_A_TIME: usize = 2_048;
 /// A secret seed, so that a client that chooses object names cannot predict chunk names.
 static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-impl Chunk {
+impl ObjectChunk {
     /// The average length of a chunk in bytes of upstream's encoding: several TLS records, and about a millisecond of
     /// compression.
     pub const BYTES: usize = 128 << 10;
@@ -59,7 +59,7 @@ impl Chunk {
 
     fn new(first: ObjectKey, content: u64) -> Self {
         let (name, written) = (u128::from(content), AtomicU8::new(0));
-        Self { first, lengths: Lengths::default(), name, is_full: false, written }
+        Self { first, lengths: ListItemLengths::default(), name, is_full: false, written }
     }
 
     /// Returns the name of two consecutive chunks together.
@@ -78,27 +78,27 @@ impl Chunk {
     }
 }
 
-impl Chunker {
+impl ObjectChunkBuilder {
     /// Adds the next object. If the object starts a new chunk, returns the completed one.
-    pub fn put(&mut self, object: &Object) -> Option<Chunk> {
+    pub fn put(&mut self, object: &ObjectRevision) -> Option<ObjectChunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.chunk.take_if(|chunk| {
-            chunk.is_full = self.ends || chunk.lengths.bytes + len > Chunk::BYTES_MAX;
+            chunk.is_full = self.ends || chunk.lengths.bytes + len > ObjectChunk::BYTES_MAX;
             chunk.is_full || chunk.first.namespace() != key.namespace()
         });
-        let chunk = self.chunk.get_or_insert_with(|| Chunk::new(key.clone(), self.content));
+        let chunk = self.chunk.get_or_insert_with(|| ObjectChunk::new(key.clone(), self.content));
         chunk.lengths.add(len);
         // Each step is invertible, so contents that differ in one object always have different names.
         let part = u128::from(hash) << 64 | u128::from(object.rv.0);
-        chunk.name = Chunk::joined_name(chunk.name, part);
+        chunk.name = ObjectChunk::joined_name(chunk.name, part);
         // The probability that a chunk ends with an object is proportional to the object's length. So chunks have about
         // the same length, whatever the objects are.
-        self.ends = hash % (Chunk::BYTES as u64) < len as u64;
+        self.ends = hash % (ObjectChunk::BYTES as u64) < len as u64;
         ended
     }
 
     /// Returns the last chunk of the state.
-    pub fn end(self) -> Option<Chunk> {
+    pub fn end(self) -> Option<ObjectChunk> {
         self.chunk
     }
 }
@@ -109,7 +109,7 @@ impl ChunkIndex {
     }
 
     /// Records that the state is no longer the current one.
-    pub(super) fn left(&self, past: PastState) {
+    pub(super) fn left(&self, past: PastStateGuard) {
         let _ = self.past.set(past);
     }
 
@@ -117,12 +117,12 @@ impl ChunkIndex {
         self.chunks.initialized()
     }
 
-    pub(super) fn chunker(&self) -> Chunker {
-        Chunker { content: self.content, chunk: None, ends: false }
+    pub(super) fn chunker(&self) -> ObjectChunkBuilder {
+        ObjectChunkBuilder { content: self.content, chunk: None, ends: false }
     }
 
     /// Returns the chunks of all objects of the state. It yields to other tasks regularly.
-    pub(super) async fn chunks(&self, objects: impl Iterator<Item = &Arc<Object>>) -> Arc<[Chunk]> {
+    pub(super) async fn chunks(&self, objects: impl Iterator<Item = &Arc<ObjectRevision>>) -> Arc<[ObjectChunk]> {
         let cut = async || {
             let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
             for (index, object) in objects.enumerate() {

@@ -4,21 +4,21 @@ use std::task::Waker;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lane::{Lane, LaneRead};
-use super::shared::{Progress, Shared};
-use super::{Event, Follower, Snapshot, View};
-use crate::wire::{Renderer, TranscodeError};
+use super::lane::{EventLane, LaneReadResult};
+use super::shared::{FeedProgress, SharedFeedCache};
+use super::{CollectionView, FeedEvent, FeedSnapshot, LaneFollower};
+use crate::wire::{ObjectRenderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
 
 /// A reader's position in a feed: the next event that it needs. A cursor holds no events; a slow reader loses its
 /// position.
 #[derive(Debug)]
-pub struct Cursor {
-    shared: Arc<Shared>,
-    lane: Arc<Lane>,
+pub struct FeedCursor {
+    shared: Arc<SharedFeedCache>,
+    lane: Arc<EventLane>,
     /// The view of the reader, shared by equal readers of the lane.
-    view: Arc<View>,
-    renderer: Renderer,
+    view: Arc<CollectionView>,
+    renderer: ObjectRenderer,
     slot: usize,
     next: u64,
     after: ResourceVersion,
@@ -28,7 +28,7 @@ pub struct Cursor {
 
 /// The result of pulling events from a cursor.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Pull {
+pub enum CursorPullResult {
     /// Frames were added to the reader's batch.
     Frames {
         /// The version of the last frame. The reader may have passed later events that its view does not match;
@@ -36,26 +36,27 @@ pub enum Pull {
         last: ResourceVersion,
         /// The time at which the event of the first frame was applied.
         applied: Instant,
-        /// The feed's progress, if the frames include all events. The waker is then woken as after [`Pull::CaughtUp`].
-        caught_up: Option<Progress>,
+        /// The feed's progress, if the frames include all events. The waker is then woken as after
+        /// [`CursorPullResult::CaughtUp`].
+        caught_up: Option<FeedProgress>,
     },
     /// Every matching event up to `progress` has been pulled.
-    CaughtUp { progress: Progress },
+    CaughtUp { progress: FeedProgress },
     /// The reader's position has left the ring: the client must relist.
     Expired { oldest: ResourceVersion },
     /// The next event cannot be written in this reader's representation. The batch may contain frames before it.
     Refused(TranscodeError),
-    /// The reader's own conditions ended the pull, and no frame was added to the batch. [`Cursor::pull`] has no such
-    /// conditions.
-    Stopped(StopReason),
+    /// The reader's own conditions ended the pull, and no frame was added to the batch. [`FeedCursor::pull`] has no
+    /// such conditions.
+    Stopped(CursorStopReason),
 }
 
 /// The reason that a reader stopped before the end of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
+pub enum CursorStopReason {
     /// Every event before the mark has been processed.
     MarkReached,
-    /// The next event needs a decision of the reader: [`FilteredEvent::Undecided`].
+    /// The next event needs a decision of the reader: [`EventFilterDecision::Undecided`].
     Undecided,
     /// More events follow, but the scan budget is used up.
     ScanBudgetSpent,
@@ -63,7 +64,7 @@ pub enum StopReason {
 
 /// The decision of a filtered reader about an event that its view matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FilteredEvent {
+pub enum EventFilterDecision {
     /// The reader sends the event.
     Send,
     /// The reader skips the event.
@@ -76,19 +77,19 @@ pub enum FilteredEvent {
 
 /// The state of a feed and the position after it, at one instant.
 #[derive(Debug, Clone)]
-pub struct SnapshotMark {
-    pub snapshot: Snapshot,
+pub struct SnapshotWithPosition {
+    pub snapshot: FeedSnapshot,
     seq: u64,
 }
 
 /// The maximum number of events processed in one batch. It bounds the time between two checks of the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
-impl Cursor {
+impl FeedCursor {
     pub(super) fn new(
-        shared: Arc<Shared>,
-        lane: Arc<Lane>,
-        view: View,
+        shared: Arc<SharedFeedCache>,
+        lane: Arc<EventLane>,
+        view: CollectionView,
         next: u64,
         after: ResourceVersion,
         skip: ResourceVersion,
@@ -100,7 +101,7 @@ impl Cursor {
 
     /// Returns this cursor with another renderer for its frames.
     #[must_use]
-    pub fn rendered_by(mut self, renderer: Renderer) -> Self {
+    pub fn rendered_by(mut self, renderer: ObjectRenderer) -> Self {
         self.renderer = renderer;
         self
     }
@@ -116,27 +117,27 @@ impl Cursor {
     ///
     /// If there is a frame, at least one is pulled, however small the room. If there is none, the next event of this
     /// reader's lane, upstream's next bookmark, or the end of the history wakes `waker`.
-    pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
+    pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> CursorPullResult {
         let mut looks = usize::MAX;
         loop {
-            match self.pull_sifted(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Send) {
-                Pull::Stopped(StopReason::ScanBudgetSpent) => looks = usize::MAX,
+            match self.pull_sifted(None, (room, &mut looks), waker, batch, |_, _| EventFilterDecision::Send) {
+                CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent) => looks = usize::MAX,
                 pull => return pull,
             }
         }
     }
 
     /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `looks` is the budget for events that
-    /// are not sent; the call subtracts its cost. If the view is [expensive](View::is_expensive), events that are sent
-    /// count as well. `sift` decides about each event that the view sees.
+    /// are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive), events that
+    /// are sent count as well. `sift` decides about each event that the view sees.
     pub fn pull_sifted(
         &mut self,
-        until: Option<&SnapshotMark>,
+        until: Option<&SnapshotWithPosition>,
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-        mut sift: impl FnMut(&Event, EventType) -> FilteredEvent,
-    ) -> Pull {
+        mut sift: impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
+    ) -> CursorPullResult {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
@@ -147,26 +148,30 @@ impl Cursor {
             events.clear();
             let read = self.read(waker, &mut events);
             match read {
-                LaneRead::Expired => return Pull::Expired { oldest: self.shared.timeline.read().ring.floor },
-                LaneRead::CaughtUp if until.is_some() => return Pull::Stopped(StopReason::MarkReached),
-                LaneRead::CaughtUp => return Pull::CaughtUp { progress },
-                LaneRead::Events { .. } | LaneRead::Behind => {}
+                LaneReadResult::Expired => {
+                    return CursorPullResult::Expired { oldest: self.shared.timeline.read().ring.floor };
+                }
+                LaneReadResult::CaughtUp if until.is_some() => {
+                    return CursorPullResult::Stopped(CursorStopReason::MarkReached);
+                }
+                LaneReadResult::CaughtUp => return CursorPullResult::CaughtUp { progress },
+                LaneReadResult::Events { .. } | LaneReadResult::Behind => {}
             }
             let mut last = self.after;
             let mut applied = None;
             let mut stop = None;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until.seq) {
-                    stop = Some(StopReason::MarkReached);
+                    stop = Some(CursorStopReason::MarkReached);
                     break;
                 }
                 let taken = match self.take(event, batch, &mut sift) {
                     Ok(Some(taken)) => taken,
                     Ok(None) => {
-                        stop = Some(StopReason::Undecided);
+                        stop = Some(CursorStopReason::Undecided);
                         break;
                     }
-                    Err(refused) => return Pull::Refused(refused),
+                    Err(refused) => return CursorPullResult::Refused(refused),
                 };
                 self.next = event.seq + 1;
                 if taken > 0 {
@@ -181,19 +186,19 @@ impl Cursor {
                     break;
                 }
             }
-            let is_at_end = read == (LaneRead::Events { caught_up: true })
+            let is_at_end = read == (LaneReadResult::Events { caught_up: true })
                 && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 // Progress is read after the lane: a parked reader is woken by everything published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
-                return Pull::Frames { last, applied, caught_up };
+                return CursorPullResult::Frames { last, applied, caught_up };
             }
             if let Some(stop) = stop {
-                return Pull::Stopped(stop);
+                return CursorPullResult::Stopped(stop);
             }
             // A reader that has reached the end reports it, because its waker is registered.
             if *looks == 0 && !is_at_end {
-                return Pull::Stopped(StopReason::ScanBudgetSpent);
+                return CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent);
             }
         }
     }
@@ -208,31 +213,31 @@ impl Cursor {
         events.first().is_some_and(|event| event.rv == rv)
     }
 
-    /// Reads the next events of the lane, or of the ring while the position is [`LaneRead::Behind`] the lane's
+    /// Reads the next events of the lane, or of the ring while the position is [`LaneReadResult::Behind`] the lane's
     /// beginning.
-    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<Event>>) -> LaneRead {
+    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<FeedEvent>>) -> LaneReadResult {
         match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
-            LaneRead::Behind => {
+            LaneReadResult::Behind => {
                 let timeline = self.shared.timeline.read();
                 match timeline.ring.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
                     Some(next) => self.next = next,
-                    None => return LaneRead::Expired,
+                    None => return LaneReadResult::Expired,
                 }
-                LaneRead::Behind
+                LaneReadResult::Behind
             }
             read => read,
         }
     }
 
     /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
-    pub fn mark(&self) -> SnapshotMark {
+    pub fn mark(&self) -> SnapshotWithPosition {
         let timeline = self.shared.timeline.read();
-        SnapshotMark { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
+        SnapshotWithPosition { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
     }
 
     /// Returns this reader's position as a mark after `snapshot`, which must be the state that it was opened with.
-    pub fn mark_here(&self, snapshot: Snapshot) -> SnapshotMark {
-        SnapshotMark { snapshot, seq: self.next }
+    pub fn mark_here(&self, snapshot: FeedSnapshot) -> SnapshotWithPosition {
+        SnapshotWithPosition { snapshot, seq: self.next }
     }
 
     /// Returns the position of the next event to process.
@@ -241,8 +246,8 @@ impl Cursor {
     }
 
     /// Returns an observer of the reader's lane.
-    pub fn follower(&self) -> Follower {
-        Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
+    pub fn follower(&self) -> LaneFollower {
+        LaneFollower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
     /// Returns whether this reader skips events of version `rv`, because it requested later ones.
@@ -255,30 +260,30 @@ impl Cursor {
         self.after
     }
 
-    pub fn view(&self) -> &View {
+    pub fn view(&self) -> &CollectionView {
         &self.view
     }
 
-    pub fn renderer(&self) -> &Renderer {
+    pub fn renderer(&self) -> &ObjectRenderer {
         &self.renderer
     }
 
     /// Adds an event's frame to the batch and returns its length; `None` if the reader must read the event again later.
     fn take(
         &self,
-        event: &Event,
+        event: &FeedEvent,
         batch: &mut Vec<Bytes>,
-        sift: &mut impl FnMut(&Event, EventType) -> FilteredEvent,
+        sift: &mut impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
     ) -> Result<Option<usize>, TranscodeError> {
         if event.rv <= self.skip {
             return Ok(Some(0));
         }
         let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
         let frame = match sift(event, event_type) {
-            FilteredEvent::Send => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
-            FilteredEvent::SendDeleted => event.frame_gone(&self.renderer)?,
-            FilteredEvent::Skip => None,
-            FilteredEvent::Undecided => return Ok(None),
+            EventFilterDecision::Send => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
+            EventFilterDecision::SendDeleted => event.frame_gone(&self.renderer)?,
+            EventFilterDecision::Skip => None,
+            EventFilterDecision::Undecided => return Ok(None),
         };
         let len = frame.as_ref().map_or(0, Bytes::len);
         batch.extend(frame);
@@ -286,7 +291,7 @@ impl Cursor {
     }
 }
 
-impl Drop for Cursor {
+impl Drop for FeedCursor {
     fn drop(&mut self) {
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
             self.shared.timeline.write().ring.lanes.release(self.lane.key());

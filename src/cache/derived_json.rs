@@ -5,40 +5,40 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::budget::{Budget, LruEviction};
-use crate::wire::{Object, Renderer};
-use base::Account;
+use super::budget::{LruEviction, MemoryBudget};
+use crate::wire::{ObjectRenderer, ObjectRevision};
+use base::MemoryAccount;
 
 /// Objects whose derived JSON is kept, so that it is encoded once and not for every reader. If the limit is reached,
 /// the oldest is dropped first.
 ///
 /// The JSON itself is kept in the objects.
 #[derive(Debug)]
-pub(super) struct DerivedJson {
-    budget: Arc<Budget>,
-    account: Arc<Account>,
-    queue: Mutex<Queue>,
+pub(super) struct DerivedJsonCache {
+    budget: Arc<MemoryBudget>,
+    account: Arc<MemoryAccount>,
+    queue: Mutex<DerivedJsonQueue>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct DerivedJsonQueue {
     /// Each object with the bytes charged for its derived JSON, and the time of the charge. They stay charged until
     /// they are evicted, even if the object is gone.
-    objects: VecDeque<(Weak<Object>, usize, Instant)>,
+    objects: VecDeque<(Weak<ObjectRevision>, usize, Instant)>,
     bytes: usize,
 }
 
 /// The limit of derived JSON per feed in bytes: about five thousand pods.
 const BYTES_MAX: usize = 64 << 20;
 
-impl DerivedJson {
-    pub(super) fn new(budget: Arc<Budget>, account: Arc<Account>) -> Self {
+impl DerivedJsonCache {
+    pub(super) fn new(budget: Arc<MemoryBudget>, account: Arc<MemoryAccount>) -> Self {
         Self { budget, account, queue: Mutex::default() }
     }
 
     /// Stores `body`, written by `renderer`, with its object. Returns the body to send, which is charged to the
     /// account.
-    pub(super) fn keep(&self, object: &Arc<Object>, body: Bytes, renderer: &Renderer) -> Bytes {
+    pub(super) fn keep(&self, object: &Arc<ObjectRevision>, body: Bytes, renderer: &ObjectRenderer) -> Bytes {
         let len = body.len();
         if len > BYTES_MAX {
             return body;
@@ -74,7 +74,7 @@ impl DerivedJson {
     }
 }
 
-impl LruEviction for DerivedJson {
+impl LruEviction for DerivedJsonCache {
     fn oldest(&self) -> Option<Instant> {
         self.queue.lock().objects.front().map(|(_, _, since)| *since)
     }
@@ -84,7 +84,7 @@ impl LruEviction for DerivedJson {
     }
 }
 
-impl Queue {
+impl DerivedJsonQueue {
     fn drop_oldest(&mut self) {
         let Some((object, bytes, _)) = self.objects.pop_front() else { return };
         if let Some(object) = object.upgrade() {

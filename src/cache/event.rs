@@ -4,14 +4,14 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::View;
-use crate::wire::{Object, Renderer, Representation, TranscodeError};
-use base::Account;
+use super::CollectionView;
+use crate::wire::{ObjectRenderer, ObjectRevision, Representation, TranscodeError};
+use base::MemoryAccount;
 use kubeapi::{EventType, ResourceVersion};
 
 /// One change of one object, as received from upstream, with the previous state that selectors need.
 #[derive(Debug)]
-pub struct Event {
+pub struct FeedEvent {
     /// The feed's own dense index: one more than that of the previous event.
     pub seq: u64,
     /// Upstream's version of the change. Several events may share a version: a lease revocation deletes many objects at
@@ -20,14 +20,14 @@ pub struct Event {
     /// The event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
     /// The object after the change; for `Deleted` its last content, at the deletion's version.
-    pub object: Arc<Object>,
+    pub object: Arc<ObjectRevision>,
     /// The object before the change, if it existed. Also `None` for a `Modified` event whose previous state is unknown,
     /// which can be backfilled events.
-    pub previous: Option<Arc<Object>>,
+    pub previous: Option<Arc<ObjectRevision>>,
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
-    alternates: NextAlternate,
+    alternates: NextAlternateFrame,
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
@@ -36,7 +36,7 @@ pub struct Event {
 /// Alternates form a list, because an event has one or two of many possible ones. The list only grows, so readers never
 /// block.
 #[derive(Debug)]
-struct Alternate {
+struct AlternateFrame {
     representation: Representation,
     event_type: EventType,
     /// The server release for which the frame was written.
@@ -44,10 +44,10 @@ struct Alternate {
     frame: Bytes,
     /// The counter of the bytes of all alternate frames of the feed, which count towards the ring's limit.
     held: Arc<AtomicUsize>,
-    next: NextAlternate,
+    next: NextAlternateFrame,
 }
 
-type NextAlternate = OnceLock<Box<Alternate>>;
+type NextAlternateFrame = OnceLock<Box<AlternateFrame>>;
 
 /// The memory accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]
@@ -55,15 +55,15 @@ pub(super) struct DerivedFrameAccounts {
     /// The bytes of the derived frames, which count towards the ring's limit.
     pub(super) bytes: Arc<AtomicUsize>,
     /// The account that is charged until the last sender has released a frame.
-    pub(super) account: Arc<Account>,
+    pub(super) account: Arc<MemoryAccount>,
 }
 
-impl Event {
+impl FeedEvent {
     pub(super) fn new(
         seq: u64,
         event_type: EventType,
-        object: Arc<Object>,
-        previous: Option<Arc<Object>>,
+        object: Arc<ObjectRevision>,
+        previous: Option<Arc<ObjectRevision>>,
         frame: Bytes,
         at: Instant,
     ) -> Self {
@@ -72,13 +72,13 @@ impl Event {
     }
 
     /// Returns the same event with the previous state of its object.
-    pub(super) fn explained(&self, previous: Arc<Object>) -> Self {
+    pub(super) fn explained(&self, previous: Arc<ObjectRevision>) -> Self {
         let Self { seq, event_type, object, frame, at, .. } = self;
         Self::new(*seq, *event_type, object.clone(), Some(previous), frame.clone(), *at)
     }
 
     /// Returns the event type that a watch with the view receives for the change, or `None` if it receives none.
-    pub fn seen_by(&self, view: &View) -> Option<EventType> {
+    pub fn seen_by(&self, view: &CollectionView) -> Option<EventType> {
         if view.is_everything() {
             return Some(self.event_type);
         }
@@ -94,7 +94,7 @@ impl Event {
     }
 
     /// Returns the approximate cost of deciding whether a watch with the view receives the event.
-    pub(super) fn cost_for(&self, view: &View) -> usize {
+    pub(super) fn cost_for(&self, view: &CollectionView) -> usize {
         view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
     }
 
@@ -103,7 +103,7 @@ impl Event {
     pub(super) fn frame_as(
         &self,
         event_type: EventType,
-        renderer: &Renderer,
+        renderer: &ObjectRenderer,
         made: &DerivedFrameAccounts,
     ) -> Result<Bytes, TranscodeError> {
         if event_type == self.event_type && renderer.is_verbatim() {
@@ -127,14 +127,14 @@ impl Event {
             let frame = made.account.keep(frame);
             made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
             let (release, held, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-            let kept = Alternate { representation, event_type, release, frame: frame.clone(), held, next };
+            let kept = AlternateFrame { representation, event_type, release, frame: frame.clone(), held, next };
             self.keep(kept);
             return Ok(frame);
         }
         Ok(frame)
     }
 
-    fn keep(&self, alternate: Alternate) {
+    fn keep(&self, alternate: AlternateFrame) {
         let (representation, event_type) = (alternate.representation, alternate.event_type);
         let mut alternate = Box::new(alternate);
         let mut next = &self.alternates;
@@ -144,14 +144,14 @@ impl Event {
         }
     }
 
-    fn alternates(&self) -> impl Iterator<Item = &Alternate> {
+    fn alternates(&self) -> impl Iterator<Item = &AlternateFrame> {
         std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
     }
 
     /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
     /// event, at the version of the event, so the reader sees nothing newer. `None` if no previous state is known.
-    pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, TranscodeError> {
-        let frame = |previous: &Arc<Object>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
+    pub(super) fn frame_gone(&self, renderer: &ObjectRenderer) -> Result<Option<Bytes>, TranscodeError> {
+        let frame = |previous: &Arc<ObjectRevision>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
         self.previous.as_ref().map(frame).transpose()
     }
 
@@ -172,13 +172,13 @@ impl Event {
     }
 }
 
-impl Alternate {
+impl AlternateFrame {
     fn is(&self, representation: Representation, event_type: EventType) -> bool {
         self.representation == representation && self.event_type == event_type
     }
 }
 
-impl Drop for Alternate {
+impl Drop for AlternateFrame {
     fn drop(&mut self) {
         self.held.fetch_sub(self.frame.len(), Ordering::Relaxed);
     }

@@ -1,36 +1,36 @@
 use std::sync::Arc;
 
-use super::lane::{EventsWaiting, Lane};
-use super::shared::{Progress, Shared};
-use super::view::View;
+use super::lane::{EventLane, PendingEventCount};
+use super::shared::{FeedProgress, SharedFeedCache};
+use super::view::CollectionView;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 /// A read-only observer of a reader's lane. It keeps no event alive and never delays the reader.
 #[derive(Debug, Clone)]
-pub struct Follower {
-    shared: Arc<Shared>,
-    lane: Arc<Lane>,
-    view: Arc<View>,
+pub struct LaneFollower {
+    shared: Arc<SharedFeedCache>,
+    lane: Arc<EventLane>,
+    view: Arc<CollectionView>,
 }
 
-impl Follower {
-    pub(super) fn new(shared: Arc<Shared>, lane: Arc<Lane>, view: Arc<View>) -> Self {
+impl LaneFollower {
+    pub(super) fn new(shared: Arc<SharedFeedCache>, lane: Arc<EventLane>, view: Arc<CollectionView>) -> Self {
         Self { shared, lane, view }
     }
 
     /// Returns the view of the reader that is being followed.
-    pub fn view(&self) -> &View {
+    pub fn view(&self) -> &CollectionView {
         &self.view
     }
 
     /// Returns the number of events that the lane has from position `next` on.
-    pub fn waiting(&self, next: u64) -> EventsWaiting {
+    pub fn waiting(&self, next: u64) -> PendingEventCount {
         self.lane.waiting(next)
     }
 
     /// Returns the progress of the feed.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> FeedProgress {
         self.shared.progress()
     }
 
@@ -42,18 +42,18 @@ impl Follower {
 
 /// Follows the progress of a feed.
 #[derive(Debug)]
-pub struct ProgressFollower {
-    shared: Arc<Shared>,
-    progress: watch::Receiver<Progress>,
+pub struct FeedProgressFollower {
+    shared: Arc<SharedFeedCache>,
+    progress: watch::Receiver<FeedProgress>,
 }
 
-impl ProgressFollower {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+impl FeedProgressFollower {
+    pub(super) fn new(shared: &Arc<SharedFeedCache>) -> Self {
         Self { shared: shared.clone(), progress: shared.progress.subscribe() }
     }
 
     /// Returns the current progress. After this, [`changed`](Self::changed) waits for a different value.
-    pub fn look(&mut self) -> Progress {
+    pub fn look(&mut self) -> FeedProgress {
         *self.progress.borrow_and_update()
     }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::lane::{Lane, LaneRead};
-use super::shared::Shared;
+use super::lane::{EventLane, LaneReadResult};
+use super::shared::SharedFeedCache;
 use super::{
-    BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, MemoryKind, MissingPrevious, RingHeadroom, Snapshot,
+    BackfillMismatch, BackfilledEvents, CacheReader, EventRingHeadroom, FeedEvent, FeedSnapshot, MemoryKind,
+    MissingPreviousState, ObjectChange,
 };
-use crate::wire::Object;
+use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The beginning of a feed's history. Backfilled events must lead to it.
@@ -19,21 +20,21 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 pub struct HistoryStart {
     /// The version that the first event follows.
     pub at: ResourceVersion,
-    pub room: RingHeadroom,
+    pub room: EventRingHeadroom,
     /// The `seq` of the first event of the history.
     first: u64,
     /// The time at which the first event was received.
     since: Instant,
     /// The state of the feed when this value was created.
-    state: Snapshot,
+    state: FeedSnapshot,
     /// The objects that have changed since the beginning, with their state at the beginning.
-    changed: HashMap<ObjectKey, ObjectAtStart>,
-    shared: Arc<Shared>,
+    changed: HashMap<ObjectKey, ObjectStateAtStart>,
+    shared: Arc<SharedFeedCache>,
 }
 
 /// The state of an object at the beginning of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ObjectAtStart {
+enum ObjectStateAtStart {
     Absent,
     At(ResourceVersion),
     /// The object existed at an unknown version.
@@ -50,7 +51,7 @@ impl CacheReader {
     }
 
     /// Returns the events whose objects' previous state is unknown, oldest first.
-    pub fn unexplained(&self) -> Vec<MissingPrevious> {
+    pub fn unexplained(&self) -> Vec<MissingPreviousState> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
             let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
@@ -58,7 +59,7 @@ impl CacheReader {
         };
         let mut found = Vec::new();
         // Events that have left the ring during the read need no previous state.
-        let _ = read_all(&all, seqs, |event| found.extend(MissingPrevious::of(event.clone())));
+        let _ = read_all(&all, seqs, |event| found.extend(MissingPreviousState::of(event.clone())));
         found
     }
 
@@ -83,7 +84,10 @@ impl CacheReader {
         };
         read_all(&all, seqs, |event| {
             beginning.since = beginning.since.min(event.at);
-            beginning.changed.entry(event.object.key.clone()).or_insert_with(|| ObjectAtStart::before(event, base));
+            beginning
+                .changed
+                .entry(event.object.key.clone())
+                .or_insert_with(|| ObjectStateAtStart::before(event, base));
         })?;
         Some(beginning)
     }
@@ -91,11 +95,13 @@ impl CacheReader {
 
 /// Reads the events in a range of numbers in batches, so that the writer is not blocked. Returns `None` if the oldest
 /// have left the ring during the read, or if the feed has ended.
-fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
+fn read_all(lane: &EventLane, seqs: Range<u64>, mut each: impl FnMut(&Arc<FeedEvent>)) -> Option<()> {
     let (mut next, mut events) = (seqs.start, Vec::new());
     while next < seqs.end {
         events.clear();
-        let LaneRead::Events { .. } = lane.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else { return None };
+        let LaneReadResult::Events { .. } = lane.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else {
+            return None;
+        };
         events.iter().filter(|event| event.seq < seqs.end).for_each(&mut each);
         next = events.last()?.seq + 1;
     }
@@ -107,12 +113,16 @@ impl HistoryStart {
     ///
     /// # Errors
     /// The changes are out of order, do not lead to this beginning, or a change between them is missing.
-    pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<BackfilledEvents, BackfillMismatch> {
+    pub fn joined_by(
+        &self,
+        from: ResourceVersion,
+        changes: Vec<ObjectChange>,
+    ) -> Result<BackfilledEvents, BackfillMismatch> {
         let first = self.first - changes.len() as u64;
-        let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
+        let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<ObjectRevision>>)>::new();
         let (mut at, mut known) = (from, from);
         let mut events = Vec::with_capacity(changes.len());
-        for (seq, Change { event_type, object, frame }) in (first..).zip(changes) {
+        for (seq, ObjectChange { event_type, object, frame }) in (first..).zip(changes) {
             let (key, rv, object) = (object.key.clone(), object.rv, Arc::new(object));
             let is_next = rv > from && at <= rv && rv <= self.at;
             let previous = match (last.get(&key), event_type) {
@@ -132,7 +142,7 @@ impl HistoryStart {
             let frame = frame.unwrap_or_else(|| account.keep(self.shared.envelope.frame(event_type, object.body())));
             let left = (event_type != EventType::Deleted).then(|| object.clone());
             last.insert(key, (rv, left));
-            events.push(Arc::new(Event::new(seq, event_type, object, previous, frame, self.since)));
+            events.push(Arc::new(FeedEvent::new(seq, event_type, object, previous, frame, self.since)));
             at = rv;
         }
         self.agrees_with(from, &last)?;
@@ -144,22 +154,22 @@ impl HistoryStart {
     fn agrees_with(
         &self,
         from: ResourceVersion,
-        last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>,
+        last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<ObjectRevision>>)>,
     ) -> Result<(), BackfillMismatch> {
         for (key, (rv, left)) in last {
             let agrees = match self.then(key) {
-                ObjectAtStart::Absent => left.is_none(),
-                ObjectAtStart::At(then) => left.is_some() && then == *rv,
-                ObjectAtStart::Present => left.is_some(),
+                ObjectStateAtStart::Absent => left.is_none(),
+                ObjectStateAtStart::At(then) => left.is_some() && then == *rv,
+                ObjectStateAtStart::Present => left.is_some(),
             };
             if !agrees {
                 return Err(BackfillMismatch { key: key.clone(), rv: *rv });
             }
         }
         let unchanged = self.state.iter().filter(|object| !self.changed.contains_key(&object.key));
-        let unchanged = unchanged.map(|object| (&object.key, ObjectAtStart::At(object.rv)));
+        let unchanged = unchanged.map(|object| (&object.key, ObjectStateAtStart::At(object.rv)));
         for (key, then) in unchanged.chain(self.changed.iter().map(|(key, then)| (key, *then))) {
-            if let ObjectAtStart::At(rv) = then
+            if let ObjectStateAtStart::At(rv) = then
                 && rv > from
                 && !last.contains_key(key)
             {
@@ -169,15 +179,16 @@ impl HistoryStart {
         Ok(())
     }
 
-    fn then(&self, key: &ObjectKey) -> ObjectAtStart {
-        let unchanged = || self.state.get(key).map_or(ObjectAtStart::Absent, |object| ObjectAtStart::At(object.rv));
+    fn then(&self, key: &ObjectKey) -> ObjectStateAtStart {
+        let unchanged =
+            || self.state.get(key).map_or(ObjectStateAtStart::Absent, |object| ObjectStateAtStart::At(object.rv));
         self.changed.get(key).copied().unwrap_or_else(unchanged)
     }
 }
 
-impl ObjectAtStart {
+impl ObjectStateAtStart {
     /// Returns the state of the event's object before the event, in a history whose list was at `base`.
-    fn before(event: &Event, base: ResourceVersion) -> Self {
+    fn before(event: &FeedEvent, base: ResourceVersion) -> Self {
         match (&event.previous, event.event_type) {
             (_, EventType::Added) => Self::Absent,
             // The event is itself backfilled, so the previous state may be unknown.

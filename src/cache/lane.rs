@@ -7,56 +7,56 @@ use slab::Slab;
 
 use super::lane_key::LaneKey;
 use super::pending_wakeups::PendingWakeups;
-use super::{Event, View};
+use super::{CollectionView, FeedEvent};
 use base::CoreWaker;
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
 /// Lanes hold shared references to the ring's events, so a lane costs one pointer per event. The lane of all events is
 /// the ring. A narrow lane holds only the end of its sequence. A reader that is further behind reads the ring until it
-/// reaches the beginning of the lane ([`LaneRead::Behind`]).
+/// reaches the beginning of the lane ([`LaneReadResult::Behind`]).
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct EventLane {
     key: LaneKey,
     events_max: usize,
-    log: Mutex<Log>,
+    log: Mutex<LaneLog>,
 }
 
 #[derive(Debug, Default)]
-struct Log {
-    events: VecDeque<Arc<Event>>,
+struct LaneLog {
+    events: VecDeque<Arc<FeedEvent>>,
     /// The `seq` from which on the lane has all of its events.
     from: u64,
     /// The `seq` after that of the lane's last event that left the ring. A reader before it has lost events.
     lost: u64,
     /// Whether the lane is closed: its feed has started a new history or has ended, so no events follow.
     closed: bool,
-    readers: Slab<Reader>,
+    readers: Slab<LaneReader>,
     /// The slots of the parked readers of a lane.
     parked: Vec<usize>,
     /// The view of the most recently added reader. The next reader often has an equal one.
-    view: Option<Arc<View>>,
+    view: Option<Arc<CollectionView>>,
 }
 
 #[derive(Debug, Default)]
-struct Reader {
+struct LaneReader {
     is_proxy: bool,
     /// The reader's core, whose thread wakes it.
     core: Option<Arc<CoreWaker>>,
-    parked: Option<Parked>,
+    parked: Option<ParkedReader>,
 }
 
 /// A reader that waits for the next event of a lane.
 #[derive(Debug)]
-struct Parked {
+struct ParkedReader {
     waker: Waker,
-    /// The index in [`Log::parked`], so that removing one of ten thousand readers does not search the list.
+    /// The index in [`LaneLog::parked`], so that removing one of ten thousand readers does not search the list.
     at: usize,
 }
 
-/// The result of [`Lane::read`] at a position.
+/// The result of [`EventLane::read`] at a position.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum LaneRead {
+pub(super) enum LaneReadResult {
     /// At least one event was added to the reader's batch.
     Events {
         /// Whether no more events follow yet, so that the reader's waker is registered.
@@ -72,7 +72,7 @@ pub(super) enum LaneRead {
 
 /// The number of events that a reader has not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventsWaiting {
+pub enum PendingEventCount {
     Exactly(usize),
     /// The lane has this many unprocessed events, and the ring has others before them.
     AtLeast(usize),
@@ -80,10 +80,10 @@ pub enum EventsWaiting {
     Lost(usize),
 }
 
-impl Lane {
+impl EventLane {
     /// Creates an empty lane that is complete from `from` on and holds the last `events_max` events of its sequence.
     pub(super) fn new(key: LaneKey, from: u64, events_max: usize) -> Self {
-        Self { key, events_max, log: Mutex::new(Log { from, ..Log::default() }) }
+        Self { key, events_max, log: Mutex::new(LaneLog { from, ..LaneLog::default() }) }
     }
 
     pub(super) fn key(&self) -> &LaneKey {
@@ -92,7 +92,7 @@ impl Lane {
 
     /// Adds an event to the lane; pushing the same event again has no effect. Adds parked readers to `wakes`, for the
     /// writer to wake after its critical section.
-    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
+    pub(super) fn push(&self, event: &Arc<FeedEvent>, wakes: &mut PendingWakeups) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
         if log.events.back().is_some_and(|last| last.seq == event.seq) {
@@ -109,7 +109,7 @@ impl Lane {
 
     /// Prepends events to the lane. They must precede its events without a gap. No reader has a position there, so none
     /// is woken.
-    pub(super) fn prepend(&self, events: Vec<Arc<Event>>) {
+    pub(super) fn prepend(&self, events: Vec<Arc<FeedEvent>>) {
         let mut log = self.log.lock();
         log.from = events.first().map_or(log.from, |first| first.seq);
         log.events.reserve(events.len());
@@ -119,7 +119,7 @@ impl Lane {
     }
 
     /// Replaces the lane's event that has the same `seq`, if it is still there. Returns the replaced event.
-    pub(super) fn exchange(&self, event: Arc<Event>) -> Option<Arc<Event>> {
+    pub(super) fn exchange(&self, event: Arc<FeedEvent>) -> Option<Arc<FeedEvent>> {
         let mut log = self.log.lock();
         let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
         Some(std::mem::replace(&mut log.events[at], event))
@@ -132,7 +132,7 @@ impl Lane {
 
     /// Ends the lane: every reader finds its position expired. Returns the events, so that slow readers do not keep
     /// them alive.
-    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> VecDeque<Arc<Event>> {
+    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> VecDeque<Arc<FeedEvent>> {
         let mut log = self.log.lock();
         log.closed = true;
         log.take_parked(wakes);
@@ -147,23 +147,23 @@ impl Lane {
         next: u64,
         events_max: usize,
         reader: (usize, Option<&Waker>),
-        batch: &mut Vec<Arc<Event>>,
-    ) -> LaneRead {
+        batch: &mut Vec<Arc<FeedEvent>>,
+    ) -> LaneReadResult {
         let mut log = self.log.lock();
         if log.closed || next < log.lost {
-            return LaneRead::Expired;
+            return LaneReadResult::Expired;
         }
         if next < log.from {
-            return LaneRead::Behind;
+            return LaneReadResult::Behind;
         }
         let before = batch.len();
         if log.copy(next, events_max, batch) {
-            return LaneRead::Events { caught_up: false };
+            return LaneReadResult::Events { caught_up: false };
         }
         if let (slot, Some(waker)) = reader {
             log.park(slot, waker);
         }
-        if batch.len() > before { LaneRead::Events { caught_up: true } } else { LaneRead::CaughtUp }
+        if batch.len() > before { LaneReadResult::Events { caught_up: true } } else { LaneReadResult::CaughtUp }
     }
 
     /// Copies events of the ring for a reader of the lane `narrow`, which begins later than `next`. Returns the
@@ -174,7 +174,7 @@ impl Lane {
         narrow: &Self,
         next: u64,
         events_max: usize,
-        batch: &mut Vec<Arc<Event>>,
+        batch: &mut Vec<Arc<FeedEvent>>,
     ) -> Option<u64> {
         let from = {
             let log = narrow.log.lock();
@@ -196,23 +196,23 @@ impl Lane {
     }
 
     /// Returns the number of events that a reader at position `next` has not processed.
-    pub(super) fn waiting(&self, next: u64) -> EventsWaiting {
+    pub(super) fn waiting(&self, next: u64) -> PendingEventCount {
         let log = self.log.lock();
         let behind = |next| log.events.len() - log.events.partition_point(|event| event.seq < next);
         match () {
-            () if log.closed || next < log.lost => EventsWaiting::Lost(log.events.len()),
-            () if next < log.from && !log.events.is_empty() => EventsWaiting::AtLeast(behind(next)),
-            () => EventsWaiting::Exactly(behind(next)),
+            () if log.closed || next < log.lost => PendingEventCount::Lost(log.events.len()),
+            () if next < log.from && !log.events.is_empty() => PendingEventCount::AtLeast(behind(next)),
+            () => PendingEventCount::Exactly(behind(next)),
         }
     }
 
     /// Adds a reader to the lane. Returns its slot and its view, which equal readers share.
-    pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
+    pub(super) fn add_reader(&self, view: CollectionView) -> (usize, Arc<CollectionView>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);
         let view = known.unwrap_or_else(|| Arc::new(view));
         log.view = Some(view.clone());
-        (log.readers.insert(Reader { core: CoreWaker::here(), ..Reader::default() }), view)
+        (log.readers.insert(LaneReader { core: CoreWaker::here(), ..LaneReader::default() }), view)
     }
 
     /// Removes a reader of the lane. Returns whether it was the last one.
@@ -236,15 +236,15 @@ impl Lane {
     }
 
     /// Runs `read` over the events in the lane.
-    pub(super) fn with_events<T>(&self, read: impl FnOnce(&VecDeque<Arc<Event>>) -> T) -> T {
+    pub(super) fn with_events<T>(&self, read: impl FnOnce(&VecDeque<Arc<FeedEvent>>) -> T) -> T {
         read(&self.log.lock().events)
     }
 }
 
-impl Log {
+impl LaneLog {
     /// Copies up to `events_max` events from position `next` on, and returns whether more follow. It checks the end
     /// first, where most readers are.
-    fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<Event>>) -> bool {
+    fn copy(&self, next: u64, events_max: usize, batch: &mut Vec<Arc<FeedEvent>>) -> bool {
         if self.events.back().is_none_or(|last| last.seq < next) {
             return false;
         }
@@ -262,7 +262,7 @@ impl Log {
         match &mut reader.parked {
             Some(parked) => parked.waker.clone_from(waker),
             None => {
-                reader.parked = Some(Parked { waker: waker.clone(), at: self.parked.len() });
+                reader.parked = Some(ParkedReader { waker: waker.clone(), at: self.parked.len() });
                 self.parked.push(slot);
             }
         }

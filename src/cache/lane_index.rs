@@ -2,11 +2,11 @@ use std::borrow::Borrow;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::Event;
-use super::lane::Lane;
-use super::lane_key::LaneTerm;
+use super::FeedEvent;
+use super::lane::EventLane;
+use super::lane_key::LaneSelectorTerm;
 use indexmap::IndexMap;
-use kubeapi::Attributes;
+use kubeapi::SelectableAttributes;
 
 /// The narrow lanes of one namespace, or those of all namespaces, indexed by the terms that an event can match.
 ///
@@ -15,50 +15,52 @@ use kubeapi::Attributes;
 /// and two for each of its labels.
 #[derive(Debug, Default)]
 pub(super) struct LaneIndex {
-    whole: Option<Arc<Lane>>,
+    whole: Option<Arc<EventLane>>,
     names: LanesByValue,
     /// The lanes by the field's index in the table. A table has a dozen fields at most.
     fields: Vec<(usize, LanesByValue)>,
     labels: IndexMap<Box<str>, LabelLanes>,
 }
 
-type LanesByValue = IndexMap<Box<str>, Arc<Lane>>;
+type LanesByValue = IndexMap<Box<str>, Arc<EventLane>>;
 
 /// The lanes for one label key.
 #[derive(Debug, Default)]
 struct LabelLanes {
-    present: Option<Arc<Lane>>,
+    present: Option<Arc<EventLane>>,
     equal: LanesByValue,
-    sets: IndexMap<Box<[Box<str>]>, Arc<Lane>>,
+    sets: IndexMap<Box<[Box<str>]>, Arc<EventLane>>,
     /// The lanes of value sets, by each of their values.
-    members: IndexMap<Box<str>, Vec<Arc<Lane>>>,
+    members: IndexMap<Box<str>, Vec<Arc<EventLane>>>,
 }
 
 impl LaneIndex {
     /// Returns the lane for a term; if there is none, it is created with `fresh`.
-    pub(super) fn open(&mut self, term: &LaneTerm, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
+    pub(super) fn open(&mut self, term: &LaneSelectorTerm, fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
         match term {
-            LaneTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
-            LaneTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
-            LaneTerm::Field(position, value) => {
+            LaneSelectorTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
+            LaneSelectorTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
+            LaneSelectorTerm::Field(position, value) => {
                 let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
                     self.fields.push((*position, IndexMap::default()));
                     self.fields.len() - 1
                 });
                 self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
             }
-            LaneTerm::Label(key, value) => self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone(),
-            LaneTerm::LabelIn(key, values) => self.label(key).open_set(values, fresh),
-            LaneTerm::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
+            LaneSelectorTerm::Label(key, value) => {
+                self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone()
+            }
+            LaneSelectorTerm::LabelIn(key, values) => self.label(key).open_set(values, fresh),
+            LaneSelectorTerm::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
         }
     }
 
     /// Drops the lane for a term if it has no readers. Returns whether it was dropped.
-    pub(super) fn release(&mut self, term: &LaneTerm) -> bool {
+    pub(super) fn release(&mut self, term: &LaneSelectorTerm) -> bool {
         match term {
-            LaneTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
-            LaneTerm::Name(name) => drop_unread(&mut self.names, name),
-            LaneTerm::Field(position, value) => {
+            LaneSelectorTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
+            LaneSelectorTerm::Name(name) => drop_unread(&mut self.names, name),
+            LaneSelectorTerm::Field(position, value) => {
                 let Some(at) = self.fields.iter().position(|(field, _)| field == position) else { return false };
                 let dropped = drop_unread(&mut self.fields[at].1, value);
                 if self.fields[at].1.is_empty() {
@@ -66,7 +68,7 @@ impl LaneIndex {
                 }
                 dropped
             }
-            LaneTerm::Label(key, _) | LaneTerm::LabelIn(key, _) | LaneTerm::HasLabel(key) => {
+            LaneSelectorTerm::Label(key, _) | LaneSelectorTerm::LabelIn(key, _) | LaneSelectorTerm::HasLabel(key) => {
                 let Some(lanes) = self.labels.get_mut(key) else { return false };
                 let dropped = lanes.release(term);
                 if lanes.is_empty() {
@@ -82,14 +84,14 @@ impl LaneIndex {
     }
 
     /// Iterates over every lane once.
-    pub(super) fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
+    pub(super) fn each(&self) -> impl Iterator<Item = &Arc<EventLane>> {
         let fields = self.fields.iter().flat_map(|(_, lanes)| lanes.values());
         let labels = self.labels.values().flat_map(LabelLanes::each);
         self.whole.iter().chain(self.names.values()).chain(fields).chain(labels)
     }
 
     /// Visits the lanes that the object matches before or after the event. A lane of a value set may be visited twice.
-    pub(super) fn visit(&self, event: &Event, name: &str, visit: &mut impl FnMut(&Lane)) {
+    pub(super) fn visit(&self, event: &FeedEvent, name: &str, visit: &mut impl FnMut(&EventLane)) {
         self.whole.iter().for_each(|lane| visit(lane));
         find(&self.names, name, visit);
         let (now, before) = (&event.object.attributes, event.previous.as_ref().map(|before| &before.attributes));
@@ -106,7 +108,12 @@ impl LaneIndex {
     }
 
     /// Iterates over the label keys that have lanes or over those of the object, whichever are fewer.
-    fn visit_labels(&self, now: &Attributes, before: Option<&Attributes>, visit: &mut impl FnMut(&Lane)) {
+    fn visit_labels(
+        &self,
+        now: &SelectableAttributes,
+        before: Option<&SelectableAttributes>,
+        visit: &mut impl FnMut(&EventLane),
+    ) {
         let value_before = |key: &str| before.and_then(|before| before.label(key));
         if self.labels.len() <= now.labels().len() {
             for (key, lanes) in &self.labels {
@@ -119,7 +126,7 @@ impl LaneIndex {
                 lanes.visit(Some(value), value_before(key), visit);
             }
         }
-        for (key, value) in before.into_iter().flat_map(Attributes::labels) {
+        for (key, value) in before.into_iter().flat_map(SelectableAttributes::labels) {
             if let Some(lanes) = self.labels.get(key).filter(|_| now.label(key).is_none()) {
                 lanes.visit(None, Some(value), visit);
             }
@@ -132,7 +139,7 @@ impl LaneIndex {
 }
 
 impl LabelLanes {
-    fn open_set(&mut self, values: &[Box<str>], fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
+    fn open_set(&mut self, values: &[Box<str>], fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
         if let Some(lane) = self.sets.get(values) {
             return lane.clone();
         }
@@ -144,10 +151,10 @@ impl LabelLanes {
         lane
     }
 
-    fn release(&mut self, term: &LaneTerm) -> bool {
+    fn release(&mut self, term: &LaneSelectorTerm) -> bool {
         match term {
-            LaneTerm::Label(_, value) => drop_unread(&mut self.equal, value),
-            LaneTerm::LabelIn(_, values) => {
+            LaneSelectorTerm::Label(_, value) => drop_unread(&mut self.equal, value),
+            LaneSelectorTerm::LabelIn(_, values) => {
                 let Some(lane) = self.sets.get(values).filter(|lane| !lane.has_readers()).cloned() else {
                     return false;
                 };
@@ -169,11 +176,11 @@ impl LabelLanes {
         self.present.is_none() && self.equal.is_empty() && self.sets.is_empty()
     }
 
-    fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
+    fn each(&self) -> impl Iterator<Item = &Arc<EventLane>> {
         self.present.iter().chain(self.equal.values()).chain(self.sets.values())
     }
 
-    fn visit(&self, now: Option<&str>, before: Option<&str>, visit: &mut impl FnMut(&Lane)) {
+    fn visit(&self, now: Option<&str>, before: Option<&str>, visit: &mut impl FnMut(&EventLane)) {
         if now.is_none() && before.is_none() {
             return;
         }
@@ -187,18 +194,18 @@ impl LabelLanes {
     }
 }
 
-fn find(lanes: &LanesByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
+fn find(lanes: &LanesByValue, key: &str, visit: &mut impl FnMut(&EventLane)) {
     // Avoids hashing the key, which even an empty map would do.
     if let Some(lane) = (!lanes.is_empty()).then(|| lanes.get(key)).flatten() {
         visit(lane);
     }
 }
 
-fn unread(lane: Option<&Arc<Lane>>) -> bool {
+fn unread(lane: Option<&Arc<EventLane>>) -> bool {
     lane.is_some_and(|lane| !lane.has_readers())
 }
 
-fn drop_unread<K, Q>(lanes: &mut IndexMap<K, Arc<Lane>>, key: &Q) -> bool
+fn drop_unread<K, Q>(lanes: &mut IndexMap<K, Arc<EventLane>>, key: &Q) -> bool
 where
     K: Hash + Eq + Borrow<Q>,
     Q: Hash + Eq + ?Sized,

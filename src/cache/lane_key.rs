@@ -1,5 +1,5 @@
-use super::View;
-use kubeapi::{Operator, Selector};
+use super::CollectionView;
+use kubeapi::{LabelSelectorOperator, Selector};
 
 /// Identifies the lane of a reader: one namespace or all, and the narrowest term of its selector.
 ///
@@ -8,12 +8,12 @@ use kubeapi::{Operator, Selector};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LaneKey {
     pub(super) namespace: Option<Box<str>>,
-    pub(super) term: LaneTerm,
+    pub(super) term: LaneSelectorTerm,
 }
 
 /// The part of a selector that a lane covers. Every object that the selector matches also matches the term.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum LaneTerm {
+pub(super) enum LaneSelectorTerm {
     Whole,
     Name(Box<str>),
     /// The value of a field, by the field's index in the resource's table.
@@ -45,21 +45,21 @@ const TELLING: [&str; 10] = [
 
 impl LaneKey {
     /// Returns the narrowest lane that contains every event that the view can match.
-    pub(super) fn of(view: &View) -> Self {
-        Self { namespace: view.namespace().map(Into::into), term: LaneTerm::of(view.selector()) }
+    pub(super) fn of(view: &CollectionView) -> Self {
+        Self { namespace: view.namespace().map(Into::into), term: LaneSelectorTerm::of(view.selector()) }
     }
 
     /// Returns the key of the lane of every event.
     pub(super) fn all() -> Self {
-        Self { namespace: None, term: LaneTerm::Whole }
+        Self { namespace: None, term: LaneSelectorTerm::Whole }
     }
 
     pub(super) fn is_all(&self) -> bool {
-        self.namespace.is_none() && self.term == LaneTerm::Whole
+        self.namespace.is_none() && self.term == LaneSelectorTerm::Whole
     }
 }
 
-impl LaneTerm {
+impl LaneSelectorTerm {
     /// Returns the narrowest term of a selector, by a rule that does not depend on the objects. Negative requirements
     /// have no lane, because they match nearly all objects.
     fn of(selector: &Selector) -> Self {
@@ -76,7 +76,7 @@ impl LaneTerm {
 
 /// The estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum TermWidth {
+enum LaneTermWidth {
     /// A field that identifies objects, by its index in `TELLING`.
     Identifying(usize),
     Label,
@@ -86,27 +86,35 @@ enum TermWidth {
     HasLabel,
 }
 
-fn fields(selector: &Selector) -> impl Iterator<Item = (TermWidth, LaneTerm)> {
+fn fields(selector: &Selector) -> impl Iterator<Item = (LaneTermWidth, LaneSelectorTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
         // An empty value identifies nothing, because most objects may have none.
         let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
-        (telling.map_or(TermWidth::Field, TermWidth::Identifying), LaneTerm::Field(position, value.into()))
+        (
+            telling.map_or(LaneTermWidth::Field, LaneTermWidth::Identifying),
+            LaneSelectorTerm::Field(position, value.into()),
+        )
     })
 }
 
-fn labels(selector: &Selector) -> impl Iterator<Item = (TermWidth, LaneTerm)> {
+fn labels(selector: &Selector) -> impl Iterator<Item = (LaneTermWidth, LaneSelectorTerm)> {
     selector.labels.requirements().iter().filter_map(|requirement| {
         let key: Box<str> = requirement.key().into();
         match (requirement.operator(), requirement.values()) {
-            (Operator::Equals | Operator::DoubleEquals | Operator::In, [value]) => {
-                Some((TermWidth::Label, LaneTerm::Label(key, value.clone())))
+            (
+                LabelSelectorOperator::Equals | LabelSelectorOperator::DoubleEquals | LabelSelectorOperator::In,
+                [value],
+            ) => Some((LaneTermWidth::Label, LaneSelectorTerm::Label(key, value.clone()))),
+            (LabelSelectorOperator::In, values) if values.len() <= LANE_VALUES_MAX => {
+                Some((LaneTermWidth::LabelIn(values.len()), LaneSelectorTerm::LabelIn(key, values.into())))
             }
-            (Operator::In, values) if values.len() <= LANE_VALUES_MAX => {
-                Some((TermWidth::LabelIn(values.len()), LaneTerm::LabelIn(key, values.into())))
-            }
-            (Operator::In | Operator::Exists | Operator::GreaterThan | Operator::LessThan, _) => {
-                Some((TermWidth::HasLabel, LaneTerm::HasLabel(key)))
-            }
+            (
+                LabelSelectorOperator::In
+                | LabelSelectorOperator::Exists
+                | LabelSelectorOperator::GreaterThan
+                | LabelSelectorOperator::LessThan,
+                _,
+            ) => Some((LaneTermWidth::HasLabel, LaneSelectorTerm::HasLabel(key))),
             _ => None,
         }
     })

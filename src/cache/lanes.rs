@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Event;
-use super::lane::Lane;
+use super::FeedEvent;
+use super::lane::EventLane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
 use super::pending_wakeups::PendingWakeups;
@@ -10,9 +10,9 @@ use indexmap::IndexMap;
 
 /// The lanes of one feed. They find the readers of an event in a few look-ups, independent of the number of readers.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct FeedLanes {
     /// The lane of every event: the ring itself.
-    pub(super) all: Arc<Lane>,
+    pub(super) all: Arc<EventLane>,
     /// The narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: IndexMap<Box<str>, LaneIndex>,
@@ -22,12 +22,12 @@ pub(super) struct Lanes {
     narrow_events_max: usize,
 }
 
-impl Lanes {
+impl FeedLanes {
     /// Creates the lane of all events, complete from `from` on. It holds the same events as the ring; narrow lanes hold
     /// at most `narrow_events_max`.
     pub(super) fn new(from: u64, narrow_events_max: usize) -> Self {
         Self {
-            all: Arc::new(Lane::new(LaneKey::all(), from, usize::MAX)),
+            all: Arc::new(EventLane::new(LaneKey::all(), from, usize::MAX)),
             everywhere: LaneIndex::default(),
             namespaces: IndexMap::default(),
             narrow: 0,
@@ -36,14 +36,14 @@ impl Lanes {
     }
 
     /// Returns the lane for `key`, created on demand. A new lane begins at `next_seq`: earlier events are in the ring.
-    pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<Lane> {
+    pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<EventLane> {
         if key.is_all() {
             return self.all.clone();
         }
         let (narrow, events_max) = (&mut self.narrow, self.narrow_events_max);
         let fresh = || {
             *narrow += 1;
-            Arc::new(Lane::new(key.clone(), next_seq, events_max))
+            Arc::new(EventLane::new(key.clone(), next_seq, events_max))
         };
         match &key.namespace {
             None => self.everywhere.open(&key.term, fresh),
@@ -67,12 +67,12 @@ impl Lanes {
         self.narrow -= usize::from(dropped);
     }
 
-    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
+    pub(super) fn push(&self, event: &Arc<FeedEvent>, wakes: &mut PendingWakeups) {
         self.all.push(event, wakes);
         self.for_each_narrow(event, |lane| lane.push(event, wakes));
     }
 
-    pub(super) fn evict(&self, event: &Event) {
+    pub(super) fn evict(&self, event: &FeedEvent) {
         self.all.evict(event.seq);
         self.for_each_narrow(event, |lane| lane.evict(event.seq));
     }
@@ -82,7 +82,7 @@ impl Lanes {
     }
 
     /// Ends every lane. Returns the lanes' events, for the caller to drop without holding a lock.
-    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<Event>>> {
+    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<FeedEvent>>> {
         self.each().map(|lane| lane.close(wakes)).collect()
     }
 
@@ -96,12 +96,12 @@ impl Lanes {
         self.narrow
     }
 
-    fn each(&self) -> impl Iterator<Item = &Arc<Lane>> {
+    fn each(&self) -> impl Iterator<Item = &Arc<EventLane>> {
         let narrow = std::iter::once(&self.everywhere).chain(self.namespaces.values()).flat_map(LaneIndex::each);
         std::iter::once(&self.all).chain(narrow)
     }
 
-    fn for_each_narrow(&self, event: &Event, mut visit: impl FnMut(&Lane)) {
+    fn for_each_narrow(&self, event: &FeedEvent, mut visit: impl FnMut(&EventLane)) {
         if self.narrow == 0 {
             return;
         }

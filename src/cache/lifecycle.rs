@@ -10,12 +10,12 @@ pub enum FeedState {
     /// The watch was open until `since`; the cache may lag behind upstream from then on.
     Stale { since: Instant },
     /// The feed has ended; readers use another feed, or their requests are forwarded to upstream.
-    Ended(FeedEnd),
+    Ended(FeedEndReason),
 }
 
 /// The reason that a feed has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FeedEnd {
+pub enum FeedEndReason {
     /// Upstream denies the proxy's identity access to the resource.
     Forbidden,
     /// Upstream does not serve the resource, or no longer does.
@@ -34,7 +34,7 @@ pub enum FeedEnd {
     Shutdown,
 }
 
-impl FeedEnd {
+impl FeedEndReason {
     /// Returns whether an immediate retry would end the same way.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)

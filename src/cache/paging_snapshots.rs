@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::snapshot::CapturePoint;
-use super::{CacheConfig, Snapshot};
+use super::snapshot::SnapshotCapturePoint;
+use super::{CacheConfig, FeedSnapshot};
 use kubeapi::ResourceVersion;
 
 /// Snapshots kept for clients that page through a LIST, most recently used last; bounded by count and age.
@@ -13,11 +13,11 @@ use kubeapi::ResourceVersion;
 #[derive(Debug, Default)]
 pub(super) struct PagingSnapshots {
     /// Each paging snapshot with the time at which it was first kept.
-    snapshots: VecDeque<(Snapshot, Instant)>,
+    snapshots: VecDeque<(FeedSnapshot, Instant)>,
 }
 
 impl PagingSnapshots {
-    pub(super) fn keep(&mut self, snapshot: Snapshot, now: Instant, config: &CacheConfig) {
+    pub(super) fn keep(&mut self, snapshot: FeedSnapshot, now: Instant, config: &CacheConfig) {
         let since = self.take(snapshot.rv, now, config).map_or(now, |(_, since)| since);
         while self.snapshots.len() >= config.held_snapshots_max {
             self.snapshots.pop_front();
@@ -25,13 +25,13 @@ impl PagingSnapshots {
         self.snapshots.push_back((snapshot, since));
     }
 
-    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<Snapshot> {
+    pub(super) fn find(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<FeedSnapshot> {
         let (snapshot, since) = self.take(rv, now, config)?;
         self.snapshots.push_back((snapshot.clone(), since));
         Some(snapshot)
     }
 
-    fn take(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<(Snapshot, Instant)> {
+    fn take(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<(FeedSnapshot, Instant)> {
         self.snapshots.retain(|(_, since)| now.duration_since(*since) < config.held_snapshot_age_max);
         let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
         self.snapshots.remove(at)
@@ -42,14 +42,14 @@ impl PagingSnapshots {
         self.snapshots.iter().map(|(_, since)| *since).min()
     }
 
-    pub(super) fn take_oldest(&mut self) -> Option<Snapshot> {
+    pub(super) fn take_oldest(&mut self) -> Option<FeedSnapshot> {
         let oldest = self.oldest()?;
         let at = self.snapshots.iter().position(|(_, since)| *since == oldest)?;
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
     }
 
     /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
-    pub(super) fn first_taken(&self) -> Option<CapturePoint> {
+    pub(super) fn first_taken(&self) -> Option<SnapshotCapturePoint> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken).min_by_key(|taken| taken.left)
     }
 

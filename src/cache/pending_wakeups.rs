@@ -8,12 +8,12 @@ use base::CoreWaker;
 #[derive(Debug, Default)]
 pub(super) struct PendingWakeups {
     /// Readers that belong to no core.
-    elsewhere: Readers,
-    cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
+    elsewhere: WokenReaders,
+    cores: Vec<Option<(Arc<CoreWaker>, WokenReaders)>>,
 }
 
 #[derive(Debug, Default)]
-struct Readers {
+struct WokenReaders {
     proxies: Vec<Waker>,
     others: Vec<Waker>,
 }
@@ -27,7 +27,7 @@ impl PendingWakeups {
                 if number >= self.cores.len() {
                     self.cores.resize_with(number + 1, || None);
                 }
-                match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
+                match self.cores[number].get_or_insert_with(|| (bell.clone(), WokenReaders::default())) {
                     (known, readers) if Arc::ptr_eq(known, bell) => readers,
                     // The core belongs to another application in the same process.
                     _ => &mut self.elsewhere,
@@ -45,7 +45,7 @@ impl PendingWakeups {
     }
 }
 
-impl Readers {
+impl WokenReaders {
     fn in_order(self) -> Vec<Waker> {
         let Self { mut proxies, others } = self;
         if proxies.is_empty() {

@@ -1,8 +1,8 @@
 //! Pins on states that are being sent to clients.
 //!
 //! A state shares unchanged objects with the store and keeps the others alive. So each watch or list that sends a state
-//! holds a [`Pin`] on it. If the memory is needed, the oldest pins cut their owners. The memory is then freed even if the
-//! owner is never polled again.
+//! holds a [`SnapshotPin`] on it. If the memory is needed, the oldest pins cut their owners. The memory is then freed
+//! even if the owner is never polled again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,20 +10,20 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Snapshot;
-use super::snapshot::CapturePoint;
+use super::FeedSnapshot;
+use super::snapshot::SnapshotCapturePoint;
 use base::AbortSignal;
 
 /// The pins on states of all feeds. Clones share them.
 ///
 /// The concurrency limits of watches and lists bound the number of pins.
 #[derive(Debug, Clone, Default)]
-pub struct Pins(Arc<Mutex<PinTable>>);
+pub struct SnapshotPins(Arc<Mutex<SnapshotPinTable>>);
 
 /// The registration of a state that is being sent. Dropping it removes the registration.
 #[derive(Debug)]
-pub struct Pin {
-    pins: Pins,
+pub struct SnapshotPin {
+    pins: SnapshotPins,
     id: u64,
 }
 
@@ -31,35 +31,35 @@ pub struct Pin {
 pub(super) trait PinnableFeed: fmt::Debug + Send + Sync {
     /// Returns an upper bound of the bytes that only a state taken then keeps alive. If the feed has ended, that is all
     /// of the state's bytes.
-    fn kept_by(&self, taken: CapturePoint) -> usize;
+    fn kept_by(&self, taken: SnapshotCapturePoint) -> usize;
 }
 
 #[derive(Debug, Default)]
-struct PinTable {
+struct SnapshotPinTable {
     /// The pins of states that are being sent, oldest first.
-    entries: BTreeMap<u64, Arc<Entry>>,
+    entries: BTreeMap<u64, Arc<SnapshotPinEntry>>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SnapshotPinEntry {
     feed: Arc<dyn PinnableFeed>,
-    taken: CapturePoint,
+    taken: SnapshotCapturePoint,
     cut: AbortSignal,
 }
 
 /// The reason for cutting an owner whose memory was needed.
 const MEMORY: &str = "memory_pressure";
 
-impl Pins {
+impl SnapshotPins {
     /// Registers a state of `feed` that is being sent. The signal `cut` ends its sender.
-    pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
-        let entry = Arc::new(Entry { feed, taken: snapshot.taken, cut });
+    pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &FeedSnapshot, cut: AbortSignal) -> SnapshotPin {
+        let entry = Arc::new(SnapshotPinEntry { feed, taken: snapshot.taken, cut });
         let mut pinned = self.0.lock();
         let id = pinned.next;
         pinned.next += 1;
         pinned.entries.insert(id, entry);
-        Pin { pins: self.clone(), id }
+        SnapshotPin { pins: self.clone(), id }
     }
 
     pub fn len(&self) -> usize {
@@ -105,20 +105,20 @@ impl Pins {
 
     /// Returns the pins whose senders have not been aborted, oldest first. The caller aborts senders without the lock,
     /// because they drop their pins.
-    fn entries(&self) -> Vec<Arc<Entry>> {
+    fn entries(&self) -> Vec<Arc<SnapshotPinEntry>> {
         let pinned = self.0.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
     }
 }
 
-impl Drop for Pin {
+impl Drop for SnapshotPin {
     fn drop(&mut self) {
         // Dropped after the lock is released: this may be the last holder of the feed.
         let _entry = self.pins.0.lock().entries.remove(&self.id);
     }
 }
 
-impl Entry {
+impl SnapshotPinEntry {
     /// Returns an upper bound of the bytes that only this pin keeps alive.
     fn bytes(&self) -> usize {
         self.feed.kept_by(self.taken)
@@ -132,7 +132,7 @@ impl Entry {
 
 /// Returns each pin with the bytes that become free once it and all pins before it are dropped. These are the bytes
 /// that it keeps beyond the next pin of its feed.
-fn with_what_they_free(entries: Vec<Arc<Entry>>) -> Vec<(Arc<Entry>, usize)> {
+fn with_what_they_free(entries: Vec<Arc<SnapshotPinEntry>>) -> Vec<(Arc<SnapshotPinEntry>, usize)> {
     let mut newer = HashMap::new();
     let mut freeing: Vec<_> = entries
         .into_iter()

@@ -4,28 +4,31 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 #[cfg(test)]
-use super::Event;
-use super::follower::ProgressFollower;
+use super::FeedEvent;
+use super::follower::FeedProgressFollower;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::pending_wakeups::PendingWakeups;
-use super::shared::{Progress, Shared};
-use super::timeline::{CacheStats, StateMark, Timeline};
-use super::{CacheConfig, ChunkCache, Cursor, MemoryKind, Pin, Pins, Snapshot, Staging, View};
-use crate::wire::{Encoding, Envelope, Object, Renderer, Representation, TranscodeError};
-use base::{AbortSignal, Account};
+use super::shared::{FeedProgress, SharedFeedCache};
+use super::timeline::{CacheStats, FeedStateMark, FeedTimeline};
+use super::{
+    CacheConfig, ChunkCache, CollectionView, FeedCursor, FeedSnapshot, MemoryKind, SnapshotPin, SnapshotPins,
+    SnapshotStaging,
+};
+use crate::wire::{FeedEncoding, FrameEnvelope, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
+use base::{AbortSignal, MemoryAccount};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
 /// The read access to one feed. Clones share it.
 #[derive(Debug, Clone)]
 pub struct CacheReader {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedFeedCache>,
 }
 
 /// The position at which a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StartPosition {
+pub enum WatchStartPosition {
     /// The watch starts after the given version.
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
@@ -39,14 +42,14 @@ pub enum StartPosition {
 /// critical section.
 #[derive(Debug)]
 pub struct OpenedWatch {
-    pub snapshot: Option<Snapshot>,
-    pub cursor: Cursor,
+    pub snapshot: Option<FeedSnapshot>,
+    pub cursor: FeedCursor,
 }
 
 /// The error of a watch whose requested version is no longer in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({floor})")]
-pub struct TooOld {
+pub struct VersionTooOld {
     pub requested: ResourceVersion,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
@@ -66,12 +69,12 @@ impl CacheReader {
         &self.shared.gvr
     }
 
-    pub fn envelope(&self) -> &Envelope {
+    pub fn envelope(&self) -> &FrameEnvelope {
         &self.shared.envelope
     }
 
     /// Returns a renderer that writes objects in upstream's encoding.
-    pub fn verbatim(&self) -> &Renderer {
+    pub fn verbatim(&self) -> &ObjectRenderer {
         &self.shared.verbatim
     }
 
@@ -79,7 +82,7 @@ impl CacheReader {
         self.shared.namespaced
     }
 
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> FeedProgress {
         self.shared.progress()
     }
 
@@ -98,7 +101,7 @@ impl CacheReader {
     }
 
     /// Returns a mark of the current objects, to detect later whether they have changed.
-    pub fn state_mark(&self) -> StateMark {
+    pub fn state_mark(&self) -> FeedStateMark {
         self.shared.timeline.read().mark()
     }
 
@@ -113,13 +116,13 @@ impl CacheReader {
     }
 
     /// Returns whether a watch with the view may start after `rv` now.
-    pub fn reaches(&self, rv: ResourceVersion, view: &View) -> bool {
+    pub fn reaches(&self, rv: ResourceVersion, view: &CollectionView) -> bool {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
 
     /// Subscribes to the feed's progress.
-    pub fn follow_progress(&self) -> ProgressFollower {
-        ProgressFollower::new(&self.shared)
+    pub fn follow_progress(&self) -> FeedProgressFollower {
+        FeedProgressFollower::new(&self.shared)
     }
 
     /// Completes when everything up to `rv` has been applied. It may never complete.
@@ -145,12 +148,12 @@ impl CacheReader {
     }
 
     /// Returns the current state. The caller must know that the feed has not ended: an ended feed is empty.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> FeedSnapshot {
         self.shared.timeline.read().snapshot()
     }
 
     /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
-    pub fn current(&self) -> Option<Snapshot> {
+    pub fn current(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
     }
@@ -162,7 +165,7 @@ impl CacheReader {
 
     /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
     /// on. Returns false if the feed has changed since `mark`.
-    pub fn confirm(&self, mark: StateMark, at: ResourceVersion) -> bool {
+    pub fn confirm(&self, mark: FeedStateMark, at: ResourceVersion) -> bool {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
             // Wakes readers that wait for that version.
@@ -177,18 +180,18 @@ impl CacheReader {
     }
 
     /// Returns the state at the version that upstream's watch has reached; `None` if the feed has ended.
-    pub fn applied(&self) -> Option<Snapshot> {
+    pub fn applied(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.snapshot())
     }
 
     /// Starts to assemble the feed's next state.
-    pub fn stage(&self) -> Staging {
-        Staging::new(self.shared.clone())
+    pub fn stage(&self) -> SnapshotStaging {
+        SnapshotStaging::new(self.shared.clone())
     }
 
     /// Returns the memory account for objects that are read for this feed.
-    pub fn account(&self) -> &Arc<Account> {
+    pub fn account(&self) -> &Arc<MemoryAccount> {
         self.shared.share.accounts.of(MemoryKind::Objects)
     }
 
@@ -203,25 +206,25 @@ impl CacheReader {
     }
 
     /// Returns a snapshot of exactly `rv`: the current state if it has that version, or one kept for a paging client.
-    pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+    pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         let current = self.shared.timeline.read().snapshot_at(rv);
         current.or_else(|| self.held_at(rv))
     }
 
     /// Returns a snapshot of exactly `rv`, rebuilt from the current state by undoing later events, if those are few and
     /// still held. Its bodies are those of the server that sent them.
-    pub fn past_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+    pub fn past_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         self.shared.timeline.read().past_at(rv, TAKEN_BACK_MAX)
     }
 
     /// Returns the snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
     /// version, because then a continue token would never expire while nothing changes.
-    pub fn held_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+    pub fn held_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config.get())
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed continues.
-    pub fn hold(&self, snapshot: &Snapshot) {
+    pub fn hold(&self, snapshot: &FeedSnapshot) {
         let mut paging = self.shared.paging.lock();
         // Checked under the lock, because a feed that ends drops snapshots after it has set its state.
         if matches!(self.state(), FeedState::Ended(_)) {
@@ -231,25 +234,25 @@ impl CacheReader {
     }
 
     /// Opens a watch. Its position, and its snapshot if it starts with one, are from one instant of the feed.
-    pub fn open(&self, start: StartPosition, view: View) -> Result<OpenedWatch, TooOld> {
+    pub fn open(&self, start: WatchStartPosition, view: CollectionView) -> Result<OpenedWatch, VersionTooOld> {
         // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
         match start {
-            StartPosition::After(rv) => {
+            WatchStartPosition::After(rv) => {
                 let floor = timeline.ring.floor_of(&view);
                 if rv < floor {
-                    return Err(TooOld { requested: rv, floor });
+                    return Err(VersionTooOld { requested: rv, floor });
                 }
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, rv, view, &key) })
             }
-            StartPosition::Current if timeline.confirmed_at().is_some() => {
+            WatchStartPosition::Current if timeline.confirmed_at().is_some() => {
                 // Later events below that version cancel each other out, so the watch skips them.
                 let snapshot = timeline.shown();
                 let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
                 Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
             }
-            StartPosition::Current | StartPosition::UpstreamProgress => {
+            WatchStartPosition::Current | WatchStartPosition::UpstreamProgress => {
                 // A feed that has ended has no state: the watch ends before it has sent anything.
                 let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
@@ -258,32 +261,32 @@ impl CacheReader {
     }
 
     /// Opens a watch at the end of the history, without a state.
-    pub fn open_at_end(&self, view: View) -> OpenedWatch {
+    pub fn open_at_end(&self, view: CollectionView) -> OpenedWatch {
         let key = LaneKey::of(&view);
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
     /// Opens a cursor at the end of the history that skips no version: a further event at the newest version is not
     /// part of the state.
-    fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
+    fn cursor_at_end(&self, timeline: &mut FeedTimeline, view: CollectionView, key: &LaneKey) -> FeedCursor {
         let progress = timeline.progress;
         self.cursor(timeline, progress, ResourceVersion::default(), view, key)
     }
 
     fn cursor(
         &self,
-        timeline: &mut Timeline,
+        timeline: &mut FeedTimeline,
         after: ResourceVersion,
         skip: ResourceVersion,
-        view: View,
+        view: CollectionView,
         key: &LaneKey,
-    ) -> Cursor {
+    ) -> FeedCursor {
         let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
         let lane = timeline.ring.lanes.open(key, next_seq);
         if timeline.is_over {
             lane.close(&mut PendingWakeups::default());
         }
-        Cursor::new(self.shared.clone(), lane, view, next, after, skip)
+        FeedCursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
     /// Returns the frame of a bookmark at `rv`.
@@ -291,18 +294,18 @@ impl CacheReader {
         &self,
         rv: ResourceVersion,
         initial_events_end: bool,
-        renderer: &Renderer,
+        renderer: &ObjectRenderer,
     ) -> Result<Bytes, TranscodeError> {
         let body = self.shared.bookmark.read().body(rv, initial_events_end);
         renderer.bookmark(&body)
     }
 
     /// Returns an object's body in a representation. Derived JSON is cached.
-    pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, TranscodeError> {
+    pub fn body(&self, object: &Arc<ObjectRevision>, renderer: &ObjectRenderer) -> Result<Bytes, TranscodeError> {
         if renderer.is_verbatim() {
             return Ok(object.body().clone());
         }
-        let keeps = renderer.representation() == Representation::Object(Encoding::Json);
+        let keeps = renderer.representation() == Representation::Object(FeedEncoding::Json);
         if let Some(body) = keeps.then(|| object.kept_json()).flatten() {
             return Ok(body);
         }
@@ -313,8 +316,13 @@ impl CacheReader {
 
     /// Appends an object's body in a representation without caching it. If the body cannot be converted, `out` is
     /// unchanged.
-    pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
-        let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
+    pub fn put_body(
+        &self,
+        object: &ObjectRevision,
+        renderer: &ObjectRenderer,
+        out: &mut Vec<u8>,
+    ) -> Result<(), TranscodeError> {
+        let kept = renderer.representation() == Representation::Object(FeedEncoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
             out.extend_from_slice(&body);
             return Ok(());
@@ -325,12 +333,12 @@ impl CacheReader {
     }
 
     /// Pins a state of this feed that is being sent. The signal `cut` ends the sender.
-    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
+    pub fn pin(&self, pins: &SnapshotPins, snapshot: &FeedSnapshot, cut: AbortSignal) -> SnapshotPin {
         pins.pin(self.shared.clone(), snapshot, cut)
     }
 
     /// Returns the number of pins on states of this feed.
-    pub fn pinned(&self, pins: &Pins) -> usize {
+    pub fn pinned(&self, pins: &SnapshotPins) -> usize {
         pins.of(Arc::as_ptr(&self.shared).cast())
     }
 
@@ -354,12 +362,12 @@ impl CacheReader {
 
     /// Returns the events in the history ring.
     #[cfg(test)]
-    pub(crate) fn events(&self) -> Vec<Arc<Event>> {
+    pub(crate) fn events(&self) -> Vec<Arc<FeedEvent>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())
     }
 
     pub fn stats(&self) -> CacheStats {
-        let Shared { kept, chunks, .. } = &*self.shared;
+        let SharedFeedCache { kept, chunks, .. } = &*self.shared;
         let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + chunks.bytes();
         let memory_bytes = self.shared.share.held();
         CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }

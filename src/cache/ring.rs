@@ -3,18 +3,18 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::backfilled_events::RingHeadroom;
-use super::budget::Accounts;
-use super::lanes::Lanes;
+use super::backfilled_events::EventRingHeadroom;
+use super::budget::FeedMemoryAccounts;
+use super::lanes::FeedLanes;
 use super::pending_wakeups::PendingWakeups;
-use super::{BackfilledEvents, CacheConfig, Event, MemoryKind, View};
-use base::Charge;
+use super::{BackfilledEvents, CacheConfig, CollectionView, FeedEvent, MemoryKind};
+use base::MemoryCharge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A feed's recent events, oldest first, and the lanes in which readers follow them. Bounded in number, bytes and age.
 #[derive(Debug)]
-pub(super) struct Ring {
-    pub(super) lanes: Lanes,
+pub(super) struct EventRing {
+    pub(super) lanes: FeedLanes,
     pub(super) next_seq: u64,
     /// The oldest version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
@@ -24,16 +24,16 @@ pub(super) struct Ring {
     /// The number of bytes that are charged to the ring for its events.
     pub(super) bytes: usize,
     /// The memory charge for events, without their objects and frames.
-    charge: Charge,
+    charge: MemoryCharge,
 }
 
 /// The first `seq` of a ring. Lower numbers are reserved for backfilled events.
 const FIRST_SEQ: u64 = 1 << 40;
 
-impl Ring {
-    pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
+impl EventRing {
+    pub(super) fn new(accounts: &FeedMemoryAccounts, config: &CacheConfig) -> Self {
         Self {
-            lanes: Lanes::new(FIRST_SEQ, config.lane_events_max),
+            lanes: FeedLanes::new(FIRST_SEQ, config.lane_events_max),
             next_seq: FIRST_SEQ,
             floor: ResourceVersion::default(),
             known: ResourceVersion::default(),
@@ -51,7 +51,7 @@ impl Ring {
     }
 
     /// Drops everything permanently. Returns the dropped events.
-    pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<Event>>> {
+    pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<FeedEvent>>> {
         let events = self.lanes.close(wakes);
         self.empty();
         events
@@ -66,7 +66,7 @@ impl Ring {
     /// frames derived from events. Adds parked readers to `wakes`.
     pub(super) fn push(
         &mut self,
-        event: &Arc<Event>,
+        event: &Arc<FeedEvent>,
         config: &CacheConfig,
         now: Instant,
         alternates: usize,
@@ -75,13 +75,13 @@ impl Ring {
         self.next_seq = event.seq + 1;
         self.events += 1;
         self.bytes += event.charge();
-        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+        self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
         self.evict(config, now, alternates);
         self.lanes.push(event, wakes);
     }
 
     /// Returns the oldest version that a watch with the view may start from.
-    pub(super) fn floor_of(&self, view: &View) -> ResourceVersion {
+    pub(super) fn floor_of(&self, view: &CollectionView) -> ResourceVersion {
         if view.goes_by_key() { self.floor } else { self.known() }
     }
 
@@ -96,8 +96,8 @@ impl Ring {
     }
 
     /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
-    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingHeadroom {
-        RingHeadroom {
+    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
+        EventRingHeadroom {
             events: config.window_events_max.saturating_sub(self.events),
             bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
         }
@@ -108,7 +108,7 @@ impl Ring {
         let BackfilledEvents { from, until, known, events, .. } = past;
         self.events += events.len();
         self.bytes += events.iter().map(|event| event.charge()).sum::<usize>();
-        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+        self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
         self.lanes.all.prepend(events);
         self.floor = from;
         if self.known <= until {
@@ -118,7 +118,7 @@ impl Ring {
 
     /// Replaces events with copies that have their previous state. After that, the previous state of every event after
     /// `known` is known. Returns the replaced events.
-    pub(super) fn explain(&mut self, events: Vec<Arc<Event>>, known: ResourceVersion) -> Vec<Arc<Event>> {
+    pub(super) fn explain(&mut self, events: Vec<Arc<FeedEvent>>, known: ResourceVersion) -> Vec<Arc<FeedEvent>> {
         let mut gone = Vec::new();
         for event in events {
             let charge = event.charge();
@@ -148,7 +148,7 @@ impl Ring {
     }
 
     /// Returns the events after `rv`, if there are at most `events_max`.
-    pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<Event>>> {
+    pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<FeedEvent>>> {
         self.lanes.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv <= rv);
             (events.len() - first <= events_max).then(|| events.range(first..).cloned().collect())
@@ -171,7 +171,7 @@ impl Ring {
 
     /// Shortens the history to `bytes`, by up to `events_max` events, and never evicts the last one. Returns the
     /// evicted events.
-    pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<Event>> {
+    pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<FeedEvent>> {
         let mut gone = Vec::new();
         while gone.len() < events_max && self.bytes > bytes && self.events > 1 {
             let Some(oldest) = self.oldest() else { break };
@@ -181,16 +181,16 @@ impl Ring {
         gone
     }
 
-    fn oldest(&self) -> Option<Arc<Event>> {
+    fn oldest(&self) -> Option<Arc<FeedEvent>> {
         self.lanes.all.with_events(|events| events.front().cloned())
     }
 
-    fn evict_one(&mut self, oldest: &Event) {
+    fn evict_one(&mut self, oldest: &FeedEvent) {
         self.lanes.evict(oldest);
         self.floor = oldest.rv;
         self.events -= 1;
         self.bytes -= oldest.charge();
-        self.charge.set(self.events * Event::OVERHEAD_BYTES);
+        self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
     }
 
     /// Returns the seconds between the oldest and the newest event.

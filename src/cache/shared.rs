@@ -3,62 +3,62 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use super::budget::{BudgetedFeed, FeedShare, LruEviction, SHRINK_EVENTS_MAX};
-use super::derived_json::DerivedJson;
+use super::budget::{BudgetedFeed, FeedMemoryShare, LruEviction, SHRINK_EVENTS_MAX};
+use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
 use super::lifecycle::FeedState;
 use super::paging_snapshots::PagingSnapshots;
 use super::pinned::PinnableFeed;
-use super::snapshot::CapturePoint;
-use super::timeline::Timeline;
+use super::snapshot::SnapshotCapturePoint;
+use super::timeline::FeedTimeline;
 use super::{CacheConfig, ChunkCache, MemoryKind};
-use crate::wire::{BookmarkTemplate, Envelope, Renderer};
+use crate::wire::{BookmarkTemplate, FrameEnvelope, ObjectRenderer};
 use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
 /// The state that one writer and many readers of a feed share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedFeedCache {
     pub(super) config: Reloadable<CacheConfig>,
     pub(super) gvr: Gvr,
-    pub(super) envelope: Envelope,
+    pub(super) envelope: FrameEnvelope,
     /// The initial renderer of every reader, which sends bodies as received.
-    pub(super) verbatim: Renderer,
+    pub(super) verbatim: ObjectRenderer,
     pub(super) namespaced: bool,
-    pub(super) timeline: RwLock<Timeline>,
+    pub(super) timeline: RwLock<FeedTimeline>,
     /// The accounts for the alternate frames of events.
     pub(super) made: DerivedFrameAccounts,
-    pub(super) kept: DerivedJson,
+    pub(super) kept: DerivedJsonCache,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
     /// The feed's progress, for readers that wait for it.
-    pub(super) progress: watch::Sender<Progress>,
+    pub(super) progress: watch::Sender<FeedProgress>,
     /// The feed's progress, for readers that poll it, as every delivery does. It avoids a lock that readers on all
     /// cores would contend for.
-    pub(super) reached: AtomicProgress,
+    pub(super) reached: AtomicFeedProgress,
     pub(super) state: watch::Sender<FeedState>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
-    pub(super) share: FeedShare,
+    pub(super) share: FeedMemoryShare,
 }
 
-/// A copy of [`Progress`] that is read without a lock.
+/// A copy of [`FeedProgress`] that is read without a lock.
 #[derive(Debug, Default)]
-pub(super) struct AtomicProgress {
+pub(super) struct AtomicFeedProgress {
     pub(super) rv: AtomicU64,
     pub(super) bookmarks: AtomicU64,
 }
 
 /// Progress of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct FeedProgress {
     /// The version up to which everything has been applied.
     pub rv: ResourceVersion,
     /// The number of bookmarks that the feed has received.
     pub bookmarks: u64,
 }
 
-impl Shared {
+impl SharedFeedCache {
     /// Applies new history limits to the feed.
     pub(super) fn tune(&self, config: CacheConfig) {
         let bytes = config.window_bytes();
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     /// Changes the progress and wakes its followers. Only the writer changes it; other callers only wake.
-    pub(super) fn publish(&self, change: impl FnOnce(&mut Progress)) {
+    pub(super) fn publish(&self, change: impl FnOnce(&mut FeedProgress)) {
         self.progress.send_modify(|progress| {
             change(progress);
             // The version is stored first: a reader that sees a bookmark sees its version or a later one.
@@ -76,9 +76,9 @@ impl Shared {
         });
     }
 
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> FeedProgress {
         let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
-        Progress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
+        FeedProgress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
     }
 
     pub(super) fn alternate_bytes(&self) -> usize {
@@ -86,8 +86,8 @@ impl Shared {
     }
 }
 
-impl BudgetedFeed for Shared {
-    fn share(&self) -> &FeedShare {
+impl BudgetedFeed for SharedFeedCache {
+    fn share(&self) -> &FeedMemoryShare {
         &self.share
     }
 
@@ -130,8 +130,8 @@ impl BudgetedFeed for Shared {
     }
 }
 
-impl PinnableFeed for Shared {
-    fn kept_by(&self, taken: CapturePoint) -> usize {
+impl PinnableFeed for SharedFeedCache {
+    fn kept_by(&self, taken: SnapshotCapturePoint) -> usize {
         let state = *self.state.borrow();
         match state {
             FeedState::Ended(_) => taken.bytes,

@@ -4,24 +4,24 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::chunks::ChunkIndex;
-use super::{Chunk, Chunker, Event, View};
-use crate::wire::Object;
+use super::{CollectionView, FeedEvent, ObjectChunk, ObjectChunkBuilder};
+use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// All objects of a feed at one version. Clones share the objects; later writes do not change a snapshot.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub struct FeedSnapshot {
     /// The resourceVersion of this state.
     pub rv: ResourceVersion,
-    pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
+    pub(super) objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
     /// The chunks of this state, shared by its clones.
     pub(super) cut: Arc<ChunkIndex>,
-    pub(super) taken: CapturePoint,
+    pub(super) taken: SnapshotCapturePoint,
 }
 
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct CapturePoint {
+pub(super) struct SnapshotCapturePoint {
     /// The number of bytes of bodies that had left the store since the feed began.
     pub(super) left: u64,
     /// The number of bytes of the object bodies in this state.
@@ -31,13 +31,13 @@ pub(super) struct CapturePoint {
 /// The number of bytes compared between two yields to other tasks: about a tenth of a millisecond.
 const COMPARED_AT_A_TIME: usize = 1 << 20;
 
-impl Snapshot {
-    pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
-        Self { rv, objects, cut: Arc::default(), taken: CapturePoint::default() }
+impl FeedSnapshot {
+    pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<ObjectRevision>>) -> Self {
+        Self { rv, objects, cut: Arc::default(), taken: SnapshotCapturePoint::default() }
     }
 
     /// Returns the state before `events`, which must be the last events that led to this state.
-    pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
+    pub(super) fn without(mut self, events: &[Arc<FeedEvent>]) -> Self {
         for event in events.iter().rev() {
             let key = &event.object.key;
             match &event.previous {
@@ -49,12 +49,12 @@ impl Snapshot {
     }
 
     /// Builds a state from listed objects. If a key occurs twice, the later object wins.
-    pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = Object>) -> Self {
+    pub fn from_objects(rv: ResourceVersion, objects: impl IntoIterator<Item = ObjectRevision>) -> Self {
         let objects = objects.into_iter().map(|object| (object.key.clone(), Arc::new(object))).collect();
         Self::new(rv, objects)
     }
 
-    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
+    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<ObjectRevision>> {
         self.objects.get(key)
     }
 
@@ -67,19 +67,19 @@ impl Snapshot {
     }
 
     /// Iterates over every object, in the apiserver's key order.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Object>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<ObjectRevision>> {
         self.objects.values()
     }
 
     /// Iterates over the objects after `key` in key order, or over all objects if it is `None`.
-    pub fn behind(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<Object>> {
+    pub fn behind(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<ObjectRevision>> {
         let low = key.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
     }
 
     /// Returns the objects that `other` has at the same version as this state, but with different bytes. It yields to
     /// other tasks regularly.
-    pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
+    pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<ObjectRevision>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {
             let other = self.get(&object.key).filter(|ours| ours.rv == object.rv && ours.body() != object.body());
@@ -94,17 +94,17 @@ impl Snapshot {
     }
 
     /// Returns all objects as chunks, computed once for all readers.
-    pub async fn chunks(&self) -> Arc<[Chunk]> {
+    pub async fn chunks(&self) -> Arc<[ObjectChunk]> {
         self.cut.chunks(self.iter()).await
     }
 
     /// Iterates over the state's objects that belong to a chunk.
-    pub fn objects_of<'a>(&'a self, chunk: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    pub fn objects_of<'a>(&'a self, chunk: &ObjectChunk) -> impl Iterator<Item = &'a Arc<ObjectRevision>> + use<'a> {
         self.objects.range(chunk.first.clone()..).map(|(_, object)| object).take(chunk.lengths.items)
     }
 
     /// Returns a chunker for a subset of the state's objects.
-    pub fn chunker(&self) -> Chunker {
+    pub fn chunker(&self) -> ObjectChunkBuilder {
         self.cut.chunker()
     }
 
@@ -112,20 +112,20 @@ impl Snapshot {
     /// (inclusive).
     pub fn select<'a>(
         &'a self,
-        view: &'a View,
+        view: &'a CollectionView,
         namespaced: bool,
         start: Option<&str>,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<ObjectRevision>> + use<'a> {
         self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
     }
 
     /// Iterates over the objects to scan for those that match `view`, for callers that account for the cost.
     pub fn looked_at<'a>(
         &'a self,
-        view: &View,
+        view: &CollectionView,
         namespaced: bool,
         start: Option<&str>,
-    ) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<ObjectRevision>> + use<'a> {
         let (low, high) = match (view.single(namespaced), view.namespace()) {
             // One object: the range from its key to the next possible key.
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),

@@ -2,39 +2,39 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::shared::Shared;
-use super::{MemoryKind, Snapshot};
-use crate::wire::Object;
-use base::Charge;
+use super::shared::SharedFeedCache;
+use super::{FeedSnapshot, MemoryKind};
+use crate::wire::ObjectRevision;
+use base::MemoryCharge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// A state that is being assembled from list pages, within the memory budget for feeds. It counts in addition to all
 /// running feeds.
 #[derive(Debug)]
-pub struct Staging {
-    shared: Arc<Shared>,
-    objects: OrdMap<ObjectKey, Arc<Object>>,
+pub struct SnapshotStaging {
+    shared: Arc<SharedFeedCache>,
+    objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
     /// The key of the last pushed object.
     last: Option<ObjectKey>,
     /// Whether the next object is added to `between`, if its key follows the last one.
     is_second: bool,
     /// Every second object of a run in key order, inserted later. Appending in order leaves each leaf of the map half
     /// full; these objects fill the leaves.
-    between: Vec<Object>,
+    between: Vec<ObjectRevision>,
     /// The memory charge for the page that is being received.
-    page: Charge,
+    page: MemoryCharge,
 }
 
 /// The feed does not fit into the memory limit of feeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the feed does not fit into the memory budget; raise feeds.memoryMebibytes")]
-pub struct OverBudget;
+pub struct OverMemoryBudget;
 
 /// The maximum length of `between`, so that the nodes to fill are still in the processor's cache.
 const BETWEEN_MAX: usize = 512;
 
-impl Staging {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+impl SnapshotStaging {
+    pub(super) fn new(shared: Arc<SharedFeedCache>) -> Self {
         let page = shared.share.accounts.of(MemoryKind::Staged).charge(0);
         Self { shared, objects: OrdMap::new(), last: None, is_second: false, between: Vec::new(), page }
     }
@@ -43,7 +43,7 @@ impl Staging {
     ///
     /// # Errors
     /// The memory budget for feeds is used up.
-    pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
+    pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverMemoryBudget> {
         self.page.set(bytes);
         self.fits(0)
     }
@@ -52,7 +52,7 @@ impl Staging {
     ///
     /// # Errors
     /// The memory budget for feeds is used up.
-    pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
+    pub fn page_is_read(&mut self) -> Result<(), OverMemoryBudget> {
         self.fits(self.page.bytes())
     }
 
@@ -65,7 +65,7 @@ impl Staging {
     ///
     /// # Errors
     /// The memory budget for feeds is used up.
-    pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
+    pub fn push(&mut self, object: ObjectRevision) -> Result<(), OverMemoryBudget> {
         let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
         if !goes_on || self.between.len() >= BETWEEN_MAX {
             self.fill();
@@ -81,9 +81,9 @@ impl Staging {
     }
 
     /// Completes the new state, and returns it at version `rv`.
-    pub fn finish(mut self, rv: ResourceVersion) -> Snapshot {
+    pub fn finish(mut self, rv: ResourceVersion) -> FeedSnapshot {
         self.fill();
-        Snapshot::new(rv, self.objects)
+        FeedSnapshot::new(rv, self.objects)
     }
 
     /// Inserts the deferred objects into the new state.
@@ -92,17 +92,17 @@ impl Staging {
         std::mem::take(&mut self.between).into_iter().for_each(|object| self.insert(object));
     }
 
-    fn insert(&mut self, object: Object) {
+    fn insert(&mut self, object: ObjectRevision) {
         self.objects.insert(object.key.clone(), Arc::new(object));
     }
 
-    fn fits(&self, more: usize) -> Result<(), OverBudget> {
+    fn fits(&self, more: usize) -> Result<(), OverMemoryBudget> {
         let share = &self.shared.share;
         if !share.outgrown.is_cancelled() && share.budget.has_room(more) {
             return Ok(());
         }
         // During a relist a feed holds both states until the new one replaces the old one.
         share.weigh(more, self.shared.timeline.read().store.bytes);
-        Err(OverBudget)
+        Err(OverMemoryBudget)
     }
 }

@@ -2,18 +2,18 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::budget::Accounts;
+use super::budget::FeedMemoryAccounts;
 use super::chunks::ChunkIndex;
-use super::past_states::PastStates;
-use super::snapshot::CapturePoint;
-use super::{Event, MemoryKind, Snapshot};
-use crate::wire::Object;
+use super::past_state_accounting::PastStateAccounting;
+use super::snapshot::SnapshotCapturePoint;
+use super::{FeedEvent, FeedSnapshot, MemoryKind};
+use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// A feed's current objects, in key order. A snapshot only copies a pointer.
 #[derive(Debug)]
-pub(super) struct Store {
-    pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
+pub(super) struct FeedObjectStore {
+    pub(super) objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
     /// The number of bytes of the object bodies in the store.
     pub(super) bytes: usize,
     /// The number of bytes of bodies that have left the store since the feed began.
@@ -23,35 +23,39 @@ pub(super) struct Store {
     /// The chunks of the current state.
     chunks: Arc<ChunkIndex>,
     /// The accounting of the memory that older states keep alive.
-    states: Arc<PastStates>,
+    states: Arc<PastStateAccounting>,
 }
 
-impl Store {
-    pub(super) fn new(accounts: &Accounts) -> Self {
+impl FeedObjectStore {
+    pub(super) fn new(accounts: &FeedMemoryAccounts) -> Self {
         Self {
             objects: OrdMap::new(),
             bytes: 0,
             left_bytes: 0,
             content: 0,
             chunks: Arc::default(),
-            states: PastStates::new(accounts.of(MemoryKind::States)),
+            states: PastStateAccounting::new(accounts.of(MemoryKind::States)),
         }
     }
 
     /// Replaces all objects with a listed state. Returns the previous objects.
-    pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
+    pub(super) fn restart(&mut self, list: FeedSnapshot) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.content += 1;
         let bytes = list.iter().map(|object| object.body().len()).sum();
         self.exchange(list.objects, bytes)
     }
 
     /// Drops everything permanently. Returns the dropped objects.
-    pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<Object>> {
+    pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.content += 1;
         self.exchange(OrdMap::new(), 0)
     }
 
-    fn exchange(&mut self, objects: OrdMap<ObjectKey, Arc<Object>>, bytes: usize) -> OrdMap<ObjectKey, Arc<Object>> {
+    fn exchange(
+        &mut self,
+        objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
+        bytes: usize,
+    ) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.left_bytes += self.bytes as u64;
         self.bytes = bytes;
         let before = std::mem::replace(&mut self.objects, objects);
@@ -62,7 +66,7 @@ impl Store {
     }
 
     /// Applies an event to the stored objects.
-    pub(super) fn apply(&mut self, event: &Event) {
+    pub(super) fn apply(&mut self, event: &FeedEvent) {
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.bytes = self.bytes.saturating_sub(gone);
         self.left_bytes += gone as u64;
@@ -81,8 +85,8 @@ impl Store {
     }
 
     /// Replaces bodies with re-encoded ones of the same version. Returns the previous objects.
-    pub(super) fn renew(&mut self, objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
-        let fits = |object: &Arc<Object>| {
+    pub(super) fn renew(&mut self, objects: Vec<Arc<ObjectRevision>>) -> Vec<Arc<ObjectRevision>> {
+        let fits = |object: &Arc<ObjectRevision>| {
             self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
         };
         let objects: Vec<_> = objects.into_iter().filter(fits).collect();
@@ -106,9 +110,9 @@ impl Store {
     }
 
     /// Returns the current state under the version `rv`.
-    pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
-        let taken = CapturePoint { left: self.left_bytes, bytes: self.bytes };
-        Snapshot { rv, objects: self.objects.clone(), cut: self.chunks.clone(), taken }
+    pub(super) fn state(&self, rv: ResourceVersion) -> FeedSnapshot {
+        let taken = SnapshotCapturePoint { left: self.left_bytes, bytes: self.bytes };
+        FeedSnapshot { rv, objects: self.objects.clone(), cut: self.chunks.clone(), taken }
     }
 
     /// Returns an empty chunk index for a state that is no longer the current one.
@@ -119,7 +123,7 @@ impl Store {
     }
 
     /// Returns an upper bound of the bytes that only a state taken at `taken` keeps alive.
-    pub(super) fn kept_by(&self, taken: CapturePoint) -> usize {
+    pub(super) fn kept_by(&self, taken: SnapshotCapturePoint) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 

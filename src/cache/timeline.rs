@@ -3,22 +3,22 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
-use super::backfilled_events::RingHeadroom;
-use super::budget::Accounts;
-use super::change::{Change, OutOfOrder};
+use super::backfilled_events::EventRingHeadroom;
+use super::budget::FeedMemoryAccounts;
+use super::change::{ObjectChange, OutOfOrderChange};
 use super::pending_wakeups::PendingWakeups;
-use super::ring::Ring;
-use super::store::Store;
-use super::{BackfilledEvents, CacheConfig, Event, MemoryKind, Snapshot};
-use crate::wire::{Envelope, Object};
-use base::Account;
+use super::ring::EventRing;
+use super::store::FeedObjectStore;
+use super::{BackfilledEvents, CacheConfig, FeedEvent, FeedSnapshot, MemoryKind};
+use crate::wire::{FrameEnvelope, ObjectRevision};
+use base::MemoryAccount;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// A feed's current state and recent history: store and ring, which change together, and their versions.
 #[derive(Debug)]
-pub(super) struct Timeline {
-    pub(super) store: Store,
-    pub(super) ring: Ring,
+pub(super) struct FeedTimeline {
+    pub(super) store: FeedObjectStore,
+    pub(super) ring: EventRing,
     /// The version of the list that the history starts with. The list contains every change at that version.
     pub(super) base: ResourceVersion,
     /// The version after which the history begins: that of the list, or the start of the backfilled events.
@@ -29,7 +29,7 @@ pub(super) struct Timeline {
     /// A version that the watch has not reached yet, and at which upstream had the same objects.
     confirmed: Option<ConfirmedVersion>,
     /// The memory account for frames that upstream did not send.
-    frames: Arc<Account>,
+    frames: Arc<MemoryAccount>,
     /// The number of times that the feed has started a history.
     pub(super) number: u64,
     /// Whether the feed has ended. A feed that has ended has no state and no history.
@@ -46,7 +46,7 @@ pub(super) struct Timeline {
 struct ConfirmedVersion {
     rv: ResourceVersion,
     /// The state at `rv`, if the stream has delivered an event of an earlier version since.
-    kept: Option<Snapshot>,
+    kept: Option<FeedSnapshot>,
 }
 
 /// The sizes of one feed, for metrics and admin pages.
@@ -72,18 +72,18 @@ pub struct CacheStats {
 
 /// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StateMark {
+pub struct FeedStateMark {
     /// The number of the history, which increases when the feed starts a new one.
     pub history: u64,
     /// The `seq` of the next change. Duplicates do not count.
     pub(super) next_seq: u64,
 }
 
-impl Timeline {
-    pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
+impl FeedTimeline {
+    pub(super) fn new(accounts: &FeedMemoryAccounts, config: &CacheConfig) -> Self {
         Self {
-            store: Store::new(accounts),
-            ring: Ring::new(accounts, config),
+            store: FeedObjectStore::new(accounts),
+            ring: EventRing::new(accounts, config),
             base: ResourceVersion::default(),
             begins: ResourceVersion::default(),
             progress: ResourceVersion::default(),
@@ -96,7 +96,7 @@ impl Timeline {
     }
 
     /// Starts a new history with `list`. Returns the previous objects.
-    pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
+    pub(super) fn restart(&mut self, list: FeedSnapshot) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         let rv = list.rv;
         self.confirmed = None;
         self.number += 1;
@@ -113,25 +113,26 @@ impl Timeline {
         (self.ring.end(wakes), self.store.end())
     }
 
-    /// Applies a change. Returns its event, which the caller adds to the ring, or `None` if the change is known already. A further change at the version of the newest event is new.
+    /// Applies a change. Returns its event, which the caller adds to the ring, or `None` if the change is known
+    /// already. A further change at the version of the newest event is new.
     ///
     /// # Errors
     /// The change contradicts the history.
     pub(super) fn apply(
         &mut self,
-        change: Change,
-        envelope: &Envelope,
+        change: ObjectChange,
+        envelope: &FrameEnvelope,
         now: Instant,
-    ) -> Result<Option<Arc<Event>>, OutOfOrder> {
+    ) -> Result<Option<Arc<FeedEvent>>, OutOfOrderChange> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
         let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(&change));
         if !is_new {
             let is_known = self.ring.has(key, rv) || rv <= self.told_from();
-            let out_of_order = || OutOfOrder { key: key.clone(), rv, progress: self.progress };
+            let out_of_order = || OutOfOrderChange { key: key.clone(), rv, progress: self.progress };
             return if is_known { Ok(None) } else { Err(out_of_order()) };
         }
-        let Change { event_type, object, frame } = change;
+        let ObjectChange { event_type, object, frame } = change;
         let previous = self.store.objects.get(&object.key).cloned();
         // The type follows from the store's content, as for a selector.
         let known_as = match (event_type, &previous) {
@@ -143,7 +144,7 @@ impl Timeline {
             Some(frame) if known_as == event_type => frame,
             _ => self.frames.keep(envelope.frame(known_as, object.body())),
         };
-        let event = Arc::new(Event::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now));
+        let event = Arc::new(FeedEvent::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now));
         match &mut self.confirmed {
             // The state is kept, because the feed's objects change before the stream has reached its version.
             Some(confirmed) if rv < confirmed.rv => {
@@ -174,7 +175,11 @@ impl Timeline {
     ///
     /// # Errors
     /// Returns the events if they no longer join the history, or if they do not fit.
-    pub(super) fn begin_earlier(&mut self, past: BackfilledEvents, room: RingHeadroom) -> Result<(), BackfilledEvents> {
+    pub(super) fn begin_earlier(
+        &mut self,
+        past: BackfilledEvents,
+        room: EventRingHeadroom,
+    ) -> Result<(), BackfilledEvents> {
         if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
             return Err(past);
         }
@@ -185,7 +190,7 @@ impl Timeline {
 
     /// Returns whether the store has the result of the change. This recognises a change whose event was evicted before
     /// others of its version.
-    fn shows(&self, change: &Change) -> bool {
+    fn shows(&self, change: &ObjectChange) -> bool {
         match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
             None => change.event_type == EventType::Deleted && change.object.rv <= self.told_from(),
@@ -194,7 +199,7 @@ impl Timeline {
 
     /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
     /// current state.
-    pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
+    pub(super) fn confirm(&mut self, mark: FeedStateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {
             self.confirmed = Some(ConfirmedVersion { rv: at, kept: None });
@@ -229,7 +234,7 @@ impl Timeline {
     }
 
     /// Returns the state that readers get, at the latest version that it is known to have.
-    pub(super) fn shown(&self) -> Snapshot {
+    pub(super) fn shown(&self) -> FeedSnapshot {
         match &self.confirmed {
             Some(ConfirmedVersion { rv, kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
             None => self.store.state(self.progress),
@@ -237,12 +242,12 @@ impl Timeline {
     }
 
     /// Returns the state at the version that upstream's watch has reached.
-    pub(super) fn snapshot(&self) -> Snapshot {
+    pub(super) fn snapshot(&self) -> FeedSnapshot {
         self.store.state(self.progress)
     }
 
     /// Returns the state of exactly `rv`, if nothing has changed since.
-    pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
+    pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         if !self.is_over && self.confirmed_at() == Some(rv) {
             return Some(self.shown());
         }
@@ -250,17 +255,17 @@ impl Timeline {
     }
 
     /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
-    pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<Snapshot> {
+    pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<FeedSnapshot> {
         if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.progress {
             return None;
         }
         let since = self.ring.behind(rv, events_max)?;
-        let state = Snapshot { cut: self.store.chunks_of_past_state(), ..self.store.state(rv) };
+        let state = FeedSnapshot { cut: self.store.chunks_of_past_state(), ..self.store.state(rv) };
         Some(state.without(&since))
     }
 
-    pub(super) fn mark(&self) -> StateMark {
-        StateMark { history: self.number, next_seq: self.ring.next_seq }
+    pub(super) fn mark(&self) -> FeedStateMark {
+        FeedStateMark { history: self.number, next_seq: self.ring.next_seq }
     }
 
     pub(super) fn stats(&self) -> CacheStats {

@@ -1,4 +1,4 @@
-use crate::wire::Object;
+use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, Selector};
 
 /// The cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
@@ -6,20 +6,20 @@ use kubeapi::{ObjectKey, Selector};
 const LOOK_COST: usize = 40;
 /// The number of labels that most objects do not exceed.
 const LABELS: usize = 16;
-/// Cost of a selector per object above which it is [expensive](View::is_expensive): about a microsecond, which is less than
-/// waking a watch takes. Ten requirements cost 50 to 80.
+/// Cost of a selector per object above which it is [expensive](CollectionView::is_expensive): about a microsecond,
+/// which is less than waking a watch takes. Ten requirements cost 50 to 80.
 const ORDINARY: usize = 100;
 
 /// The part of a collection that a reader receives: one namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
-pub struct View {
+pub struct CollectionView {
     namespace: Option<Box<str>>,
     selector: Selector,
     is_expensive: bool,
     goes_by_key: bool,
 }
 
-impl View {
+impl CollectionView {
     /// Creates a view. `namespace: None` means all namespaces, or a cluster-scoped resource.
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
@@ -81,7 +81,7 @@ impl View {
     }
 
     /// Returns the approximate cost of checking `object`, in text comparisons.
-    pub fn cost_of(&self, object: &Object) -> usize {
+    pub fn cost_of(&self, object: &ObjectRevision) -> usize {
         self.cost(object.attributes.labels().len())
     }
 
@@ -105,7 +105,7 @@ impl View {
         LOOK_COST + self.selector.comparisons(labels)
     }
 
-    pub fn matches(&self, object: &Object) -> bool {
+    pub fn matches(&self, object: &ObjectRevision) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| object.key.namespace() == namespace)
             && (self.selector.is_everything() || self.selector.matches(&object.key, &object.attributes))
     }

@@ -3,24 +3,27 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use super::budget::Budget;
-use super::change::{Change, OutOfOrder};
-use super::derived_json::DerivedJson;
+use super::budget::MemoryBudget;
+use super::change::{ObjectChange, OutOfOrderChange};
+use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
-use super::lifecycle::{FeedEnd, FeedState};
+use super::lifecycle::{FeedEndReason, FeedState};
 use super::paging_snapshots::PagingSnapshots;
 use super::pending_wakeups::PendingWakeups;
-use super::shared::{AtomicProgress, Progress, Shared};
-use super::timeline::Timeline;
-use super::{BackfilledEvents, CacheConfig, CacheReader, ChunkCache, MemoryKind, MissingPrevious, Pins, Snapshot};
-use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
+use super::shared::{AtomicFeedProgress, FeedProgress, SharedFeedCache};
+use super::timeline::FeedTimeline;
+use super::{
+    BackfilledEvents, CacheConfig, CacheReader, ChunkCache, FeedSnapshot, MemoryKind, MissingPreviousState,
+    SnapshotPins,
+};
+use crate::wire::{BookmarkTemplate, FrameEnvelope, ObjectRenderer, ObjectRevision};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
 /// The only writer of a feed's cache. It is not `Clone`: there is one reflector per feed.
 #[derive(Debug)]
 pub struct CacheWriter {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFeedCache>,
 }
 
 /// The number of objects that are replaced between two yields to readers.
@@ -28,44 +31,50 @@ const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {
     /// Creates an empty cache for one feed that may use all memory, and the handle that its readers clone.
-    pub fn new(config: CacheConfig, gvr: Gvr, envelope: Envelope, namespaced: bool) -> (Self, CacheReader) {
-        Self::within(&Budget::new(config.memory_bytes_max, Pins::default()), config, gvr, envelope, namespaced)
+    pub fn new(config: CacheConfig, gvr: Gvr, envelope: FrameEnvelope, namespaced: bool) -> (Self, CacheReader) {
+        Self::within(
+            &MemoryBudget::new(config.memory_bytes_max, SnapshotPins::default()),
+            config,
+            gvr,
+            envelope,
+            namespaced,
+        )
     }
 
     /// Creates an empty cache within a memory budget shared with other feeds.
     pub fn within(
-        budget: &Arc<Budget>,
+        budget: &Arc<MemoryBudget>,
         config: CacheConfig,
         gvr: Gvr,
-        envelope: Envelope,
+        envelope: FrameEnvelope,
         namespaced: bool,
     ) -> (Self, CacheReader) {
         let share = budget.share();
         let derived = || share.accounts.of(MemoryKind::Derived).clone();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedFeedCache {
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
-            verbatim: Renderer::verbatim(&envelope),
+            verbatim: ObjectRenderer::verbatim(&envelope),
             envelope,
             namespaced,
-            timeline: RwLock::new(Timeline::new(&share.accounts, &config)),
+            timeline: RwLock::new(FeedTimeline::new(&share.accounts, &config)),
             config: config.into(),
             made: DerivedFrameAccounts { bytes: Arc::default(), account: derived() },
-            kept: DerivedJson::new(budget.clone(), derived()),
+            kept: DerivedJsonCache::new(budget.clone(), derived()),
             chunks: ChunkCache::new(budget.clone(), derived()),
             paging: Mutex::new(PagingSnapshots::default()),
-            progress: watch::Sender::new(Progress::default()),
-            reached: AtomicProgress::default(),
+            progress: watch::Sender::new(FeedProgress::default()),
+            reached: AtomicFeedProgress::default(),
             state: watch::Sender::new(FeedState::Syncing),
             share,
         });
-        let holder: Weak<Shared> = Arc::downgrade(&shared);
+        let holder: Weak<SharedFeedCache> = Arc::downgrade(&shared);
         budget.add(holder);
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
     /// Returns the envelope that frames the feed's objects.
-    pub fn envelope(&self) -> &Envelope {
+    pub fn envelope(&self) -> &FrameEnvelope {
         &self.shared.envelope
     }
 
@@ -75,7 +84,7 @@ impl CacheWriter {
 
     /// Starts a new history with a listed state. Readers of the old history find their position expired: the changes in
     /// between are unknown, and are not invented (F6).
-    pub fn replace(&mut self, list: Snapshot) {
+    pub fn replace(&mut self, list: FeedSnapshot) {
         let rv = list.rv;
         let mut wakes = PendingWakeups::default();
         let gone = {
@@ -99,7 +108,7 @@ impl CacheWriter {
     ///
     /// # Errors
     /// A change contradicts the history. Those before it have been applied.
-    pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = ObjectChange>) -> Result<usize, OutOfOrderChange> {
         let (mut all_fresh, mut changes) = (0, changes.into_iter().peekable());
         while let Some(rv) = changes.peek().map(|change| change.object.rv) {
             let now = Instant::now();
@@ -170,7 +179,7 @@ impl CacheWriter {
 
     /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
     /// `known`.
-    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPrevious, Arc<Object>)>) {
+    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>) {
         let events = before.into_iter().map(|(change, before)| change.by(before)).collect();
         let gone = {
             let mut timeline = self.shared.timeline.write();
@@ -185,7 +194,7 @@ impl CacheWriter {
     ///
     /// Snapshots of paging clients are dropped, because their continue tokens would lead to bodies of the old server;
     /// upstream still accepts those tokens. Readers can no longer get bytes derived from the old bodies.
-    pub async fn renew(&mut self, objects: Vec<Arc<Object>>) -> usize {
+    pub async fn renew(&mut self, objects: Vec<Arc<ObjectRevision>>) -> usize {
         let mut renewed = 0;
         let mut objects = objects.into_iter().peekable();
         while objects.peek().is_some() {
@@ -241,7 +250,7 @@ impl Drop for CacheWriter {
     /// dropped even if readers remain.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
-            self.set_state(FeedState::Ended(FeedEnd::Shutdown));
+            self.set_state(FeedState::Ended(FeedEndReason::Shutdown));
         }
         let mut wakes = PendingWakeups::default();
         let gone = self.shared.timeline.write().end(&mut wakes);

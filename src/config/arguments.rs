@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use super::examples::{CHECK_EXAMPLES, HEALTH_EXAMPLES, SERVE_EXAMPLES};
-use super::{Problems, ServeArguments, ServeSettings};
+use super::{ConfigProblems, ServeArguments, ServeSettings};
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
 ///
@@ -12,9 +12,9 @@ use super::{Problems, ServeArguments, ServeSettings};
 /// memory, with the cluster's own resourceVersions. It forwards all other requests.
 #[derive(Debug, Parser)]
 #[command(name = "kube-fanout", version, max_term_width = 100, after_help = TOOLS_HELP)]
-pub struct Arguments {
+pub struct CliArguments {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands of `fanoutctl`. `kube-fanout NAME` executes `fanoutctl NAME` if that binary is in the same directory.
@@ -23,7 +23,7 @@ pub const TOOL_COMMANDS: [&str; 6] = ["demo", "try", "bench", "verify", "estimat
 const TOOLS_HELP: &str = "Commands of the separate binary fanoutctl: demo, try, bench, verify, estimate, fanout.";
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Serve clients in front of a kube-apiserver
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Box<ServeArguments>),
@@ -60,7 +60,7 @@ pub enum Command {
     Tool(Vec<OsString>),
 }
 
-impl Command {
+impl CliCommand {
     /// Parses the arguments of the process.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Command {
         if arguments.first().is_some_and(|name| TOOL_COMMANDS.iter().any(|tool| name == tool)) {
             return Ok(Self::Tool(arguments));
         }
-        Arguments::try_parse().map(|arguments| arguments.command)
+        CliArguments::try_parse().map(|arguments| arguments.command)
     }
 }
 
@@ -106,7 +106,7 @@ impl CheckArguments {
     ///
     /// # Errors
     /// All problems of the configuration, at once.
-    pub fn configuration(&self) -> Result<ServeSettings, Problems> {
+    pub fn configuration(&self) -> Result<ServeSettings, ConfigProblems> {
         self.serve.clone().resolve()
     }
 }

@@ -3,15 +3,15 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{BoundedNumber, Period, address_or_off, one_or_list, one_or_list_schema};
+use super::fields::{BoundedDuration, BoundedNumber, address_or_off, one_or_list, one_or_list_schema};
 use crate::auth::AuthMode;
 use crate::net::Http2Codec;
-use crate::serve::{Consistency, Sensitive};
+use crate::serve::{ReadConsistency, SensitiveKind};
 use crate::{auth, cache, net, reflect, serve};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
 /// revoked permission can stay in use.
-type RightsPeriod = Period<10, 3_600_000>;
+type PermissionCheckPeriod = BoundedDuration<10, 3_600_000>;
 
 /// The configuration file. The doc comment of each field is its description in docs/CONFIG.md and `config schema`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
@@ -24,10 +24,10 @@ pub(super) struct Configuration {
         "x-bounds" = "`kube-fanout.io/v1alpha1`",
         "x-example" = "kube-fanout.io/v1alpha1"
     ))]
-    pub(super) api_version: Option<ApiVersion>,
+    pub(super) api_version: Option<ConfigApiVersion>,
     /// Kind of this file
     #[schemars(extend("x-type" = "word", "x-bounds" = "`Configuration`", "x-example" = "Configuration"))]
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<ConfigKind>,
     /// The apiserver, or the proxy tier above this one
     pub(super) upstream: UpstreamSection,
     /// Client listeners. Only the proxy's user and root can connect to a unix socket
@@ -74,13 +74,13 @@ pub(super) struct Configuration {
         with = "String",
         extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
     )]
-    pub(super) consistency: Consistency,
+    pub(super) consistency: ReadConsistency,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
     /// How long a `preload` feed may lack its upstream stream before [`/readyz`](OPERATING.md#health-and-readiness)
     /// returns 503; `0s`: unlimited
-    pub(super) ready_stale_max: Period,
+    pub(super) ready_stale_max: BoundedDuration,
     /// [Node](#on-a-node) that this proxy serves
     #[schemars(extend(
         "x-example" = "n7",
@@ -89,7 +89,7 @@ pub(super) struct Configuration {
     ))]
     pub(super) node: Option<String>,
     /// Maximum time from [SIGTERM to exit](OPERATING.md#stop-and-drain)
-    pub(super) drain: Period,
+    pub(super) drain: BoundedDuration,
     /// Bind with `SO_REUSEPORT`, so that a [successor](OPERATING.md#hand-over-the-port) can listen too
     pub(super) reuse_port: bool,
     /// Authentication and authorization with `auth: delegated`
@@ -178,23 +178,23 @@ pub(super) struct DelegatedSection {
     pub(super) anonymous: bool,
     /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]
-    pub(super) token_ttl: RightsPeriod,
+    pub(super) token_ttl: PermissionCheckPeriod,
     /// Cache TTL of allow decisions
     #[serde(rename = "allowedTTL")]
-    pub(super) allowed_ttl: RightsPeriod,
+    pub(super) allowed_ttl: PermissionCheckPeriod,
     /// Cache TTL of deny decisions
     #[serde(rename = "deniedTTL")]
-    pub(super) denied_ttl: RightsPeriod,
+    pub(super) denied_ttl: PermissionCheckPeriod,
     /// Maximum interval between checks of an open watch's permission
-    pub(super) recheck: RightsPeriod,
+    pub(super) recheck: PermissionCheckPeriod,
     /// The same for permissions from RBAC that the proxy watches; at least `recheck`
-    pub(super) recheck_rbac: RightsPeriod,
+    pub(super) recheck_rbac: PermissionCheckPeriod,
     /// The same for permissions from the Node authorizer
-    pub(super) recheck_nodes: RightsPeriod,
+    pub(super) recheck_nodes: PermissionCheckPeriod,
     /// The same for the token of an open watch; at least `recheck`
-    pub(super) recheck_tokens: RightsPeriod,
+    pub(super) recheck_tokens: PermissionCheckPeriod,
     /// How long open watches continue while permissions cannot be checked
-    pub(super) outage_grace: RightsPeriod,
+    pub(super) outage_grace: PermissionCheckPeriod,
     /// New access reviews per second for one user; above it 429
     pub(super) accesses_per_second_per_user: BoundedNumber<1, 100_000>,
     /// Burst of new access reviews for one user
@@ -261,7 +261,7 @@ pub(super) struct WindowSection {
     /// Events per feed
     pub(super) events: BoundedNumber<1, 10_000_000>,
     /// Age of the oldest event
-    pub(super) age: Period,
+    pub(super) age: BoundedDuration,
 }
 
 /// Which resources are cached, and for how long.
@@ -276,20 +276,20 @@ pub(super) struct FeedsSection {
     /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
     /// node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
-    pub(super) sensitive: Vec<Sensitive>,
+    pub(super) sensitive: Vec<SensitiveKind>,
     /// [Memory](#memory) of all feeds. Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
     pub(super) memory_mebibytes: Option<BoundedNumber<1, 16_777_216>>,
     /// Stop a feed that had no reader for this time
-    pub(super) idle: Period,
+    pub(super) idle: BoundedDuration,
     /// Mean interval between [comparisons with upstream](#self-checks); `0s`: never
-    pub(super) self_check: Period,
+    pub(super) self_check: BoundedDuration,
     /// How long a request waits for a feed's initial list before it is forwarded
-    pub(super) sync_wait: Period,
+    pub(super) sync_wait: BoundedDuration,
     /// Snapshots per feed for clients that page through a LIST
     pub(super) held_snapshots: BoundedNumber<1, 100_000>,
     /// How long such a snapshot is kept; later pages are forwarded
-    pub(super) held_snapshot_age: Period,
+    pub(super) held_snapshot_age: BoundedDuration,
 }
 
 /// Limits on concurrent work.
@@ -300,9 +300,9 @@ pub(super) struct LimitsSection {
     /// Connections per listener; at most three quarters of `ulimit -Hn`
     pub(super) connections: BoundedNumber<1, 1_000_000>,
     /// Age at which a connection is closed, ± 10 %; open requests continue. `0s`: never
-    pub(super) connection_age: Period,
+    pub(super) connection_age: BoundedDuration,
     /// Duration of a watch without `timeoutSeconds`, up to twice this
-    pub(super) min_request_timeout: Period<1_000, 86_400_000>,
+    pub(super) min_request_timeout: BoundedDuration<1_000, 86_400_000>,
     /// Watches served from the cache, plus one for every 2 KiB of a watch's selectors
     pub(super) watches: BoundedNumber<1, 10_000_000>,
     /// Watches of one user
@@ -363,7 +363,7 @@ pub(super) struct LogSection {
 /// The format version of the file.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[schemars(inline)]
-pub(super) enum ApiVersion {
+pub(super) enum ConfigApiVersion {
     #[serde(rename = "kube-fanout.io/v1alpha1")]
     V1Alpha1,
 }
@@ -371,7 +371,7 @@ pub(super) enum ApiVersion {
 /// The kind of the file.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[schemars(inline)]
-pub(super) enum Kind {
+pub(super) enum ConfigKind {
     Configuration,
 }
 
@@ -399,11 +399,11 @@ impl Default for Configuration {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             exec_on_loopback: serve::ServeConfig::default().exec_on_loopback,
-            consistency: Consistency::Strict,
+            consistency: ReadConsistency::Strict,
             preload: Vec::new(),
-            ready_stale_max: Period(super::DEFAULT_READY_STALE_MAX),
+            ready_stale_max: BoundedDuration(super::DEFAULT_READY_STALE_MAX),
             node: None,
-            drain: Period(super::DEFAULT_DRAIN),
+            drain: BoundedDuration(super::DEFAULT_DRAIN),
             reuse_port: false,
             delegated: DelegatedSection::default(),
             metrics: MetricsSection::default(),
@@ -428,14 +428,14 @@ impl Default for DelegatedSection {
             front_proxy_names: Vec::new(),
             audiences: auth.audiences,
             anonymous: auth.anonymous,
-            token_ttl: Period(auth.token_ttl),
-            allowed_ttl: Period(auth.allowed_ttl),
-            denied_ttl: Period(auth.denied_ttl),
-            recheck: Period(auth.recheck),
-            recheck_rbac: Period(auth.recheck_rbac),
-            recheck_nodes: Period(auth.recheck_nodes),
-            recheck_tokens: Period(auth.recheck_tokens),
-            outage_grace: Period(auth.outage_grace),
+            token_ttl: BoundedDuration(auth.token_ttl),
+            allowed_ttl: BoundedDuration(auth.allowed_ttl),
+            denied_ttl: BoundedDuration(auth.denied_ttl),
+            recheck: BoundedDuration(auth.recheck),
+            recheck_rbac: BoundedDuration(auth.recheck_rbac),
+            recheck_nodes: BoundedDuration(auth.recheck_nodes),
+            recheck_tokens: BoundedDuration(auth.recheck_tokens),
+            outage_grace: BoundedDuration(auth.outage_grace),
             accesses_per_second_per_user: number(auth.accesses_per_user),
             accesses_burst_per_user: number(auth.accesses_burst_per_user),
             accesses_per_second: number(auth.accesses),
@@ -461,7 +461,7 @@ impl Default for WindowSection {
         Self {
             mebibytes: BoundedNumber::new(cache.window_bytes_max >> 20),
             events: BoundedNumber::new(cache.window_events_max),
-            age: Period(cache.window_age_max),
+            age: BoundedDuration(cache.window_age_max),
         }
     }
 }
@@ -473,11 +473,11 @@ impl Default for FeedsSection {
             resources: Vec::new(),
             sensitive: Vec::new(),
             memory_mebibytes: None,
-            idle: Period(reflect.idle_max),
-            self_check: Period(reflect.self_check.unwrap_or_default()),
-            sync_wait: Period(serve::ServeConfig::default().sync_wait_max),
+            idle: BoundedDuration(reflect.idle_max),
+            self_check: BoundedDuration(reflect.self_check.unwrap_or_default()),
+            sync_wait: BoundedDuration(serve::ServeConfig::default().sync_wait_max),
             held_snapshots: BoundedNumber::new(cache.held_snapshots_max),
-            held_snapshot_age: Period(cache.held_snapshot_age_max),
+            held_snapshot_age: BoundedDuration(cache.held_snapshot_age_max),
         }
     }
 }
@@ -487,8 +487,8 @@ impl Default for LimitsSection {
         let (connections, limits) = (net::ConnectionLimits::default(), serve::ConcurrencyConfig::default());
         Self {
             connections: BoundedNumber::new(connections.connections_max),
-            connection_age: Period(connections.connection_age_max),
-            min_request_timeout: Period(serve::ServeConfig::default().watch_min),
+            connection_age: BoundedDuration(connections.connection_age_max),
+            min_request_timeout: BoundedDuration(serve::ServeConfig::default().watch_min),
             watches: BoundedNumber::new(limits.watches_max),
             watches_per_caller: BoundedNumber::new(limits.watches_per_caller_max),
             list_mebibytes: None,

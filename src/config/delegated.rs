@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 
-use super::Problems;
-use crate::auth::{self, Authorities};
+use super::ConfigProblems;
+use crate::auth::{self, CertificateAuthorities};
 
 /// The keys under `delegated`: how callers are authenticated, and with which identity their requests are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DelegatedKeys {
+pub struct DelegatedAuthKeys {
     /// The file of CA certificates that verify client certificates, in PEM.
     pub client_ca: Option<PathBuf>,
     /// The file of CA certificates that verify trusted front proxies, in PEM.
@@ -17,15 +17,15 @@ pub struct DelegatedKeys {
     pub auth: auth::AuthConfig,
 }
 
-impl DelegatedKeys {
+impl DelegatedAuthKeys {
     /// Reports unreadable files, and a CA that is trusted for both clients and front proxies
     /// (docs/SECURITY.md, "Deployment modes").
-    pub(super) fn check(&self, problems: &mut Problems) {
+    pub(super) fn check(&self, problems: &mut ConfigProblems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;
             let what = format!("{what}: {}", path.display());
             let pem = problems.check(&what, std::fs::read(path))?;
-            problems.check(&what, Authorities::from_pem(&pem))
+            problems.check(&what, CertificateAuthorities::from_pem(&pem))
         };
         let clients = read("delegated.clientCA", &self.client_ca);
         let proxies = read("delegated.frontProxyCA", &self.front_proxy_ca);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use serde_path_to_error::{Path, Segment, Track};
 use serde_saphyr::Spanned;
 
-use super::{Problems, TextPosition};
+use super::{ConfigProblems, TextPosition};
 
 /// A YAML document with the position of each of its values.
 ///
@@ -15,22 +15,22 @@ use super::{Problems, TextPosition};
 /// and the rest is deserialized again.
 #[derive(Debug, Clone)]
 pub(super) struct YamlDocument {
-    root: Node,
+    root: YamlNode,
 }
 
 /// A YAML value and its position.
 #[derive(Debug, Clone)]
-struct Node {
+struct YamlNode {
     at: TextPosition,
-    content: Content,
+    content: YamlContent,
 }
 
 #[derive(Debug, Clone)]
-enum Content {
+enum YamlContent {
     Scalar(Value),
-    Sequence(Vec<Node>),
+    Sequence(Vec<YamlNode>),
     /// A mapping: each key with its position and its value.
-    Mapping(Vec<(String, TextPosition, Node)>),
+    Mapping(Vec<(String, TextPosition, YamlNode)>),
 }
 
 impl YamlDocument {
@@ -41,17 +41,17 @@ impl YamlDocument {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Ok(Self {
-                root: Node { at: TextPosition { line: 1, column: 1 }, content: Content::Mapping(Vec::new()) },
+                root: YamlNode { at: TextPosition { line: 1, column: 1 }, content: YamlContent::Mapping(Vec::new()) },
             });
         }
-        let root = serde_saphyr::from_str::<Spanned<Content>>(text).map_err(|error| error.to_string())?;
+        let root = serde_saphyr::from_str::<Spanned<YamlContent>>(text).map_err(|error| error.to_string())?;
         Ok(Self { root: root.into() })
     }
 
     /// Deserializes the document. Each invalid value and each unknown key is added to `problems`, and its default is
     /// used instead.
-    pub(super) fn read<T: DeserializeOwned + Default>(mut self, problems: &mut Problems) -> T {
-        if !matches!(self.root.content, Content::Mapping(_)) {
+    pub(super) fn read<T: DeserializeOwned + Default>(mut self, problems: &mut ConfigProblems) -> T {
+        if !matches!(self.root.content, YamlContent::Mapping(_)) {
             problems.add_at(self.root.at, "the file: expected a mapping of keys");
             return T::default();
         }
@@ -95,12 +95,12 @@ fn keys(path: &Path) -> Vec<String> {
     path.iter().filter_map(name).collect()
 }
 
-impl Node {
+impl YamlNode {
     fn value(&self) -> Value {
         match &self.content {
-            Content::Scalar(value) => value.clone(),
-            Content::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
-            Content::Mapping(entries) => {
+            YamlContent::Scalar(value) => value.clone(),
+            YamlContent::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
+            YamlContent::Mapping(entries) => {
                 // A key without a value, such as a section in which every key is commented out, counts as absent.
                 let said = entries.iter().filter(|(.., node)| !node.is_null());
                 Value::Object(said.map(|(key, _, node)| (key.clone(), node.value())).collect::<Map<_, _>>())
@@ -109,19 +109,19 @@ impl Node {
     }
 
     fn is_null(&self) -> bool {
-        matches!(self.content, Content::Scalar(Value::Null))
+        matches!(self.content, YamlContent::Scalar(Value::Null))
     }
 
     /// Returns the position of the last key of a path.
     fn find(&self, path: &[&str]) -> Option<TextPosition> {
         let (key, rest) = path.split_first()?;
         match &self.content {
-            Content::Mapping(entries) => {
+            YamlContent::Mapping(entries) => {
                 let (_, at, node) = entries.iter().find(|(name, ..)| name == key)?;
                 if rest.is_empty() { Some(*at) } else { node.find(rest) }
             }
-            Content::Sequence(items) => items.get(key.parse::<usize>().ok()?)?.find(rest),
-            Content::Scalar(_) => None,
+            YamlContent::Sequence(items) => items.get(key.parse::<usize>().ok()?)?.find(rest),
+            YamlContent::Scalar(_) => None,
         }
     }
 
@@ -129,87 +129,87 @@ impl Node {
     fn take(&mut self, path: &[String]) -> Option<TextPosition> {
         let (key, rest) = path.split_first()?;
         match &mut self.content {
-            Content::Mapping(entries) => {
+            YamlContent::Mapping(entries) => {
                 let at = entries.iter().position(|(name, ..)| name == key)?;
                 if rest.is_empty() { Some(entries.remove(at).2.at) } else { entries[at].2.take(rest) }
             }
-            Content::Sequence(items) => {
+            YamlContent::Sequence(items) => {
                 let at = key.parse::<usize>().ok().filter(|at| *at < items.len())?;
                 if rest.is_empty() { Some(items.remove(at).at) } else { items[at].take(rest) }
             }
-            Content::Scalar(_) => None,
+            YamlContent::Scalar(_) => None,
         }
     }
 }
 
-impl From<Spanned<Content>> for Node {
-    fn from(spanned: Spanned<Content>) -> Self {
+impl From<Spanned<YamlContent>> for YamlNode {
+    fn from(spanned: Spanned<YamlContent>) -> Self {
         let at = spanned.referenced;
         Self { at: TextPosition { line: at.line(), column: at.column() }, content: spanned.value }
     }
 }
 
-impl<'de> Deserialize<'de> for Content {
+impl<'de> Deserialize<'de> for YamlContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyContent)
+        deserializer.deserialize_any(YamlContentVisitor)
     }
 }
 
-struct AnyContent;
+struct YamlContentVisitor;
 
-impl<'de> Visitor<'de> for AnyContent {
-    type Value = Content;
+impl<'de> Visitor<'de> for YamlContentVisitor {
+    type Value = YamlContent;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a scalar, a sequence or a mapping with text for keys")
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Content, E> {
-        Ok(Content::Scalar(value.into()))
+    fn visit_bool<E>(self, value: bool) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(value.into()))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Content, E> {
-        Ok(Content::Scalar(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Content, E> {
-        Ok(Content::Scalar(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(value.into()))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Content, E> {
-        Ok(Content::Scalar(value.into()))
+    fn visit_f64<E>(self, value: f64) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(value.into()))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Content, E> {
-        Ok(Content::Scalar(value.into()))
+    fn visit_str<E>(self, value: &str) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(value.into()))
     }
 
-    fn visit_unit<E>(self) -> Result<Content, E> {
-        Ok(Content::Scalar(Value::Null))
+    fn visit_unit<E>(self) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(Value::Null))
     }
 
-    fn visit_none<E>(self) -> Result<Content, E> {
-        Ok(Content::Scalar(Value::Null))
+    fn visit_none<E>(self) -> Result<YamlContent, E> {
+        Ok(YamlContent::Scalar(Value::Null))
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Content, D::Error> {
-        Content::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlContent, D::Error> {
+        YamlContent::deserialize(deserializer)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Content, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<YamlContent, A::Error> {
         let mut nodes = Vec::new();
-        while let Some(item) = items.next_element::<Spanned<Content>>()? {
+        while let Some(item) = items.next_element::<Spanned<YamlContent>>()? {
             nodes.push(item.into());
         }
-        Ok(Content::Sequence(nodes))
+        Ok(YamlContent::Sequence(nodes))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Content, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<YamlContent, A::Error> {
         let mut nodes = Vec::new();
-        while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<Content>>()? {
+        while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<YamlContent>>()? {
             let at = TextPosition { line: key.referenced.line(), column: key.referenced.column() };
             nodes.push((key.value, at, value.into()));
         }
-        Ok(Content::Mapping(nodes))
+        Ok(YamlContent::Mapping(nodes))
     }
 }

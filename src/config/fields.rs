@@ -53,17 +53,17 @@ impl<const MIN: usize, const MAX: usize> JsonSchema for BoundedNumber<MIN, MAX> 
 
 /// A duration, written `90s`, `10m` or `1h 30m`, within bounds in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Period<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(pub(super) Duration);
+pub(super) struct BoundedDuration<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(pub(super) Duration);
 
-impl<const MIN: u64, const MAX: u64> Serialize for Period<MIN, MAX> {
+impl<const MIN: u64, const MAX: u64> Serialize for BoundedDuration<MIN, MAX> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(self.0))
     }
 }
 
-impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Period<MIN, MAX> {
+impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for BoundedDuration<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(PeriodText).and_then(|period| {
+        deserializer.deserialize_str(DurationVisitor).and_then(|period| {
             let (min, max) = (Duration::from_millis(MIN), Duration::from_millis(MAX));
             if (min..=max).contains(&period) {
                 return Ok(Self(period));
@@ -124,9 +124,9 @@ pub(super) fn one_or_list_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
 }
 
-struct PeriodText;
+struct DurationVisitor;
 
-impl Visitor<'_> for PeriodText {
+impl Visitor<'_> for DurationVisitor {
     type Value = Duration;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +138,7 @@ impl Visitor<'_> for PeriodText {
     }
 }
 
-impl<const MIN: u64, const MAX: u64> JsonSchema for Period<MIN, MAX> {
+impl<const MIN: u64, const MAX: u64> JsonSchema for BoundedDuration<MIN, MAX> {
     fn inline_schema() -> bool {
         true
     }

@@ -6,17 +6,17 @@ use super::configuration::{Configuration, DelegatedSection, LogFormat, MetricsTl
 use super::document::YamlDocument;
 use super::fields::BoundedNumber;
 use super::memory::{AvailableMemory, MemoryLimit};
-use super::{DelegatedKeys, LogSettings, Problems, TlsSource, log_level};
+use super::{ConfigProblems, DelegatedAuthKeys, LogSettings, TlsCertificateSource, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
 impl Configuration {
     /// Reads as much of the file as is valid, and reports the rest as problems.
-    pub(super) fn read(path: &Path, problems: &mut Problems) -> Self {
+    pub(super) fn read(path: &Path, problems: &mut ConfigProblems) -> Self {
         let text = problems.check(&path.display().to_string(), std::fs::read_to_string(path));
         text.map(|text| Self::parse(&text, problems)).unwrap_or_default()
     }
 
-    pub(super) fn parse(text: &str, problems: &mut Problems) -> Self {
+    pub(super) fn parse(text: &str, problems: &mut ConfigProblems) -> Self {
         let document = problems.check("configuration file", YamlDocument::parse(text));
         document.map(|document| document.read(problems)).unwrap_or_default()
     }
@@ -33,7 +33,7 @@ impl Configuration {
         let (feeds, limits, default) = (&self.feeds, &self.limits, serve::ServeConfig::default());
         serve::ServeConfig {
             consistency: self.consistency,
-            coverage: serve::Coverage {
+            coverage: serve::CacheCoverage {
                 resources: feeds.resources.clone(),
                 sensitive: feeds.sensitive.clone(),
                 node: self.node.as_deref().map(Into::into),
@@ -84,7 +84,7 @@ impl Configuration {
     }
 
     /// Returns the log settings. `RUST_LOG` takes precedence over `log.level`.
-    pub(super) fn log(&self, problems: &mut Problems) -> LogSettings {
+    pub(super) fn log(&self, problems: &mut ConfigProblems) -> LogSettings {
         let level = problems.check("log.level", log_level::filter(&self.log.level));
         let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));
         let is_of_environment = of_environment.is_some();
@@ -99,10 +99,10 @@ fn bytes<const MIN: usize, const MAX: usize>(mebibytes: BoundedNumber<MIN, MAX>)
 
 impl TlsSection {
     /// Returns the source of the certificate that the section named `key` configures.
-    pub(super) fn source(self, key: &str, problems: &mut Problems) -> Option<TlsSource> {
+    pub(super) fn source(self, key: &str, problems: &mut ConfigProblems) -> Option<TlsCertificateSource> {
         match (self.certificate, self.key, self.self_signed) {
-            (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
-            (None, None, true) => Some(TlsSource::SelfSigned { out: self.self_signed_out }),
+            (Some(certificate), Some(key), false) => Some(TlsCertificateSource::Files { certificate, key }),
+            (None, None, true) => Some(TlsCertificateSource::SelfSigned { out: self.self_signed_out }),
             (None, None, false) => None,
             _ => {
                 problems.add(format!("{key}: set either certificate and key, or selfSigned"));
@@ -119,7 +119,7 @@ impl From<MetricsTlsSection> for TlsSection {
     }
 }
 
-impl From<DelegatedSection> for DelegatedKeys {
+impl From<DelegatedSection> for DelegatedAuthKeys {
     fn from(said: DelegatedSection) -> Self {
         Self {
             client_ca: said.client_ca,

@@ -2,10 +2,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Problems;
+use super::ConfigProblems;
 use super::configuration::Configuration;
-use crate::net::Address;
-use base::PageAddress;
+use crate::net::ListenAddress;
+use base::AdminPageAddress;
 
 /// The arguments of `health`.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub struct HealthArguments {
 /// A probe of a running proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthProbe {
-    pub place: PageAddress,
+    pub place: AdminPageAddress,
     pub path: String,
     pub timeout: Duration,
 }
@@ -40,12 +40,12 @@ impl HealthArguments {
     ///
     /// # Errors
     /// All problems of the URL, or of the configuration if no URL is given.
-    pub fn resolve(self) -> Result<HealthProbe, Problems> {
-        let mut problems = Problems::default();
+    pub fn resolve(self) -> Result<HealthProbe, ConfigProblems> {
+        let mut problems = ConfigProblems::default();
         let Self { url, config, healthz_bind_address, timeout } = self;
         let named = match url {
             Some(url) => {
-                let parsed = problems.check("URL", PageAddress::parse(&url));
+                let parsed = problems.check("URL", AdminPageAddress::parse(&url));
                 parsed.map(|(place, path)| (place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
             }
             None => {
@@ -61,7 +61,11 @@ impl HealthArguments {
 }
 
 /// The address where `serve` with this configuration answers probes.
-fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(PageAddress, String)> {
+fn configured(
+    file: Configuration,
+    flag: Option<String>,
+    problems: &mut ConfigProblems,
+) -> Option<(AdminPageAddress, String)> {
     let (key, text) = match flag.unwrap_or(file.healthz_bind_address) {
         off if off == "off" => ("admin", file.admin),
         address => ("healthzBindAddress", address),
@@ -71,8 +75,8 @@ fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems
         return None;
     }
     let place = match problems.check(key, text.parse())? {
-        Address::Tcp(address) => PageAddress::Tcp(reachable(address).to_string()),
-        Address::Unix(path) => PageAddress::Unix(path),
+        ListenAddress::Tcp(address) => AdminPageAddress::Tcp(reachable(address).to_string()),
+        ListenAddress::Unix(path) => AdminPageAddress::Unix(path),
     };
     Some((place, DEFAULT_PATH.to_owned()))
 }
@@ -94,16 +98,16 @@ mod tests {
     #[test]
     fn probe_address_defaults_to_healthz_or_admin_address() {
         let at = |file: &str, flag: Option<&str>| {
-            let mut problems = Problems::default();
+            let mut problems = ConfigProblems::default();
             let file = Configuration::parse(file, &mut problems);
             configured(file, flag.map(str::to_owned), &mut problems).map(|(place, _)| place)
         };
-        let tcp = |place: &str| Some(PageAddress::Tcp(place.to_owned()));
+        let tcp = |place: &str| Some(AdminPageAddress::Tcp(place.to_owned()));
         assert_eq!(at("", None), tcp("127.0.0.1:9090"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", None), tcp("127.0.0.1:10256"));
         assert_eq!(at("healthzBindAddress: '[::]:10256'", None), tcp("[::1]:10256"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", Some("10.0.0.7:1")), tcp("10.0.0.7:1"));
-        assert_eq!(at("admin: unix:/run/a.sock", None), Some(PageAddress::Unix("/run/a.sock".into())));
+        assert_eq!(at("admin: unix:/run/a.sock", None), Some(AdminPageAddress::Unix("/run/a.sock".into())));
         assert_eq!(at("admin: off", None), None);
     }
 }

@@ -9,7 +9,7 @@ use clap_mangen::roff::{Roff, roman};
 
 /// A manual page in roff.
 #[derive(Debug)]
-pub struct ManualPage {
+pub struct ManPage {
     /// The file name of a manual page, such as `kube-fanout-serve.1`.
     pub file: String,
     pub text: Vec<u8>,
@@ -19,13 +19,13 @@ pub struct ManualPage {
 ///
 /// # Errors
 /// None is expected, because the pages are written to memory.
-pub fn manual_pages(program: Command) -> io::Result<Vec<ManualPage>> {
+pub fn manual_pages(program: Command) -> io::Result<Vec<ManPage>> {
     let mut root = without_help(program);
     root.build();
     let mut pages = Vec::new();
     for command in visible(&root) {
         let man = Man::new(command.clone());
-        pages.push(ManualPage { file: man.get_filename(), text: text(&man, command)? });
+        pages.push(ManPage { file: man.get_filename(), text: text(&man, command)? });
     }
     Ok(pages)
 }
@@ -104,14 +104,14 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
-    use crate::config::Arguments;
+    use crate::config::CliArguments;
 
     /// The pages by file name, with roff's escapes of dashes and apostrophes replaced.
     fn pages() -> HashMap<String, String> {
         let read = |text: Vec<u8>| {
             String::from_utf8(text).expect("text").replace("\\-", "-").replace("\\*(Aq", "'").replace("\\*[Aq]", "'")
         };
-        manual_pages(Arguments::command())
+        manual_pages(CliArguments::command())
             .expect("they are written")
             .into_iter()
             .map(|page| (page.file, read(page.text)))
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn each_command_has_manual_page_with_all_flags() {
         let mut pages = pages();
-        let mut root = without_help(Arguments::command());
+        let mut root = without_help(CliArguments::command());
         root.build();
         for command in visible(&root) {
             let name = command.get_display_name().unwrap_or(command.get_name());

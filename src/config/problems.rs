@@ -2,13 +2,13 @@ use std::fmt;
 
 /// All problems of a configuration, in the order in which they were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Problems {
-    found: Vec<Problem>,
+pub struct ConfigProblems {
+    found: Vec<ConfigProblem>,
 }
 
 /// One configuration problem: the key and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Problem {
+struct ConfigProblem {
     text: String,
     /// The position in the file; `None` for flags and combinations of settings.
     at: Option<TextPosition>,
@@ -27,13 +27,13 @@ impl fmt::Display for TextPosition {
     }
 }
 
-impl Problems {
+impl ConfigProblems {
     pub(super) fn add(&mut self, problem: impl Into<String>) {
-        self.found.push(Problem { text: problem.into(), at: None });
+        self.found.push(ConfigProblem { text: problem.into(), at: None });
     }
 
     pub(super) fn add_at(&mut self, at: TextPosition, problem: impl Into<String>) {
-        self.found.push(Problem { text: problem.into(), at: Some(at) });
+        self.found.push(ConfigProblem { text: problem.into(), at: Some(at) });
     }
 
     /// Returns the value, or records a problem about `what`.
@@ -56,7 +56,7 @@ impl Problems {
     }
 }
 
-impl fmt::Display for Problems {
+impl fmt::Display for ConfigProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.found.len();
         write!(f, "the configuration has {count} problem{}", if count == 1 { "" } else { "s" })?;
@@ -67,4 +67,4 @@ impl fmt::Display for Problems {
     }
 }
 
-impl std::error::Error for Problems {}
+impl std::error::Error for ConfigProblems {}

@@ -5,11 +5,11 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::configuration::{Configuration, TlsSection};
-use super::{ConfigSettings, DelegatedKeys, Problems, ServeSettings, kubeconfig};
-use crate::auth::{AuthConfig, AuthMode, PageOrigin};
-use crate::net::Address;
-use crate::serve::{AuditDestination, Sensitive};
-use crate::upstream::{CredentialSource, EndpointsConfig, ServerUrl};
+use super::{ConfigProblems, ConfigSettings, DelegatedAuthKeys, ServeSettings, kubeconfig};
+use crate::auth::{AuthConfig, AuthMode, WebOrigin};
+use crate::net::ListenAddress;
+use crate::serve::{AuditDestination, SensitiveKind};
+use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
 use base::LOOK_EVERY;
 
 /// The flags of `serve`.
@@ -94,8 +94,8 @@ impl ServeArguments {
     ///
     /// # Errors
     /// All problems, at once.
-    pub fn resolve(self) -> Result<ServeSettings, Problems> {
-        let mut problems = Problems::default();
+    pub fn resolve(self) -> Result<ServeSettings, ConfigProblems> {
+        let mut problems = ConfigProblems::default();
         let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
         self.checked_over(file, problems)
     }
@@ -104,8 +104,8 @@ impl ServeArguments {
     ///
     /// # Errors
     /// All problems, at once.
-    pub fn resolve_text(&self, text: &str) -> Result<ServeSettings, Problems> {
-        let mut problems = Problems::default();
+    pub fn resolve_text(&self, text: &str) -> Result<ServeSettings, ConfigProblems> {
+        let mut problems = ConfigProblems::default();
         let file = Configuration::parse(text, &mut problems);
         self.clone().checked_over(file, problems)
     }
@@ -115,7 +115,11 @@ impl ServeArguments {
         self.config.as_deref()
     }
 
-    fn checked_over(self, mut file: Configuration, mut problems: Problems) -> Result<ServeSettings, Problems> {
+    fn checked_over(
+        self,
+        mut file: Configuration,
+        mut problems: ConfigProblems,
+    ) -> Result<ServeSettings, ConfigProblems> {
         let (mut settings, core_dumps) = (ConfigSettings::of(&file), self.allow_core_dumps);
         let are_modes_known = self.put_into(&mut file, &mut settings, &mut problems);
         let serve = converted(file, core_dumps, settings, &mut problems);
@@ -127,7 +131,7 @@ impl ServeArguments {
 
     /// Replaces keys of the file with the values of flags, and records them. Returns whether the modes of
     /// authentication are valid, without which the combination cannot be checked.
-    fn put_into(self, file: &mut Configuration, settings: &mut ConfigSettings, problems: &mut Problems) -> bool {
+    fn put_into(self, file: &mut Configuration, settings: &mut ConfigSettings, problems: &mut ConfigProblems) -> bool {
         const MODES: &str = "\"none\" or \"delegated\"";
         let list = |items: Vec<String>| Some(items).filter(|items| !items.is_empty());
         let kubeconfig = self
@@ -158,7 +162,8 @@ impl ServeArguments {
         let proof = |text: String| word("consistency", &text, "\"strict\" or \"bounded\"", problems);
         settings.put("consistency", self.consistency.and_then(proof), &mut file.consistency);
         let kind = |text: &String| word("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
-        let kinds = list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<Sensitive>>());
+        let kinds =
+            list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<SensitiveKind>>());
         settings.put("feeds.sensitive", kinds, &mut file.feeds.sensitive);
         mode != Some(None) && of_scrapes != Some(None)
     }
@@ -169,7 +174,7 @@ pub(super) fn converted(
     file: Configuration,
     core_dumps: bool,
     settings: ConfigSettings,
-    problems: &mut Problems,
+    problems: &mut ConfigProblems,
 ) -> ServeSettings {
     let memory = file.memory();
     let (serve, cache) = (file.serve(&memory), file.cache(&memory));
@@ -178,7 +183,7 @@ pub(super) fn converted(
     let listen = addresses(file.listen, problems);
     let admin = or_off("admin", &file.admin, problems);
     let tls = file.tls.source("tls", problems);
-    let delegated = DelegatedKeys::from(file.delegated);
+    let delegated = DelegatedAuthKeys::from(file.delegated);
     if let Some(name) = file.node.as_deref().filter(|name| !is_node_name(name)) {
         problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
     }
@@ -214,10 +219,10 @@ pub(super) fn converted(
 }
 
 /// The upstream servers without duplicates.
-fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
+fn endpoints(named: &[String], problems: &mut ConfigProblems) -> UpstreamEndpointsConfig {
     const KEY: &str = "upstream.servers";
-    if named.len() > EndpointsConfig::SERVERS_MAX {
-        problems.add(format!("{KEY}: more than {} servers", EndpointsConfig::SERVERS_MAX));
+    if named.len() > UpstreamEndpointsConfig::SERVERS_MAX {
+        problems.add(format!("{KEY}: more than {} servers", UpstreamEndpointsConfig::SERVERS_MAX));
     }
     let mut servers: Vec<ServerUrl> = Vec::new();
     for text in named {
@@ -227,25 +232,25 @@ fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
         }
         servers.push(server);
     }
-    EndpointsConfig { servers, ..EndpointsConfig::default() }
+    UpstreamEndpointsConfig { servers, ..UpstreamEndpointsConfig::default() }
 }
 
-fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
+fn addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
     let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
 /// The address of an admin page; `None` if it is off.
-fn or_off(key: &str, text: &str, problems: &mut Problems) -> Option<Address> {
+fn or_off(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<ListenAddress> {
     if text == "off" { None } else { problems.check(key, text.parse()) }
 }
 
 /// The address of a page that other machines read. It must be a TCP address, because scrapers and kubelets cannot use a
 /// path.
-fn port(key: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
+fn port(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<SocketAddr> {
     match or_off(key, text, problems)? {
-        Address::Tcp(address) => Some(address),
-        unix @ Address::Unix(_) => {
+        ListenAddress::Tcp(address) => Some(address),
+        unix @ ListenAddress::Unix(_) => {
             problems
                 .add(format!("{key}: {unix} is not supported (expected IP:PORT; only admin supports unix sockets)"));
             None
@@ -253,12 +258,12 @@ fn port(key: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
     }
 }
 
-fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
+fn origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
 /// Parses a word as the file does.
-fn word<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut Problems) -> Option<T> {
+fn word<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut ConfigProblems) -> Option<T> {
     let word = T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(text));
     word.map_err(|_| problems.add(format!("{key}: {text:?} is not supported (expected {expected})"))).ok()
 }
@@ -277,7 +282,7 @@ fn audit(path: String) -> AuditDestination {
 
 impl ServeSettings {
     /// Rejects combinations that are not allowed (docs/SECURITY.md, "Deployment modes").
-    fn check(&self, problems: &mut Problems) {
+    fn check(&self, problems: &mut ConfigProblems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             match (self.auth, &self.tls) {
                 (AuthMode::None, _) => problems.add(format!(
@@ -300,10 +305,10 @@ impl ServeSettings {
         if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
             problems.add(format!("admin: {admin} is reachable from other machines; use loopback or a unix socket"));
         }
-        let mut seen: Vec<&Address> = Vec::new();
-        let ports = [self.healthz, self.metrics].into_iter().flatten().map(Address::Tcp).collect::<Vec<_>>();
+        let mut seen: Vec<&ListenAddress> = Vec::new();
+        let ports = [self.healthz, self.metrics].into_iter().flatten().map(ListenAddress::Tcp).collect::<Vec<_>>();
         for address in self.listen.iter().chain(&self.admin).chain(&ports) {
-            let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+            let any_port = matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
             if seen.contains(&address) && !any_port {
                 problems.add(format!("{address} is listed twice"));
             }
@@ -313,12 +318,12 @@ impl ServeSettings {
 
     /// Scrapers are authenticated with the keys of `delegated` that concern authentication; its other keys concern
     /// clients.
-    fn check_scrapes(&self, problems: &mut Problems) {
-        let DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: _, auth } =
+    fn check_scrapes(&self, problems: &mut ConfigProblems) {
+        let DelegatedAuthKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: _, auth } =
             self.delegated.clone();
         let auth = AuthConfig { audiences: auth.audiences, ..AuthConfig::default() };
-        let of_scrapes = DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
-        let meant = if self.scrapes.is_some() { of_scrapes } else { DelegatedKeys::default() };
+        let of_scrapes = DelegatedAuthKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
+        let meant = if self.scrapes.is_some() { of_scrapes } else { DelegatedAuthKeys::default() };
         if self.auth == AuthMode::None && self.delegated != meant {
             problems.add("delegated.* requires auth: delegated");
         }
@@ -335,7 +340,7 @@ impl ServeSettings {
 
     /// A node's credentials can read what its pods mount, so every process on the node could read it too. An attacker
     /// who compromises the node would control the cluster with an impersonator's credentials.
-    fn check_node(&self, problems: &mut Problems) {
+    fn check_node(&self, problems: &mut ConfigProblems) {
         if self.serve.coverage.node.is_some() && self.delegated.impersonator.is_some() {
             problems.add(
                 "delegated.impersonator: not allowed with node, because its credential can impersonate any user; on a \
@@ -343,7 +348,7 @@ impl ServeSettings {
             );
         }
         let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
-        for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
+        for address in self.listen.iter().filter(|address| is_open && matches!(address, ListenAddress::Tcp(_))) {
             problems.add(format!(
                 "node: every process on the node can reach {address}, and with auth: none every client acts with the \
                  proxy's own permissions; listen on a unix socket (unix:PATH), or set auth: delegated"

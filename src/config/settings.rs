@@ -128,10 +128,10 @@ impl ConfigSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Problems;
+    use crate::config::ConfigProblems;
 
     fn said(file: &str) -> ConfigSettings {
-        let mut problems = Problems::default();
+        let mut problems = ConfigProblems::default();
         let settings = ConfigSettings::of(&Configuration::parse(file, &mut problems));
         assert!(problems.is_empty(), "{problems}");
         settings

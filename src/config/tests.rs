@@ -3,20 +3,20 @@ mod reference;
 use clap::Parser;
 
 use super::configuration::Configuration;
-use super::{Arguments, Command, DelegatedKeys, Problems, ServeArguments, ServeSettings, TextPosition};
+use super::{CliArguments, CliCommand, ConfigProblems, DelegatedAuthKeys, ServeArguments, ServeSettings, TextPosition};
 use crate::net::Http2Codec;
-use crate::serve::Sensitive;
+use crate::serve::SensitiveKind;
 
 fn parse(text: &str) -> Vec<String> {
-    let mut problems = Problems::default();
+    let mut problems = ConfigProblems::default();
     Configuration::parse(text, &mut problems);
     problems.iter().map(str::to_owned).collect()
 }
 
-fn serve(flags: &[&str]) -> Result<ServeSettings, Problems> {
-    let arguments = Arguments::try_parse_from(["kube-fanout", "serve"].iter().chain(flags)).expect("flags parse");
+fn serve(flags: &[&str]) -> Result<ServeSettings, ConfigProblems> {
+    let arguments = CliArguments::try_parse_from(["kube-fanout", "serve"].iter().chain(flags)).expect("flags parse");
     match arguments.command {
-        Command::Serve(arguments) => arguments.resolve(),
+        CliCommand::Serve(arguments) => arguments.resolve(),
         other => panic!("{other:?}"),
     }
 }
@@ -52,7 +52,7 @@ fn invalid_log_level_is_reported_with_other_problems() {
 #[test]
 fn listen_accepts_single_address_without_list() {
     for text in ["listen: unix:/run/x.sock", "listen: [unix:/run/x.sock]"] {
-        let mut problems = Problems::default();
+        let mut problems = ConfigProblems::default();
         let file = Configuration::parse(text, &mut problems);
         assert_eq!((file.listen, problems.is_empty()), (vec!["unix:/run/x.sock".to_owned()], true), "{text}");
     }
@@ -61,7 +61,7 @@ fn listen_accepts_single_address_without_list() {
 #[test]
 fn config_problems_have_line_and_column() {
     let text = "apiVersion: v2\nlimits:\n  watches: 0\n  wachtes: 5\nlisten: [a, {}]\nwindow:\n  age: 5\n";
-    let mut problems = Problems::default();
+    let mut problems = ConfigProblems::default();
     Configuration::parse(text, &mut problems);
     let places: std::collections::BTreeMap<_, _> =
         problems.with_positions().map(|(text, at)| (text.split(':').next().unwrap_or_default(), at)).collect();
@@ -126,7 +126,7 @@ fn flags_override_defaults_on_local_listeners() {
     ]);
     let ok = ok.expect("a valid configuration");
     assert_eq!(ok.listen.len(), 2);
-    assert_eq!(ok.serve.consistency, crate::serve::Consistency::Bounded);
+    assert_eq!(ok.serve.consistency, crate::serve::ReadConsistency::Bounded);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn flags_set_node_name_and_sensitive_resources() {
         "secrets,configmaps",
     ]);
     let coverage = ok.expect("a valid configuration").serve.coverage;
-    assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), Sensitive::ALL.to_vec()));
+    assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), SensitiveKind::ALL.to_vec()));
     let refused = serve(&["--node-name", "", "--cache-sensitive", "pods"]).expect_err("two problems").to_string();
     for part in ["node: \"\" is not a node name", "feeds.sensitive: \"pods\" is not supported"] {
         assert!(refused.contains(part), "{part} is missing in {refused}");
@@ -152,7 +152,7 @@ fn flags_set_node_name_and_sensitive_resources() {
 #[test]
 fn codec_of_http2_is_a_key() {
     let codec = |text: &str| {
-        let mut problems = Problems::default();
+        let mut problems = ConfigProblems::default();
         let codec = Configuration::parse(text, &mut problems).connections().http2_codec;
         assert!(problems.is_empty(), "{problems}");
         codec
@@ -259,11 +259,11 @@ fn client_ca_and_front_proxy_ca_must_differ() {
     };
     let (clients, proxies) = (authority("clients"), authority("proxies"));
     let checked = |front: &std::path::Path| {
-        let mut problems = Problems::default();
-        let delegated = DelegatedKeys {
+        let mut problems = ConfigProblems::default();
+        let delegated = DelegatedAuthKeys {
             client_ca: Some(clients.clone()),
             front_proxy_ca: Some(front.to_owned()),
-            ..DelegatedKeys::default()
+            ..DelegatedAuthKeys::default()
         };
         delegated.check(&mut problems);
         problems

@@ -13,7 +13,7 @@ use super::{FEEDS_MAX, FeedKey};
 
 /// The counters of a feed's upstream traffic. If a feed restarts soon, they continue.
 #[derive(Debug, Default)]
-pub struct FeedCounts {
+pub struct FeedTrafficCounts {
     pub events: AtomicU64,
     pub bytes: AtomicU64,
     pub bookmarks: AtomicU64,
@@ -21,14 +21,14 @@ pub struct FeedCounts {
     /// The number of watches that are open now.
     pub watches: AtomicU64,
     /// The counts of rare events by metric, in output order.
-    told: Mutex<BTreeMap<CountedMetric, u64>>,
+    told: Mutex<BTreeMap<LabelledMetric, u64>>,
     /// The reason of the last failure to list or watch; `None` if there was none. A later success does not clear it.
     trouble: Mutex<Option<String>>,
 }
 
 /// A metric of rare events and its one label besides those of the feed. The set of values is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CountedMetric {
+pub struct LabelledMetric {
     pub metric: &'static str,
     pub label: &'static str,
     pub value: &'static str,
@@ -36,13 +36,13 @@ pub struct CountedMetric {
 
 /// The counters of all running feeds, and for a while of ended ones.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
-    accounts: BTreeMap<FeedKey, Account>,
+pub(super) struct FeedTrafficLedger {
+    accounts: BTreeMap<FeedKey, FeedTrafficAccount>,
 }
 
 #[derive(Debug, Default)]
-struct Account {
-    counts: Arc<FeedCounts>,
+struct FeedTrafficAccount {
+    counts: Arc<FeedTrafficCounts>,
     /// The number of running feeds with this key: a retired feed may end after its successor has started.
     running: usize,
     ended: Option<Instant>,
@@ -51,7 +51,7 @@ struct Account {
 /// The maximum number of ended feeds whose counters are kept.
 const ENDED_MAX: usize = FEEDS_MAX;
 
-impl FeedCounts {
+impl FeedTrafficCounts {
     /// Records why an attempt to list or watch failed. `why` must not contain addresses, users or object names.
     pub fn note_trouble(&self, why: String) {
         *self.trouble.lock() = Some(why);
@@ -66,19 +66,19 @@ impl FeedCounts {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub fn say(&self, word: CountedMetric) {
+    pub fn say(&self, word: LabelledMetric) {
         *self.told.lock().entry(word).or_default() += 1;
     }
 
     /// Returns all metrics with their counts, sorted by name.
-    pub fn said(&self) -> Vec<(CountedMetric, u64)> {
+    pub fn said(&self) -> Vec<(LabelledMetric, u64)> {
         self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
 
-impl Ledger {
+impl FeedTrafficLedger {
     /// Records the start of a feed. Returns its counters.
-    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedCounts> {
+    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedTrafficCounts> {
         self.forget(kept);
         let account = self.accounts.entry(key.clone()).or_default();
         account.running += 1;
@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     /// Returns all counters, sorted by key.
-    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedCounts>)> {
+    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedTrafficCounts>)> {
         self.forget(kept);
         self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect()
     }
@@ -118,22 +118,22 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::feeds::Scope;
-    use crate::wire::Encoding;
+    use crate::feeds::FeedScope;
+    use crate::wire::FeedEncoding;
     use kubeapi::Gvr;
 
     const KEPT: Duration = Duration::from_secs(60);
 
     fn key(namespace: usize) -> FeedKey {
-        let scope = Scope::Namespace(format!("n{namespace}").into());
-        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, encoding: Encoding::Json }
+        let scope = FeedScope::Namespace(format!("n{namespace}").into());
+        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, encoding: FeedEncoding::Json }
     }
 
     #[tokio::test(start_paused = true)]
     async fn feed_counts_expire_later_and_resume_if_feed_returns() {
-        let mut ledger = Ledger::default();
+        let mut ledger = FeedTrafficLedger::default();
         let counts = ledger.open(&key(1), KEPT);
-        FeedCounts::add(&counts.events, 7);
+        FeedTrafficCounts::add(&counts.events, 7);
         ledger.close(&key(1), KEPT);
         tokio::time::advance(KEPT / 2).await;
         assert_eq!(ledger.all(KEPT).len(), 1, "it can still be read");
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ended_feed_counts_are_capped() {
-        let mut ledger = Ledger::default();
+        let mut ledger = FeedTrafficLedger::default();
         for namespace in 0..10_000 {
             ledger.open(&key(namespace), KEPT);
             tokio::time::advance(Duration::from_millis(1)).await;
@@ -166,8 +166,8 @@ mod tests {
 
     #[test]
     fn metric_labels_are_counted_separately() {
-        let counts = FeedCounts::default();
-        let word = |value| CountedMetric { metric: "m", label: "l", value };
+        let counts = FeedTrafficCounts::default();
+        let word = |value| LabelledMetric { metric: "m", label: "l", value };
         ["b", "a", "b"].into_iter().for_each(|value| counts.say(word(value)));
         assert_eq!(counts.said(), [(word("a"), 1), (word("b"), 2)]);
     }

@@ -7,9 +7,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{BodyRelease, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, ResumeBackfills};
-use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, Pins, Snapshot};
-use crate::wire::{Columns, Representation};
+use super::{
+    DerivedRepresentationRefusal, DerivedRepresentations, FeedFreshness, FeedSpec, FeedTrafficCounts, ResumeBackfills,
+    ServerReleaseMatch,
+};
+use crate::cache::{
+    CacheConfig, CacheReader, CacheWriter, FeedSnapshot, FeedState, MemoryBudget, SnapshotPin, SnapshotPins,
+};
+use crate::wire::{Representation, TableColumns};
 use base::AbortSignal;
 use kubeapi::ResourceVersion;
 
@@ -18,15 +23,15 @@ use kubeapi::ResourceVersion;
 pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
-    pub freshness: Freshness,
-    pub renderings: Renderings,
-    pub body_release: BodyRelease,
+    pub freshness: FeedFreshness,
+    pub renderings: DerivedRepresentations,
+    pub body_release: ServerReleaseMatch,
     pub resume_backfills: ResumeBackfills,
     /// The columns, for a feed of Tables.
-    pub columns: Columns,
+    pub columns: TableColumns,
     /// The counters of the feed's upstream traffic.
-    pub counts: Arc<FeedCounts>,
-    pins: Pins,
+    pub counts: Arc<FeedTrafficCounts>,
+    pins: SnapshotPins,
     leases: AtomicUsize,
     /// The number of leases that only keep the feed running.
     keepers: AtomicUsize,
@@ -49,11 +54,11 @@ pub struct Feed {
 /// A lease that keeps a feed from becoming idle.
 #[derive(Debug, Clone)]
 pub struct FeedHandle {
-    inner: Arc<HandleInner>,
+    inner: Arc<FeedHandleInner>,
 }
 
 #[derive(Debug)]
-struct HandleInner {
+struct FeedHandleInner {
     feed: Arc<Feed>,
     only_keeps: AtomicBool,
 }
@@ -62,9 +67,9 @@ impl Feed {
     pub(super) fn new(
         spec: FeedSpec,
         config: CacheConfig,
-        budget: &Arc<Budget>,
-        counts: Arc<FeedCounts>,
-        renderings: Renderings,
+        budget: &Arc<MemoryBudget>,
+        counts: Arc<FeedTrafficCounts>,
+        renderings: DerivedRepresentations,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
         let (gvr, envelope) = (spec.key.gvr.clone(), spec.envelope());
@@ -72,11 +77,11 @@ impl Feed {
         let feed = Self {
             spec,
             reader,
-            freshness: Freshness::default(),
+            freshness: FeedFreshness::default(),
             renderings,
-            body_release: BodyRelease::default(),
+            body_release: ServerReleaseMatch::default(),
             resume_backfills: ResumeBackfills::default(),
-            columns: Columns::default(),
+            columns: TableColumns::default(),
             counts,
             pins: budget.pins().clone(),
             leases: AtomicUsize::new(0),
@@ -94,7 +99,7 @@ impl Feed {
     }
 
     /// Pins a state of this feed that is being sent. The signal `cut` ends its sender.
-    pub fn pin(&self, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
+    pub fn pin(&self, snapshot: &FeedSnapshot, cut: AbortSignal) -> SnapshotPin {
         self.reader.pin(&self.pins, snapshot, cut)
     }
 
@@ -105,7 +110,7 @@ impl Feed {
 
     /// Stops deriving a representation that is not exact, or that cannot express an object. Readers no longer get it
     /// from this feed, and its watches are woken so that they end.
-    pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
+    pub fn refuse(&self, representation: Representation, reason: DerivedRepresentationRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
             tracing::warn!(
@@ -195,7 +200,7 @@ impl Feed {
 impl FeedHandle {
     pub(super) fn new(feed: Arc<Feed>) -> Self {
         feed.leases.fetch_add(1, Ordering::Relaxed);
-        Self { inner: Arc::new(HandleInner { feed, only_keeps: AtomicBool::new(false) }) }
+        Self { inner: Arc::new(FeedHandleInner { feed, only_keeps: AtomicBool::new(false) }) }
     }
 
     /// Marks the lease as one that only keeps the feed running.
@@ -216,7 +221,7 @@ impl std::ops::Deref for FeedHandle {
     }
 }
 
-impl Drop for HandleInner {
+impl Drop for FeedHandleInner {
     fn drop(&mut self) {
         let now = Instant::now();
         *self.feed.last_used.lock() = now;

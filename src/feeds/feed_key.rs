@@ -1,20 +1,20 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::wire::Encoding;
-use kubeapi::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
+use crate::wire::FeedEncoding;
+use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY, ObjectKey};
 
 /// The identity of a feed: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
-    pub scope: Scope,
-    pub encoding: Encoding,
+    pub scope: FeedScope,
+    pub encoding: FeedEncoding,
 }
 
 /// The part of a resource that a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Scope {
+pub enum FeedScope {
     /// All objects of the resource.
     Cluster,
     /// The objects of the resource in one namespace.
@@ -39,7 +39,7 @@ impl FeedKey {
             "" => self.gvr.path(),
             namespace => self.gvr.namespaced_path(namespace),
         };
-        let named = FieldTerm::is(NAME_KEY, object.name());
+        let named = EscapedFieldTerm::is(NAME_KEY, object.name());
         // The feed's selector stays, because permission to read the feed does not include every named object.
         let selected = match self.scope.term() {
             Some(term) if term != named => format!("{term},{named}"),
@@ -52,10 +52,10 @@ impl FeedKey {
     /// upstream returns no objects.
     pub fn url_of_nothing(&self, query: &str) -> String {
         let nothing = match &self.scope {
-            Scope::Cluster | Scope::Namespace(_) => FieldTerm::is(NAME_KEY, NOBODY).to_string(),
+            FeedScope::Cluster | FeedScope::Namespace(_) => EscapedFieldTerm::is(NAME_KEY, NOBODY).to_string(),
             // Upstream's authorizers require the selector's term, so a name alone would be denied.
-            Scope::Selected { field, value } => {
-                format!("{},{}", FieldTerm::is(field, value), FieldTerm::is_not(field, value))
+            FeedScope::Selected { field, value } => {
+                format!("{},{}", EscapedFieldTerm::is(field, value), EscapedFieldTerm::is_not(field, value))
             }
         };
         url(&self.path(), &nothing, query)
@@ -73,13 +73,13 @@ impl FeedKey {
 
     fn path(&self) -> String {
         match &self.scope {
-            Scope::Namespace(namespace) => self.gvr.namespaced_path(namespace),
-            Scope::Cluster | Scope::Selected { .. } => self.gvr.path(),
+            FeedScope::Namespace(namespace) => self.gvr.namespaced_path(namespace),
+            FeedScope::Cluster | FeedScope::Selected { .. } => self.gvr.path(),
         }
     }
 }
 
-impl Scope {
+impl FeedScope {
     /// Returns the namespace that the feed covers, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
         match self {
@@ -96,9 +96,9 @@ impl Scope {
         }
     }
 
-    fn term(&self) -> Option<FieldTerm<'_>> {
+    fn term(&self) -> Option<EscapedFieldTerm<'_>> {
         match self {
-            Self::Selected { field, value } => Some(FieldTerm::is(field, value)),
+            Self::Selected { field, value } => Some(EscapedFieldTerm::is(field, value)),
             Self::Cluster | Self::Namespace(_) => None,
         }
     }
@@ -114,9 +114,9 @@ impl fmt::Display for FeedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.gvr)?;
         match &self.scope {
-            Scope::Cluster => {}
-            Scope::Namespace(namespace) => write!(f, " in {namespace}")?,
-            Scope::Selected { field, value } => write!(f, " with {field}={value}")?,
+            FeedScope::Cluster => {}
+            FeedScope::Namespace(namespace) => write!(f, " in {namespace}")?,
+            FeedScope::Selected { field, value } => write!(f, " with {field}={value}")?,
         }
         write!(f, " ({})", self.encoding.as_str())
     }

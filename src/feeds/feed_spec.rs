@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::FeedKey;
-use crate::wire::{Envelope, JsonLayout};
-use kubeapi::FieldTable;
+use crate::wire::{FrameEnvelope, JsonLayout};
+use kubeapi::SelectableFieldTable;
 
 /// A feed's key, and the schema needed to decode its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct FeedSpec {
     pub edition: Option<Arc<str>>,
     pub shape: JsonLayout,
     pub namespaced: bool,
-    pub fields: Arc<FieldTable>,
+    pub fields: Arc<SelectableFieldTable>,
     /// The key of the selectable field that upstream has an index for, if any.
     pub index_field: Option<Arc<str>>,
 }
@@ -36,8 +36,8 @@ impl FeedSpec {
     }
 
     /// Returns the envelope that frames the feed's objects.
-    pub fn envelope(&self) -> Envelope {
-        Envelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
+    pub fn envelope(&self) -> FrameEnvelope {
+        FrameEnvelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
             .with_list_kind(&self.list_kind)
     }
 }

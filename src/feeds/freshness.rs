@@ -13,7 +13,7 @@ use tokio::sync::watch;
 /// One upstream request serves many readers by one rule (L5). A proof whose request was *sent* at `t` covers every
 /// client request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
-pub struct Freshness {
+pub struct FeedFreshness {
     /// The instant up to which the feed is proven to contain every complete write.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant up to which a waiting reader needs a proof.
@@ -25,15 +25,15 @@ pub struct Freshness {
 }
 
 /// Counts a reader that waits for a proof until it is dropped.
-struct WaiterGuard<'a>(&'a AtomicUsize);
+struct FreshnessWaiterGuard<'a>(&'a AtomicUsize);
 
-impl Drop for WaiterGuard<'_> {
+impl Drop for FreshnessWaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Default for Freshness {
+impl Default for FeedFreshness {
     fn default() -> Self {
         Self {
             as_of: watch::Sender::new(None),
@@ -44,7 +44,7 @@ impl Default for Freshness {
     }
 }
 
-impl Freshness {
+impl FeedFreshness {
     /// The longest wait for a proof. It equals the longest backoff of a feed that has lost its watch. It is half of the
     /// usual idle timeout of load balancers in front of the proxy.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -73,7 +73,7 @@ impl Freshness {
         }
         let mut as_of = self.as_of.subscribe();
         let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
-        let _waiting = WaiterGuard(&self.waiting);
+        let _waiting = FreshnessWaiterGuard(&self.waiting);
         // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
         // reader, which has left, wanted a later instant.
         self.wanted.send_if_modified(|wanted| {
@@ -125,7 +125,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropping_a_later_waiter_keeps_the_earlier_one_registered() {
-        let (freshness, first) = (Freshness::default(), Instant::now());
+        let (freshness, first) = (FeedFreshness::default(), Instant::now());
         let mut wanted = freshness.wanted();
         let later = first + Duration::from_secs(1);
         assert!(freshness.reached(later).now_or_never().is_none());

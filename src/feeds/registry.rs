@@ -7,11 +7,14 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::counts::Ledger;
-use super::refusals::Refusals;
-use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
-use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
-use crate::wire::{Encoding, Representation};
+use super::counts::FeedTrafficLedger;
+use super::refused_feeds::RefusedFeeds;
+use super::{
+    DerivedRepresentationMode, DerivedRepresentationRefusal, DerivedRepresentations, FEEDS_MAX, Feed, FeedHandle,
+    FeedKey, FeedSpec, FeedTrafficCounts,
+};
+use crate::cache::{CacheConfig, CacheWriter, FeedEndReason, FeedState, MemoryBudget, MemoryUse, SnapshotPins};
+use crate::wire::{FeedEncoding, Representation};
 use base::Reloadable;
 use kubeapi::ResourceVersion;
 
@@ -24,26 +27,26 @@ pub struct FeedStartRequest {
 
 /// The registry of feeds. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Feeds {
-    shared: Arc<Shared>,
+pub struct FeedRegistry {
+    shared: Arc<FeedRegistryState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FeedRegistryState {
     config: Reloadable<CacheConfig>,
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
     /// One lock covers all feeds, because the number of feeds and the others of a resource affect each feed. A sharded
     /// lock would not be faster, because most look-ups are for the same feed. One, two and four threads took 50, 104
     /// and 206 ns with one lock, and 47, 97 and 206 ns with shards.
     feeds: Mutex<BTreeMap<FeedKey, Arc<Feed>>>,
     /// The feeds that ended for a lasting reason, and are not retried for a while.
-    refused: Mutex<Refusals>,
+    refused: Mutex<RefusedFeeds>,
     /// How other representations of each feed are obtained. Refusals outlive the feed that found them. This field and
     /// the following ones change when feeds start and end, under the lock of `feeds`.
-    renderings: Mutex<BTreeMap<FeedKey, Renderings>>,
+    renderings: Mutex<BTreeMap<FeedKey, DerivedRepresentations>>,
     /// The retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
-    counts: Mutex<Ledger>,
+    counts: Mutex<FeedTrafficLedger>,
     demand: mpsc::Sender<FeedStartRequest>,
 }
 
@@ -51,7 +54,7 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedUnavailable {
     /// The feed was tried recently and ended for the given reason.
-    Ended(FeedEnd),
+    Ended(FeedEndReason),
     /// The maximum number of feeds, [`FEEDS_MAX`], is running.
     TooMany,
 }
@@ -59,12 +62,12 @@ pub enum FeedUnavailable {
 /// The time for which an apiserver may still use an older definition than another server has already served.
 const SETTLING: Duration = Duration::from_secs(10);
 
-impl Feeds {
+impl FeedRegistry {
     /// Creates the registry, and the channel of demands for a supervisor.
     pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<FeedStartRequest>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
-        let budget = Budget::new(config.memory_bytes_max, Pins::default());
-        let shared = Shared {
+        let budget = MemoryBudget::new(config.memory_bytes_max, SnapshotPins::default());
+        let shared = FeedRegistryState {
             config: config.into(),
             budget,
             feeds: Mutex::default(),
@@ -135,28 +138,28 @@ impl Feeds {
     }
 
     /// Returns the reason that a representation of the feed's objects is not derived, whether or not the feed runs.
-    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
+    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<DerivedRepresentationRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
-            RenderingMode::Refused(reason) => Some(reason),
-            RenderingMode::Wanted | RenderingMode::Derived(_) => None,
+            DerivedRepresentationMode::Refused(reason) => Some(reason),
+            DerivedRepresentationMode::Wanted | DerivedRepresentationMode::Derived(_) => None,
         }
     }
 
     /// Returns the renderings for a feed that starts.
-    fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> Renderings {
+    fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> DerivedRepresentations {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
         }
         // Clients that read JSON also need it in an outage, when it can no longer be compared with upstream's.
-        let expected = (key.encoding == Encoding::Protobuf).then_some(Representation::Object(Encoding::Json));
-        let renderings = all.entry(key.clone()).or_insert_with(|| Renderings::expecting(expected)).clone();
+        let expected = (key.encoding == FeedEncoding::Protobuf).then_some(Representation::Object(FeedEncoding::Json));
+        let renderings = all.entry(key.clone()).or_insert_with(|| DerivedRepresentations::expecting(expected)).clone();
         renderings.begin();
         renderings
     }
 
     /// Returns the pins on states of all feeds.
-    pub fn pins(&self) -> &Pins {
+    pub fn pins(&self) -> &SnapshotPins {
         self.shared.budget.pins()
     }
 
@@ -171,7 +174,7 @@ impl Feeds {
     }
 
     /// Removes a feed that has ended. If the feed was refused, it is not retried for a while.
-    pub fn ended(&self, feed: &Arc<Feed>, end: FeedEnd) {
+    pub fn ended(&self, feed: &Arc<Feed>, end: FeedEndReason) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
         // Another feed may have replaced it.
@@ -195,7 +198,7 @@ impl Feeds {
     }
 
     /// Returns the counters of every running or recently ended feed, sorted by key.
-    pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedCounts>)> {
+    pub fn counts(&self) -> Vec<(FeedKey, Arc<FeedTrafficCounts>)> {
         self.shared.counts.lock().all(self.shared.config.get().counts_age_max)
     }
 

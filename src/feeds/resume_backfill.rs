@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::cache::{CacheReader, View};
+use crate::cache::{CacheReader, CollectionView};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 /// this state is never reset.
 #[derive(Debug, Default)]
 pub struct ResumeBackfills {
-    ledger: Mutex<BackfillLedger>,
+    ledger: Mutex<ResumeBackfillState>,
     /// Notified when a client starts to wait for a backfill.
     came: Notify,
     /// The number of backfill requests that upstream did not answer. It is sent after every response, changed or not.
@@ -76,7 +76,7 @@ impl BackfillOutcome {
 }
 
 #[derive(Debug, Default)]
-struct BackfillLedger {
+struct ResumeBackfillState {
     waiting: ClientsByVersion,
     /// The waiting clients whose view also needs the previous state of each change.
     inquiring: ClientsByVersion,
@@ -106,7 +106,7 @@ struct BackfillProgress {
 }
 
 /// A waiting client; dropping it removes it from the ledger.
-struct WaiterGuard<'a> {
+struct BackfillWaiterGuard<'a> {
     resume_backfills: &'a ResumeBackfills,
     who: ResumingClient,
 }
@@ -120,7 +120,7 @@ struct ResumingClient {
 
 /// The versions from which watches can start in a feed's history.
 #[derive(Debug, Clone, Copy)]
-struct HistoryBounds {
+struct FeedHistoryBounds {
     /// The version that the first event of the history follows.
     floor: ResourceVersion,
     /// The version after which the previous state of every event's object is known.
@@ -137,7 +137,7 @@ const REST: Duration = Duration::from_secs(5);
 impl ResumeBackfills {
     /// Waits until a watch with this view can start after `from`, or until it is known that it cannot. It may never
     /// complete, so callers need a deadline.
-    pub async fn wait(&self, from: ResourceVersion, view: &View, reader: &CacheReader) {
+    pub async fn wait(&self, from: ResourceVersion, view: &CollectionView, reader: &CacheReader) {
         let who = ResumingClient { from, inquires: !view.goes_by_key() };
         let mut failures = self.failures.subscribe();
         let before = *failures.borrow_and_update();
@@ -152,14 +152,14 @@ impl ResumeBackfills {
         }
     }
 
-    fn enter(&self, who: ResumingClient) -> Option<WaiterGuard<'_>> {
+    fn enter(&self, who: ResumingClient) -> Option<BackfillWaiterGuard<'_>> {
         let mut ledger = self.ledger.lock();
         if !ledger.memory.may_wait(who, Instant::now()) {
             return None;
         }
         ledger.crowds_of(who).for_each(|crowd| *crowd.entry(who.from).or_default() += 1);
         self.came.notify_one();
-        Some(WaiterGuard { resume_backfills: self, who })
+        Some(BackfillWaiterGuard { resume_backfills: self, who })
     }
 
     /// Completes when a client has started to wait for a backfill since the last call.
@@ -170,7 +170,7 @@ impl ResumeBackfills {
     /// Returns the next request for upstream, if a waiting client resumes from before the history of `reader`. It
     /// counts the request.
     pub fn next(&self, reader: &CacheReader) -> Option<BackfillRequest> {
-        let held = HistoryBounds { floor: reader.floor(), known: reader.known() };
+        let held = FeedHistoryBounds { floor: reader.floor(), known: reader.known() };
         let mut ledger = self.ledger.lock();
         let next = ledger.next(held, Instant::now())?;
         ledger.memory.ask(next);
@@ -184,14 +184,14 @@ impl ResumeBackfills {
     }
 }
 
-impl BackfillLedger {
+impl ResumeBackfillState {
     fn crowds_of(&mut self, who: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
         std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| who.inquires))
     }
 
     /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
     /// start of upstream's history is unknown, it chooses the middle one, so that each refusal halves the rest.
-    fn next(&self, held: HistoryBounds, now: Instant) -> Option<BackfillRequest> {
+    fn next(&self, held: FeedHistoryBounds, now: Instant) -> Option<BackfillRequest> {
         let memory = &self.memory;
         // Rejected clients may still be counted here.
         if memory.is_over || memory.rests(now) || memory.questions >= QUESTIONS_MAX {
@@ -264,7 +264,7 @@ impl BackfillRequest {
     }
 }
 
-impl Drop for WaiterGuard<'_> {
+impl Drop for BackfillWaiterGuard<'_> {
     fn drop(&mut self) {
         let who = self.who;
         for crowd in self.resume_backfills.ledger.lock().crowds_of(who) {

@@ -4,25 +4,25 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::page_chunks::{Batch, PageChunks};
-use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
-use crate::wire::{Encoding, ListFrame, Object, Renderer, TranscodeError};
-use base::Account;
+use super::page_chunks::{ChunkBatch, PageChunks};
+use crate::cache::{CacheReader, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, PlainChunk};
+use crate::wire::{FeedEncoding, ListFrame, ObjectRenderer, ObjectRevision, TranscodeError};
+use base::MemoryAccount;
 use kubeapi::EventType;
 
 /// Encodes the chunks of a page. Chunks that all lists share are encoded once for all clients.
 #[derive(Debug)]
-pub(crate) struct ChunkWriter {
+pub(crate) struct ListChunkWriter {
     reader: CacheReader,
-    renderer: Renderer,
-    what: ItemFormat,
+    renderer: ObjectRenderer,
+    what: ListItemFormat,
     /// Whether a chunk was derived or compressed, which takes about a millisecond.
     worked: AtomicBool,
 }
 
 /// The output format of a list's objects.
 #[derive(Debug)]
-enum ItemFormat {
+enum ListItemFormat {
     /// The objects are items of a list, each with the separator that precedes it.
     Items(ListFrame),
     /// The objects are frames of ADDED events.
@@ -31,14 +31,14 @@ enum ItemFormat {
 
 /// The part of a batch that is sent in one piece.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece<'a> {
-    pub(crate) batch: &'a Batch,
+pub(crate) struct ChunkBatchPiece<'a> {
+    pub(crate) batch: &'a ChunkBatch,
     /// The batch that precedes this one; `None` for the first.
-    pub(crate) behind: Option<&'a Batch>,
+    pub(crate) behind: Option<&'a ChunkBatch>,
     pub(crate) index: usize,
 }
 
-impl Piece<'_> {
+impl ChunkBatchPiece<'_> {
     /// Returns whether the piece is shared by all lists. Lists that begin with its batch do not refer to the preceding
     /// one.
     pub(crate) fn is_shared(self) -> bool {
@@ -47,9 +47,9 @@ impl Piece<'_> {
 }
 
 /// The bytes of a chunk while it is being encoded.
-struct Pieces {
+struct EncodedChunkPieces {
     /// The memory account that is charged for copied bytes until their last holder releases them.
-    account: Arc<Account>,
+    account: Arc<MemoryAccount>,
     done: Vec<Bytes>,
     open: Vec<u8>,
     copied: usize,
@@ -58,13 +58,13 @@ struct Pieces {
 /// The length from which a body is sent as a slice of its own, because that costs less than a copy.
 const SHARED_BYTES: usize = 32 << 10;
 
-impl ChunkWriter {
-    pub(crate) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
-        Self { reader, renderer, what: ItemFormat::Items(frame), worked: AtomicBool::new(false) }
+impl ListChunkWriter {
+    pub(crate) fn items(reader: CacheReader, renderer: ObjectRenderer, frame: ListFrame) -> Self {
+        Self { reader, renderer, what: ListItemFormat::Items(frame), worked: AtomicBool::new(false) }
     }
 
-    pub(crate) fn added(reader: CacheReader, renderer: Renderer) -> Self {
-        Self { reader, renderer, what: ItemFormat::Added, worked: AtomicBool::new(false) }
+    pub(crate) fn added(reader: CacheReader, renderer: ObjectRenderer) -> Self {
+        Self { reader, renderer, what: ListItemFormat::Added, worked: AtomicBool::new(false) }
     }
 
     /// Returns the bytes of a chunk. The first caller encodes them; others wait.
@@ -79,15 +79,15 @@ impl ChunkWriter {
             return Poll::Ready(write().map(|(plain, _)| plain));
         }
         let part = match self.what {
-            ItemFormat::Items(_) => ChunkPart::Items,
-            ItemFormat::Added => ChunkPart::Added,
+            ListItemFormat::Items(_) => ChunkObjectEncoding::Items,
+            ListItemFormat::Added => ChunkObjectEncoding::Added,
         };
         let format = self.format(chunks.chunk(index).name, part);
         self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
     /// Returns a compressed piece of a list, if it is cached.
-    pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
+    pub(crate) fn deflated(&self, at: ChunkBatchPiece<'_>) -> Option<DeflatedChunk> {
         self.reader.chunks().deflated(self.format_of_piece(at))
     }
 
@@ -95,7 +95,7 @@ impl ChunkWriter {
     pub(crate) fn poll_deflated(
         &self,
         chunks: &PageChunks,
-        at: Piece<'_>,
+        at: ChunkBatchPiece<'_>,
         window: usize,
         cx: &Context<'_>,
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
@@ -109,11 +109,11 @@ impl ChunkWriter {
     }
 
     /// Returns the last `bytes` bytes of a batch, or the whole batch if it is shorter.
-    fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, TranscodeError> {
+    fn tail(&self, chunks: &PageChunks, batch: &ChunkBatch, bytes: usize) -> Result<Vec<u8>, TranscodeError> {
         let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
-            let mut pieces = Pieces::new(self.reader.chunks().account().clone());
+            let mut pieces = EncodedChunkPieces::new(self.reader.chunks().account().clone());
             self.put(object, true, &mut pieces)?;
             let object = pieces.end().0.concat();
             len += object.len();
@@ -136,8 +136,8 @@ impl ChunkWriter {
     /// Returns the length of the separator that a chunk begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
         match &self.what {
-            ItemFormat::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
-            ItemFormat::Items(_) | ItemFormat::Added => 0,
+            ListItemFormat::Items(_) if self.renderer.representation().encoding() == FeedEncoding::Json => 1,
+            ListItemFormat::Items(_) | ListItemFormat::Added => 0,
         }
     }
 
@@ -155,19 +155,24 @@ impl ChunkWriter {
         written
     }
 
-    fn format(&self, chunk: u128, part: ChunkPart) -> ChunkFormat {
-        ChunkFormat { chunk, representation: self.renderer.representation(), release: self.renderer.release(), part }
+    fn format(&self, chunk: u128, part: ChunkObjectEncoding) -> EncodedChunkKey {
+        EncodedChunkKey {
+            chunk,
+            representation: self.renderer.representation(),
+            release: self.renderer.release(),
+            part,
+        }
     }
 
-    fn format_of_piece(&self, at: Piece<'_>) -> ChunkFormat {
+    fn format_of_piece(&self, at: ChunkBatchPiece<'_>) -> EncodedChunkKey {
         let behind = at.behind.map(|behind| behind.name);
-        self.format(at.batch.name, ChunkPart::Deflated { behind, piece: at.index })
+        self.format(at.batch.name, ChunkObjectEncoding::Deflated { behind, piece: at.index })
     }
 
     /// Returns the pieces of a chunk, and how many of their bytes are not the store's own.
     fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), TranscodeError> {
         let lengths = chunks.chunk(index).lengths;
-        let mut pieces = Pieces::new(self.reader.chunks().account().clone());
+        let mut pieces = EncodedChunkPieces::new(self.reader.chunks().account().clone());
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);
         }
@@ -181,8 +186,14 @@ impl ChunkWriter {
 
     /// Writes an object. If its bytes are not cached with the chunk and cost more than a copy, they are cached with the
     /// object.
-    fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), TranscodeError> {
-        if with_chunk && self.renderer.representation().encoding() == Encoding::Json && !self.renderer.is_verbatim() {
+    fn put(
+        &self,
+        object: &Arc<ObjectRevision>,
+        with_chunk: bool,
+        pieces: &mut EncodedChunkPieces,
+    ) -> Result<(), TranscodeError> {
+        if with_chunk && self.renderer.representation().encoding() == FeedEncoding::Json && !self.renderer.is_verbatim()
+        {
             // The length is not known yet, and JSON does not need it.
             self.put_head(0, &mut pieces.open);
             self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
@@ -191,7 +202,7 @@ impl ChunkWriter {
             self.put_head(body.len(), &mut pieces.open);
             pieces.put(body, self.renderer.is_verbatim());
         }
-        if matches!(self.what, ItemFormat::Added) {
+        if matches!(self.what, ListItemFormat::Added) {
             self.renderer.envelope().put_frame_tail(&mut pieces.open);
         }
         Ok(())
@@ -199,24 +210,24 @@ impl ChunkWriter {
 
     fn put_head(&self, body_len: usize, out: &mut Vec<u8>) {
         match &self.what {
-            ItemFormat::Items(frame) => frame.put_item_head(false, body_len, out),
-            ItemFormat::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
+            ListItemFormat::Items(frame) => frame.put_item_head(false, body_len, out),
+            ListItemFormat::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
         }
     }
 
     /// Estimates the number of bytes of an encoded chunk.
     fn estimate(&self, objects: usize, bytes: usize) -> usize {
         let around = match &self.what {
-            ItemFormat::Items(frame) => frame.item_len(0) + 4,
-            ItemFormat::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
+            ListItemFormat::Items(frame) => frame.item_len(0) + 4,
+            ListItemFormat::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
         };
         let bodies = if self.renderer.is_verbatim() { bytes } else { bytes + bytes / 2 };
         objects * around + bodies
     }
 }
 
-impl Pieces {
-    fn new(account: Arc<Account>) -> Self {
+impl EncodedChunkPieces {
+    fn new(account: Arc<MemoryAccount>) -> Self {
         Self { account, done: Vec::new(), open: Vec::new(), copied: 0 }
     }
 

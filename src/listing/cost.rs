@@ -4,7 +4,7 @@
 //! The unit of cost is one text comparison, some ten nanoseconds. One label of a pod takes 23 ns, and three take 50 ns
 //! (benches/README.md). Accessing an object of a large collection takes 0.4 µs and counts as forty.
 
-use crate::cache::{Snapshot, View};
+use crate::cache::{CollectionView, FeedSnapshot};
 use kubeapi::Selector;
 
 /// The selector cost between two yields to other tasks: about a millisecond of work.
@@ -27,12 +27,12 @@ pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 const COUNTED_MAX: usize = 1_000;
 
 /// Returns an upper bound of the cost of finding the objects that match `view`.
-pub(crate) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
+pub(crate) fn of_scan(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
 /// Returns the cost of a LIST; `None` if it exceeds the limit.
-pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Option<usize> {
+pub(crate) fn of_list(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> Option<usize> {
     if view.selector().is_everything() {
         return Some(0);
     }
@@ -41,7 +41,7 @@ pub(crate) fn of_list(view: &View, namespaced: bool, snapshot: &Snapshot) -> Opt
 }
 
 /// Returns an upper bound of the objects to scan.
-fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
+fn objects(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> usize {
     if view.selector().is_impossible() {
         return 0;
     }
@@ -53,11 +53,11 @@ fn objects(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     }
 }
 
-fn is_for_objects(view: &View, objects: usize) -> bool {
+fn is_for_objects(view: &CollectionView, objects: usize) -> bool {
     objects.saturating_mul(view.usual_comparisons()) <= LIST_COMPARISONS_MAX
 }
 
-fn of_objects(view: &View, objects: usize) -> usize {
+fn of_objects(view: &CollectionView, objects: usize) -> usize {
     objects.saturating_mul(view.usual_cost())
 }
 
@@ -69,12 +69,12 @@ pub(crate) fn is_for_watch(selector: &Selector) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kubeapi::{FieldSelector, FieldTable, Gvr, LabelSelector};
+    use kubeapi::{FieldSelector, Gvr, LabelSelector, SelectableFieldTable};
 
-    fn view(labels: &str, fields: &str) -> View {
-        let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    fn view(labels: &str, fields: &str) -> CollectionView {
+        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
         let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
-        View::new(None, Selector { labels: LabelSelector::parse(labels).expect("valid"), fields })
+        CollectionView::new(None, Selector { labels: LabelSelector::parse(labels).expect("valid"), fields })
     }
 
     fn many(each: impl Fn(usize) -> String, separator: &str) -> String {

@@ -20,38 +20,38 @@ use base::random;
 /// Callers get slices in rounds: one each, regardless of the number of their watches. The next round begins when every
 /// waiting caller has had its slice, or has not retried in time.
 #[derive(Debug, Clone)]
-pub(crate) struct CpuSlices(Arc<Mutex<Queue>>);
+pub(crate) struct CallerCpuSlices(Arc<Mutex<CpuSliceQueue>>);
 
 /// The permission to use the CPU in one poll.
 #[derive(Debug)]
-pub(crate) struct Slice {
-    slices: CpuSlices,
+pub(crate) struct CpuSlice {
+    slices: CallerCpuSlices,
     whose: ScanOwner,
     taken: Instant,
 }
 
 /// Counts a waiting poll of a caller until it is dropped.
 #[derive(Debug)]
-pub(crate) struct WaitingForSlice {
-    slices: CpuSlices,
+pub(crate) struct CpuSliceWaiter {
+    slices: CallerCpuSlices,
     whose: ScanOwner,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct CpuSliceQueue {
     /// The times from which the unused slices are available.
     free: Vec<Instant>,
     round: u64,
     /// The time since when a slice is reserved for callers that have not had a slice in this round.
     kept_since: Option<Instant>,
     /// The callers that wait for a slice, or that have had a slice in this round.
-    callers: HashMap<ScanOwner, Caller>,
+    callers: HashMap<ScanOwner, CpuSliceCaller>,
     /// The number of callers that requested a slice at the last count.
     wanted_by: u32,
 }
 
 #[derive(Debug)]
-struct Caller {
+struct CpuSliceCaller {
     waiting: u32,
     /// The time at which the caller last requested a slice.
     tried: Instant,
@@ -70,14 +70,14 @@ const TRIES: u32 = 16;
 /// The time without a retry after which a poll counts as abandoned by its client.
 const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
-impl CpuSlices {
+impl CallerCpuSlices {
     pub(crate) fn new(at_a_time: usize) -> Self {
         let (free, callers) = (vec![Instant::now(); at_a_time], HashMap::new());
-        Self(Arc::new(Mutex::new(Queue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
+        Self(Arc::new(Mutex::new(CpuSliceQueue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
     }
 
     /// Takes a slice, or returns the delay before the next attempt.
-    pub(crate) fn take(&self, whose: &ScanOwner) -> Result<Slice, Duration> {
+    pub(crate) fn take(&self, whose: &ScanOwner) -> Result<CpuSlice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
         if let Some(caller) = queue.callers.get_mut(whose) {
@@ -88,7 +88,7 @@ impl CpuSlices {
             Some(place) => {
                 queue.free.swap_remove(place);
                 queue.kept_since = None;
-                Ok(Slice { slices: self.clone(), whose: whose.clone(), taken: now })
+                Ok(CpuSlice { slices: self.clone(), whose: whose.clone(), taken: now })
             }
             None => {
                 let own = queue.callers.get(whose).map_or(1, |caller| caller.waiting.max(1));
@@ -99,16 +99,16 @@ impl CpuSlices {
     }
 
     /// Counts one more waiting poll of this caller.
-    pub(crate) fn wait(&self, whose: &ScanOwner) -> WaitingForSlice {
+    pub(crate) fn wait(&self, whose: &ScanOwner) -> CpuSliceWaiter {
         let now = Instant::now();
         let mut queue = self.0.lock();
-        let unknown = Caller { waiting: 0, tried: now, round: queue.round };
+        let unknown = CpuSliceCaller { waiting: 0, tried: now, round: queue.round };
         queue.callers.entry(whose.clone()).or_insert(unknown).waiting += 1;
-        WaitingForSlice { slices: self.clone(), whose: whose.clone() }
+        CpuSliceWaiter { slices: self.clone(), whose: whose.clone() }
     }
 }
 
-impl Queue {
+impl CpuSliceQueue {
     /// Returns whether a caller may take a free slice.
     fn is_due(&mut self, whose: &ScanOwner, now: Instant) -> bool {
         let Some(caller) = self.callers.get(whose) else { return true };
@@ -131,7 +131,7 @@ impl Queue {
     }
 
     /// Iterates over the callers that wait and have not had their slice in this round.
-    fn kept_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut Caller)> {
+    fn kept_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut CpuSliceCaller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
@@ -140,28 +140,28 @@ impl Queue {
     fn used(&mut self, whose: &ScanOwner, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;
-        let is_there = |caller: &Caller| caller.waiting > 0 && caller.tried + GONE > now;
+        let is_there = |caller: &CpuSliceCaller| caller.waiting > 0 && caller.tried + GONE > now;
         let others = self.callers.iter().filter(|(other, caller)| *other != whose && is_there(caller)).count();
         self.wanted_by = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
         if others == 0 {
             self.round += 1;
         } else {
             let round = self.round + 1;
-            self.callers.entry(whose.clone()).or_insert(Caller { waiting: 0, tried: now, round }).round = round;
+            self.callers.entry(whose.clone()).or_insert(CpuSliceCaller { waiting: 0, tried: now, round }).round = round;
         }
         let round = self.round;
         self.callers.retain(|_, caller| caller.waiting > 0 || caller.round > round);
     }
 }
 
-impl Drop for Slice {
+impl Drop for CpuSlice {
     fn drop(&mut self) {
         let took = self.taken.elapsed();
         self.slices.0.lock().used(&self.whose, self.taken, took);
     }
 }
 
-impl Drop for WaitingForSlice {
+impl Drop for CpuSliceWaiter {
     fn drop(&mut self) {
         let mut queue = self.slices.0.lock();
         let round = queue.round;
@@ -179,7 +179,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::super::cost;
-    use super::super::scan_pace::ScanBudget;
+    use super::super::scan_pacer::ScanBudget;
     use super::*;
     use kubeapi::{FlowDistinguisher, User};
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// Counts the slices that each caller uses if its watches always want more.
-    async fn used(slices: &CpuSlices, watches: &[(ScanOwner, usize)], time: Duration) -> Vec<usize> {
+    async fn used(slices: &CallerCpuSlices, watches: &[(ScanOwner, usize)], time: Duration) -> Vec<usize> {
         let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
         let mut tasks = tokio::task::JoinSet::new();
         for ((whose, watches), count) in watches.iter().zip(&counts) {
@@ -212,7 +212,7 @@ mod tests {
     async fn caller_gets_fair_cpu_share_despite_many_scans_of_others() {
         let second = Duration::from_secs(1);
         for at_a_time in [1, 2] {
-            let slices = CpuSlices::new(at_a_time);
+            let slices = CallerCpuSlices::new(at_a_time);
             let alone = used(&slices, &[(Some(payer(0)), 1_000)], second).await[0];
             assert!((200 * at_a_time..=500 * at_a_time).contains(&alone), "{alone}");
             let both = used(&slices, &[(Some(payer(1)), 1_000), (Some(payer(2)), 1)], second).await;
@@ -227,7 +227,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unpolled_waiter_does_not_block_other_callers() {
-        let slices = CpuSlices::new(1);
+        let slices = CallerCpuSlices::new(1);
         let stuck: Vec<_> = (10..60).map(|n| slices.wait(&Some(payer(n)))).collect();
         sleep(GONE).await;
         let alone = used(&slices, &[(Some(payer(0)), 1)], Duration::from_secs(1)).await[0];
@@ -238,7 +238,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn state_of_departed_callers_is_removed() {
-        let slices = CpuSlices::new(1);
+        let slices = CallerCpuSlices::new(1);
         used(&slices, &[(Some(payer(1)), 5), (Some(payer(2)), 5)], Duration::from_millis(100)).await;
         sleep(Duration::from_secs(1)).await;
         drop(slices.take(&Some(payer(3))).expect("nobody has it"));
@@ -248,7 +248,7 @@ mod tests {
     /// A period leaves at least half of the time for other work.
     #[tokio::test(start_paused = true)]
     async fn slice_period_leaves_half_of_the_time_for_other_work() {
-        let slices = CpuSlices::new(1);
+        let slices = CallerCpuSlices::new(1);
         for took in [0, 1, 10] {
             let slice = slices.take(&None).expect("it is free");
             sleep(Duration::from_millis(took)).await;

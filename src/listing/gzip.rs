@@ -12,13 +12,13 @@ mod member;
 mod tests;
 mod text;
 
-pub(crate) use self::list::GzipList;
+pub(crate) use self::list::GzipListBody;
 
 use bytes::{Bytes, BytesMut};
 
 use self::deflate::{deflated, piece, pieces};
-use self::member::Member;
-use self::text::Text;
+use self::member::GzipMember;
+use self::text::SlicedText;
 
 /// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
 /// quality.
@@ -28,11 +28,11 @@ pub(crate) fn is_asked_for(accept_encoding: &str) -> bool {
 
 /// Compresses a whole response. It yields to other tasks about every millisecond.
 pub(crate) async fn whole(plain: Bytes) -> Bytes {
-    let mut member = Member::begin();
+    let mut member = GzipMember::begin();
     for index in 0..pieces(plain.len()) {
         let range = piece(plain.len(), index);
         let made = deflated(&plain[..range.start], &plain[range.clone()], false);
-        member.put(&made, || Text::from_iter([plain.slice(range)]));
+        member.put(&made, || SlicedText::from_iter([plain.slice(range)]));
         tokio::task::yield_now().await;
     }
     member.end();

@@ -2,9 +2,9 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 
-use super::chunk_writer::{ChunkWriter, Piece};
+use super::chunk_writer::{ChunkBatchPiece, ListChunkWriter};
 use super::page_chunks::PageChunks;
-use super::scan_pace::{ScanBudget, YieldPause};
+use super::scan_pacer::{ScanBudget, YieldPause};
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, TranscodeError};
 
@@ -14,14 +14,14 @@ pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 /// A LIST response that is being sent. It holds only the current piece, which is shared.
 #[derive(Debug)]
 pub(crate) struct ListBody {
-    pub(super) writer: ChunkWriter,
+    pub(super) writer: ListChunkWriter,
     pub(super) chunks: PageChunks,
     pub(super) head: Bytes,
     pub(super) tail: Bytes,
     /// Whether the list is long enough for the apiserver to compress it.
     worth: bool,
-    at: SendPosition,
-    joined: SliceJoiner,
+    at: ListSendPosition,
+    joined: ByteSliceJoiner,
     /// A pause after each shared chunk that was derived or compressed.
     rest: YieldPause,
     /// The scan budget for chunks that belong to this client alone.
@@ -30,7 +30,7 @@ pub(crate) struct ListBody {
 
 /// The part of a list that is sent next.
 #[derive(Debug)]
-enum SendPosition {
+enum ListSendPosition {
     Head,
     /// The next chunk of the list, by its index.
     Stretch(usize),
@@ -43,7 +43,7 @@ impl ListBody {
     /// Creates a list response. `items_len` is the length of all items. If the head does not contain it, any value
     /// above [`PLAIN_BYTES_MAX`] states that they are longer than that.
     pub(crate) fn new(
-        writer: ChunkWriter,
+        writer: ListChunkWriter,
         chunks: PageChunks,
         frame: &ListFrame,
         items_len: usize,
@@ -52,7 +52,7 @@ impl ListBody {
         let items = chunks.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
-        let (at, joined, rest) = (SendPosition::Head, SliceJoiner::default(), YieldPause::default());
+        let (at, joined, rest) = (ListSendPosition::Head, ByteSliceJoiner::default(), YieldPause::default());
         Self { writer, chunks, head, tail, worth, at, joined, rest, scan_budget }
     }
 
@@ -67,31 +67,31 @@ impl ListBody {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         loop {
             match &mut self.at {
-                SendPosition::Head => {
-                    self.at = SendPosition::Stretch(0);
+                ListSendPosition::Head => {
+                    self.at = ListSendPosition::Stretch(0);
                     return Poll::Ready(Some(Ok(self.head.clone())));
                 }
-                SendPosition::Stretch(index) if *index == self.chunks.len() => {
-                    self.at = SendPosition::Over;
+                ListSendPosition::Stretch(index) if *index == self.chunks.len() => {
+                    self.at = ListSendPosition::Over;
                     return Poll::Ready(Some(Ok(self.tail.clone())));
                 }
-                SendPosition::Stretch(index) => {
+                ListSendPosition::Stretch(index) => {
                     let index = *index;
                     match ready!(self.poll_plain(index, cx)) {
-                        Ok(plain) => self.at = SendPosition::Piece(index, plain, 0),
+                        Ok(plain) => self.at = ListSendPosition::Piece(index, plain, 0),
                         Err(refused) => return Poll::Ready(Some(Err(refused))),
                     }
                 }
-                SendPosition::Piece(index, plain, piece) => match plain.get(*piece) {
+                ListSendPosition::Piece(index, plain, piece) => match plain.get(*piece) {
                     Some(bytes) => {
                         let (index, bytes, is_first) = (*index, bytes.clone(), *piece == 0);
                         *piece += 1;
                         let skipped = if is_first { self.skipped(index) } else { 0 };
                         return Poll::Ready(Some(Ok(bytes.slice(skipped..))));
                     }
-                    None => self.at = SendPosition::Stretch(*index + 1),
+                    None => self.at = ListSendPosition::Stretch(*index + 1),
                 },
-                SendPosition::Over => return Poll::Ready(None),
+                ListSendPosition::Over => return Poll::Ready(None),
             }
         }
     }
@@ -117,7 +117,7 @@ impl ListBody {
         &mut self,
         is_shared: bool,
         cx: &mut Context<'_>,
-        encode: impl FnOnce(&ChunkWriter, &PageChunks, &Context<'_>) -> Poll<T>,
+        encode: impl FnOnce(&ListChunkWriter, &PageChunks, &Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         ready!(self.rest.poll(cx));
         let _slice = if is_shared { None } else { ready!(self.scan_budget.poll(cx)) };
@@ -132,7 +132,7 @@ impl ListBody {
 
     /// Returns whether the whole list has been returned.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.at, SendPosition::Over) && self.joined.is_empty()
+        matches!(self.at, ListSendPosition::Over) && self.joined.is_empty()
     }
 
     /// Returns whether the list is long enough for the apiserver to compress it.
@@ -143,7 +143,7 @@ impl ListBody {
     /// Returns a compressed piece; the first caller compresses it. `deflate` gets the `window` bytes before the batch.
     pub(crate) fn poll_deflated(
         &mut self,
-        at: Piece<'_>,
+        at: ChunkBatchPiece<'_>,
         window: usize,
         cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
@@ -154,7 +154,7 @@ impl ListBody {
 
 /// Joins small slices, so that they are sent together. Large ones are not copied.
 #[derive(Debug, Default)]
-pub(crate) struct SliceJoiner {
+pub(crate) struct ByteSliceJoiner {
     /// The slice that did not fit with the previous ones.
     next: Option<Bytes>,
 }
@@ -162,7 +162,7 @@ pub(crate) struct SliceJoiner {
 /// The maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
 const BYTES_MAX: usize = 16 << 10;
 
-impl SliceJoiner {
+impl ByteSliceJoiner {
     /// Returns the next chunk, assembled from the slices that `poll_slice` returns.
     pub(crate) fn poll<E>(
         &mut self,

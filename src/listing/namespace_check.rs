@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use super::page_chunks::PageChunks;
-use super::scan_pace::ScanPace;
-use crate::auth::Permit;
-use crate::cache::{Snapshot, View};
-use crate::wire::Object;
+use super::scan_pacer::ScanPacer;
+use crate::auth::CollectionPermission;
+use crate::cache::{CollectionView, FeedSnapshot};
+use crate::wire::ObjectRevision;
 
 /// Decides which objects the caller may read. It caches the result for adjacent objects of one namespace.
-struct NamespaceCheck<'a> {
-    permit: &'a Permit,
+struct NamespaceAccessCheck<'a> {
+    permit: &'a CollectionPermission,
     last: Option<(&'a str, bool)>,
 }
 
-impl<'a> NamespaceCheck<'a> {
+impl<'a> NamespaceAccessCheck<'a> {
     fn sees(&mut self, namespace: &'a str) -> bool {
         if let Some((_, sees)) = self.last.filter(|(last, _)| *last == namespace) {
             return sees;
@@ -28,12 +28,12 @@ impl<'a> NamespaceCheck<'a> {
 /// Passes the objects that the caller may see and that `view` matches to `found`, until it returns false. Permissions
 /// are checked first: the selector is never evaluated on an object that the caller may not see.
 async fn scan<'a>(
-    looked_at: impl Iterator<Item = &'a Arc<Object>>,
-    (permit, view): (&'a Permit, &View),
-    pace: &mut ScanPace,
-    mut found: impl FnMut(&'a Arc<Object>) -> bool,
+    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+    (permit, view): (&'a CollectionPermission, &CollectionView),
+    pace: &mut ScanPacer,
+    mut found: impl FnMut(&'a Arc<ObjectRevision>) -> bool,
 ) {
-    let mut check = NamespaceCheck { permit, last: None };
+    let mut check = NamespaceAccessCheck { permit, last: None };
     for object in looked_at {
         if pace.spend(view.cost_of(object)) {
             pace.rest_from_looking().await;
@@ -47,10 +47,10 @@ async fn scan<'a>(
 /// Appends the objects that the caller may see and that `view` matches, up to `limit`, which is not zero.
 pub(crate) async fn pick<'a>(
     chunks: &mut PageChunks,
-    looked_at: impl Iterator<Item = &'a Arc<Object>>,
-    seen: (&'a Permit, &View),
+    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+    seen: (&'a CollectionPermission, &CollectionView),
     limit: usize,
-    pace: &mut ScanPace,
+    pace: &mut ScanPacer,
 ) {
     let (mut picking, mut picked) = (chunks.picking(), 0);
     let put = |object| {
@@ -64,10 +64,10 @@ pub(crate) async fn pick<'a>(
 
 /// Returns the first object that the caller may read and that `view` matches.
 pub(crate) async fn first<'a>(
-    looked_at: impl Iterator<Item = &'a Arc<Object>>,
-    seen: (&'a Permit, &View),
-    pace: &mut ScanPace,
-) -> Option<&'a Arc<Object>> {
+    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+    seen: (&'a CollectionPermission, &CollectionView),
+    pace: &mut ScanPacer,
+) -> Option<&'a Arc<ObjectRevision>> {
     let mut first = None;
     scan(looked_at, seen, pace, |object| first.replace(object).is_some()).await;
     first
@@ -76,11 +76,11 @@ pub(crate) async fn first<'a>(
 /// Returns up to `limit` namespaces that have an object in `view`, in key order, from the first key that is not before
 /// `start`. It skips the rest of a namespace after its first match.
 pub(crate) async fn namespaces(
-    snapshot: &Snapshot,
-    view: &View,
+    snapshot: &FeedSnapshot,
+    view: &CollectionView,
     start: Option<&str>,
     limit: usize,
-    pace: &mut ScanPace,
+    pace: &mut ScanPacer,
 ) -> Vec<Arc<str>> {
     let (mut found, mut start) = (Vec::<Arc<str>>::new(), start.map(str::to_owned));
     'namespaces: while found.len() < limit {

@@ -1,32 +1,32 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use super::chunk_writer::ChunkWriter;
+use super::chunk_writer::ListChunkWriter;
 use super::list_body::{ListBody, PLAIN_BYTES_MAX};
 use super::namespace_check;
 use super::page_chunks::PageChunks;
-use super::scan_pace::ScanPace;
-use crate::auth::Permit;
-use crate::cache::{CacheReader, Snapshot, View};
+use super::scan_pacer::ScanPacer;
+use crate::auth::CollectionPermission;
+use crate::cache::{CacheReader, CollectionView, FeedSnapshot};
 use crate::feeds::FeedHandle;
-use crate::wire::{Encoding, ListMeta, Object, Renderer, Representation, TranscodeError};
-use kubeapi::{ContinueAt, ContinueToken, ListPlan, PageStore, Selector, VersionMatch};
+use crate::wire::{FeedEncoding, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
+use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ListPlan, ResourceVersionMatch, Selector};
 
 /// A request for one page of a collection.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ListRead {
+pub(crate) struct ListPageRequest {
     pub(crate) representation: Representation,
-    pub(crate) view: View,
+    pub(crate) view: CollectionView,
     pub(crate) plan: ListPlan,
     /// Whether the path names a namespace. If so, keys in continue tokens are relative to that namespace.
     pub(crate) in_namespace: bool,
     /// The store whose spelling of continue tokens is used.
-    pub(crate) pages: PageStore,
+    pub(crate) pages: ListPageSource,
 }
 
 /// One page of a collection, before it is encoded.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct CollectionPage {
     reader: CacheReader,
     meta: ListMeta,
     chunks: PageChunks,
@@ -34,12 +34,12 @@ pub(crate) struct Page {
 
 /// Selects the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
 pub(crate) async fn page(
-    permit: &Permit,
+    permit: &CollectionPermission,
     feed: &FeedHandle,
-    snapshot: &Snapshot,
-    read: &ListRead,
-    pace: &mut ScanPace,
-) -> Page {
+    snapshot: &FeedSnapshot,
+    read: &ListPageRequest,
+    pace: &mut ScanPacer,
+) -> CollectionPage {
     let reader = &feed.reader;
     let namespaced = reader.namespaced();
     // Keys of continue tokens are relative to the request's collection (R-CONTINUE-2).
@@ -65,7 +65,8 @@ pub(crate) async fn page(
         }
         if more > 0 {
             meta.continue_token =
-                ContinueToken::after(ContinueAt::Version(snapshot.rv), &last.key, read.in_namespace).encode(read.pages);
+                ContinueToken::after(ContinueVersion::Version(snapshot.rv), &last.key, read.in_namespace)
+                    .encode(read.pages);
             // With a selector the apiserver does not count (R-CONTINUE-5). A caller with partial access must not learn
             // how many objects it cannot see.
             let counts = read.view.selector().is_everything() && permit.part().is_none();
@@ -73,25 +74,29 @@ pub(crate) async fn page(
             reader.hold(snapshot);
         }
     }
-    Page { reader: reader.clone(), meta, chunks }
+    CollectionPage { reader: reader.clone(), meta, chunks }
 }
 
-impl Page {
+impl CollectionPage {
     /// Returns the length of all objects in upstream's encoding.
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.lengths().bytes
     }
 
     /// Encodes the page in a representation. Every object is checked to be encodable before the first byte is sent.
-    pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, TranscodeError> {
+    pub(crate) async fn written_by(
+        self,
+        renderer: &ObjectRenderer,
+        pace: &mut ScanPacer,
+    ) -> Result<ListBody, TranscodeError> {
         let Self { reader, meta, chunks } = self;
         let items = chunks.lengths().items;
         let frame = renderer.list(&meta, items);
-        let writer = ChunkWriter::items(reader, renderer.clone(), frame.clone());
+        let writer = ListChunkWriter::items(reader, renderer.clone(), frame.clone());
         let mut items_len = frame.items_len(chunks.lengths());
         if !renderer.is_verbatim() {
             // A JSON head contains no lengths, so it only matters whether the list is long enough to be compressed.
-            let measures = renderer.representation().encoding() == Encoding::Protobuf;
+            let measures = renderer.representation().encoding() == FeedEncoding::Protobuf;
             items_len = 0;
             for index in 0..chunks.len() {
                 if measures || items_len <= PLAIN_BYTES_MAX || !writer.was_written(&chunks, index) {
@@ -109,12 +114,12 @@ impl Page {
 /// apiserver applies the selector during its scan, and returns a continue token while objects remain to be scanned. So
 /// the last page may be empty.
 async fn is_left_behind(
-    permit: &Permit,
+    permit: &CollectionPermission,
     feed: &FeedHandle,
-    snapshot: &Snapshot,
-    read: &ListRead,
-    last: &Object,
-    pace: &mut ScanPace,
+    snapshot: &FeedSnapshot,
+    read: &ListPageRequest,
+    last: &ObjectRevision,
+    pace: &mut ScanPacer,
 ) -> bool {
     let namespaced = feed.reader.namespaced();
     if read.view.single(namespaced).is_some() {
@@ -126,7 +131,7 @@ async fn is_left_behind(
         let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
         return namespace_check::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
-    let scope = View::new(read.view.namespace(), Selector::everything());
+    let scope = CollectionView::new(read.view.namespace(), Selector::everything());
     let Some((field, value)) = index(feed, read) else {
         return snapshot.select(&scope, namespaced, Some(&start)).next().is_some();
     };
@@ -143,8 +148,9 @@ async fn is_left_behind(
 
 /// Returns the field that the apiserver's scan uses as an index, and its value. It uses its index except for lists of
 /// an exact version.
-fn index<'a>(feed: &'a FeedHandle, read: &'a ListRead) -> Option<(usize, &'a str)> {
-    let key = feed.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, VersionMatch::Exact(_)))?;
+fn index<'a>(feed: &'a FeedHandle, read: &'a ListPageRequest) -> Option<(usize, &'a str)> {
+    let key =
+        feed.spec.index_field.as_deref().filter(|_| !matches!(read.plan.version, ResourceVersionMatch::Exact(_)))?;
     let value = read.view.selector().fields.required_field(key)?;
     Some((feed.spec.fields.fields.iter().position(|field| field.key == key)?, value))
 }

@@ -1,35 +1,35 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::auth::Permit;
-use crate::cache::{Chunk, Chunker, Snapshot, View};
-use crate::wire::{Lengths, Object};
+use crate::auth::CollectionPermission;
+use crate::cache::{CollectionView, FeedSnapshot, ObjectChunk, ObjectChunkBuilder};
+use crate::wire::{ListItemLengths, ObjectRevision};
 
 /// The objects of a page in key order: chunks that all lists share, and chunks of objects selected for this page alone.
 #[derive(Debug)]
 pub(crate) struct PageChunks {
-    snapshot: Snapshot,
-    shared: Arc<[Chunk]>,
+    snapshot: FeedSnapshot,
+    shared: Arc<[ObjectChunk]>,
     parts: Vec<PageChunk>,
-    lengths: Lengths,
+    lengths: ListItemLengths,
 }
 
 #[derive(Debug)]
 enum PageChunk {
     Shared(usize),
-    Picked(Chunk, Vec<Arc<Object>>),
+    Picked(ObjectChunk, Vec<Arc<ObjectRevision>>),
 }
 
 /// Consecutive objects that do not form a chunk yet.
 #[derive(Debug)]
-pub(crate) struct PickedRun {
-    chunker: Chunker,
-    picked: Vec<Arc<Object>>,
+pub(crate) struct SelectedObjectRun {
+    chunker: ObjectChunkBuilder,
+    picked: Vec<Arc<ObjectRevision>>,
 }
 
 /// Consecutive chunks that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Batch {
+pub(crate) struct ChunkBatch {
     pub(crate) chunks: Range<usize>,
     /// A number that identifies the content of the batch.
     pub(crate) name: u128,
@@ -39,12 +39,12 @@ pub(crate) struct Batch {
 
 impl PageChunks {
     /// Creates an empty page. `shared` are the chunks of the snapshot, or empty if objects are selected one by one.
-    pub(crate) fn new(snapshot: Snapshot, shared: Arc<[Chunk]>) -> Self {
-        Self { snapshot, shared, parts: Vec::new(), lengths: Lengths::default() }
+    pub(crate) fn new(snapshot: FeedSnapshot, shared: Arc<[ObjectChunk]>) -> Self {
+        Self { snapshot, shared, parts: Vec::new(), lengths: ListItemLengths::default() }
     }
 
     /// Returns whether the objects of a view form whole chunks except at its edges.
-    pub(crate) fn suit(view: &View) -> bool {
+    pub(crate) fn suit(view: &CollectionView) -> bool {
         view.selector().is_everything()
     }
 
@@ -52,8 +52,8 @@ impl PageChunks {
     /// Returns how many more there are.
     pub(crate) fn put_chunks(
         &mut self,
-        permit: &Permit,
-        view: &View,
+        permit: &CollectionPermission,
+        view: &CollectionView,
         namespaced: bool,
         start: Option<&str>,
         limit: usize,
@@ -88,25 +88,29 @@ impl PageChunks {
     }
 
     /// Starts to append objects one by one.
-    pub(crate) fn picking(&self) -> PickedRun {
-        PickedRun { chunker: self.snapshot.chunker(), picked: Vec::new() }
+    pub(crate) fn picking(&self) -> SelectedObjectRun {
+        SelectedObjectRun { chunker: self.snapshot.chunker(), picked: Vec::new() }
     }
 
-    pub(crate) fn pick(&mut self, picking: &mut PickedRun, object: &Arc<Object>) {
+    pub(crate) fn pick(&mut self, picking: &mut SelectedObjectRun, object: &Arc<ObjectRevision>) {
         if let Some(chunk) = picking.chunker.put(object) {
             self.put_picked(chunk, std::mem::take(&mut picking.picked));
         }
         picking.picked.push(object.clone());
     }
 
-    pub(crate) fn end_picking(&mut self, picking: PickedRun) {
+    pub(crate) fn end_picking(&mut self, picking: SelectedObjectRun) {
         if let Some(chunk) = picking.chunker.end() {
             self.put_picked(chunk, picking.picked);
         }
     }
 
     /// Appends objects to the page, up to `limit` in all. Returns how many more there are.
-    pub(crate) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
+    pub(crate) fn put<'a>(
+        &mut self,
+        mut objects: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+        limit: usize,
+    ) -> usize {
         let mut picking = self.picking();
         for object in objects.by_ref().take(limit - self.lengths.items) {
             self.pick(&mut picking, object);
@@ -115,13 +119,13 @@ impl PageChunks {
         objects.count()
     }
 
-    fn put_picked(&mut self, chunk: Chunk, objects: Vec<Arc<Object>>) {
+    fn put_picked(&mut self, chunk: ObjectChunk, objects: Vec<Arc<ObjectRevision>>) {
         self.lengths = self.lengths + chunk.lengths;
         self.parts.push(PageChunk::Picked(chunk, objects));
     }
 
     /// Returns the number of objects and their length in upstream's encoding.
-    pub(crate) fn lengths(&self) -> Lengths {
+    pub(crate) fn lengths(&self) -> ListItemLengths {
         self.lengths
     }
 
@@ -131,7 +135,7 @@ impl PageChunks {
     }
 
     /// Returns the chunk of the page at `index`.
-    pub(crate) fn chunk(&self, index: usize) -> &Chunk {
+    pub(crate) fn chunk(&self, index: usize) -> &ObjectChunk {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => &self.shared[*chunk],
             PageChunk::Picked(chunk, _) => chunk,
@@ -143,22 +147,22 @@ impl PageChunks {
         matches!(self.parts[index], PageChunk::Shared(_))
     }
 
-    /// Groups chunks, so that short chunks at the ends of namespaces are compressed together, about [`Chunk::BYTES`] at
-    /// a time. As for chunks, the boundaries of a batch depend only on its content.
-    pub(crate) fn batches(&self) -> Vec<Batch> {
-        let mut batches: Vec<Batch> = Vec::new();
+    /// Groups chunks, so that short chunks at the ends of namespaces are compressed together, about
+    /// [`ObjectChunk::BYTES`] at a time. As for chunks, the boundaries of a batch depend only on its content.
+    pub(crate) fn batches(&self) -> Vec<ChunkBatch> {
+        let mut batches: Vec<ChunkBatch> = Vec::new();
         let (mut bytes, mut is_full) = (0, true);
         for index in 0..self.len() {
             let (chunk, is_shared) = (self.chunk(index), self.is_whole(index));
             bytes += chunk.lengths.bytes;
-            match batches.last_mut().filter(|_| !is_full && bytes <= Chunk::BYTES_MAX) {
+            match batches.last_mut().filter(|_| !is_full && bytes <= ObjectChunk::BYTES_MAX) {
                 Some(batch) => {
                     batch.chunks.end = index + 1;
-                    batch.name = Chunk::joined_name(batch.name, chunk.name);
+                    batch.name = ObjectChunk::joined_name(batch.name, chunk.name);
                     batch.is_shared &= is_shared;
                 }
                 None => {
-                    batches.push(Batch { chunks: index..index + 1, name: chunk.name, is_shared });
+                    batches.push(ChunkBatch { chunks: index..index + 1, name: chunk.name, is_shared });
                     bytes = chunk.lengths.bytes;
                 }
             }
@@ -167,14 +171,14 @@ impl PageChunks {
         batches
     }
 
-    pub(crate) fn objects(&self, index: usize) -> Vec<&Arc<Object>> {
+    pub(crate) fn objects(&self, index: usize) -> Vec<&Arc<ObjectRevision>> {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => self.snapshot.objects_of(&self.shared[*chunk]).collect(),
             PageChunk::Picked(_, objects) => objects.iter().collect(),
         }
     }
 
-    pub(crate) fn last(&self) -> Option<&Object> {
+    pub(crate) fn last(&self) -> Option<&ObjectRevision> {
         let last = self.parts.len().checked_sub(1)?;
         self.objects(last).last().map(|object| &***object)
     }

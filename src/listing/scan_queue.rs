@@ -10,16 +10,16 @@ use kubeapi::FlowDistinguisher;
 /// The queue of scans. A scan uses a whole core. So fewer scans run than there are cores, one per caller, and callers
 /// alternate about every millisecond. Work of less than a slice needs no turn.
 #[derive(Debug, Clone)]
-pub(crate) struct ScanQueue(base::TurnQueue<ScanOwner>);
+pub(crate) struct ScanQueue(base::RoundRobinSemaphore<ScanOwner>);
 
 /// The permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
-pub(crate) struct ScanTurn(base::Turn<ScanOwner>);
+pub(crate) struct ScanPermit(base::RoundRobinPermit<ScanOwner>);
 
 /// The error of a request that exceeds the concurrency limit with this name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many {0} in progress; try again")]
-pub(crate) struct OverLimit(pub(crate) &'static str);
+pub(crate) struct LimitExceeded(pub(crate) &'static str);
 
 /// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
 pub(crate) type ScanOwner = Option<FlowDistinguisher>;
@@ -34,29 +34,29 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl ScanQueue {
     pub(crate) fn at_a_time(running_max: usize) -> Self {
-        Self(base::TurnQueue::new(running_max, Option::is_some))
+        Self(base::RoundRobinSemaphore::new(running_max, Option::is_some))
     }
 
     /// Waits for a turn.
     ///
     /// # Errors
     /// Too many scans wait, or the wait takes too long.
-    pub(crate) async fn turn(&self, whose: ScanOwner) -> Result<ScanTurn, OverLimit> {
+    pub(crate) async fn turn(&self, whose: ScanOwner) -> Result<ScanPermit, LimitExceeded> {
         let (all, own) = self.0.waiting(&whose);
         if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
-            return Err(OverLimit("selections"));
+            return Err(LimitExceeded("selections"));
         }
         let called = timeout(WAIT_MAX, self.turn_late(whose)).await;
-        called.map_err(|_| OverLimit("selections"))
+        called.map_err(|_| LimitExceeded("selections"))
     }
 
     /// Waits for a turn without a limit, because the caller has already started and is counted elsewhere.
-    pub(crate) async fn turn_late(&self, whose: ScanOwner) -> ScanTurn {
-        ScanTurn(self.0.wait(whose).await)
+    pub(crate) async fn turn_late(&self, whose: ScanOwner) -> ScanPermit {
+        ScanPermit(self.0.wait(whose).await)
     }
 }
 
-impl ScanTurn {
+impl ScanPermit {
     /// Yields to other tasks, and to scans of other callers if any wait. A caller's own scans run one by one.
     pub(crate) async fn rest(&mut self) {
         yield_now().await;
@@ -155,10 +155,10 @@ mod tests {
             waits
         };
         let own: Vec<_> = (0..WAITING_PER_CALLER_MAX).map(|_| wait(1)).collect();
-        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(OverLimit("selections")));
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
         drop(wait(2));
         let all: Vec<_> = (own.len()..WAITING_MAX).map(|n| wait(2 + u8::try_from(n / 64).expect("few"))).collect();
-        assert_eq!(scans.turn(Some(caller(200))).await.err(), Some(OverLimit("selections")));
+        assert_eq!(scans.turn(Some(caller(200))).await.err(), Some(LimitExceeded("selections")));
         drop((own, all));
         drop(wait(200));
     }
@@ -167,7 +167,7 @@ mod tests {
     async fn scan_wait_times_out() {
         let scans = ScanQueue::at_a_time(1);
         let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
-        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(OverLimit("selections")));
+        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
         drop(turn);
         assert!(scans.0.is_empty());
     }

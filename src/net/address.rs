@@ -5,16 +5,16 @@ use std::str::FromStr;
 
 /// A listen address: `ADDR:PORT` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an address (expected IP:PORT (127.0.0.1:8001, [::1]:8001), localhost:PORT or unix:PATH)")]
-pub struct AddressError(String);
+pub struct ListenAddressError(String);
 
-impl Address {
+impl ListenAddress {
     /// Whether only this machine can reach the listening address.
     pub fn is_local(&self) -> bool {
         match self {
@@ -29,11 +29,11 @@ pub fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-impl FromStr for Address {
-    type Err = AddressError;
+impl FromStr for ListenAddress {
+    type Err = ListenAddressError;
 
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        let wrong = || AddressError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, ListenAddressError> {
+        let wrong = || ListenAddressError(text.to_owned());
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(path.into())) };
         }
@@ -45,7 +45,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
@@ -71,11 +71,11 @@ mod tests {
             ("10.0.0.1:80", false),
             ("[::]:80", false),
         ] {
-            let address: Address = text.parse().expect(text);
+            let address: ListenAddress = text.parse().expect(text);
             assert_eq!(address.is_local(), local, "{text}");
         }
         for text in ["", "8001", "unix:", "example.com:80", "127.0.0.1", "127.0.0.1:99999"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
         }
     }
 }

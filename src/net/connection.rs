@@ -14,13 +14,13 @@ use base::AbortSignal;
 
 /// The other end of a connection, as far as the connection identifies it.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub struct ConnectionPeer {
     pub address: PeerAddress,
     /// The certificate chain that a TLS client has sent, its own certificate first.
     ///
     /// The client has proven that it has the key. The issuer, the validity and the usage are not verified.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
-    pub connection: Connection,
+    pub connection: DownstreamConnection,
     /// Ends a request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
     pub cut: AbortSignal,
 }
@@ -37,10 +37,10 @@ pub enum PeerAddress {
 
 /// The connection on which a request was received. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Connection(Arc<Shared>);
+pub struct DownstreamConnection(Arc<DownstreamConnectionInner>);
 
 #[derive(Default)]
-struct Shared {
+struct DownstreamConnectionInner {
     state: AtomicU8,
     /// Notifies the connection's own task, which is the only waiter.
     changed: Notify,
@@ -70,7 +70,7 @@ struct Shared {
 
 /// Counts a connection's place in a listener's limit for this caller; `None` if all callers count as one. Returns
 /// whether the connection may stay.
-type SettlePlace = dyn Fn(&Connection, Option<u64>) -> bool + Send + Sync;
+type SettlePlace = dyn Fn(&DownstreamConnection, Option<u64>) -> bool + Send + Sync;
 
 /// When a connection was accepted.
 struct Birth(Instant);
@@ -97,13 +97,13 @@ pub(super) enum ConnectionState {
 
 /// Counts a running request until it is dropped.
 #[derive(Debug)]
-pub(super) struct RunningRequest {
-    connection: Connection,
+pub(super) struct RunningRequestGuard {
+    connection: DownstreamConnection,
     /// Whether the response waits until the client reads more.
     is_untaken: bool,
 }
 
-impl Connection {
+impl DownstreamConnection {
     /// Closes the connection after its running requests, with GOAWAY or with `Connection: close` on the pending
     /// response.
     ///
@@ -186,7 +186,7 @@ impl Connection {
 
     /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests are
     /// received, the connection is aborted.
-    pub(super) fn request(&self, late_max: u32) -> Option<RunningRequest> {
+    pub(super) fn request(&self, late_max: u32) -> Option<RunningRequestGuard> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
                 ConnectionFailure::Insistent.count();
@@ -196,7 +196,7 @@ impl Connection {
         }
         self.0.has_asked.store(true, Ordering::Relaxed);
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(RunningRequest { connection: self.clone(), is_untaken: false })
+        Some(RunningRequestGuard { connection: self.clone(), is_untaken: false })
     }
 
     pub(super) fn has_asked(&self) -> bool {
@@ -273,17 +273,17 @@ impl Default for Birth {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for DownstreamConnectionInner {
     /// Formats the connection without the stored value, which may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("DownstreamConnection").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
-impl RunningRequest {
+impl RunningRequestGuard {
     /// Records that the response waits for the client, which has just read all data that was sent.
     pub(super) fn waits_for_client(&mut self) {
-        let Connection(shared) = &self.connection;
+        let DownstreamConnection(shared) = &self.connection;
         // The time is set first, because readers of the count read it next.
         shared.taken_at.fetch_max(self.connection.millis(), Ordering::SeqCst);
         if !std::mem::replace(&mut self.is_untaken, true) {
@@ -299,10 +299,10 @@ impl RunningRequest {
     }
 }
 
-impl Drop for RunningRequest {
+impl Drop for RunningRequestGuard {
     fn drop(&mut self) {
         self.is_waited_for();
-        let Connection(shared) = &self.connection;
+        let DownstreamConnection(shared) = &self.connection;
         // The time is set first, because a reader that finds nothing running reads it.
         shared.idle_since.fetch_max(self.connection.millis(), Ordering::SeqCst);
         shared.running.fetch_sub(1, Ordering::SeqCst);
@@ -317,7 +317,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connection_is_idle_after_its_last_response() {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let born = Instant::now();
         assert_eq!((connection.idle_since(), connection.has_asked()), (Some(born), false));
         let first = connection.request(LATE_MAX).expect("it is open");
@@ -334,7 +334,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connection_with_unread_responses_is_stalled_not_idle() {
-        let (connection, born) = (Connection::default(), Instant::now());
+        let (connection, born) = (DownstreamConnection::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));
         list.waits_for_client();
@@ -361,7 +361,7 @@ mod tests {
         for (first, next, asked, over) in
             [(90, 60, None, 90), (90, 60, Some((80, 1000)), 1060), (10, 60, Some((5, 6)), 66), (90, 5, Some((1, 2)), 7)]
         {
-            let (connection, began) = (Connection::default(), Instant::now());
+            let (connection, began) = (DownstreamConnection::default(), Instant::now());
             let asking = async {
                 let Some((at, until)) = asked else { return };
                 sleep_until(began + seconds(at)).await;
@@ -382,7 +382,7 @@ mod tests {
 
     #[tokio::test]
     async fn closing_connection_refuses_requests_and_leaving_one_accepts() {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         connection.advance(ConnectionState::Leaving);
         assert!(connection.request(LATE_MAX).is_some());
         connection.close();
@@ -400,7 +400,7 @@ mod tests {
         for (is_multiplexed, is_of_somebody, closes) in
             [(false, false, true), (false, true, true), (true, false, true), (true, true, false)]
         {
-            let connection = Connection::default();
+            let connection = DownstreamConnection::default();
             if is_multiplexed {
                 connection.found_multiplexed();
             }
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn connection_is_unauthenticated_until_caller_is_known_or_closing() {
-        let (known, closing) = (Connection::default(), Connection::default());
+        let (known, closing) = (DownstreamConnection::default(), DownstreamConnection::default());
         assert!(known.is_of_stranger() && closing.is_of_stranger());
         known.found_known(None);
         closing.turn_away();
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn connection_stores_one_value_per_type() {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         assert_eq!(*connection.keep(|| 1_u8), 1);
         assert_eq!(*connection.keep(|| 2_u8), 1, "it is there");
         assert_eq!(*connection.keep(|| "another"), "another");

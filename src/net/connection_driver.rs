@@ -3,15 +3,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http2::{Service, WakePart, WakeSet};
+use http2::{ConnectionPart, HttpService, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::caller_turns::ConnectionTurns;
+use super::connection_scheduler::ScheduledConnection;
 
 /// The protocol and all running requests of a connection, polled as one task.
 pub(super) trait ConnectionDriver {
     /// Polls the parts that were woken, without losing a wakeup. Ready when the connection is over.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>>;
 
     /// Asks the client to send no more requests, in HTTP/2 with GOAWAY. Running requests continue, and so do those that
     /// the client sent before it received this.
@@ -20,8 +20,8 @@ pub(super) trait ConnectionDriver {
     fn wake_set(&self) -> &Arc<WakeSet>;
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::Http2Connection<I, S> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> ConnectionDriver for http2::Http2Connection<I, S> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.poll(cx).map_err(Into::into)
     }
 
@@ -34,12 +34,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::
     }
 }
 
-pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of waiting for a connection and another future: the one that completed first.
-pub(super) enum FirstCompleted<O> {
+pub(super) enum FirstCompletedFuture<O> {
     /// The connection ended, with this result.
-    Ended(Result<(), Failure>),
+    Ended(Result<(), BoxError>),
     Other(O),
 }
 
@@ -48,13 +48,13 @@ pub(super) enum FirstCompleted<O> {
 /// The connection is polled when it has its caller's turn. `aside` is polled whenever it was woken, without a turn.
 pub(super) async fn until<O>(
     conversation: &mut impl ConnectionDriver,
-    turns: &mut ConnectionTurns,
+    turns: &mut ScheduledConnection,
     mut aside: Pin<&mut impl Future<Output = O>>,
-) -> FirstCompleted<O> {
+) -> FirstCompletedFuture<O> {
     let wake_set = conversation.wake_set().clone();
-    let waker = wake_set.waker(WakePart::Aside);
+    let waker = wake_set.waker(ConnectionPart::Aside);
     // `aside` may not have registered a waker yet, so it is polled at once.
-    wake_set.put(WakePart::Aside);
+    wake_set.put(ConnectionPart::Aside);
     poll_fn(|cx| {
         match turns.poll_turn(cx) {
             Poll::Ready(turn) => {
@@ -62,17 +62,17 @@ pub(super) async fn until<O>(
                 let polled = conversation.poll(cx);
                 drop(turn);
                 if let Poll::Ready(ended) = polled {
-                    return Poll::Ready(FirstCompleted::Ended(ended));
+                    return Poll::Ready(FirstCompletedFuture::Ended(ended));
                 }
             }
             // The wake-up consumed the registered waker, and `aside` may be woken next, so the waker is registered
             // again.
             Poll::Pending => wake_set.wait(cx),
         }
-        if !wake_set.take(WakePart::Aside) {
+        if !wake_set.take(ConnectionPart::Aside) {
             return Poll::Pending;
         }
-        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(FirstCompleted::Other)
+        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(FirstCompletedFuture::Other)
     })
     .await
 }
@@ -88,15 +88,15 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::net::Connection;
-    use crate::net::caller_turns::CallerTurns;
+    use crate::net::DownstreamConnection;
+    use crate::net::connection_scheduler::ConnectionScheduler;
     use crate::net::idle_connections::ConnectionSource;
 
     /// A connection on which no data arrives.
     struct Silence(Arc<WakeSet>);
 
     impl ConnectionDriver for Silence {
-        fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
             self.0.poll_codec(cx, Waker::noop(), |_| Poll::Pending)
         }
 
@@ -109,10 +109,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn side_future_completes_while_connection_waits_for_turn() {
-        let (all, connection) = (CallerTurns::shared(), Connection::default());
+        let (all, connection) = (ConnectionScheduler::shared(), DownstreamConnection::default());
         connection.found_known(Some(1));
-        let of = |connection: &Connection| all.of(connection, ConnectionSource::Unix);
-        let _other = of(&Connection::default());
+        let of = |connection: &DownstreamConnection| all.of(connection, ConnectionSource::Unix);
+        let _other = of(&DownstreamConnection::default());
         let (mut first, mut turns) = (of(&connection), of(&connection));
         let cx = Context::from_waker(Waker::noop());
         let turn = first.poll_turn(&cx);
@@ -123,11 +123,11 @@ mod tests {
         let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
         let talking = tokio::spawn(async move {
             let aside = until(&mut silence, &mut turns, Box::pin(left).as_mut()).await;
-            matches!(aside, FirstCompleted::Other(Ok(())))
+            matches!(aside, FirstCompletedFuture::Other(Ok(())))
         });
         for _ in 0..3 {
             yield_now().await;
-            wake_set.waker(WakePart::Codec).wake();
+            wake_set.waker(ConnectionPart::Codec).wake();
         }
         yield_now().await;
         leave.send(()).expect("it is listened to");

@@ -11,10 +11,10 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::ConnectionState;
+use super::connections_by_owner::{ConnectionOwner, ConnectionsByOwner};
 use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
 use super::metrics::{ConnectionFailure, open_connections};
-use super::owners::{Owner, Owners};
-use super::{Connection, ConnectionLimits};
+use super::{ConnectionLimits, DownstreamConnection};
 use base::{Reloadable, descriptor_wanted, want_descriptor};
 
 /// The limit on open connections of one listener, as slots.
@@ -24,8 +24,8 @@ use base::{Reloadable, descriptor_wanted, want_descriptor};
 ///
 /// If no connection is idle, some connections beyond the limit are accepted so that they can authenticate. When the
 /// caller of one is known, one connection of the owner with the most closes: its oldest idle one, else its youngest. If
-/// no owner has more than the caller (`Owners`), the caller's own oldest idle one closes, else the new one itself. A
-/// new connection closes at most one other, and no busy one before its caller is known.
+/// no owner has more than the caller (`ConnectionsByOwner`), the caller's own oldest idle one closes, else the new one
+/// itself. A new connection closes at most one other, and no busy one before its caller is known.
 ///
 /// If too many connections are unauthenticated as well, each further connection closes an idle one that has just
 /// arrived, or waits if there is none. A connection then has time to authenticate until as many others have arrived.
@@ -37,7 +37,7 @@ pub(super) struct ConnectionLimiter {
     /// The number of connections for which the process has descriptors.
     affordable_max: usize,
     leaving_max: usize,
-    taken: Mutex<LimiterState>,
+    taken: Mutex<ConnectionLimiterState>,
     /// Notifies one task that waits for a free connection slot.
     freed: Notify,
     /// Notifies all tasks that wait for a file descriptor.
@@ -49,19 +49,19 @@ pub(super) struct ConnectionLimiter {
 pub(super) struct ConnectionSlot {
     places: Arc<ConnectionLimiter>,
     at: usize,
-    connection: Connection,
+    connection: DownstreamConnection,
 }
 
 #[derive(Debug)]
-struct LimiterState {
-    here: Slab<Entry>,
-    owners: Owners,
+struct ConnectionLimiterState {
+    here: Slab<AcceptedConnection>,
+    owners: ConnectionsByOwner,
     /// The number of connections that were accepted so far.
     came: u64,
     /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
     /// The idle connections as of the last scan.
-    idle: IdleSlots,
+    idle: IdleConnectionSlots,
     looked: Option<Instant>,
     /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     left: Option<(usize, Instant)>,
@@ -70,14 +70,14 @@ struct LimiterState {
 
 /// A connection that was accepted, with its owner and its state.
 #[derive(Debug)]
-struct Entry {
-    connection: Connection,
+struct AcceptedConnection {
+    connection: DownstreamConnection,
     source: ConnectionSource,
-    owner: Owner,
+    owner: ConnectionOwner,
     order: u64,
 }
 
-type IdleSlots = IdleConnections<(usize, Connection)>;
+type IdleConnectionSlots = IdleConnections<(usize, DownstreamConnection)>;
 
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
 /// files and health checks.
@@ -124,14 +124,19 @@ impl ConnectionLimiter {
 
     fn new(limits: Reloadable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
         let (here, idle) = (Slab::new(), IdleConnections::default());
-        let owners = Owners::default();
-        let taken = LimiterState { here, owners, came: 0, leaving: 0, idle, looked: None, left: None, warned: None };
+        let owners = ConnectionsByOwner::default();
+        let taken =
+            ConnectionLimiterState { here, owners, came: 0, leaving: 0, idle, looked: None, left: None, warned: None };
         let (freed, gone) = (Notify::new(), Notify::new());
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
 
     /// Takes a slot for a connection, and waits until one is free.
-    pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionSlot {
+    pub(super) async fn enter(
+        self: &Arc<Self>,
+        connection: &DownstreamConnection,
+        source: ConnectionSource,
+    ) -> ConnectionSlot {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
                 open_connections(1.0);
@@ -150,7 +155,7 @@ impl ConnectionLimiter {
     /// follows it, so it may use the descriptors that were freed for others.
     pub(super) fn enter_last(
         self: &Arc<Self>,
-        connection: &Connection,
+        connection: &DownstreamConnection,
         source: ConnectionSource,
     ) -> Option<ConnectionSlot> {
         self.taken.lock().left = None;
@@ -192,7 +197,9 @@ impl ConnectionLimiter {
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
-            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest, IdleSlots::next_by).is_some() {}
+            while taken.leaving < room.min(self.leaving_max)
+                && taken.displace(latest, IdleConnectionSlots::next_by).is_some()
+            {}
             if is_for_others {
                 taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
@@ -201,7 +208,7 @@ impl ConnectionLimiter {
         leaving > 0 && timeout(LOOK_EVERY, gone).await.is_ok()
     }
 
-    fn try_enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> Option<usize> {
+    fn try_enter(self: &Arc<Self>, connection: &DownstreamConnection, source: ConnectionSource) -> Option<usize> {
         let mut taken = self.taken.lock();
         if taken.leaving >= self.leaving_max {
             return None;
@@ -227,13 +234,13 @@ impl ConnectionLimiter {
     }
 
     /// Counts the connection in that place for its caller, unless it is closing. Returns whether it may stay.
-    fn settle(&self, at: usize, connection: &Connection, caller: Option<u64>) -> bool {
+    fn settle(&self, at: usize, connection: &DownstreamConnection, caller: Option<u64>) -> bool {
         let mut taken = self.taken.lock();
-        let LimiterState { here, owners, .. } = &mut *taken;
+        let ConnectionLimiterState { here, owners, .. } = &mut *taken;
         let Some(entry) = here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection)) else { return true };
         if let Some(caller) = caller {
             owners.remove(entry.owner, entry.order, at);
-            entry.owner = Owner::Caller(caller);
+            entry.owner = ConnectionOwner::Caller(caller);
             owners.add(entry.owner, entry.order, at);
         }
         let owner = entry.owner;
@@ -253,17 +260,17 @@ fn within(descriptors: usize) -> (usize, usize) {
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-impl LimiterState {
-    fn enter(&mut self, connection: &Connection, source: ConnectionSource) -> usize {
-        let (connection, owner, order) = (connection.clone(), Owner::Source(source), self.came);
+impl ConnectionLimiterState {
+    fn enter(&mut self, connection: &DownstreamConnection, source: ConnectionSource) -> usize {
+        let (connection, owner, order) = (connection.clone(), ConnectionOwner::Source(source), self.came);
         self.came += 1;
-        let at = self.here.insert(Entry { connection, source, owner, order });
+        let at = self.here.insert(AcceptedConnection { connection, source, owner, order });
         self.owners.add(owner, order, at);
         at
     }
 
     fn leave(&mut self, at: usize) {
-        let Entry { owner, order, .. } = self.here.remove(at);
+        let AcceptedConnection { owner, order, .. } = self.here.remove(at);
         self.owners.remove(owner, order, at);
     }
 
@@ -279,17 +286,17 @@ impl LimiterState {
     /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
+        if asked.is_some() && self.displace(asked, IdleConnectionSlots::next).is_some() {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room { Some(()) } else { self.displace(None, IdleSlots::next) }
+        if has_room { Some(()) } else { self.displace(None, IdleConnectionSlots::next) }
     }
 
     /// Makes room for a connection of an owner beyond the limit. Returns false if that connection must close.
-    fn give_way_to(&mut self, owner: Owner) -> bool {
+    fn give_way_to(&mut self, owner: ConnectionOwner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
+        if asked.is_some() && self.displace(asked, IdleConnectionSlots::next).is_some() {
             return true;
         }
         let giver = self.owners.giver_for(owner);
@@ -311,7 +318,7 @@ impl LimiterState {
     fn displace(
         &mut self,
         latest: Option<Instant>,
-        next: impl Fn(&mut IdleSlots, Option<Instant>) -> Option<IdleConnection<(usize, Connection)>>,
+        next: impl Fn(&mut IdleConnectionSlots, Option<Instant>) -> Option<IdleConnection<(usize, DownstreamConnection)>>,
     ) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
@@ -326,7 +333,10 @@ impl LimiterState {
     }
 
     /// Returns the next idle connection to close.
-    fn next(&mut self, next: impl Fn(&mut IdleSlots) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
+    fn next(
+        &mut self,
+        next: impl Fn(&mut IdleConnectionSlots) -> Option<IdleConnection<(usize, DownstreamConnection)>>,
+    ) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
             if is_here && connection.silent_since() == Some(since) {
@@ -360,10 +370,11 @@ impl LimiterState {
             return;
         }
         self.looked = Some(Instant::now());
-        self.idle = IdleConnections::of(self.here.iter().filter_map(|(at, Entry { connection, source, .. })| {
-            let since = connection.silent_since()?;
-            Some(IdleConnection { connection: (at, connection.clone()), source: *source, since })
-        }));
+        self.idle =
+            IdleConnections::of(self.here.iter().filter_map(|(at, AcceptedConnection { connection, source, .. })| {
+                let since = connection.silent_since()?;
+                Some(IdleConnection { connection: (at, connection.clone()), source: *source, since })
+            }));
     }
 }
 

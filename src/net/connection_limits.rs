@@ -38,7 +38,7 @@ pub enum Http2Codec {
     Hyper,
 }
 
-impl From<&ConnectionLimits> for http2::Limits {
+impl From<&ConnectionLimits> for http2::Http2Limits {
     fn from(limits: &ConnectionLimits) -> Self {
         Self {
             streams_max: limits.streams_max as usize,

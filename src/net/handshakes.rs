@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection_driver::Failure;
+use super::connection_driver::BoxError;
 use super::idle_connections::ConnectionSource;
 use super::metrics::ConnectionFailure;
-use base::{PerCore, TurnQueue};
+use base::{PerCore, RoundRobinSemaphore};
 
 /// The queue of TLS handshakes of a listener.
 ///
@@ -23,9 +23,9 @@ use base::{PerCore, TurnQueue};
 /// A handshake that waits for its client holds no turn, and none is refused. A fleet behind one address is accepted as
 /// fast as the cores allow.
 #[derive(Debug)]
-pub(super) struct HandshakeQueue {
+pub(super) struct TlsHandshakeQueue {
     /// The turns of handshakes on each core. A busy core does not delay the others.
-    turns: PerCore<HandshakeTurns>,
+    turns: PerCore<PerCoreHandshakes>,
     failures: HandshakeFailures,
     /// The maximum time of a handshake, including the wait for its turns. A client that has waited longer has given up,
     /// so no more work is done for it.
@@ -34,8 +34,8 @@ pub(super) struct HandshakeQueue {
 
 /// The handshakes of one core's connections.
 #[derive(Debug)]
-struct HandshakeTurns {
-    steps: TurnQueue<ConnectionSource>,
+struct PerCoreHandshakes {
+    steps: RoundRobinSemaphore<ConnectionSource>,
     /// The time at which everything else runs again.
     rests: Mutex<Instant>,
 }
@@ -73,9 +73,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// address.
 const SOURCES_MAX: usize = 4_096;
 
-impl HandshakeQueue {
+impl TlsHandshakeQueue {
     pub(super) fn new(longest: Duration) -> Self {
-        let turns = || HandshakeTurns { steps: TurnQueue::new(1, |_| false), rests: Mutex::new(Instant::now()) };
+        let turns =
+            || PerCoreHandshakes { steps: RoundRobinSemaphore::new(1, |_| false), rests: Mutex::new(Instant::now()) };
         Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), longest }
     }
 
@@ -87,7 +88,7 @@ impl HandshakeQueue {
         &self,
         source: ConnectionSource,
         handshake: impl Future<Output = io::Result<T>> + Unpin,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, BoxError> {
         self.failures.wait(source).await;
         let failed = |failure: ConnectionFailure| {
             failure.count();
@@ -99,7 +100,7 @@ impl HandshakeQueue {
     }
 }
 
-impl HandshakeTurns {
+impl PerCoreHandshakes {
     /// Polls a handshake only in its source's turn.
     async fn shake<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
         loop {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     /// A handshake that notes each of its steps.
-    async fn shake(handshakes: Arc<HandshakeQueue>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
+    async fn shake(handshakes: Arc<TlsHandshakeQueue>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
         let mut steps = 0;
         let step = poll_fn(move |cx| {
             notes.lock().push(last);
@@ -202,7 +203,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn handshake_steps_alternate_between_flood_and_other_sources() {
         const FLOOD: usize = 200;
-        let (handshakes, notes) = (Arc::new(HandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let (handshakes, notes) = (Arc::new(TlsHandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let mut all = JoinSet::new();
         for _ in 0..FLOOD {
             all.spawn(shake(handshakes.clone(), 2, notes.clone()));
@@ -218,7 +219,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silent_handshakes_do_not_block_others() {
-        let handshakes = Arc::new(HandshakeQueue::new(LONGEST));
+        let handshakes = Arc::new(TlsHandshakeQueue::new(LONGEST));
         let mut silent = JoinSet::new();
         for _ in 0..100 {
             let handshakes = handshakes.clone();
@@ -237,7 +238,7 @@ mod tests {
     /// The limit includes the time of waiting, so that no work is done for clients that have gone.
     #[tokio::test(start_paused = true)]
     async fn queued_handshake_expires_without_doing_work() {
-        let (handshakes, notes) = (Arc::new(HandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let (handshakes, notes) = (Arc::new(TlsHandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let others = handshakes.turns.here().steps.wait(source(1)).await;
         assert!(!shake(handshakes.clone(), 2, notes.clone()).await);
         assert!(notes.lock().is_empty());

@@ -7,49 +7,49 @@ use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
 use http_body_util::Either;
-use http2::{ConnectionHeads, WakePart, WakeSet};
+use http2::{ConnectionHeadBudget, ConnectionPart, WakeSet};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::head_check::{CheckedIo, CheckedReads, HeadCheck, PipelinePolicy};
+use self::head_check::{CheckedReads, HeadCheckedIo, Http1HeadCheck, Http1PipelinePolicy};
 use self::offer::take_h2c_offer;
 use super::ConnectionLimits;
-use super::connection_driver::{ConnectionDriver, Failure};
-use super::requests::{HttpHandler, RequestDispatcher, RunningBody, may_become_a_tunnel};
+use super::connection_driver::{BoxError, ConnectionDriver};
+use super::requests::{HttpHandler, RequestDispatcher, RequestTrackingBody, may_become_a_tunnel};
 
 /// The least bytes that a field counts, as in HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its limit
 /// in fields (R-HTTP-5), because a field takes memory besides its bytes.
 const FIELD_BYTES_MIN: usize = 32;
 
 /// The server's end of an HTTP/1 connection, implemented by hyper.
-pub(super) struct Http1<I, H: HttpHandler> {
-    connection: Pin<Box<Codec<I, H>>>,
+pub(super) struct Http1Connection<I, H: HttpHandler> {
+    connection: Pin<Box<HyperHttp1Codec<I, H>>>,
     wake_set: Arc<WakeSet>,
     codec: Waker,
 }
 
 /// hyper's connection.
-type Codec<I, H> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<H>>;
+type HyperHttp1Codec<I, H> = UpgradeableConnection<TokioIo<HeadCheckedIo<I>>, Http1RequestService<H>>;
 
 /// The service that hyper calls for each request.
-struct RequestService<H> {
+struct Http1RequestService<H> {
     requests: RequestDispatcher<H>,
-    check: HeadCheck,
+    check: Http1HeadCheck,
 }
 
 /// The error of a connection that is closing and accepts no further requests.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection is closing and accepts no more requests")]
-struct ConnectionClosing;
+struct ConnectionClosingError;
 
-impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1<I, H> {
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Connection<I, H> {
     pub(super) fn new(
         io: I,
         limits: &ConnectionLimits,
-        heads: Arc<ConnectionHeads>,
+        heads: Arc<ConnectionHeadBudget>,
         requests: RequestDispatcher<H>,
     ) -> Self {
         let mut builder = http1::Builder::new();
@@ -60,29 +60,29 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1<I
             .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
             // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
             .half_close(false);
-        let check = HeadCheck::new(heads);
+        let check = Http1HeadCheck::new(heads);
         let wake_set = WakeSet::shared();
         let (connection, wake_set_of_reads) = (requests.peer.connection.clone(), wake_set.clone());
         let filter = CheckedReads { connection, wake_set: wake_set_of_reads, check: check.clone() };
-        let asked = RequestService { requests, check };
+        let asked = Http1RequestService { requests, check };
         let connection =
-            Box::pin(builder.serve_connection(TokioIo::new(CheckedIo { io, filter }), asked).with_upgrades());
-        Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
+            Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), asked).with_upgrades());
+        Self { connection, codec: wake_set.waker(ConnectionPart::Codec), wake_set }
     }
 }
 
-impl<H: HttpHandler> Service<Request<Incoming>> for RequestService<H> {
-    type Response = Response<RunningBody<H::Body>>;
-    type Error = ConnectionClosing;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectionClosing>> + Send>>;
+impl<H: HttpHandler> Service<Request<Incoming>> for Http1RequestService<H> {
+    type Response = Response<RequestTrackingBody<H::Body>>;
+    type Error = ConnectionClosingError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectionClosingError>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let ahead = if take_h2c_offer(&mut request) {
-            PipelinePolicy::Nothing
+            Http1PipelinePolicy::Nothing
         } else if may_become_a_tunnel(&request) {
-            PipelinePolicy::Tunnel
+            Http1PipelinePolicy::Tunnel
         } else {
-            PipelinePolicy::Requests
+            Http1PipelinePolicy::Requests
         };
         let is_early = self.check.taken(ahead);
         let answering = self.requests.answer(request.map(Either::Right), self.requests.peer.cut.clone());
@@ -90,18 +90,18 @@ impl<H: HttpHandler> Service<Request<Incoming>> for RequestService<H> {
             // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
         }
-        Box::pin(async move { Ok(answering.ok_or(ConnectionClosing)?.await) })
+        Box::pin(async move { Ok(answering.ok_or(ConnectionClosingError)?.await) })
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for Http1<I, H> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for Http1Connection<I, H> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.wake_set.poll_codec(cx, &self.codec, |cx| self.connection.as_mut().poll(cx).map_err(Into::into))
     }
 
     fn begin_goaway(&mut self) {
         self.connection.as_mut().graceful_shutdown();
-        self.wake_set.put(WakePart::Codec);
+        self.wake_set.put(ConnectionPart::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {
@@ -119,14 +119,14 @@ mod tests {
 
     use bytes::Bytes;
     use http_body_util::{BodyExt as _, Empty, StreamBody};
-    use http2::HeadBudget;
+    use http2::RequestHeadBudget;
     use hyper::body::Frame;
     use parking_lot::Mutex;
     use tokio::io::ReadBuf;
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::net::{Connection, Peer, PeerAddress};
+    use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
     use base::AbortSignal;
 
     /// The client's end: the bytes of each write by the client, and of each write to it.
@@ -173,11 +173,11 @@ mod tests {
         }
     }
 
-    fn peer() -> Peer {
-        Peer {
+    fn peer() -> ConnectionPeer {
+        ConnectionPeer {
             address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
             certificates: None,
-            connection: Connection::default(),
+            connection: DownstreamConnection::default(),
             cut: AbortSignal::default(),
         }
     }
@@ -200,15 +200,15 @@ mod tests {
                 }
             };
             let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
-            let mut conversation = Http1::new(
+            let mut conversation = Http1Connection::new(
                 socket.clone(),
                 &ConnectionLimits::default(),
-                Arc::<HeadBudget>::default().connection(),
+                Arc::<RequestHeadBudget>::default().connection(),
                 requests,
             );
             let mut go_on = |sent: Option<&'static [u8]>| {
                 socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
-                conversation.wake_set().put(WakePart::Codec);
+                conversation.wake_set().put(ConnectionPart::Codec);
                 let _ = conversation.poll(&mut Context::from_waker(Waker::noop()));
             };
             go_on(Some(OFFER));
@@ -237,8 +237,8 @@ mod tests {
             };
             let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
             socket.sent.lock().extend([&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..]; REQUESTS]);
-            let heads = Arc::<HeadBudget>::default().connection();
-            let mut conversation = Http1::new(socket, &ConnectionLimits::default(), heads, requests);
+            let heads = Arc::<RequestHeadBudget>::default().connection();
+            let mut conversation = Http1Connection::new(socket, &ConnectionLimits::default(), heads, requests);
             for poll in 1..=polls {
                 let ends = tokio::time::Instant::now();
                 conversation.wake_set().limit_turn(is_over.then_some(ends));
@@ -264,8 +264,8 @@ mod tests {
         };
         let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
         socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
-        let heads = Arc::<HeadBudget>::default().connection();
-        let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), heads, requests);
+        let heads = Arc::<RequestHeadBudget>::default().connection();
+        let mut conversation = Http1Connection::new(socket.clone(), &ConnectionLimits::default(), heads, requests);
         assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let writes = socket.heard.lock();
         let text: Vec<_> = writes.iter().map(|write| String::from_utf8_lossy(write)).collect();

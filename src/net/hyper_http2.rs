@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use h2::Reason;
 use http::{Request, Response};
 use http_body_util::Either;
-use http2::{ConnectionHeads, PREFACE, WakePart, WakeSet};
+use http2::{ConnectionHeadBudget, ConnectionPart, PREFACE, WakeSet};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::http2::{Builder, Connection as HyperConnection};
@@ -25,10 +25,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use super::connection_driver::{ConnectionDriver, Failure};
-use super::preface::RewoundStream;
-use super::requests::{HttpHandler, RequestDispatcher, RunningBody};
-use super::{Connection, ConnectionLimits};
+use super::connection_driver::{BoxError, ConnectionDriver};
+use super::preface::PrefixedStream;
+use super::requests::{HttpHandler, RequestDispatcher, RequestTrackingBody};
+use super::{ConnectionLimits, DownstreamConnection};
 use base::AbortSignal;
 
 /// The number of request body bytes that a client may send before they are read: on a stream, and on the connection.
@@ -38,26 +38,26 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const FIELD_BYTES: usize = 32;
 
 /// The server's end of an HTTP/2 connection, implemented by hyper.
-pub(super) struct HyperHttp2<I, H: HttpHandler> {
-    codec: Pin<Box<Codec<I, H>>>,
-    streams: FuturesUnordered<Stream>,
-    begun: Begun,
-    this: Connection,
+pub(super) struct HyperHttp2Connection<I, H: HttpHandler> {
+    codec: Pin<Box<HyperHttp2Codec<I, H>>>,
+    streams: FuturesUnordered<Http2StreamFuture>,
+    begun: Http2StreamExecutor,
+    this: DownstreamConnection,
     turn: Arc<Semaphore>,
     wake_set: Arc<WakeSet>,
     waker: Waker,
 }
 
 /// hyper's connection.
-type Codec<I, H> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<H>, Begun>;
+type HyperHttp2Codec<I, H> = HyperConnection<TokioIo<PrefixedStream<I>>, HyperHttp2Service<H>, Http2StreamExecutor>;
 
-type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Http2StreamFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The service that hyper calls for each request.
-struct Asked<H> {
+struct HyperHttp2Service<H> {
     requests: Arc<RequestDispatcher<H>>,
-    heads: Arc<ConnectionHeads>,
-    begun: Begun,
+    heads: Arc<ConnectionHeadBudget>,
+    begun: Http2StreamExecutor,
     /// Lets one request run at a time, until it is closed because a caller is authenticated.
     turn: Arc<Semaphore>,
 }
@@ -65,17 +65,18 @@ struct Asked<H> {
 /// The executor of a connection: it collects the streams that begin. hyper calls it for a stream right after the
 /// service, which leaves the stream's [`AbortSignal`] here.
 #[derive(Clone, Default)]
-struct Begun(Arc<Mutex<(Option<AbortSignal>, Vec<Stream>)>>);
+struct Http2StreamExecutor(Arc<Mutex<(Option<AbortSignal>, Vec<Http2StreamFuture>)>>);
 
-impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHttp2<I, H> {
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHttp2Connection<I, H> {
     /// Creates a connection after the preface has been read.
     pub(super) fn new(
         io: I,
         limits: &ConnectionLimits,
-        heads: Arc<ConnectionHeads>,
+        heads: Arc<ConnectionHeadBudget>,
         requests: RequestDispatcher<H>,
     ) -> Self {
-        let (begun, turn, this) = (Begun::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
+        let (begun, turn, this) =
+            (Http2StreamExecutor::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
         let mut builder = Builder::new(begun.clone());
         builder
             .timer(TokioTimer::new())
@@ -85,16 +86,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(limits.ping_after)
             .keep_alive_timeout(limits.ping_after);
-        let asked = Asked { requests: Arc::new(requests), heads, begun: begun.clone(), turn: turn.clone() };
-        let codec = Box::pin(builder.serve_connection(TokioIo::new(RewoundStream::new(PREFACE, io)), asked));
+        let asked = HyperHttp2Service { requests: Arc::new(requests), heads, begun: begun.clone(), turn: turn.clone() };
+        let codec = Box::pin(builder.serve_connection(TokioIo::new(PrefixedStream::new(PREFACE, io)), asked));
         let wake_set = WakeSet::shared();
-        let waker = wake_set.waker(WakePart::Codec);
+        let waker = wake_set.waker(ConnectionPart::Codec);
         Self { codec, streams: FuturesUnordered::new(), begun, this, turn, wake_set, waker }
     }
 }
 
-impl<H: HttpHandler> Service<Request<Incoming>> for Asked<H> {
-    type Response = Response<RunningBody<H::Body>>;
+impl<H: HttpHandler> Service<Request<Incoming>> for HyperHttp2Service<H> {
+    type Response = Response<RequestTrackingBody<H::Body>>;
     type Error = h2::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
@@ -114,7 +115,7 @@ impl<H: HttpHandler> Service<Request<Incoming>> for Asked<H> {
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Begun {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Http2StreamExecutor {
     fn execute(&self, stream: F) {
         let mut begun = self.0.lock();
         let cut = begun.0.take().unwrap_or_default();
@@ -137,8 +138,10 @@ async fn until_cut(stream: impl Future<Output = ()>, cut: AbortSignal) {
     .await;
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for HyperHttp2<I, H> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver
+    for HyperHttp2Connection<I, H>
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.wake_set.poll_codec(cx, &self.waker, |cx| {
             let ended = self.codec.as_mut().poll(cx);
             self.streams.extend(take(&mut self.begun.0.lock().1));
@@ -152,7 +155,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
 
     fn begin_goaway(&mut self) {
         self.codec.as_mut().graceful_shutdown();
-        self.wake_set.put(WakePart::Codec);
+        self.wake_set.put(ConnectionPart::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {

@@ -31,10 +31,10 @@ pub(super) struct IdleConnections<C> {
     queues: HashMap<ConnectionSource, VecDeque<IdleConnection<C>>>,
     /// The sources, the one with the most connections first, and among equals the one with the oldest. An entry that no
     /// longer fits its queue has a newer entry beside it.
-    order: BinaryHeap<Rank>,
+    order: BinaryHeap<IdleSourceRank>,
 }
 
-type Rank = (usize, Reverse<Instant>, ConnectionSource);
+type IdleSourceRank = (usize, Reverse<Instant>, ConnectionSource);
 
 impl ConnectionSource {
     pub(super) fn of(address: PeerAddress) -> Self {
@@ -92,7 +92,7 @@ impl<C> IdleConnections<C> {
     }
 
     /// Returns the source whose connection is closed next. Drops outdated entries.
-    fn best(&mut self) -> Option<Rank> {
+    fn best(&mut self) -> Option<IdleSourceRank> {
         loop {
             let best = *self.order.peek()?;
             let queue = self.queues.get(&best.2)?;
@@ -103,7 +103,7 @@ impl<C> IdleConnections<C> {
         }
     }
 
-    fn take(&mut self, best: &Rank) -> Option<IdleConnection<C>> {
+    fn take(&mut self, best: &IdleSourceRank) -> Option<IdleConnection<C>> {
         self.order.pop();
         let queue = self.queues.get_mut(&best.2)?;
         let first = queue.pop_front();
@@ -112,7 +112,7 @@ impl<C> IdleConnections<C> {
     }
 }
 
-fn silent_since(rank: &Rank) -> Instant {
+fn silent_since(rank: &IdleSourceRank) -> Instant {
     rank.1.0
 }
 
@@ -122,7 +122,7 @@ impl<C> Default for IdleConnections<C> {
     }
 }
 
-fn rank<C>(source: ConnectionSource, queue: &VecDeque<IdleConnection<C>>) -> Option<Rank> {
+fn rank<C>(source: ConnectionSource, queue: &VecDeque<IdleConnection<C>>) -> Option<IdleSourceRank> {
     queue.front().map(|oldest| (queue.len(), Reverse(oldest.since), source))
 }
 

@@ -6,19 +6,19 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 
-use super::listener::AddressSharing;
-use super::{Address, Listener, system};
+use super::listener::ListenAddressSharing;
+use super::{ListenAddress, Listener, system};
 
 /// Listening sockets that the parent process has passed on (`sd_listen_fds(3)`), or their in-memory replacements.
 ///
 /// Connections that arrive while no process of this service runs wait in the queues of these sockets.
 #[derive(Debug, Default)]
 pub struct InheritedSockets {
-    sockets: Vec<(Address, Socket)>,
+    sockets: Vec<(ListenAddress, InheritedSocket)>,
 }
 
 #[derive(Debug)]
-enum Socket {
+enum InheritedSocket {
     Tcp(StdTcpListener),
     Unix(StdUnixListener),
     Memory(Listener),
@@ -46,9 +46,9 @@ impl InheritedSockets {
 
     /// Adds a TCP socket that this process has bound.
     pub fn add_tcp(&mut self, listener: StdTcpListener) -> io::Result<()> {
-        let address = Address::Tcp(listener.local_addr()?);
+        let address = ListenAddress::Tcp(listener.local_addr()?);
         check(&address, &SockRef::from(&listener))?;
-        self.sockets.push((address, Socket::Tcp(listener)));
+        self.sockets.push((address, InheritedSocket::Tcp(listener)));
         Ok(())
     }
 
@@ -57,39 +57,41 @@ impl InheritedSockets {
         let path = named
             .as_pathname()
             .ok_or_else(|| invalid("socket activation passed a unix socket without a path".to_owned()))?;
-        let address = Address::Unix(path.to_owned());
+        let address = ListenAddress::Unix(path.to_owned());
         check(&address, &SockRef::from(&listener))?;
-        self.sockets.push((address, Socket::Unix(listener)));
+        self.sockets.push((address, InheritedSocket::Unix(listener)));
         Ok(())
     }
 
     /// Adds an in-memory listener that replaces the TCP socket of an address.
     pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
-        self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
+        self.sockets.push((ListenAddress::Tcp(address), InheritedSocket::Memory(listener)));
     }
 
     /// Returns the socket that is bound to `address`, if there is one, and removes it.
-    pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
+    pub fn take(&mut self, address: &ListenAddress) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
         let listener = match (socket, address) {
-            (Socket::Tcp(listener), _) => {
-                Ok(Listener::of_tcp(TcpListener::from_std(listener)?, AddressSharing::Parent))
+            (InheritedSocket::Tcp(listener), _) => {
+                Ok(Listener::of_tcp(TcpListener::from_std(listener)?, ListenAddressSharing::Parent))
             }
-            (Socket::Unix(listener), Address::Unix(path)) => Listener::of_unix(listener, path, AddressSharing::Parent),
-            (Socket::Memory(listener), _) => Ok(listener),
-            (Socket::Unix(_), Address::Tcp(_)) => return Ok(None),
+            (InheritedSocket::Unix(listener), ListenAddress::Unix(path)) => {
+                Listener::of_unix(listener, path, ListenAddressSharing::Parent)
+            }
+            (InheritedSocket::Memory(listener), _) => Ok(listener),
+            (InheritedSocket::Unix(_), ListenAddress::Tcp(_)) => return Ok(None),
         };
         listener.map(Some)
     }
 
     /// Returns the address of a socket that has not been taken.
-    pub fn left(&self) -> Option<&Address> {
+    pub fn left(&self) -> Option<&ListenAddress> {
         self.sockets.first().map(|(address, _)| address)
     }
 }
 
-fn check(address: &Address, socket: &SockRef<'_>) -> io::Result<()> {
+fn check(address: &ListenAddress, socket: &SockRef<'_>) -> io::Result<()> {
     if !system::listens(socket)? {
         return Err(invalid(format!("the socket passed for {address} is not listening")));
     }

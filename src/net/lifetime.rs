@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::connection::ConnectionState;
 use super::metrics::ConnectionFailure;
-use super::{Connection, ConnectionLimits};
+use super::{ConnectionLimits, DownstreamConnection};
 use base::{AbortSignal, DrainWatch, random};
 
 /// The jitter of the connection age, as a fraction in both directions.
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ForcedEnd {
+pub(super) enum ForcedConnectionEnd {
     #[error("no request received on the connection in time")]
     Silent,
     #[error("the proxy closed the connection")]
@@ -29,12 +29,12 @@ pub(super) enum ForcedEnd {
 
 /// Completes when a connection must end: gracefully, or at once with an error.
 pub(super) async fn ending(
-    this: &Connection,
+    this: &DownstreamConnection,
     cut: &AbortSignal,
     drain: DrainWatch,
     is_late: bool,
     limits: &ConnectionLimits,
-) -> Result<(), ForcedEnd> {
+) -> Result<(), ForcedConnectionEnd> {
     tokio::select! {
         biased;
         // The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while
@@ -44,12 +44,12 @@ pub(super) async fn ending(
                 return Ok(());
             }
             ConnectionFailure::Silent.count();
-            Err(ForcedEnd::Silent)
+            Err(ForcedConnectionEnd::Silent)
         }
-        () = cut.over() => Err(ForcedEnd::Cut),
+        () = cut.over() => Err(ForcedConnectionEnd::Cut),
         () = leave(this, drain, is_late) => Ok(()),
         () = this.reached(ConnectionState::Closing) => {
-            if this.is(ConnectionState::Cut) { Err(ForcedEnd::Cut) } else { Ok(()) }
+            if this.is(ConnectionState::Cut) { Err(ForcedConnectionEnd::Cut) } else { Ok(()) }
         }
         () = old_age(limits.connection_age_max) => Ok(()),
     }
@@ -59,7 +59,7 @@ pub(super) async fn ending(
 ///
 /// A connection from before the drain gets its notice at a random moment: as GOAWAY, or in HTTP/1 with its next
 /// response. In HTTP/1, no other way avoids losing a request.
-async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
+async fn leave(this: &DownstreamConnection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
         drain.my_notice().await;
         this.advance(ConnectionState::Leaving);
@@ -76,7 +76,7 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
 
 /// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
 /// and its client does not read the rest.
-pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &ConnectionLimits) {
+pub(super) async fn is_cut(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let silence = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;

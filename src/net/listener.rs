@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::either::Either;
 
 use super::metrics::ConnectionFailure;
-use super::{Address, PeerAddress, system};
+use super::{ListenAddress, PeerAddress, system};
 
 /// A bound socket, or its in-memory replacement within this process.
 #[derive(Debug)]
 pub struct Listener {
     socket: BoundSocket,
-    beside: AddressSharing,
+    beside: ListenAddressSharing,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ enum BoundSocket {
     },
     /// Receives in-memory connections from within this process.
     Memory {
-        arrivals: Mutex<mpsc::Receiver<PendingConnection>>,
+        arrivals: Mutex<mpsc::Receiver<PendingInMemoryConnection>>,
         address: SocketAddr,
     },
 }
@@ -45,7 +45,7 @@ enum BoundSocket {
 /// The other processes that listen at the same address. They decide what happens to queued connections when this one
 /// stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AddressSharing {
+pub(super) enum ListenAddressSharing {
     Alone,
     /// The processes have the same user, and each has its own socket (`SO_REUSEPORT`).
     Peers,
@@ -54,18 +54,18 @@ pub(super) enum AddressSharing {
 }
 
 /// An accepted byte stream, from a socket or from within this process.
-pub(super) type Stream = Either<Either<TcpStream, UnixStream>, DuplexStream>;
+pub(super) type AcceptedStream = Either<Either<TcpStream, UnixStream>, DuplexStream>;
 
 /// Connects to a [`Listener`] within this process, without a socket. Simulations use it, because the
 /// kernel does not follow their clock.
 #[derive(Debug, Clone)]
 pub struct InMemoryConnector {
-    arrivals: mpsc::Sender<PendingConnection>,
+    arrivals: mpsc::Sender<PendingInMemoryConnection>,
     buffer_bytes: usize,
 }
 
 /// A connection that waits to be accepted.
-pub(super) type PendingConnection = (DuplexStream, PeerAddress);
+pub(super) type PendingInMemoryConnection = (DuplexStream, PeerAddress);
 
 /// The time between two TCP keepalive probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -95,36 +95,36 @@ impl Listener {
     ///
     /// A stale socket file of a dead process is replaced; one with a listening process is not. A unix socket accepts
     /// only this process's user and root.
-    pub fn bind(address: &Address) -> io::Result<Self> {
+    pub fn bind(address: &ListenAddress) -> io::Result<Self> {
         match address {
-            Address::Tcp(address) => {
-                let listener = TcpListener::from_std(bind_tcp(*address, AddressSharing::Alone)?)?;
-                Ok(Self::of_tcp(listener, AddressSharing::Alone))
+            ListenAddress::Tcp(address) => {
+                let listener = TcpListener::from_std(bind_tcp(*address, ListenAddressSharing::Alone)?)?;
+                Ok(Self::of_tcp(listener, ListenAddressSharing::Alone))
             }
-            Address::Unix(path) => Self::of_unix(bind_unix(path)?, path, AddressSharing::Alone),
+            ListenAddress::Unix(path) => Self::of_unix(bind_unix(path)?, path, ListenAddressSharing::Alone),
         }
     }
 
     /// Binds an address that other processes bind in the same way; each receives some of the connections. A unix socket
     /// cannot be shared in this way and is bound alone.
-    pub fn bind_beside_peers(address: &Address) -> io::Result<Self> {
+    pub fn bind_beside_peers(address: &ListenAddress) -> io::Result<Self> {
         match address {
-            Address::Tcp(tcp) => {
+            ListenAddress::Tcp(tcp) => {
                 let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
-                Ok(Self::of_tcp(listener, AddressSharing::Peers))
+                Ok(Self::of_tcp(listener, ListenAddressSharing::Peers))
             }
-            Address::Unix(_) => Self::bind(address),
+            ListenAddress::Unix(_) => Self::bind(address),
         }
     }
 
     /// Creates a listener from a socket that was bound before the runtime started. The socket must be non-blocking.
     pub fn of_bound(socket: StdTcpListener) -> io::Result<Self> {
-        Ok(Self::of_tcp(TcpListener::from_std(socket)?, AddressSharing::Alone))
+        Ok(Self::of_tcp(TcpListener::from_std(socket)?, ListenAddressSharing::Alone))
     }
 
     /// Creates a listener from a bound unix socket. It accepts only this process's user and root.
     pub fn of_bound_unix(socket: StdUnixListener, path: &Path) -> io::Result<Self> {
-        Self::of_unix(socket, path, AddressSharing::Alone)
+        Self::of_unix(socket, path, ListenAddressSharing::Alone)
     }
 
     /// Creates a listener with an address but without a socket. Only the returned connector can connect to it, by
@@ -133,16 +133,16 @@ impl Listener {
         let (sender, arrivals) = mpsc::channel(WAITING_MAX);
         let connector = InMemoryConnector { arrivals: sender, buffer_bytes };
         let socket = BoundSocket::Memory { arrivals: Mutex::new(arrivals), address };
-        (Self { socket, beside: AddressSharing::Alone }, connector)
+        (Self { socket, beside: ListenAddressSharing::Alone }, connector)
     }
 
-    pub(super) fn of_tcp(listener: TcpListener, beside: AddressSharing) -> Self {
+    pub(super) fn of_tcp(listener: TcpListener, beside: ListenAddressSharing) -> Self {
         Self { socket: BoundSocket::Tcp(listener), beside }
     }
 
-    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: AddressSharing) -> io::Result<Self> {
+    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: ListenAddressSharing) -> io::Result<Self> {
         let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![geteuid().as_raw(), ROOT]);
-        let (path, is_made) = (path.to_owned(), beside != AddressSharing::Parent);
+        let (path, is_made) = (path.to_owned(), beside != ListenAddressSharing::Parent);
         Ok(Self { socket: BoundSocket::Unix { listener, path, is_made, only_uids }, beside })
     }
 
@@ -156,15 +156,15 @@ impl Listener {
     }
 
     /// Returns the bound address, with the port that the system chose.
-    pub fn local_address(&self) -> io::Result<Address> {
+    pub fn local_address(&self) -> io::Result<ListenAddress> {
         match &self.socket {
-            BoundSocket::Tcp(listener) => listener.local_addr().map(Address::Tcp),
-            BoundSocket::Unix { path, .. } => Ok(Address::Unix(path.clone())),
-            BoundSocket::Memory { address, .. } => Ok(Address::Tcp(*address)),
+            BoundSocket::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
+            BoundSocket::Unix { path, .. } => Ok(ListenAddress::Unix(path.clone())),
+            BoundSocket::Memory { address, .. } => Ok(ListenAddress::Tcp(*address)),
         }
     }
 
-    pub(super) async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
+    pub(super) async fn accept(&self) -> io::Result<(AcceptedStream, PeerAddress)> {
         match &self.socket {
             BoundSocket::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
@@ -186,11 +186,11 @@ impl Listener {
 
     /// Ends the listener without losing queued connections. They are passed to `take`, or stay for the processes that
     /// share the socket.
-    pub(super) async fn end(mut self, mut take: impl FnMut((Stream, PeerAddress))) {
+    pub(super) async fn end(mut self, mut take: impl FnMut((AcceptedStream, PeerAddress))) {
         match self.beside {
-            AddressSharing::Parent => return,
-            AddressSharing::Alone => {}
-            AddressSharing::Peers => {
+            ListenAddressSharing::Parent => return,
+            ListenAddressSharing::Alone => {}
+            ListenAddressSharing::Peers => {
                 let until = Instant::now() + HANDSHAKES_MAX;
                 if let BoundSocket::Tcp(listener) = &self.socket
                     && let Err(error) = system::let_nobody_begin(listener)
@@ -215,7 +215,7 @@ impl Listener {
     }
 
     /// Accepts a connection from the queue; `None` if its user may not connect.
-    fn accept_queued(&self) -> io::Result<Option<(Stream, PeerAddress)>> {
+    fn accept_queued(&self) -> io::Result<Option<(AcceptedStream, PeerAddress)>> {
         match &self.socket {
             BoundSocket::Tcp(listener) => {
                 let (socket, peer) = SockRef::from(listener).accept()?;
@@ -252,7 +252,7 @@ impl Drop for Listener {
     }
 }
 
-fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(Stream, PeerAddress)> {
+fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(AcceptedStream, PeerAddress)> {
     stream.set_nodelay(true)?;
     // Keepalive detects a peer that vanished without closing, even while nothing is sent.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
@@ -263,7 +263,7 @@ fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(Stream, PeerAddress)>
     Ok((Either::Left(Either::Left(stream)), PeerAddress::Tcp(peer)))
 }
 
-fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> {
+fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(AcceptedStream, PeerAddress)> {
     let uid = stream.peer_cred().ok().map(|peer| peer.uid());
     if uid.is_some_and(|uid| only_uids.contains(&uid)) {
         return Some((Either::Left(Either::Right(stream)), PeerAddress::Unix { uid }));
@@ -275,15 +275,15 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
 
 /// Binds a port that other processes of the same user may bind in the same way, before or after.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
-    bind_tcp(address, AddressSharing::Peers)
+    bind_tcp(address, ListenAddressSharing::Peers)
 }
 
-fn bind_tcp(address: SocketAddr, beside: AddressSharing) -> io::Result<StdTcpListener> {
+fn bind_tcp(address: SocketAddr, beside: ListenAddressSharing) -> io::Result<StdTcpListener> {
     // On every system, child processes do not inherit the descriptor.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    if beside == AddressSharing::Peers {
+    if beside == ListenAddressSharing::Peers {
         socket.set_reuse_port(true)?;
     }
     socket.bind(&address.into())?;
@@ -322,7 +322,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Moves a stream to the current runtime, which may differ from the listener's.
-pub(super) fn settle(stream: Stream) -> io::Result<Stream> {
+pub(super) fn settle(stream: AcceptedStream) -> io::Result<AcceptedStream> {
     Ok(match stream {
         Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(TcpStream::from_std(tcp.into_std()?)?)),
         Either::Left(Either::Right(unix)) => Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?)),

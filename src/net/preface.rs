@@ -8,7 +8,7 @@ use super::filtered_stream::{FilteredStream, ReadFilter};
 use http2::PREFACE;
 
 /// A byte stream whose beginning was read to detect the protocol, and is read again.
-pub(super) type RewoundStream<I> = FilteredStream<I, Rewound>;
+pub(super) type PrefixedStream<I> = FilteredStream<I, Rewound>;
 
 /// The bytes to read again.
 #[derive(Debug)]
@@ -17,12 +17,12 @@ pub(super) struct Rewound(Vec<u8>);
 /// The protocol of a connection, as detected from its first bytes.
 #[derive(Debug)]
 pub(super) enum DetectedProtocol<I> {
-    Http1(RewoundStream<I>),
+    Http1(PrefixedStream<I>),
     /// The client uses HTTP/2; its preface has been read.
     Http2(I),
 }
 
-impl<I> RewoundStream<I> {
+impl<I> PrefixedStream<I> {
     pub(super) fn new(read: impl Into<Vec<u8>>, io: I) -> Self {
         Self { io, filter: Rewound(read.into()) }
     }
@@ -41,7 +41,7 @@ pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Detect
             break;
         }
     }
-    Ok(DetectedProtocol::Http1(RewoundStream::new(read, io)))
+    Ok(DetectedProtocol::Http1(PrefixedStream::new(read, io)))
 }
 
 impl<I: AsyncRead + Unpin> ReadFilter<I> for Rewound {

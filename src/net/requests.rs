@@ -6,12 +6,12 @@ use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::Either;
-use http2::{ParkableBody, ReceivedBody};
+use http2::{IdleAwareBody, ReceivedBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::Peer;
-use super::connection::{ConnectionState, RunningRequest};
-use super::connection_driver::Failure;
+use super::ConnectionPeer;
+use super::connection::{ConnectionState, RunningRequestGuard};
+use super::connection_driver::BoxError;
 use base::{AbortSignal, DrainWatch, InFlightGuard};
 
 /// The body of a request: from the crate `http2`, or from hyper.
@@ -19,29 +19,29 @@ pub type RequestBody = Either<ReceivedBody, Incoming>;
 
 /// Answers requests. Functions implement it.
 pub trait HttpHandler: Clone + Send + Sync + 'static {
-    type Body: ParkableBody<Error: Into<Failure>> + Send + Unpin + 'static;
+    type Body: IdleAwareBody<Error: Into<BoxError>> + Send + Unpin + 'static;
     type Answer: Future<Output = Response<Self::Body>> + Send + 'static;
 
-    fn answer(&self, peer: Peer, request: Request<RequestBody>) -> Self::Answer;
+    fn answer(&self, peer: ConnectionPeer, request: Request<RequestBody>) -> Self::Answer;
 }
 
 impl<S, F, B> HttpHandler for S
 where
-    S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
+    S: Fn(ConnectionPeer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody<Error: Into<Failure>> + Send + Unpin + 'static,
+    B: IdleAwareBody<Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     type Body = B;
     type Answer = F;
 
-    fn answer(&self, peer: Peer, request: Request<RequestBody>) -> F {
+    fn answer(&self, peer: ConnectionPeer, request: Request<RequestBody>) -> F {
         self(peer, request)
     }
 }
 
 /// The handling of a connection's requests, for any protocol.
 pub(super) struct RequestDispatcher<H> {
-    pub(super) peer: Peer,
+    pub(super) peer: ConnectionPeer,
     /// The maximum number of requests that may be received while the connection is closing.
     pub(super) late_max: u32,
     /// The drain, if the connection existed before it.
@@ -52,10 +52,10 @@ pub(super) struct RequestDispatcher<H> {
 /// A future that answers a request. It is boxed, so that the memory for the request is freed once there is a response,
 /// because a watch lasts for hours. That is about 2 KB, and twice as much in a block that awaits it, so the steps after
 /// it are mapped.
-pub(super) type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
+pub(super) type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<RequestTrackingBody<B>>> + Send>>;
 
 /// The guards that count a request as running.
-type RunningGuards = (RunningRequest, Option<InFlightGuard>);
+type RunningRequestGuards = (RunningRequestGuard, Option<InFlightGuard>);
 
 /// A response body that keeps its request running until the codec has received all of it.
 ///
@@ -63,9 +63,9 @@ type RunningGuards = (RunningRequest, Option<InFlightGuard>);
 /// window. While the client does not read the rest, its connection is idle like any other. If the client stops reading
 /// a larger response, its connection counts as idle after a while, and can be closed to make room.
 #[derive(Debug)]
-pub(super) struct RunningBody<B> {
+pub(super) struct RequestTrackingBody<B> {
     body: B,
-    running: Option<RunningGuards>,
+    running: Option<RunningRequestGuards>,
 }
 
 /// The largest response that counts as complete at once. Any object fits, because etcd's limit is 1.5 MiB.
@@ -83,18 +83,18 @@ impl<H: HttpHandler> RequestDispatcher<H> {
         if !is_http1 {
             this.found_multiplexed();
         }
-        let answer = self.handler.answer(Peer { cut, ..self.peer.clone() }, request);
+        let answer = self.handler.answer(ConnectionPeer { cut, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(move |mut answer| {
             if is_http1 && (is_last || this.is(ConnectionState::Leaving)) {
                 begin_goaway(&mut answer, version);
             }
-            answer.map(|body| RunningBody::new(body, running))
+            answer.map(|body| RequestTrackingBody::new(body, running))
         })))
     }
 }
 
-impl<H: HttpHandler> http2::Service for RequestDispatcher<H> {
-    type Body = RunningBody<H::Body>;
+impl<H: HttpHandler> http2::HttpService for RequestDispatcher<H> {
+    type Body = RequestTrackingBody<H::Body>;
     type Answer = ResponseFuture<H::Body>;
 
     fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, AbortSignal)> {
@@ -107,8 +107,8 @@ impl<H: HttpHandler> http2::Service for RequestDispatcher<H> {
     }
 }
 
-impl<B: Body> RunningBody<B> {
-    fn new(body: B, running: RunningGuards) -> Self {
+impl<B: Body> RequestTrackingBody<B> {
+    fn new(body: B, running: RunningRequestGuards) -> Self {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
         let mut running = (!is_small).then_some(running);
         if let Some((request, _)) = &mut running {
@@ -118,7 +118,7 @@ impl<B: Body> RunningBody<B> {
     }
 }
 
-impl<B: ParkableBody + Unpin> Body for RunningBody<B> {
+impl<B: IdleAwareBody + Unpin> Body for RequestTrackingBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -150,7 +150,7 @@ impl<B: ParkableBody + Unpin> Body for RunningBody<B> {
     }
 }
 
-impl<B: ParkableBody + Unpin> ParkableBody for RunningBody<B> {
+impl<B: IdleAwareBody + Unpin> IdleAwareBody for RequestTrackingBody<B> {
     fn is_parked(&self) -> bool {
         self.body.is_parked()
     }

@@ -5,28 +5,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use http2::{ConnectionHeads, HeadBudget};
+use http2::{ConnectionHeadBudget, RequestHeadBudget};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
-use super::caller_turns::{CallerTurns, ConnectionTurns};
 use super::connection::ConnectionState;
-use super::connection_driver::{ConnectionDriver, Failure, FirstCompleted, until};
+use super::connection_driver::{BoxError, ConnectionDriver, FirstCompletedFuture, until};
 use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
-use super::handshakes::HandshakeQueue;
-use super::http1::Http1;
-use super::hyper_http2::HyperHttp2;
+use super::connection_scheduler::{ConnectionScheduler, ScheduledConnection};
+use super::handshakes::TlsHandshakeQueue;
+use super::http1::Http1Connection;
+use super::hyper_http2::HyperHttp2Connection;
 use super::idle_connections::ConnectionSource;
-use super::lifetime::{ForcedEnd, NEWCOMER_MAX, ending, is_cut};
-use super::listener::{Stream, settle};
+use super::lifetime::{ForcedConnectionEnd, NEWCOMER_MAX, ending, is_cut};
+use super::listener::{AcceptedStream, settle};
 use super::preface::{DetectedProtocol, spoken};
 use super::requests::{HttpHandler, RequestDispatcher};
-use super::tls_stream::{TlsRecords, TlsStream};
-use super::{Connection, ConnectionLimits, Http2Codec, Listener, Peer, PeerAddress, Tls};
-use base::{AbortSignal, DrainWatch, Reloadable, Tasks, lacks_descriptor};
+use super::tls_stream::{TlsRecordReader, TlsStream};
+use super::{ConnectionLimits, ConnectionPeer, DownstreamConnection, Http2Codec, Listener, ListenerTls, PeerAddress};
+use base::{AbortSignal, BackgroundTasks, DrainWatch, Reloadable, lacks_descriptor};
 
 /// The TLS configuration and the queue of handshakes.
-type TlsHandshakes = (Tls, Arc<HandshakeQueue>);
+type TlsHandshakeParts = (ListenerTls, Arc<TlsHandshakeQueue>);
 
 /// The pause after an accept error that the peer did not cause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -36,22 +36,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// When a drain starts, the clients of open connections are asked one by one to leave, and new connections are still
 /// served. The listener ends last. Open connections then finish their running requests.
 ///
-/// `handler` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
-/// Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting request
-/// is processed.
+/// `handler` must call [`DownstreamConnection::found_known`] once it has authenticated the caller, before it waits for
+/// a body. Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting
+/// request is processed.
 pub async fn serve<H: HttpHandler>(
     listener: Listener,
-    tls: Option<Tls>,
+    tls: Option<ListenerTls>,
     limits: impl Into<Reloadable<ConnectionLimits>>,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     mut drain: DrainWatch,
     handler: H,
 ) {
     let limits = limits.into();
     let places = ConnectionLimiter::within_descriptors(limits.clone());
-    let (handshakes, turns) = (Arc::new(HandshakeQueue::new(limits.get().handshake_max)), CallerTurns::shared());
-    let (heads, watch) = (Arc::<HeadBudget>::default(), drain.clone());
-    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionSlot| {
+    let (handshakes, turns) =
+        (Arc::new(TlsHandshakeQueue::new(limits.get().handshake_max)), ConnectionScheduler::shared());
+    let (heads, watch) = (Arc::<RequestHeadBudget>::default(), drain.clone());
+    let begin = |stream: AcceptedStream, address: PeerAddress, this: DownstreamConnection, place: ConnectionSlot| {
         let (tls, limits, drain, handler) = (tls.clone(), limits.get(), watch.clone(), handler.clone());
         let (tls, turns, heads) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone(), heads.connection());
         tasks.spread("connection", async move {
@@ -60,7 +61,7 @@ pub async fn serve<H: HttpHandler>(
                 Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
             let turns = turns.of(&this, ConnectionSource::of(address));
-            let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
+            let peer = ConnectionPeer { address, certificates: None, connection: this, cut: AbortSignal::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handler).await {
                 tracing::debug!(%error, "client connection ended with an error");
             }
@@ -73,7 +74,7 @@ pub async fn serve<H: HttpHandler>(
     loop {
         let entered = async {
             let (stream, address) = listener.accept().await?;
-            let connection = Connection::default();
+            let connection = DownstreamConnection::default();
             let place = places.enter(&connection, ConnectionSource::of(address)).await;
             Ok((stream, address, connection, place))
         };
@@ -97,7 +98,7 @@ pub async fn serve<H: HttpHandler>(
     }
     listener
         .end(|(stream, address)| {
-            let this = Connection::default();
+            let this = DownstreamConnection::default();
             if let Some(place) = places.enter_last(&this, ConnectionSource::of(address)) {
                 begin(stream, address, this, place);
             }
@@ -114,18 +115,18 @@ async fn pause_after(error: &io::Error) {
 }
 
 async fn connection(
-    stream: Stream,
-    mut peer: Peer,
-    (tls, turns, heads): (Option<TlsHandshakes>, ConnectionTurns, Arc<ConnectionHeads>),
+    stream: AcceptedStream,
+    mut peer: ConnectionPeer,
+    (tls, turns, heads): (Option<TlsHandshakeParts>, ScheduledConnection, Arc<ConnectionHeadBudget>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handler: impl HttpHandler,
-) -> Result<(), Failure> {
+) -> Result<(), BoxError> {
     let Some((tls, handshakes)) = tls else {
         return http(stream, peer, (turns, heads), limits, drain, handler).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let mut accepting = tls.acceptor().accept(TlsRecords::of(stream));
+    let mut accepting = tls.acceptor().accept(TlsRecordReader::of(stream));
     let shaking = handshakes.shake(
         source,
         poll_fn(|cx| {
@@ -137,9 +138,9 @@ async fn connection(
     let stream = tokio::select! {
         biased;
         stream = Box::pin(shaking) => TlsStream::new(stream?),
-        () = this.reached(ConnectionState::Cut) => return Err(ForcedEnd::Cut.into()),
+        () = this.reached(ConnectionState::Cut) => return Err(ForcedConnectionEnd::Cut.into()),
         () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
-            return Err(ForcedEnd::Cut.into());
+            return Err(ForcedConnectionEnd::Cut.into());
         }
     };
     let shown = stream.certificates();
@@ -149,12 +150,12 @@ async fn connection(
 
 async fn http(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Peer,
-    (turns, heads): (ConnectionTurns, Arc<ConnectionHeads>),
+    peer: ConnectionPeer,
+    (turns, heads): (ScheduledConnection, Arc<ConnectionHeadBudget>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handler: impl HttpHandler,
-) -> Result<(), Failure> {
+) -> Result<(), BoxError> {
     let (this, cut) = (peer.connection.clone(), peer.cut.clone());
     let is_late = drain.has_started();
     if is_late {
@@ -172,10 +173,11 @@ async fn http(
     };
     match spoken {
         DetectedProtocol::Http1(io) => {
-            lead(&mut Http1::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
+            lead(&mut Http1Connection::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
         }
         DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
-            lead(&mut HyperHttp2::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
+            lead(&mut HyperHttp2Connection::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits))
+                .await
         }
         DetectedProtocol::Http2(io) => {
             let mut conversation = http2::Http2Connection::new(io, limits.into(), heads, requests);
@@ -190,19 +192,19 @@ async fn http(
 /// a drain.
 async fn lead(
     conversation: &mut impl ConnectionDriver,
-    mut turns: ConnectionTurns,
-    mut ending: Pin<Box<impl Future<Output = Result<(), ForcedEnd>>>>,
-    (this, cut, limits): (&Connection, &AbortSignal, &ConnectionLimits),
-) -> Result<(), Failure> {
+    mut turns: ScheduledConnection,
+    mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
+    (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
+) -> Result<(), BoxError> {
     match until(conversation, &mut turns, ending.as_mut()).await {
-        FirstCompleted::Ended(ended) => return ended,
-        FirstCompleted::Other(over) => over?,
+        FirstCompletedFuture::Ended(ended) => return ended,
+        FirstCompletedFuture::Other(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
     conversation.begin_goaway();
     match until(conversation, &mut turns, Box::pin(is_cut(this, cut, limits)).as_mut()).await {
-        FirstCompleted::Ended(ended) => ended,
-        FirstCompleted::Other(()) => Err(ForcedEnd::Cut.into()),
+        FirstCompletedFuture::Ended(ended) => ended,
+        FirstCompletedFuture::Other(()) => Err(ForcedConnectionEnd::Cut.into()),
     }
 }

@@ -14,12 +14,12 @@ use rustls::{
 use tokio_rustls::TlsAcceptor;
 
 use super::validity::CertificateValidity;
-use base::{LoadError, WatchedFile};
+use base::{FileLoadError, WatchedFile};
 
 /// The TLS configuration of a listener: TLS 1.3 and 1.2, HTTP/2 and HTTP/1.1 by ALPN. Handshakes use the current
 /// certificate; connections keep the one they began with.
 #[derive(Clone)]
-pub struct Tls {
+pub struct ListenerTls {
     config: WatchedFile<ServerConfig>,
     /// The self-signed certificate that clients must trust, if there is one.
     self_signed_pem: Option<String>,
@@ -54,7 +54,7 @@ pub enum TlsError {
 /// without a certificate is accepted, because it may send a token on the same port. The trusted authorities may change
 /// while a connection lives, so each request decides about the issuer, and not the handshake.
 #[derive(Debug)]
-struct AnyIssuer {
+struct AnyIssuerVerifier {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -64,7 +64,7 @@ struct AnyIssuer {
     "the certificate chain is too long: {certificates} certificates (at most {CHAIN_CERTIFICATES_MAX}), {bytes} bytes (at \
      most {CHAIN_BYTES_MAX})"
 )]
-struct ChainTooLong {
+struct CertificateChainTooLong {
     certificates: usize,
     bytes: usize,
 }
@@ -77,7 +77,7 @@ pub const CHAIN_CERTIFICATES_MAX: usize = 5;
 /// The maximum number of bytes of a certificate chain, which is kept as long as its connection lives.
 const CHAIN_BYTES_MAX: usize = 32 << 10;
 
-impl Tls {
+impl ListenerTls {
     /// Reads a certificate chain and its key from PEM files. [`keep_up`](Self::keep_up) reloads them. `what` names them
     /// in logs and metrics.
     pub fn from_files(
@@ -97,8 +97,8 @@ impl Tls {
             }
         };
         let config = WatchedFile::load(what, paths.into(), read).map_err(|error| match error {
-            LoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
-            LoadError::Content(error) => error,
+            FileLoadError::File { path, source } => TlsError::File { path, reason: source.to_string() },
+            FileLoadError::Content(error) => error,
         })?;
         Ok(Self { config, self_signed_pem: None })
     }
@@ -166,7 +166,7 @@ fn from_parts(
     let mut config = match clients {
         ClientCertificates::Ignored => builder.with_no_client_auth().with_single_cert(chain, key)?,
         ClientCertificates::Requested => {
-            let verifier = Arc::new(AnyIssuer { algorithms: provider.signature_verification_algorithms });
+            let verifier = Arc::new(AnyIssuerVerifier { algorithms: provider.signature_verification_algorithms });
             let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(chain, key)?;
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
@@ -188,7 +188,7 @@ fn is_aes_128(suite: CipherSuite) -> bool {
     )
 }
 
-impl ClientCertVerifier for AnyIssuer {
+impl ClientCertVerifier for AnyIssuerVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -207,7 +207,7 @@ impl ClientCertVerifier for AnyIssuer {
         let certificates = 1 + intermediates.len();
         let bytes = end_entity.len() + intermediates.iter().map(|certificate| certificate.len()).sum::<usize>();
         if certificates > CHAIN_CERTIFICATES_MAX || bytes > CHAIN_BYTES_MAX {
-            let why = OtherError(Arc::new(ChainTooLong { certificates, bytes }));
+            let why = OtherError(Arc::new(CertificateChainTooLong { certificates, bytes }));
             return Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)));
         }
         Ok(ClientCertVerified::assertion())
@@ -236,9 +236,9 @@ impl ClientCertVerifier for AnyIssuer {
     }
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for ListenerTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("self_signed", &self.self_signed_pem.is_some()).finish_non_exhaustive()
+        f.debug_struct("ListenerTls").field("self_signed", &self.self_signed_pem.is_some()).finish_non_exhaustive()
     }
 }
 

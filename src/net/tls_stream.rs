@@ -14,10 +14,10 @@ use super::filtered_stream::{FilteredStream, ReadFilter};
 ///
 /// If a client's record is not read whole at once, only its plaintext is kept: the next one is not begun, and the
 /// codec's buffer, which has grown for the record, shrinks again.
-pub(super) type TlsStream<I> = FilteredStream<Box<server::TlsStream<TlsRecords<I>>>, BufferShrinker>;
+pub(super) type TlsStream<I> = FilteredStream<Box<server::TlsStream<TlsRecordReader<I>>>, BufferShrinker>;
 
 /// A byte stream that carries TLS. A read that begins within a record ends with it.
-pub(super) type TlsRecords<I> = FilteredStream<I, RecordBounds>;
+pub(super) type TlsRecordReader<I> = FilteredStream<I, RecordBounds>;
 
 /// Shrinks the codec's buffer after a record.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ const HEAD_BYTES: usize = 5;
 struct NoDataReady;
 
 impl<I> TlsStream<I> {
-    pub(super) fn new(shaken: server::TlsStream<TlsRecords<I>>) -> Self {
+    pub(super) fn new(shaken: server::TlsStream<TlsRecordReader<I>>) -> Self {
         Self { io: Box::new(shaken), filter: BufferShrinker }
     }
 
@@ -79,7 +79,7 @@ impl io::Read for NoDataReady {
     }
 }
 
-impl<I> TlsRecords<I> {
+impl<I> TlsRecordReader<I> {
     pub(super) fn of(io: I) -> Self {
         Self { io, filter: RecordBounds::default() }
     }
@@ -139,7 +139,7 @@ mod tests {
         for (buffer, expected) in
             [(4_096, &[4_096, 4_096, 2_028, 4_096, 4_096, 4_096, 3_717, 8][..]), (30_000, &[26_233][..]), (8, &[])]
         {
-            let (mut records, mut buffer, mut reads) = (TlsRecords::of(&sent[..]), vec![0; buffer], Vec::new());
+            let (mut records, mut buffer, mut reads) = (TlsRecordReader::of(&sent[..]), vec![0; buffer], Vec::new());
             let mut seen = Vec::new();
             loop {
                 let read = records.read(&mut buffer).await.expect("open");

@@ -4,8 +4,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{Client, Error};
-use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
+use crate::upstream::{UpstreamClient, UpstreamError};
+use kubeapi::{AccessAttributes, AccessTarget, Gvr, ResourceAccessAttributes};
 
 /// The features of a proxy that need permissions.
 #[derive(Debug, Clone, Default)]
@@ -51,11 +51,11 @@ const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
 /// Checks each permission that is needed, and reports the rules that are missing.
-pub async fn rights(client: &Client, needs: &PermissionNeeds) -> Vec<CheckFinding> {
+pub async fn rights(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<CheckFinding> {
     let wanted = needs.rights();
     let count = wanted.len();
     let mut asked = stream::iter(wanted).map(|right| ask(client, right)).buffer_unordered(AT_A_TIME);
-    let (mut missing, mut held, mut failed): (Vec<RequiredPermission>, usize, Vec<Error>) = Default::default();
+    let (mut missing, mut held, mut failed): (Vec<RequiredPermission>, usize, Vec<UpstreamError>) = Default::default();
     while let Some(answer) = asked.next().await {
         match answer {
             Ok(Some(right)) => missing.push(right),
@@ -90,7 +90,7 @@ pub async fn rights(client: &Client, needs: &PermissionNeeds) -> Vec<CheckFindin
 }
 
 /// Checks a permission; returns it if it is missing.
-async fn ask(client: &Client, right: RequiredPermission) -> Result<Option<RequiredPermission>, Error> {
+async fn ask(client: &UpstreamClient, right: RequiredPermission) -> Result<Option<RequiredPermission>, UpstreamError> {
     let verdict = client.review_own_access(&right.access()).await?;
     Ok((!verdict.allowed).then_some(right))
 }
@@ -147,15 +147,15 @@ impl RequiredPermission {
         self.lack == MissingPermission::PassesThrough && self.gvr == wanted.gvr
     }
 
-    fn access(&self) -> Access {
-        let target = ResourceTarget {
+    fn access(&self) -> AccessAttributes {
+        let target = ResourceAccessAttributes {
             group: self.gvr.group.to_string(),
             version: self.gvr.version.to_string(),
             resource: self.gvr.resource.to_string(),
             field_selector: self.selector.clone().unwrap_or_default(),
-            ..ResourceTarget::default()
+            ..ResourceAccessAttributes::default()
         };
-        Access { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+        AccessAttributes { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 }
 

@@ -3,11 +3,11 @@ use std::cmp::Reverse;
 use serde::Deserialize;
 
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{Cause, Client, Error};
+use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause};
 
 /// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Size {
+struct ResourceSize {
     objects: u64,
     /// The average size of an object in JSON, in bytes.
     bytes: u64,
@@ -15,15 +15,15 @@ struct Size {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Page<'a> {
-    metadata: PageMetadata,
+struct SizeListPage<'a> {
+    metadata: SizeListMetadata,
     #[serde(borrow)]
     items: Vec<&'a serde_json::value::RawValue>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct PageMetadata {
+struct SizeListMetadata {
     remaining_item_count: Option<u64>,
     #[serde(rename = "continue")]
     token: String,
@@ -40,7 +40,7 @@ const SAMPLE: usize = 20;
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.
-pub async fn sizes(client: &Client, wanted: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
+pub async fn sizes(client: &UpstreamClient, wanted: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
     for of in wanted.iter().take(ASKED_MAX) {
         match size(client, of).await {
@@ -87,12 +87,12 @@ fn said(of: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
 }
 
 /// Measures a resource; returns `None` if it may not be read.
-async fn size(client: &Client, of: &CachedResource) -> Result<Option<Size>, Error> {
+async fn size(client: &UpstreamClient, of: &CachedResource) -> Result<Option<ResourceSize>, UpstreamError> {
     let selector = of.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
     let selected = selector.unwrap_or_default();
     let path = of.gvr.path();
     let asked = async |limit: usize, accept: &str| match client
-        .fetch(Cause::List, &format!("{path}?limit={limit}{selected}"), accept)
+        .fetch(UpstreamRequestCause::List, &format!("{path}?limit={limit}{selected}"), accept)
         .await
     {
         Ok((_, body)) => Ok(Some(body)),
@@ -104,22 +104,22 @@ async fn size(client: &Client, of: &CachedResource) -> Result<Option<Size>, Erro
     Ok(Some(measured(&first, &some)))
 }
 
-fn measured(first: &[u8], some: &[u8]) -> Size {
-    let [first, some] = [first, some].map(|body| serde_json::from_slice::<Page<'_>>(body).unwrap_or_default());
+fn measured(first: &[u8], some: &[u8]) -> ResourceSize {
+    let [first, some] = [first, some].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
     let sample = some.items.len() as u64;
     let bytes = some.items.iter().map(|item| item.get().len() as u64).sum::<u64>().checked_div(sample);
     // With a selector, upstream returns no count: there are at least as many objects as were sent.
     let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
     let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sample });
-    Size { objects, bytes: bytes.unwrap_or_default() }
+    ResourceSize { objects, bytes: bytes.unwrap_or_default() }
 }
 
 fn mebibytes(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// Reports the cost of a fleet of proxies for upstream while nothing changes. Each has `feeds` upstream watches for cached
-/// resources, and `own` others: definitions and RBAC.
+/// Reports the cost of a fleet of proxies for upstream while nothing changes. Each has `feeds` upstream watches for
+/// cached resources, and `own` others: definitions and RBAC.
 pub fn cost(nodes: u64, feeds: u64, own: u64) -> CheckFinding {
     let each = feeds + own;
     let streams = nodes * each;
@@ -141,10 +141,10 @@ mod tests {
     fn object_count_uses_remaining_item_count() {
         let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
         let some = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
-        assert_eq!(measured(first, some), Size { objects: 42, bytes: 8 });
+        assert_eq!(measured(first, some), ResourceSize { objects: 42, bytes: 8 });
         let selected = br#"{"metadata":{"continue":"x"},"items":[{}]}"#;
         assert_eq!(measured(selected, some).objects, 2);
-        assert_eq!(measured(br#"{"metadata":{},"items":[]}"#, br#"{"items":[]}"#), Size::default());
+        assert_eq!(measured(br#"{"metadata":{},"items":[]}"#, br#"{"items":[]}"#), ResourceSize::default());
     }
 
     #[test]

@@ -1,15 +1,15 @@
 use super::CheckFinding;
-use crate::upstream::{Client, Release};
+use crate::upstream::{KubernetesRelease, UpstreamClient};
 
 const ABOUT: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
-const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
+const STREAMS_LISTS: KubernetesRelease = KubernetesRelease { major: 1, minor: 34 };
 /// The oldest Kubernetes release that is tested.
-const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
+const TRIED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
 
 /// Reports the release of the apiserver, and the user that it authenticates the proxy as. Also returns whether the
 /// apiserver responds and accepts the credentials. If not, every other check would fail the same way.
-pub async fn identity(client: &Client) -> (Vec<CheckFinding>, bool) {
+pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
     let url = client.server_url();
     let mut findings = Vec::new();
     match client.release().await {
@@ -40,7 +40,7 @@ pub async fn identity(client: &Client) -> (Vec<CheckFinding>, bool) {
     (findings, is_usable)
 }
 
-fn of_release(url: &str, release: Release) -> CheckFinding {
+fn of_release(url: &str, release: KubernetesRelease) -> CheckFinding {
     let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
     if release < TRIED_SINCE {
         CheckFinding::note(ABOUT, format!("{named} is older than the oldest tested release (1.30)"))

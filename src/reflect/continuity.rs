@@ -18,9 +18,9 @@
 
 use std::cmp::Ordering;
 
-use super::stream::{StreamEnd, StreamItem};
-use crate::cache::{CacheReader, ResumeMarker, Snapshot};
-use crate::wire::Object;
+use super::stream::{StreamItem, WatchStreamEnd};
+use crate::cache::{CacheReader, FeedSnapshot, ResumeMarker};
+use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// The result of comparing a listed state with the history that a feed holds.
@@ -93,19 +93,19 @@ pub(super) fn side_by_side<A, B>(
 }
 
 /// The keys and versions of a state's objects, in key order.
-pub(super) fn places(snapshot: &Snapshot) -> impl Iterator<Item = ObjectVersion<'_>> {
+pub(super) fn places(snapshot: &FeedSnapshot) -> impl Iterator<Item = ObjectVersion<'_>> {
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
 /// Whether two objects of one key are the same, by version: storage that does not go back assigns each version only
 /// once. Bodies are not compared, because another apiserver release may encode the same object in different bytes.
-pub(super) fn is_same(one: &Object, other: &Object) -> bool {
+pub(super) fn is_same(one: &ObjectRevision, other: &ObjectRevision) -> bool {
     one.rv == other.rv
 }
 
 /// The degree of certainty that upstream has the history of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Continuity {
+pub(super) enum HistoryContinuity {
     /// Upstream certainly has the history: the connection was not lost since the last verification.
     #[default]
     Certain,
@@ -115,7 +115,7 @@ pub(super) enum Continuity {
     Unknown,
 }
 
-impl Continuity {
+impl HistoryContinuity {
     /// Records that the connection was lost or that upstream was unreachable.
     pub(super) fn lost(&mut self) {
         if *self == Self::Certain {
@@ -147,7 +147,7 @@ pub(super) enum ResumeEvidence {
     Unknown,
 }
 
-pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, StreamEnd>) -> ResumeEvidence {
+pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, WatchStreamEnd>) -> ResumeEvidence {
     match item {
         Ok(StreamItem::Change { change, more })
             if std::iter::once(change)
@@ -157,7 +157,7 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, 
             ResumeEvidence::Continues
         }
         Ok(_) => ResumeEvidence::Contradicts,
-        Err(StreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
+        Err(WatchStreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
         Err(_) => ResumeEvidence::Unknown,
     }
 }

@@ -3,29 +3,29 @@
 #[cfg(test)]
 mod tests;
 
-use crate::cache::{FeedEnd, OutOfOrder};
-use crate::upstream::Error;
+use crate::cache::{FeedEndReason, OutOfOrderChange};
+use crate::upstream::UpstreamError;
 use crate::wire::WireError;
 
-use super::stream::StreamEnd;
+use super::stream::WatchStreamEnd;
 
 /// The reason that a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StepFailure {
+pub(super) enum ReflectorStepError {
     /// The feed must end for the given reason.
     #[error("feed terminated: {}", .0.as_str())]
-    Over(FeedEnd),
+    Over(FeedEndReason),
     #[error(transparent)]
-    Stream(#[from] StreamEnd),
+    Stream(#[from] WatchStreamEnd),
     #[error(transparent)]
-    Upstream(#[from] Error),
+    Upstream(#[from] UpstreamError),
     #[error(transparent)]
-    OutOfOrder(#[from] OutOfOrder),
+    OutOfOrder(#[from] OutOfOrderChange),
 }
 
 /// The class of a failure, for metrics and retry decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FailureKind {
+pub(super) enum ReflectorFailureKind {
     Over,
     Ended,
     Silent,
@@ -41,75 +41,78 @@ pub(super) enum FailureKind {
 }
 
 /// Converts an error into the failure that either ends the feed or leads to a retry.
-pub(super) fn over(error: Error) -> StepFailure {
+pub(super) fn over(error: UpstreamError) -> ReflectorStepError {
     match &error {
-        Error::Refused(status) => match status.code {
-            403 => StepFailure::Over(FeedEnd::Forbidden),
-            404 | 405 => StepFailure::Over(FeedEnd::Gone),
-            406 => StepFailure::Over(FeedEnd::NotOffered),
-            _ => StepFailure::Upstream(error),
+        UpstreamError::Refused(status) => match status.code {
+            403 => ReflectorStepError::Over(FeedEndReason::Forbidden),
+            404 | 405 => ReflectorStepError::Over(FeedEndReason::Gone),
+            406 => ReflectorStepError::Over(FeedEndReason::NotOffered),
+            _ => ReflectorStepError::Upstream(error),
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
-        Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::InvalidRequest(_) => {
+        UpstreamError::OtherRepresentation { .. }
+        | UpstreamError::NotInitial(_)
+        | UpstreamError::EndlessPages
+        | UpstreamError::InvalidRequest(_) => {
             tracing::info!(
                 %error,
                 "upstream does not serve a list and watch in the requested encoding; ending the feed"
             );
-            StepFailure::Over(FeedEnd::NotOffered)
+            ReflectorStepError::Over(FeedEndReason::NotOffered)
         }
-        Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
+        UpstreamError::OverBudget => ReflectorStepError::Over(FeedEndReason::OverBudget),
         // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
         // cannot be decoded would fail again.
-        Error::Wire(WireError::Truncated)
-        | Error::Unreachable(_)
-        | Error::Broken(_)
-        | Error::Timeout(_)
-        | Error::Credentials(_)
-        | Error::Unsendable(_)
-        | Error::OtherDocument(_)
-        | Error::HiddenDefinitions
-        | Error::TooLarge(_) => StepFailure::Upstream(error),
+        UpstreamError::Wire(WireError::Truncated)
+        | UpstreamError::Unreachable(_)
+        | UpstreamError::Broken(_)
+        | UpstreamError::Timeout(_)
+        | UpstreamError::Credentials(_)
+        | UpstreamError::Unsendable(_)
+        | UpstreamError::OtherDocument(_)
+        | UpstreamError::HiddenDefinitions
+        | UpstreamError::TooLarge(_) => ReflectorStepError::Upstream(error),
         // The cached rows were printed with other columns, for example by another apiserver release.
-        Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
-        Error::Wire(wire) => {
+        UpstreamError::Wire(WireError::OtherColumns) => ReflectorStepError::Over(FeedEndReason::Outdated),
+        UpstreamError::Wire(wire) => {
             tracing::warn!(error = %wire, "cannot decode objects from upstream; ending the feed");
-            StepFailure::Over(FeedEnd::Unreadable)
+            ReflectorStepError::Over(FeedEndReason::Unreadable)
         }
     }
 }
 
 /// Whether the error shows that a server does not support streamed lists, to which it responds with 422 or 400. A
 /// server that is temporarily unable responds with other codes.
-pub(super) fn refuses_watch_list(error: &Error) -> bool {
+pub(super) fn refuses_watch_list(error: &UpstreamError) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
 
-impl StepFailure {
-    pub(super) fn kind(&self) -> FailureKind {
+impl ReflectorStepError {
+    pub(super) fn kind(&self) -> ReflectorFailureKind {
         match self {
-            Self::Over(_) => FailureKind::Over,
-            Self::Stream(StreamEnd::Clean) => FailureKind::Ended,
-            Self::Stream(StreamEnd::Silent) => FailureKind::Silent,
-            Self::OutOfOrder(_) => FailureKind::OutOfOrder,
-            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => FailureKind::of(error),
+            Self::Over(_) => ReflectorFailureKind::Over,
+            Self::Stream(WatchStreamEnd::Clean) => ReflectorFailureKind::Ended,
+            Self::Stream(WatchStreamEnd::Silent) => ReflectorFailureKind::Silent,
+            Self::OutOfOrder(_) => ReflectorFailureKind::OutOfOrder,
+            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => ReflectorFailureKind::of(error),
         }
     }
 
-    fn error(&self) -> Option<&Error> {
+    fn error(&self) -> Option<&UpstreamError> {
         match self {
-            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => Some(error),
+            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => Some(error),
             _ => None,
         }
     }
 
     /// Whether upstream no longer has the requested version (410).
     pub(super) fn is_expired(&self) -> bool {
-        self.error().is_some_and(Error::is_expired)
+        self.error().is_some_and(UpstreamError::is_expired)
     }
 
     /// Returns the failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
-        self.error().map_or_else(|| self.to_string(), Error::in_brief)
+        self.error().map_or_else(|| self.to_string(), UpstreamError::in_brief)
     }
 
     pub(super) fn retry_after(&self) -> Option<u64> {
@@ -117,24 +120,24 @@ impl StepFailure {
     }
 }
 
-impl FailureKind {
-    fn of(error: &Error) -> Self {
+impl ReflectorFailureKind {
+    fn of(error: &UpstreamError) -> Self {
         match error {
             error if error.is_untrusted() => Self::Untrusted,
-            Error::Unreachable(_) => Self::Unreachable,
-            Error::Broken(_) => Self::Broken,
-            Error::Timeout(_) => Self::Timeout,
-            Error::Credentials(_) => Self::Credentials,
-            Error::Refused(_) | Error::Unsendable(_) => Self::Refused,
-            Error::OverBudget => Self::OverBudget,
-            Error::InvalidRequest(_)
-            | Error::OtherDocument(_)
-            | Error::OtherRepresentation { .. }
-            | Error::NotInitial(_)
-            | Error::EndlessPages
-            | Error::HiddenDefinitions
-            | Error::TooLarge(_)
-            | Error::Wire(_) => Self::Unreadable,
+            UpstreamError::Unreachable(_) => Self::Unreachable,
+            UpstreamError::Broken(_) => Self::Broken,
+            UpstreamError::Timeout(_) => Self::Timeout,
+            UpstreamError::Credentials(_) => Self::Credentials,
+            UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => Self::Refused,
+            UpstreamError::OverBudget => Self::OverBudget,
+            UpstreamError::InvalidRequest(_)
+            | UpstreamError::OtherDocument(_)
+            | UpstreamError::OtherRepresentation { .. }
+            | UpstreamError::NotInitial(_)
+            | UpstreamError::EndlessPages
+            | UpstreamError::HiddenDefinitions
+            | UpstreamError::TooLarge(_)
+            | UpstreamError::Wire(_) => Self::Unreadable,
         }
     }
 

@@ -3,28 +3,28 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::body_writers::BodyWriters;
+use super::body_encoder_tracker::BodyEncoderTracker;
 use super::reflector_findings::ReflectorFinding;
 use crate::cache::FeedState;
 use crate::feeds::Feed;
-use crate::upstream::Client;
+use crate::upstream::UpstreamClient;
 use crate::wire::ObjectReader;
 
 /// What the reflector of a feed and the tasks beside it share: the connection to upstream, and the feed. Clones share
 /// all parts.
 #[derive(Clone)]
-pub(super) struct FeedClient {
-    pub(super) client: Client,
+pub(super) struct FeedUpstreamClient {
+    pub(super) client: UpstreamClient,
     pub(super) feed: Arc<Feed>,
     pub(super) reader: Arc<ObjectReader>,
     /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
-    pub(super) written: Arc<BodyWriters>,
+    pub(super) written: Arc<BodyEncoderTracker>,
     /// Sends findings to the reflector.
     pub(super) findings: mpsc::Sender<ReflectorFinding>,
 }
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Completes when the feed has a stream.
     pub(super) async fn live(&self) {
         // The sender lives as long as the feed.

@@ -70,22 +70,22 @@ impl RelistPlanner {
 /// - The events after such a state, until they reach the position that upstream's storage had when the feed began.
 /// - A bookmark that repeats a version, because an apiserver that has lost its storage sends those too.
 #[derive(Debug, Default)]
-pub(super) struct Completeness {
+pub(super) struct FeedCompleteness {
     as_of: Option<Instant>,
     /// The position of upstream's storage when the state was requested.
-    awaited: Option<Position>,
+    awaited: Option<ObservedVersion>,
     /// Whether the open stream has caught up.
     caught_up: bool,
 }
 
-impl Completeness {
+impl FeedCompleteness {
     /// Records that the current state was listed by a request sent at `asked`.
     pub(super) fn listed(&mut self, asked: Instant) {
         (self.as_of, self.awaited) = (Some(asked), None);
     }
 
     /// Records that a state of unknown age was listed. `upstream` is the position of upstream's storage.
-    pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<Position>) {
+    pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<ObservedVersion>) {
         (self.as_of, self.awaited) = (None, upstream);
         self.reached(at);
     }
@@ -122,7 +122,7 @@ impl Completeness {
 
 /// A version and the time at which it was requested: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Position {
+pub(super) struct ObservedVersion {
     pub(super) asked: Instant,
     pub(super) at: ResourceVersion,
 }
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn state_at_a_client_version_has_no_age_until_caught_up() {
-        let (mut known, start) = (Completeness::default(), Instant::now());
+        let (mut known, start) = (FeedCompleteness::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [a, b, c, d] = [5, 6, 7, 8].map(ResourceVersion);
         known.begins_at(a, None);
@@ -219,9 +219,9 @@ mod tests {
 
     #[test]
     fn events_up_to_the_checked_version_get_the_check_time() {
-        let (mut known, asked) = (Completeness::default(), Instant::now());
+        let (mut known, asked) = (FeedCompleteness::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
-        known.begins_at(a, Some(Position { asked, at: c }));
+        known.begins_at(a, Some(ObservedVersion { asked, at: c }));
         known.opened(false);
         let minute = Duration::from_secs(60);
         known.came(false, a, b, asked + minute);
@@ -229,13 +229,13 @@ mod tests {
         known.came(false, b, c, asked + minute);
         assert_eq!(known.age(None, asked + 2 * minute), Some(2 * minute));
         // Nothing was written since the version that the client named.
-        known.begins_at(c, Some(Position { asked, at: c }));
+        known.begins_at(c, Some(ObservedVersion { asked, at: c }));
         assert_eq!(known.age(None, asked + minute), Some(minute));
     }
 
     #[test]
     fn streams_that_never_catch_up_do_not_reset_gap_age() {
-        let (mut known, start) = (Completeness::default(), Instant::now());
+        let (mut known, start) = (FeedCompleteness::default(), Instant::now());
         known.listed(start);
         known.opened(true);
         let second = Duration::from_secs(1);

@@ -22,13 +22,13 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::{Change, Snapshot};
-use crate::upstream::Error;
-use crate::wire::Object;
+use crate::cache::{FeedSnapshot, ObjectChange};
+use crate::upstream::UpstreamError;
+use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::continuity::{is_same, side_by_side};
-use super::initial_state::Lister;
+use super::initial_state::FeedLister;
 use super::stream::{StreamItem, decoded};
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
@@ -40,30 +40,30 @@ const VERSIONS_MAX: usize = 32;
 
 /// An object that differs between the two sides of the gap.
 #[derive(Debug, Clone)]
-pub(super) struct Difference {
+pub(super) struct GapObjectDifference {
     pub(super) key: ObjectKey,
-    pub(super) before: Option<Arc<Object>>,
-    pub(super) after: Option<Arc<Object>>,
+    pub(super) before: Option<Arc<ObjectRevision>>,
+    pub(super) after: Option<Arc<ObjectRevision>>,
 }
 
 /// Returns the objects that differ, in key order.
-pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
+pub(super) fn differences(before: &FeedSnapshot, after: &FeedSnapshot) -> Vec<GapObjectDifference> {
     let both = side_by_side(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key));
     let differ =
         both.filter(|(before, after)| !before.zip(*after).is_some_and(|(before, after)| is_same(before, after)));
-    let key = |before: Option<&Arc<Object>>, after| Some(before.or(after)?.key.clone());
+    let key = |before: Option<&Arc<ObjectRevision>>, after| Some(before.or(after)?.key.clone());
     differ
         .filter_map(|(before, after)| {
-            Some(Difference { key: key(before, after)?, before: before.cloned(), after: after.cloned() })
+            Some(GapObjectDifference { key: key(before, after)?, before: before.cloned(), after: after.cloned() })
         })
         .collect()
 }
 
 /// The result of mending a gap.
 #[derive(Debug)]
-pub(super) enum GapRecovery {
+pub(super) enum GapRecoveryResult {
     /// Every change in the gap is recovered, in order.
-    Changes(Vec<Change>),
+    Changes(Vec<ObjectChange>),
     /// The changes in the gap cannot be recovered within the limits.
     Unknown,
     /// The list cannot follow from the cached state: upstream has another history.
@@ -72,21 +72,21 @@ pub(super) enum GapRecovery {
 
 /// Reads past versions of single objects from upstream.
 pub(super) struct PastObjectReader<'a> {
-    pub(super) lister: Lister<'a>,
+    pub(super) lister: FeedLister<'a>,
     /// The version at which the gap starts.
     pub(super) from: ResourceVersion,
 }
 
 /// The reason that the changes of an object are not known.
-enum RecoveryError {
+enum GapRecoveryError {
     /// The missed changes cannot be recovered.
     Unknown,
     Contradiction,
-    Upstream(Error),
+    Upstream(UpstreamError),
 }
 
-impl From<Error> for RecoveryError {
-    fn from(error: Error) -> Self {
+impl From<UpstreamError> for GapRecoveryError {
+    fn from(error: UpstreamError) -> Self {
         Self::Upstream(error)
     }
 }
@@ -95,30 +95,34 @@ impl PastObjectReader<'_> {
     /// Recovers every change in the gap, which ends at `until`. Fails only if upstream does.
     pub(super) async fn recover(
         &self,
-        differences: &[Difference],
+        differences: &[GapObjectDifference],
         until: ResourceVersion,
-    ) -> Result<GapRecovery, Error> {
+    ) -> Result<GapRecoveryResult, UpstreamError> {
         if differences.len() > DIFFERENCES_MAX {
-            return Ok(GapRecovery::Unknown);
+            return Ok(GapRecoveryResult::Unknown);
         }
         let mut changes = Vec::new();
         for difference in differences {
             match self.changes_of(difference, until).await {
                 Ok(found) => changes.extend(found),
-                Err(RecoveryError::Unknown) => return Ok(GapRecovery::Unknown),
-                Err(RecoveryError::Contradiction) => return Ok(GapRecovery::OtherHistory),
-                Err(RecoveryError::Upstream(error)) => return Err(error),
+                Err(GapRecoveryError::Unknown) => return Ok(GapRecoveryResult::Unknown),
+                Err(GapRecoveryError::Contradiction) => return Ok(GapRecoveryResult::OtherHistory),
+                Err(GapRecoveryError::Upstream(error)) => return Err(error),
             }
         }
         changes.sort_by_key(|change| change.object.rv);
-        Ok(GapRecovery::Changes(changes))
+        Ok(GapRecoveryResult::Changes(changes))
     }
 
-    async fn changes_of(&self, of: &Difference, until: ResourceVersion) -> Result<Vec<Change>, RecoveryError> {
+    async fn changes_of(
+        &self,
+        of: &GapObjectDifference,
+        until: ResourceVersion,
+    ) -> Result<Vec<ObjectChange>, GapRecoveryError> {
         let known = of.before.as_ref().map(|object| object.rv);
         let mut changes = Vec::new();
         let mut next = match &of.after {
-            Some(object) => Some(Object::clone(object)),
+            Some(object) => Some(ObjectRevision::clone(object)),
             None => {
                 let (last, at) = self.deletion(&of.key, known, until).await?;
                 changes.push(self.deleted(&last, at)?);
@@ -127,19 +131,19 @@ impl PastObjectReader<'_> {
         };
         while let Some(object) = next {
             if object.rv <= self.from {
-                return Err(RecoveryError::Contradiction);
+                return Err(GapRecoveryError::Contradiction);
             }
             if changes.len() >= VERSIONS_MAX {
-                return Err(RecoveryError::Unknown);
+                return Err(GapRecoveryError::Unknown);
             }
             let below = ResourceVersion(object.rv.0.saturating_sub(1));
-            changes.push(Change { event_type: EventType::Modified, object, frame: None });
+            changes.push(ObjectChange { event_type: EventType::Modified, object, frame: None });
             next = match self.lister.object_at(&of.key, below).await? {
                 Some(older) if Some(older.rv) == known => None,
                 Some(older) => Some(older),
                 None if known.is_none() => None,
                 // The object was deleted and created again in between, which this walk does not recover.
-                None => return Err(RecoveryError::Unknown),
+                None => return Err(GapRecoveryError::Unknown),
             };
         }
         Ok(changes)
@@ -152,8 +156,8 @@ impl PastObjectReader<'_> {
         key: &ObjectKey,
         known: Option<ResourceVersion>,
         until: ResourceVersion,
-    ) -> Result<(Object, ResourceVersion), RecoveryError> {
-        let Some(mut there) = known else { return Err(RecoveryError::Unknown) };
+    ) -> Result<(ObjectRevision, ResourceVersion), GapRecoveryError> {
+        let Some(mut there) = known else { return Err(GapRecoveryError::Unknown) };
         let mut gone = until;
         let mut last = None;
         while there.0 + 1 < gone.0 || last.is_none() {
@@ -164,23 +168,23 @@ impl PastObjectReader<'_> {
                     last = Some(object);
                 }
                 // The feed received the object at that very version.
-                None if middle == there => return Err(RecoveryError::Contradiction),
+                None if middle == there => return Err(GapRecoveryError::Contradiction),
                 None => gone = middle,
             }
         }
         match last {
             Some(last) if gone > self.from => Ok((last, gone)),
-            Some(_) => Err(RecoveryError::Contradiction),
-            None => Err(RecoveryError::Unknown),
+            Some(_) => Err(GapRecoveryError::Contradiction),
+            None => Err(GapRecoveryError::Unknown),
         }
     }
 
     /// Builds a DELETED event: the last content, at the version of the deletion.
-    fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, RecoveryError> {
+    fn deleted(&self, last: &ObjectRevision, at: ResourceVersion) -> Result<ObjectChange, GapRecoveryError> {
         let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
         match decoded(&self.lister.upstream.reader, frame)? {
             StreamItem::Change { change, .. } => Ok(change),
-            StreamItem::Bookmark { .. } => Err(RecoveryError::Unknown),
+            StreamItem::Bookmark { .. } => Err(GapRecoveryError::Unknown),
         }
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::feed_client::FeedClient;
+use super::feed_client::FeedUpstreamClient;
 use super::gap_recovery;
-use super::metrics::SideRequest;
+use super::metrics::SideRequestReason;
 use super::reflector_findings::ReflectorFinding;
-use super::stream::{StreamEnd, StreamItem};
-use crate::cache::{Change, HistoryStart, MissingPrevious};
+use super::stream::{StreamItem, WatchStreamEnd};
+use crate::cache::{HistoryStart, MissingPreviousState, ObjectChange};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
-use crate::upstream::{Cause, Error};
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use base::Backoff;
 use kubeapi::ResourceVersion;
 
@@ -23,7 +23,7 @@ use kubeapi::ResourceVersion;
 /// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
 /// lead to exactly the listed state ([`HistoryStart::joined_by`]).
 pub(super) struct HistoryBackfiller {
-    pub(super) upstream: FeedClient,
+    pub(super) upstream: FeedUpstreamClient,
 }
 
 /// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
@@ -47,21 +47,21 @@ enum BackfillError {
     Gone(String),
     /// The ring has no room for the events.
     TooMany,
-    Failed(StreamEnd),
+    Failed(WatchStreamEnd),
 }
 
-impl From<StreamEnd> for BackfillError {
-    fn from(ended: StreamEnd) -> Self {
+impl From<WatchStreamEnd> for BackfillError {
+    fn from(ended: WatchStreamEnd) -> Self {
         match ended {
-            StreamEnd::Failed(Error::Refused(status)) if status.is_expired() => Self::Gone(status.message),
+            WatchStreamEnd::Failed(UpstreamError::Refused(status)) if status.is_expired() => Self::Gone(status.message),
             ended => Self::Failed(ended),
         }
     }
 }
 
-impl From<Error> for BackfillError {
-    fn from(error: Error) -> Self {
-        StreamEnd::from(error).into()
+impl From<UpstreamError> for BackfillError {
+    fn from(error: UpstreamError) -> Self {
+        WatchStreamEnd::from(error).into()
     }
 }
 
@@ -128,7 +128,7 @@ impl HistoryBackfiller {
                     feed = %self.upstream.feed.spec.key, %error,
                     "cannot read earlier events from upstream"
                 );
-                let is_early = matches!(error, StreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
+                let is_early = matches!(error, WatchStreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early {
                     BackfillOutcome::Interrupted
                 } else {
@@ -155,13 +155,13 @@ impl HistoryBackfiller {
     }
 
     /// Reads the changes after `from`, up to the beginning of the history.
-    async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<Change>, BackfillError> {
-        self.upstream.asked(SideRequest::Prehistory);
+    async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<ObjectChange>, BackfillError> {
+        self.upstream.asked(SideRequestReason::Prehistory);
         let spec = &self.upstream.feed.spec;
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = self.upstream.watch(Cause::Past, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamRequestCause::Past, &path).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {
@@ -189,12 +189,12 @@ impl HistoryBackfiller {
             return BackfillOutcome::PreviousUnknown { upto: last };
         }
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
-        let mut known = changes.last().map_or(ResourceVersion::default(), MissingPrevious::rv);
-        let (lister, mut before) = (self.upstream.lister(SideRequest::Past), Vec::with_capacity(asked.len()));
+        let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
+        let (lister, mut before) = (self.upstream.lister(SideRequestReason::Past), Vec::with_capacity(asked.len()));
         // Newest first, because storage compacts the oldest versions.
         for change in asked.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.asked(SideRequest::Past);
+            self.upstream.asked(SideRequestReason::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,

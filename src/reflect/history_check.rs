@@ -18,11 +18,11 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::feed_client::FeedClient;
-use super::initial_state::{InitialState, ListVersion};
-use super::metrics::SideRequest;
+use super::feed_client::FeedUpstreamClient;
+use super::initial_state::{FeedInitialState, RequestedListVersion};
+use super::metrics::SideRequestReason;
 use super::recurrence::Recurrence;
-use super::stream::StreamEnd;
+use super::stream::WatchStreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
 
@@ -61,18 +61,18 @@ pub(super) enum HistoryCheckOutcome {
     /// Upstream has the feed's history.
     Continues,
     /// Upstream has another history; the value is its current state.
-    Other(Box<DatedState>),
+    Other(Box<DatedInitialState>),
     /// The histories can no longer be compared; the value is upstream's current state.
-    Unproven(HistoryCheckReason, Box<DatedState>),
+    Unproven(HistoryCheckReason, Box<DatedInitialState>),
     /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
 
 /// A current state and the time at which it was requested.
 #[derive(Debug)]
-pub(super) struct DatedState {
+pub(super) struct DatedInitialState {
     pub(super) asked: Instant,
-    pub(super) initial: InitialState,
+    pub(super) initial: FeedInitialState,
 }
 
 /// The history checks of one feed, which run one at a time.
@@ -113,7 +113,7 @@ impl HistoryChecks {
     }
 
     /// Completes with the next outcome of a history check. Cancel-safe.
-    pub(super) async fn next(&mut self, upstream: &FeedClient) -> HistoryCheckOutcome {
+    pub(super) async fn next(&mut self, upstream: &FeedUpstreamClient) -> HistoryCheckOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {
                 let outcome = running.await;
@@ -137,13 +137,13 @@ impl HistoryChecks {
     }
 }
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Sends the requests of one history check to upstream.
     async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         if why == HistoryCheckReason::Reopened {
             let reached = self.feed.reader.progress().rv;
-            self.asked(SideRequest::Position);
-            match timeout(QUESTION_MAX, self.lister(SideRequest::Position).position_beside(reached)).await {
+            self.asked(SideRequestReason::Position);
+            match timeout(QUESTION_MAX, self.lister(SideRequestReason::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.feed.spec.key;
@@ -159,7 +159,7 @@ impl FeedClient {
     }
 
     async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.asked(SideRequest::Doubt);
+        self.asked(SideRequestReason::Doubt);
         let known = self.feed.reader.snapshot();
         let asked = Instant::now();
         let initial = match self.current_beside(known.rv).await {
@@ -174,7 +174,7 @@ impl FeedClient {
         let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
-                match self.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
+                match self.lister(SideRequestReason::Doubt).list(RequestedListVersion::Exact(known.rv)).await {
                     Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
                     Err(_) => HistoryComparison::Later,
                 }
@@ -184,7 +184,7 @@ impl FeedClient {
         let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
-        let listed = Box::new(DatedState { asked, initial });
+        let listed = Box::new(DatedInitialState { asked, initial });
         match finding {
             HistoryComparison::Same => HistoryCheckOutcome::Continues,
             HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
@@ -193,14 +193,14 @@ impl FeedClient {
     }
 
     /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
-    /// case a list at `ours` or later is requested (`Lister::position_beside`).
-    async fn current_beside(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
-        let lister = self.lister(SideRequest::Doubt);
+    /// case a list at `ours` or later is requested (`FeedLister::position_beside`).
+    async fn current_beside(&self, ours: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
+        let lister = self.lister(SideRequestReason::Doubt);
         let current = lister.current().await?;
         if current.snapshot.rv >= ours || !current.is_from_memory {
             return Ok(current);
         }
-        match lister.list(ListVersion::NotOlderThan(ours)).await {
+        match lister.list(RequestedListVersion::NotOlderThan(ours)).await {
             Ok(shown) => Ok(shown),
             Err(error) if error.is_too_large_version() => Ok(current),
             Err(error) => Err(error.into()),

@@ -8,31 +8,31 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use crate::cache::{OverBudget, Snapshot, Staging};
+use crate::cache::{FeedSnapshot, OverMemoryBudget, SnapshotStaging};
 use crate::feeds::FeedSpec;
-use crate::upstream::{Cause, Error, Server, UpstreamRequestKind};
-use crate::wire::{BookmarkTemplate, ListPage, Object};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamServer};
+use crate::wire::{BookmarkTemplate, ListPage, ObjectRevision};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
-use super::feed_client::FeedClient;
-use super::metrics::SideRequest;
-use super::stream::{StreamEnd, StreamItem, WatchStream, ask};
+use super::feed_client::FeedUpstreamClient;
+use super::metrics::SideRequestReason;
+use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, ask};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
-pub(super) struct InitialState {
-    pub(super) snapshot: Snapshot,
+pub(super) struct FeedInitialState {
+    pub(super) snapshot: FeedSnapshot,
     pub(super) stream: Option<ContinuingWatch>,
     /// The servers that encoded the state.
-    pub(super) servers: Vec<Server>,
+    pub(super) servers: Vec<UpstreamServer>,
     /// Whether the version is the position of a proxy's feed rather than of upstream's storage.
     pub(super) is_from_memory: bool,
 }
 
 /// The resourceVersion that upstream has reached, as it reported it.
 #[derive(Debug)]
-pub(super) struct ReportedPosition {
+pub(super) struct UpstreamReportedVersion {
     /// The version. Every write to the resource that was complete before the request is at or below it.
     pub(super) at: ResourceVersion,
     /// The layout of the resource's bookmarks, if upstream sent one.
@@ -44,7 +44,7 @@ pub(super) struct ReportedPosition {
 /// The watch that continues a state.
 #[derive(Debug)]
 pub(super) struct ContinuingWatch {
-    pub(super) stream: WatchStream,
+    pub(super) stream: UpstreamWatchStream,
     /// The layout of upstream's bookmarks, if the stream has sent one.
     pub(super) template: Option<BookmarkTemplate>,
 }
@@ -53,16 +53,16 @@ pub(super) struct ContinuingWatch {
 #[derive(Debug)]
 pub(super) struct PastObject {
     /// The object at the version; `None` if it did not exist.
-    pub(super) object: Option<Object>,
+    pub(super) object: Option<ObjectRevision>,
     /// The version of the response. It equals the requested one if upstream can read a past state.
     pub(super) at: ResourceVersion,
     /// The server that sent the state.
-    pub(super) server: Server,
+    pub(super) server: UpstreamServer,
 }
 
 /// The state that a LIST requests (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ListVersion {
+pub(super) enum RequestedListVersion {
     /// The read must return the most recent state.
     Current,
     NotOlderThan(ResourceVersion),
@@ -81,24 +81,24 @@ const PAGED_TRIES_MAX: usize = 2;
 /// The maximum number of consecutive empty pages with a continue token. An apiserver fills a page or ends the list.
 const EMPTY_PAGES_MAX: usize = 8;
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Returns a lister whose requests are accounted to `why`.
-    pub(super) fn lister(&self, why: SideRequest) -> Lister<'_> {
+    pub(super) fn lister(&self, why: SideRequestReason) -> FeedLister<'_> {
         let spec = &self.feed.spec;
-        Lister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
+        FeedLister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
     }
 }
 
 /// Fetches states of one feed.
-pub(super) struct Lister<'a> {
-    pub(super) upstream: &'a FeedClient,
+pub(super) struct FeedLister<'a> {
+    pub(super) upstream: &'a FeedUpstreamClient,
     pub(super) spec: &'a FeedSpec,
-    cause: Cause,
+    cause: UpstreamRequestCause,
 }
 
-impl Lister<'_> {
+impl FeedLister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
-    async fn watch_list(&self) -> Result<InitialState, StreamEnd> {
+    async fn watch_list(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = self.upstream.watch(self.cause, &self.spec.key.url(query)).await?;
         let mut staged = self.stage();
@@ -108,15 +108,15 @@ impl Lister<'_> {
                     // This frame is not sent to clients, so only the body is kept.
                     staged.push(self.upstream.reader.alone(change.object)).map_err(over_budget)?;
                 }
-                StreamItem::Change { change, .. } => return Err(Error::NotInitial(change.event_type).into()),
+                StreamItem::Change { change, .. } => return Err(UpstreamError::NotInitial(change.event_type).into()),
                 StreamItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
-                        BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
+                        BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(UpstreamError::Wire)?;
                     stream.is_listed();
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let is_from_memory = stream.is_from_memory();
                     let stream = Some(ContinuingWatch { stream, template: Some(template) });
-                    return Ok(InitialState { snapshot, stream, servers, is_from_memory });
+                    return Ok(FeedInitialState { snapshot, stream, servers, is_from_memory });
                 }
                 StreamItem::Bookmark { .. } => {}
             }
@@ -124,15 +124,15 @@ impl Lister<'_> {
     }
 
     /// Lists the current state, as a streamed list where upstream supports it.
-    pub(super) async fn current(&self) -> Result<InitialState, StreamEnd> {
+    pub(super) async fn current(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         match self.streamed().await? {
             Some(initial) => Ok(initial),
-            None => Ok(self.list(ListVersion::Current).await?),
+            None => Ok(self.list(RequestedListVersion::Current).await?),
         }
     }
 
     /// Lists the current state together with an open watch after it. This works however short upstream's window is.
-    pub(super) async fn current_and_watch(&self) -> Result<InitialState, StreamEnd> {
+    pub(super) async fn current_and_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         match self.streamed().await? {
             Some(initial) => Ok(initial),
             None => self.list_under_watch().await,
@@ -140,14 +140,14 @@ impl Lister<'_> {
     }
 
     /// Streams the current state; returns `None` if upstream does not support streamed lists.
-    async fn streamed(&self) -> Result<Option<InitialState>, StreamEnd> {
+    async fn streamed(&self) -> Result<Option<FeedInitialState>, WatchStreamEnd> {
         let lists_only = &self.upstream.lists_only;
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
         }
         match self.watch_list().await {
             Ok(initial) => Ok(Some(initial)),
-            Err(StreamEnd::Failed(error)) if refuses_watch_list(&error) => {
+            Err(WatchStreamEnd::Failed(error)) if refuses_watch_list(&error) => {
                 tracing::info!(
                     feed = %self.spec.key, %error,
                     "upstream does not support streaming lists; using paginated lists"
@@ -165,59 +165,63 @@ impl Lister<'_> {
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
     /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
     /// reach `ours`; if it does, nothing contradicts the feed's history.
-    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, StreamEnd> {
+    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, WatchStreamEnd> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
             return Ok(told.at);
         }
         match self.position(Some(ours)).await {
             Ok(_) => Ok(ours),
-            Err(StreamEnd::Failed(error)) if error.is_too_large_version() => Ok(told.at),
+            Err(WatchStreamEnd::Failed(error)) if error.is_too_large_version() => Ok(told.at),
             Err(ended) => Err(ended),
         }
     }
 
     /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
     /// of a nonexistent object with one bookmark, which costs it no objects.
-    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, StreamEnd> {
+    pub(super) async fn position(
+        &self,
+        least: Option<ResourceVersion>,
+    ) -> Result<UpstreamReportedVersion, WatchStreamEnd> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
-        let mut stream = match self.upstream.watch(Cause::Proof, &path).await {
+        let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
-                let at = least.map_or(ListVersion::Current, ListVersion::NotOlderThan);
+                let at = least.map_or(RequestedListVersion::Current, RequestedListVersion::NotOlderThan);
                 let first = self.spec.key.url(&page_query(at, Some(1), ""));
                 let (page, _, is_from_memory) = self.page(&first, &mut self.stage()).await?;
-                return Ok(ReportedPosition { at: page.resource_version, template: None, is_from_memory });
+                return Ok(UpstreamReportedVersion { at: page.resource_version, template: None, is_from_memory });
             }
             Err(error) => return Err(error.into()),
         };
         loop {
             if let StreamItem::Bookmark { rv, object, .. } = stream.next(&self.upstream.reader).await? {
                 let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
-                let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
-                return Ok(ReportedPosition { at: rv, template, is_from_memory });
+                let (template, is_from_memory) =
+                    (Some(template.map_err(UpstreamError::Wire)?), stream.is_from_memory());
+                return Ok(UpstreamReportedVersion { at: rv, template, is_from_memory });
             }
         }
     }
 
     /// Lists a collection in one response, because it is expected to be small. Falls back to pages if the response is
     /// too large.
-    pub(super) async fn list_whole(&self, at: ListVersion) -> Result<InitialState, Error> {
+    pub(super) async fn list_whole(&self, at: RequestedListVersion) -> Result<FeedInitialState, UpstreamError> {
         match self.pages(at, None).await {
-            Err(Error::TooLarge(_)) => self.list(at).await,
+            Err(UpstreamError::TooLarge(_)) => self.list(at).await,
             listed => listed,
         }
     }
 
     /// Lists page by page, all pages at one version.
-    pub(super) async fn list(&self, at: ListVersion) -> Result<InitialState, Error> {
+    pub(super) async fn list(&self, at: RequestedListVersion) -> Result<FeedInitialState, UpstreamError> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
                 // The snapshot of the continue token was compacted, so the list starts over (R-UPSTREAM-9).
-                Err(error) if error.is_expired() && !matches!(at, ListVersion::Exact(_)) => {}
+                Err(error) if error.is_expired() && !matches!(at, RequestedListVersion::Exact(_)) => {}
                 listed => return listed,
             }
         }
@@ -226,11 +230,11 @@ impl Lister<'_> {
 
     /// Lists the most recent state while an earlier watch is open and read. If lists are not streamed, this joins a
     /// list with its events even when upstream's window is shorter than a list takes.
-    async fn list_under_watch(&self) -> Result<InitialState, StreamEnd> {
+    async fn list_under_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let from = self.position(None).await?.at;
         let mut stream = self.behind(from).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
-        let mut listing = pin!(self.list(ListVersion::Current));
+        let mut listing = pin!(self.list(RequestedListVersion::Current));
         let listed = loop {
             let item = tokio::select! {
                 biased;
@@ -241,7 +245,7 @@ impl Lister<'_> {
                 bytes += change.frame.as_ref().map_or(0, Bytes::len);
             }
             if bytes > AHEAD_BYTES_MAX {
-                return Err(Error::TooLarge(AHEAD_BYTES_MAX).into());
+                return Err(UpstreamError::TooLarge(AHEAD_BYTES_MAX).into());
             }
             ahead.push_back(item);
         };
@@ -251,12 +255,12 @@ impl Lister<'_> {
             StreamItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
         });
         let stream = stream.behind(ahead);
-        Ok(InitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed })
+        Ok(FeedInitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed })
     }
 
     /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
     /// it reports at once in the stream.
-    pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
+    pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<UpstreamWatchStream> {
         let mut stream = self.behind(at).await.ok()?;
         match timeout(FORGOTTEN_WITHIN, stream.next(&self.upstream.reader)).await {
             // Silence: nothing has changed since that version.
@@ -267,27 +271,31 @@ impl Lister<'_> {
     }
 
     /// Opens the watch that continues from version `at`.
-    async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
+    async fn behind(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        self.upstream.watch(Cause::Watch, &self.spec.key.url(&query)).await
+        self.upstream.watch(UpstreamRequestCause::Watch, &self.spec.key.url(&query)).await
     }
 
     /// Reads one object exactly as it was at `rv`; `None` if it did not exist.
-    pub(super) async fn object_at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
+    pub(super) async fn object_at(
+        &self,
+        key: &ObjectKey,
+        rv: ResourceVersion,
+    ) -> Result<Option<ObjectRevision>, UpstreamError> {
         Ok(self.object_then(key, rv).await?.object)
     }
 
     /// Reads one object at `rv`, with the server that responded and the version of the response.
-    pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
+    pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
         let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.stage()).await?;
         let object = page.items.into_iter().find(|object| object.key == *key);
         Ok(PastObject { object, at: page.resource_version, server })
     }
 
-    async fn pages(&self, at: ListVersion, limit: Option<usize>) -> Result<InitialState, Error> {
+    async fn pages(&self, at: RequestedListVersion, limit: Option<usize>) -> Result<FeedInitialState, UpstreamError> {
         let mut staged = self.stage();
-        let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<Server>::new(), false);
+        let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<UpstreamServer>::new(), false);
         let mut empty_pages = 0;
         loop {
             let (page, server, of_memory) =
@@ -302,10 +310,10 @@ impl Lister<'_> {
             }
             if page.continue_token.is_empty() {
                 let snapshot = staged.finish(page.resource_version);
-                return Ok(InitialState { snapshot, stream: None, servers, is_from_memory });
+                return Ok(FeedInitialState { snapshot, stream: None, servers, is_from_memory });
             }
             if page.continue_token == token || empty_pages > EMPTY_PAGES_MAX {
-                return Err(Error::EndlessPages);
+                return Err(UpstreamError::EndlessPages);
             }
             token = page.continue_token;
         }
@@ -313,7 +321,11 @@ impl Lister<'_> {
 
     /// Reads one page; its size is accounted in addition to the objects that are decoded from it. Returns the page, the
     /// server, and whether that is a proxy that served it from memory.
-    async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server, bool), Error> {
+    async fn page(
+        &self,
+        path: &str,
+        staged: &mut SnapshotStaging,
+    ) -> Result<(ListPage, UpstreamServer, bool), UpstreamError> {
         let client = &self.upstream.client;
         let response = ask(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
@@ -329,13 +341,13 @@ impl Lister<'_> {
         Ok((page, server, is_from_memory))
     }
 
-    fn stage(&self) -> Staging {
+    fn stage(&self) -> SnapshotStaging {
         self.upstream.feed.reader.stage()
     }
 }
 
-fn over_budget(OverBudget: OverBudget) -> Error {
-    Error::OverBudget
+fn over_budget(OverMemoryBudget: OverMemoryBudget) -> UpstreamError {
+    UpstreamError::OverBudget
 }
 
 /// Returns the query for a state at version `rv` or later.
@@ -343,14 +355,14 @@ pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }
 
-fn page_query(at: ListVersion, limit: Option<usize>, token: &str) -> String {
+fn page_query(at: RequestedListVersion, limit: Option<usize>, token: &str) -> String {
     let mut query = Vec::new();
     query.extend(limit.map(|limit| format!("limit={limit}")));
     if token.is_empty() {
         match at {
-            ListVersion::Current => {}
-            ListVersion::NotOlderThan(rv) => query.push(not_older_than(rv)),
-            ListVersion::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
+            RequestedListVersion::Current => {}
+            RequestedListVersion::NotOlderThan(rv) => query.push(not_older_than(rv)),
+            RequestedListVersion::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
         }
     } else {
         // Tokens are base64url without padding, so they need no escaping.
@@ -365,11 +377,11 @@ mod tests {
 
     #[test]
     fn only_the_first_list_page_sends_resource_version() {
-        let exact = ListVersion::Exact(ResourceVersion(7));
-        assert_eq!(page_query(ListVersion::Current, None, ""), "");
+        let exact = RequestedListVersion::Exact(ResourceVersion(7));
+        assert_eq!(page_query(RequestedListVersion::Current, None, ""), "");
         assert_eq!(page_query(exact, Some(500), ""), "limit=500&resourceVersion=7&resourceVersionMatch=Exact");
         assert_eq!(page_query(exact, Some(500), "abc"), "limit=500&continue=abc");
-        let later = page_query(ListVersion::NotOlderThan(ResourceVersion(7)), Some(1), "");
+        let later = page_query(RequestedListVersion::NotOlderThan(ResourceVersion(7)), Some(1), "");
         assert_eq!(later, "limit=1&resourceVersion=7&resourceVersionMatch=NotOlderThan");
     }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use metrics::{counter, describe_counter};
 
-use super::feed_client::FeedClient;
-use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
-use crate::upstream::Cause;
+use super::feed_client::FeedUpstreamClient;
+use crate::feeds::{FeedKey, FeedTrafficCounts, LabelledMetric};
+use crate::upstream::UpstreamRequestCause;
 use crate::wire::Representation;
 
 /// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
@@ -20,7 +20,7 @@ pub fn describe() {
 
 /// The reason for an upstream request besides the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SideRequest {
+pub(super) enum SideRequestReason {
     /// The first state of a feed.
     Initial,
     /// A list after the history was lost.
@@ -44,22 +44,22 @@ pub(super) enum SideRequest {
 }
 
 /// Counts an open upstream watch until it is dropped.
-pub(super) struct OpenStream(Arc<FeedCounts>);
+pub(super) struct OpenUpstreamWatchGuard(Arc<FeedTrafficCounts>);
 
-impl Drop for OpenStream {
+impl Drop for OpenUpstreamWatchGuard {
     fn drop(&mut self) {
         self.0.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Counts the upstream watch as open until the result is dropped.
-    pub(super) fn watch_open(&self) -> OpenStream {
-        FeedCounts::add(&self.feed.counts.watches, 1);
-        OpenStream(self.feed.counts.clone())
+    pub(super) fn watch_open(&self) -> OpenUpstreamWatchGuard {
+        FeedTrafficCounts::add(&self.feed.counts.watches, 1);
+        OpenUpstreamWatchGuard(self.feed.counts.clone())
     }
 
-    pub(super) fn asked(&self, what: SideRequest) {
+    pub(super) fn asked(&self, what: SideRequestReason) {
         self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
     }
 
@@ -71,7 +71,7 @@ impl FeedClient {
 
     /// Counts an event of the feed. The values of the label are a fixed set.
     pub(super) fn count(&self, metric: &'static str, label: &'static str, value: &'static str) {
-        self.feed.counts.say(CountedMetric { metric, label, value });
+        self.feed.counts.say(LabelledMetric { metric, label, value });
     }
 }
 
@@ -85,25 +85,25 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
     counter!("kube_fanout_representation_checks_total", &labels).increment(1);
 }
 
-impl SideRequest {
+impl SideRequestReason {
     /// Returns the cause to which the cost of the request is accounted.
-    pub(super) fn cause(self) -> Cause {
+    pub(super) fn cause(self) -> UpstreamRequestCause {
         self.facts().1
     }
 
     /// The label value in metrics, and the cause.
-    fn facts(self) -> (&'static str, Cause) {
+    fn facts(self) -> (&'static str, UpstreamRequestCause) {
         match self {
-            Self::Initial => ("initial", Cause::List),
-            Self::Relist => ("relist", Cause::List),
-            Self::Renewal => ("release_change", Cause::List),
-            Self::Doubt => ("mismatch", Cause::List),
-            Self::Position => ("position", Cause::Proof),
-            Self::Equality => ("equality", Cause::Proof),
-            Self::CatchUp => ("catch_up", Cause::Proof),
-            Self::Past => ("past_object", Cause::Past),
-            Self::Prehistory => ("backfill", Cause::Past),
-            Self::SelfCheck => ("self_check", Cause::SelfCheck),
+            Self::Initial => ("initial", UpstreamRequestCause::List),
+            Self::Relist => ("relist", UpstreamRequestCause::List),
+            Self::Renewal => ("release_change", UpstreamRequestCause::List),
+            Self::Doubt => ("mismatch", UpstreamRequestCause::List),
+            Self::Position => ("position", UpstreamRequestCause::Proof),
+            Self::Equality => ("equality", UpstreamRequestCause::Proof),
+            Self::CatchUp => ("catch_up", UpstreamRequestCause::Proof),
+            Self::Past => ("past_object", UpstreamRequestCause::Past),
+            Self::Prehistory => ("backfill", UpstreamRequestCause::Past),
+            Self::SelfCheck => ("self_check", UpstreamRequestCause::SelfCheck),
         }
     }
 }

@@ -33,37 +33,37 @@ use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{FeedState, Snapshot, StateMark};
-use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
+use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::feed_client::FeedClient;
-use super::gap::Position;
+use super::feed_client::FeedUpstreamClient;
+use super::gap::ObservedVersion;
 use super::initial_state::not_older_than;
-use super::metrics::SideRequest;
-use super::positions::Positions;
+use super::metrics::SideRequestReason;
 use super::reflector_findings::ReflectorFinding;
-use super::stream::StreamEnd;
-use super::versions::VersionPage;
+use super::stream::WatchStreamEnd;
+use super::unproven_versions::UnprovenVersions;
+use super::versions::ObjectVersionPage;
 
 /// Proves one feed current, for readers that require it.
-pub(super) struct Prover {
-    upstream: FeedClient,
+pub(super) struct FreshnessProver {
+    upstream: FeedUpstreamClient,
     last_equality: Mutex<Option<Instant>>,
     /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
     /// the feed counts as quiet.
-    quiet_at: Mutex<Option<StateMark>>,
+    quiet_at: Mutex<Option<FeedStateMark>>,
     /// Whether upstream is a proxy, according to the last response that shows it. A proxy's feed may advance only on
     /// request.
     behind_a_proxy: AtomicBool,
-    unanswered: Failures,
-    unproven: Failures,
+    unanswered: ConsecutiveFailureCount,
+    unproven: ConsecutiveFailureCount,
     /// The failed requests to reach a version.
-    unreached: Failures,
+    unreached: ConsecutiveFailureCount,
     /// The failures of catch-up watches that did not advance the feed.
-    behind: Failures,
+    behind: ConsecutiveFailureCount,
 }
 
 /// The time that the feed's stream has to reach a position before a proof is requested.
@@ -91,9 +91,9 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Counts failures in a row, for the backoff. Many readers may need a proof, and many proxies may send requests to an
 /// overloaded server.
 #[derive(Debug, Default)]
-struct Failures(AtomicU32);
+struct ConsecutiveFailureCount(AtomicU32);
 
-impl Failures {
+impl ConsecutiveFailureCount {
     fn succeeded(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -107,8 +107,8 @@ impl Failures {
 }
 
 /// The result of a request that should prove that the cache is current.
-enum ProofResult {
-    Position(Position),
+enum FreshnessProofResult {
+    Position(ObservedVersion),
     /// The feed contains everything that was complete at this instant.
     Proven(Instant),
 }
@@ -129,17 +129,17 @@ async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
     answer
 }
 
-impl Prover {
-    pub(super) fn new(upstream: FeedClient) -> Self {
+impl FreshnessProver {
+    pub(super) fn new(upstream: FeedUpstreamClient) -> Self {
         Self {
             upstream,
             last_equality: Mutex::new(None),
             quiet_at: Mutex::new(None),
             behind_a_proxy: AtomicBool::new(false),
-            unanswered: Failures::default(),
-            unproven: Failures::default(),
-            unreached: Failures::default(),
-            behind: Failures::default(),
+            unanswered: ConsecutiveFailureCount::default(),
+            unproven: ConsecutiveFailureCount::default(),
+            unreached: ConsecutiveFailureCount::default(),
+            behind: ConsecutiveFailureCount::default(),
         }
     }
 
@@ -152,14 +152,14 @@ impl Prover {
     async fn prove_for_all(&self) -> Infallible {
         let mut wanted = self.upstream.feed.freshness.wanted();
         let mut progress = self.upstream.feed.reader.follow_progress();
-        let mut positions = Positions::default();
-        let mut question: Option<BoxFuture<'_, Option<ProofResult>>> = None;
+        let mut positions = UnprovenVersions::default();
+        let mut question: Option<BoxFuture<'_, Option<FreshnessProofResult>>> = None;
         let mut proof: Option<BoxFuture<'_, Option<Instant>>> = None;
         let mut history = self.upstream.feed.reader.history();
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
-                (positions, question, proof) = (Positions::default(), None, None);
+                (positions, question, proof) = (UnprovenVersions::default(), None, None);
             }
             if let Some(asked) = positions.settle(
                 self.upstream.feed.reader.progress().rv,
@@ -179,14 +179,14 @@ impl Prover {
             let result = tokio::select! {
                 biased;
                 answer = finished(&mut question) => answer,
-                proven = finished(&mut proof) => proven.map(ProofResult::Proven),
+                proven = finished(&mut proof) => proven.map(FreshnessProofResult::Proven),
                 () = progress.changed(), if last.is_some() => None,
                 _ = wanted.changed() => None,
                 () = self.upstream.live(), if !self.live() => None,
             };
             match result.filter(|_| self.upstream.feed.reader.history() == history) {
-                Some(ProofResult::Position(position)) => positions.extend(position),
-                Some(ProofResult::Proven(asked)) => {
+                Some(FreshnessProofResult::Position(position)) => positions.extend(position),
+                Some(FreshnessProofResult::Proven(asked)) => {
                     self.upstream.feed.freshness.prove(asked);
                     positions.proven(asked);
                 }
@@ -196,7 +196,7 @@ impl Prover {
     }
 
     /// Whether a reader waits that neither a proof nor the last request covers.
-    fn unasked(&self, wanted: Option<Instant>, last: Option<Position>) -> bool {
+    fn unasked(&self, wanted: Option<Instant>, last: Option<ObservedVersion>) -> bool {
         wanted.is_some_and(|wanted| {
             self.upstream.feed.freshness.is_awaited()
                 && !self.upstream.feed.freshness.covers(wanted)
@@ -208,7 +208,7 @@ impl Prover {
         self.upstream.feed.reader.state() == FeedState::Live
     }
 
-    async fn question(&self) -> Option<ProofResult> {
+    async fn question(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
@@ -216,16 +216,16 @@ impl Prover {
         }
         // Requests the version that upstream's storage has reached.
         let (asked, shown) = (Instant::now(), reader.shown_at());
-        self.upstream.asked(SideRequest::Position);
-        let lister = self.upstream.lister(SideRequest::Position);
+        self.upstream.asked(SideRequestReason::Position);
+        let lister = self.upstream.lister(SideRequestReason::Position);
         let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        Some(ProofResult::Position(Position { asked, at }))
+        Some(FreshnessProofResult::Position(ObservedVersion { asked, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
-    async fn at_once(&self) -> Option<ProofResult> {
+    async fn at_once(&self) -> Option<FreshnessProofResult> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
-        let listing = async { self.listed("").await.map_err(StreamEnd::from) };
+        let listing = async { self.listed("").await.map_err(WatchStreamEnd::from) };
         let listed = self.answer(shown, listing, |listed| listed.at).await?;
         if listed.is_other {
             self.doubt();
@@ -233,8 +233,12 @@ impl Prover {
             return None;
         }
         // Otherwise the changes are still on their way.
-        let position = Position { asked, at: listed.at };
-        Some(if self.is_held(&listed) { ProofResult::Proven(asked) } else { ProofResult::Position(position) })
+        let position = ObservedVersion { asked, at: listed.at };
+        Some(if self.is_held(&listed) {
+            FreshnessProofResult::Proven(asked)
+        } else {
+            FreshnessProofResult::Position(position)
+        })
     }
 
     /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
@@ -243,7 +247,7 @@ impl Prover {
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
-        question: impl Future<Output = Result<T, StreamEnd>>,
+        question: impl Future<Output = Result<T, WatchStreamEnd>>,
         version: impl Fn(&T) -> ResourceVersion,
     ) -> Option<T> {
         let feed = &self.upstream.feed.spec.key;
@@ -268,18 +272,18 @@ impl Prover {
     }
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
-    async fn listed(&self, query: &str) -> Result<ListedVersions, Error> {
-        self.upstream.asked(SideRequest::Equality);
+    async fn listed(&self, query: &str) -> Result<ListedVersions, UpstreamError> {
+        self.upstream.asked(SideRequestReason::Equality);
         let before = self.upstream.feed.reader.snapshot();
-        let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
-        let VersionPage { at, versions, is_from_memory, .. } = page;
+        let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
+        let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
         let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
         Ok(ListedVersions { at, versions, is_other, is_from_memory })
     }
 
     /// Proves that the cache is current as of the position's request. Returns the instant of that request.
-    async fn prove(&self, position: Position) -> Option<Instant> {
+    async fn prove(&self, position: ObservedVersion) -> Option<Instant> {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(position.at)).await.is_ok() {
             *self.quiet_at.lock() = None;
@@ -289,7 +293,7 @@ impl Prover {
         timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
     }
 
-    async fn prove_by_asking(&self, position: Position) -> Option<Instant> {
+    async fn prove_by_asking(&self, position: ObservedVersion) -> Option<Instant> {
         let proven = if self.affords_equality() {
             self.by_equality(position).await
         } else if self.live() && self.watches_say_how_far() {
@@ -335,7 +339,7 @@ impl Prover {
     ///
     /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
     /// from its own cache, and a proxy serves it without a proof of its own.
-    async fn by_equality(&self, position: Position) -> Result<Option<Instant>, StreamEnd> {
+    async fn by_equality(&self, position: ObservedVersion) -> Result<Option<Instant>, WatchStreamEnd> {
         let listed = self.listed(&not_older_than(position.at)).await?;
         if listed.is_other {
             self.doubt();
@@ -377,7 +381,7 @@ impl Prover {
 
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
     /// only for small collections.
-    async fn is_at(&self, rv: ResourceVersion) -> Result<bool, StreamEnd> {
+    async fn is_at(&self, rv: ResourceVersion) -> Result<bool, WatchStreamEnd> {
         if self.is_behind_a_proxy() || !self.affords_equality() {
             return Ok(false);
         }
@@ -396,14 +400,14 @@ impl Prover {
 
     /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
     /// applies the changes and, if `announced`, sends its readers the new version.
-    async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
-        self.upstream.asked(SideRequest::CatchUp);
+    async fn by_catching_up(&self, announced: bool) -> Result<(), WatchStreamEnd> {
+        self.upstream.asked(SideRequestReason::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         let path = self.upstream.feed.spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
-        let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamRequestCause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.
@@ -416,11 +420,11 @@ impl Prover {
     }
 }
 
-fn same(snapshot: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> bool {
+fn same(snapshot: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> bool {
     snapshot.len() == listed.len() && snapshot.iter().all(|object| listed.get(&object.key) == Some(&object.rv))
 }
 
 /// Whether the feed, which has reached a listed version, still has an object that the list did not have.
-fn outlived(now: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
+fn outlived(now: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
     places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

@@ -17,37 +17,40 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
-use crate::cache::{FeedState, Snapshot, StateMark};
-use crate::feeds::RenderingRefusal;
-use crate::upstream::{Build, Cause, Error, UpstreamRequestKind, encoding_of};
-use crate::wire::{Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
+use crate::feeds::DerivedRepresentationRefusal;
+use crate::upstream::{ServerBuild, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
+use crate::wire::{
+    IncludeObjectPolicy, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError, same_items,
+    same_rows,
+};
 use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
 use super::continuity::is_same;
-use super::feed_client::FeedClient;
-use super::metrics::{self, SideRequest};
+use super::feed_client::FeedUpstreamClient;
+use super::metrics::{self, SideRequestReason};
 
 /// Qualifies the representations of one feed, and keeps comparing them.
-pub(super) struct Qualifier {
-    pub(super) upstream: FeedClient,
+pub(super) struct RepresentationQualifier {
+    pub(super) upstream: FeedUpstreamClient,
 }
 
 /// The state of the qualifier.
 #[derive(Debug, Default)]
-struct QualifierState {
+struct RepresentationQualifierState {
     /// The build that upstream reported last, if its release differs from the current one.
-    other: Option<Build>,
+    other: Option<ServerBuild>,
     /// The release that objects were compared with, and the number of compared objects.
     release: Option<u32>,
     compared: usize,
     /// The state from which objects were sampled last.
-    sampled: Option<StateMark>,
+    sampled: Option<FeedStateMark>,
 }
 
 /// The result of a comparison with upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum RepresentationComparison {
     Equal,
     Different,
     /// An object cannot be derived.
@@ -73,10 +76,10 @@ const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), 
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
 
-impl Qualifier {
+impl RepresentationQualifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let (mut known, mut retries) = (QualifierState::default(), Backoff::new(RETRY));
+        let (mut known, mut retries) = (RepresentationQualifierState::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
@@ -135,12 +138,12 @@ impl Qualifier {
 
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
-    async fn qualify(&self, wanted: Representation, known: &mut QualifierState) -> bool {
+    async fn qualify(&self, wanted: Representation, known: &mut RepresentationQualifierState) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
             Err(error) if says_no_release(&error) => {
-                self.upstream.feed.refuse(wanted, RenderingRefusal::NotComparable, &error);
+                self.upstream.feed.refuse(wanted, DerivedRepresentationRefusal::NotComparable, &error);
                 return true;
             }
             Err(error) => {
@@ -151,23 +154,23 @@ impl Qualifier {
                 return false;
             }
         };
-        let Some(renderer) = Renderer::derived(wanted, self.upstream.feed.reader.envelope(), minor) else {
+        let Some(renderer) = ObjectRenderer::derived(wanted, self.upstream.feed.reader.envelope(), minor) else {
             let kind = &self.upstream.feed.spec.kind;
             self.upstream.feed.refuse(
                 wanted,
-                RenderingRefusal::NotInTable,
+                DerivedRepresentationRefusal::NotInTable,
                 &format_args!("{kind} of release 1.{minor}"),
             );
             return true;
         };
-        if wanted == Representation::Table(Include::None) {
+        if wanted == Representation::Table(IncludeObjectPolicy::None) {
             // Cells are passed on unchanged, so no derivation can differ.
             self.upstream.feed.renderings.qualify(renderer);
             return true;
         }
         let snapshot = self.upstream.feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &refused);
+            self.upstream.feed.refuse(wanted, DerivedRepresentationRefusal::Unrenderable, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
@@ -176,35 +179,37 @@ impl Qualifier {
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
             // still be equal.
-            Verdict::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
-                Verdict::Different => Verdict::Unanswered,
+            RepresentationComparison::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
+                RepresentationComparison::Different => RepresentationComparison::Unanswered,
                 verdict => verdict,
             },
             verdict => verdict,
         };
         match self.confirmed(verdict, &objects, snapshot.rv).await {
-            Verdict::Equal => {
+            RepresentationComparison::Equal => {
                 known.compared += objects.len();
                 let (feed, objects) = (&self.upstream.feed.spec.key, objects.len());
                 let held = feed.encoding;
                 tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
                 self.upstream.feed.renderings.qualify(renderer);
             }
-            verdict @ (Verdict::Different | Verdict::Refused) => self.refuse(wanted, verdict),
-            Verdict::NotOffered => {
+            verdict @ (RepresentationComparison::Different | RepresentationComparison::Refused) => {
+                self.refuse(wanted, verdict)
+            }
+            RepresentationComparison::NotOffered => {
                 self.upstream.feed.refuse(
                     wanted,
-                    RenderingRefusal::NotComparable,
+                    DerivedRepresentationRefusal::NotComparable,
                     &"upstream does not serve this representation",
                 );
             }
-            Verdict::Unanswered | Verdict::Expired => return false,
+            RepresentationComparison::Unanswered | RepresentationComparison::Expired => return false,
         }
         true
     }
 
     /// Derives each object once, so that no list fails halfway because an object cannot be derived.
-    async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), TranscodeError> {
+    async fn derive_all(&self, snapshot: &FeedSnapshot, renderer: &ObjectRenderer) -> Result<(), TranscodeError> {
         let mut body = Vec::new();
         for (index, object) in snapshot.iter().enumerate() {
             // The result is not kept, because it may never be read.
@@ -219,7 +224,7 @@ impl Qualifier {
 
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
-    async fn sample(&self, known: &mut QualifierState) {
+    async fn sample(&self, known: &mut RepresentationQualifierState) {
         let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
@@ -231,7 +236,8 @@ impl Qualifier {
             return;
         }
         known.sampled = Some(mark);
-        let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
+        let includes_objects =
+            |renderer: &ObjectRenderer| renderer.representation() != Representation::Table(IncludeObjectPolicy::None);
         for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
             let snapshot = self.upstream.feed.reader.snapshot();
             if snapshot.is_empty() {
@@ -242,7 +248,7 @@ impl Qualifier {
             let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
-                Verdict::Equal => known.compared += 1,
+                RepresentationComparison::Equal => known.compared += 1,
                 verdict => self.refuse(renderer.representation(), verdict),
             }
         }
@@ -250,7 +256,7 @@ impl Qualifier {
 
     /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
     /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
-    fn may_be_upgraded(&self, known: &QualifierState) -> bool {
+    fn may_be_upgraded(&self, known: &RepresentationQualifierState) -> bool {
         known.other.is_some() || !self.upstream.written.is_certain()
     }
 
@@ -258,11 +264,11 @@ impl Qualifier {
     /// were qualified.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
-    /// ([`BodyWriters`](super::body_writers)). If that is not possible, other servers may respond at its address, during an upgrade or with
-    /// load balancers. Then two responses in a row must name the other release.
-    async fn release(&self, known: &mut QualifierState) -> Result<Option<u32>, Error> {
+    /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
+    /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
+    async fn release(&self, known: &mut RepresentationQualifierState) -> Result<Option<u32>, UpstreamError> {
         let build = match self.upstream.written.told_by_a_proxy() {
-            Some(build) => Build::clone(&build),
+            Some(build) => ServerBuild::clone(&build),
             None => self.upstream.client.build().await?,
         };
         let was = self.upstream.feed.renderings.release();
@@ -279,24 +285,36 @@ impl Qualifier {
     }
 
     /// Ends a derivation whose objects differ from upstream's or cannot be derived.
-    fn refuse(&self, representation: Representation, verdict: Verdict) {
+    fn refuse(&self, representation: Representation, verdict: RepresentationComparison) {
         // The reasons are logged. They never have the content, which may be a Secret's.
         let (reason, why) = match verdict {
-            Verdict::Different => (RenderingRefusal::Mismatch, "upstream encodes an object differently"),
-            Verdict::Refused => (RenderingRefusal::Unrenderable, "an object cannot be converted"),
-            Verdict::Equal | Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => return,
+            RepresentationComparison::Different => {
+                (DerivedRepresentationRefusal::Mismatch, "upstream encodes an object differently")
+            }
+            RepresentationComparison::Refused => {
+                (DerivedRepresentationRefusal::Unrenderable, "an object cannot be converted")
+            }
+            RepresentationComparison::Equal
+            | RepresentationComparison::Unanswered
+            | RepresentationComparison::Expired
+            | RepresentationComparison::NotOffered => return,
         };
         self.upstream.feed.refuse(representation, reason, &why);
     }
 
     /// Compares `objects` with upstream's list at `path`.
-    async fn compare(&self, renderer: &Renderer, path: &str, objects: &[&Arc<Object>]) -> Verdict {
+    async fn compare(
+        &self,
+        renderer: &ObjectRenderer,
+        path: &str,
+        objects: &[&Arc<ObjectRevision>],
+    ) -> RepresentationComparison {
         let representation = renderer.representation();
         let verdict = match self.upstreams_list(path, representation).await {
             Ok(theirs) => match self.is_same(renderer, objects, &theirs) {
-                Ok(true) => Verdict::Equal,
-                Ok(false) => Verdict::Different,
-                Err(_) => Verdict::Refused,
+                Ok(true) => RepresentationComparison::Equal,
+                Ok(false) => RepresentationComparison::Different,
+                Err(_) => RepresentationComparison::Refused,
             },
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -304,7 +322,7 @@ impl Qualifier {
                     %feed, %representation, %error,
                     "cannot read upstream's objects to verify a conversion"
                 );
-                Verdict::without_answer(&error)
+                RepresentationComparison::without_answer(&error)
             }
         };
         self.count(representation, verdict);
@@ -313,27 +331,32 @@ impl Qualifier {
 
     /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If
     /// upstream's storage has gone back, the feed must start a new history instead (F3).
-    async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
-        if verdict != Verdict::Different {
+    async fn confirmed(
+        &self,
+        verdict: RepresentationComparison,
+        objects: &[&Arc<ObjectRevision>],
+        at: ResourceVersion,
+    ) -> RepresentationComparison {
+        if verdict != RepresentationComparison::Different {
             return verdict;
         }
-        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(SideRequest::Past));
+        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(SideRequestReason::Past));
         for object in objects {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
                     self.upstream.doubt(history);
-                    return Verdict::Unanswered;
+                    return RepresentationComparison::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
                 Err(error) if error.is_expired() => return verdict,
-                Err(_) => return Verdict::Unanswered,
+                Err(_) => return RepresentationComparison::Unanswered,
             }
         }
         verdict
     }
 
-    async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<Bytes, Error> {
+    async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<Bytes, UpstreamError> {
         let include = match representation {
             Representation::Table(include) => format!("&includeObject={}", include.as_str()),
             _ => String::new(),
@@ -342,20 +365,25 @@ impl Qualifier {
         let response = self
             .upstream
             .client
-            .open(Cause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
+            .open(UpstreamRequestCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
         if self.upstream.written.writes_otherwise(response.body().server()) {
-            return Err(Error::OtherDocument(path));
+            return Err(UpstreamError::OtherDocument(path));
         }
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
-            return Err(Error::OtherRepresentation { asked: representation.to_string(), answered });
+            return Err(UpstreamError::OtherRepresentation { asked: representation.to_string(), answered });
         }
         self.upstream.client.read(response).await
     }
 
     /// Whether `theirs` is the list of `objects` that the proxy would send.
-    fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, TranscodeError> {
+    fn is_same(
+        &self,
+        renderer: &ObjectRenderer,
+        objects: &[&Arc<ObjectRevision>],
+        theirs: &[u8],
+    ) -> Result<bool, TranscodeError> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
@@ -366,24 +394,24 @@ impl Qualifier {
         })
     }
 
-    fn count(&self, representation: Representation, verdict: Verdict) {
+    fn count(&self, representation: Representation, verdict: RepresentationComparison) {
         let outcome = match verdict {
-            Verdict::Equal => "equal",
-            Verdict::Different => "different",
-            Verdict::Refused => "refused",
-            Verdict::Unanswered => "unanswered",
-            Verdict::Expired => "evicted",
-            Verdict::NotOffered => "not_offered",
+            RepresentationComparison::Equal => "equal",
+            RepresentationComparison::Different => "different",
+            RepresentationComparison::Refused => "refused",
+            RepresentationComparison::Unanswered => "unanswered",
+            RepresentationComparison::Expired => "evicted",
+            RepresentationComparison::NotOffered => "not_offered",
         };
         metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
     }
 }
 
-impl Verdict {
+impl RepresentationComparison {
     /// Returns the verdict when there is nothing to compare with.
-    fn without_answer(error: &Error) -> Self {
+    fn without_answer(error: &UpstreamError) -> Self {
         match error {
-            Error::OtherRepresentation { .. } => Self::NotOffered,
+            UpstreamError::OtherRepresentation { .. } => Self::NotOffered,
             error if matches!(error.code(), Some(406 | 415)) => Self::NotOffered,
             error if error.is_expired() => Self::Expired,
             _ => Self::Unanswered,
@@ -392,11 +420,11 @@ impl Verdict {
 }
 
 /// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
-fn says_no_release(error: &Error) -> bool {
-    matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
+fn says_no_release(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }
 
-fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
+fn list_of(renderer: &ObjectRenderer, bodies: &[Bytes]) -> Vec<u8> {
     let meta = ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None };
     let frame = renderer.list(&meta, bodies.len());
     let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
@@ -415,45 +443,45 @@ fn exact(rv: ResourceVersion) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Encoding;
+    use crate::wire::FeedEncoding;
     use kubeapi::Status;
 
-    fn refused(code: i32) -> Error {
-        Error::Refused(Box::new(Status { code, ..Status::default() }))
+    fn refused(code: i32) -> UpstreamError {
+        UpstreamError::Refused(Box::new(Status { code, ..Status::default() }))
     }
 
     #[test]
     fn failed_sample_verdict_depends_on_the_error() {
         for (error, expected) in [
             (
-                Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) },
-                Verdict::NotOffered,
+                UpstreamError::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) },
+                RepresentationComparison::NotOffered,
             ),
-            (refused(406), Verdict::NotOffered),
-            (refused(415), Verdict::NotOffered),
-            (refused(410), Verdict::Expired),
-            (refused(403), Verdict::Unanswered),
-            (refused(503), Verdict::Unanswered),
-            (Error::Timeout(SAMPLE_SOON), Verdict::Unanswered),
-            (Error::TooLarge(1), Verdict::Unanswered),
-            (Error::InvalidRequest("no path".to_owned()), Verdict::Unanswered),
-            (Error::OtherDocument("/version".to_owned()), Verdict::Unanswered),
+            (refused(406), RepresentationComparison::NotOffered),
+            (refused(415), RepresentationComparison::NotOffered),
+            (refused(410), RepresentationComparison::Expired),
+            (refused(403), RepresentationComparison::Unanswered),
+            (refused(503), RepresentationComparison::Unanswered),
+            (UpstreamError::Timeout(SAMPLE_SOON), RepresentationComparison::Unanswered),
+            (UpstreamError::TooLarge(1), RepresentationComparison::Unanswered),
+            (UpstreamError::InvalidRequest("no path".to_owned()), RepresentationComparison::Unanswered),
+            (UpstreamError::OtherDocument("/version".to_owned()), RepresentationComparison::Unanswered),
         ] {
-            assert_eq!(Verdict::without_answer(&error), expected, "{error}");
+            assert_eq!(RepresentationComparison::without_answer(&error), expected, "{error}");
         }
     }
 
     #[test]
     fn forbidden_or_missing_version_endpoint_is_not_retried() {
         for (error, expected) in [
-            (Error::OtherDocument("/version".to_owned()), true),
+            (UpstreamError::OtherDocument("/version".to_owned()), true),
             (refused(403), true),
             (refused(404), true),
             (refused(401), false),
             (refused(500), false),
-            (Error::Timeout(SAMPLE_SOON), false),
-            (Error::InvalidRequest("no path".to_owned()), false),
-            (Error::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
+            (UpstreamError::Timeout(SAMPLE_SOON), false),
+            (UpstreamError::InvalidRequest("no path".to_owned()), false),
+            (UpstreamError::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
         ] {
             assert_eq!(says_no_release(&error), expected, "{error}");
         }

@@ -9,30 +9,30 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::cache::{CacheWriter, FeedEnd, FeedState, ResumeMarker};
+use crate::cache::{CacheWriter, FeedEndReason, FeedState, ResumeMarker};
 use crate::wire::BookmarkTemplate;
-use base::{Backoff, BackoffBounds, LogLimit, random};
+use base::{Backoff, BackoffBounds, LogRateLimit, random};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-use super::continuity::Continuity;
-use super::failure::{FailureKind, StepFailure, over};
-use super::feed_client::FeedClient;
-use super::gap::{Completeness, Position, RelistPlanner};
+use super::continuity::HistoryContinuity;
+use super::failure::{ReflectorFailureKind, ReflectorStepError, over};
+use super::feed_client::FeedUpstreamClient;
+use super::gap::{FeedCompleteness, ObservedVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
-use super::initial_state::{ContinuingWatch, InitialState, ListVersion};
-use super::metrics::SideRequest;
-use super::reflector_findings::{HistoryOrigin, ReflectorFinding, RewindNotices};
-use super::stream::{StreamEnd, WatchStream};
+use super::initial_state::{ContinuingWatch, FeedInitialState, RequestedListVersion};
+use super::metrics::SideRequestReason;
+use super::reflector_findings::{HistoryOrigin, ReflectorFinding, StorageRewindNotices};
+use super::stream::{UpstreamWatchStream, WatchStreamEnd};
 
 /// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
-    upstream: FeedClient,
+    upstream: FeedUpstreamClient,
     writer: CacheWriter,
     /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     findings: mpsc::Receiver<ReflectorFinding>,
     /// Exchanges rewind notices between the feeds of one upstream.
-    rewinds: Arc<RewindNotices>,
+    rewinds: Arc<StorageRewindNotices>,
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
@@ -49,27 +49,27 @@ pub(super) struct Reflector {
     relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
     rests_until: Option<Instant>,
-    complete: Completeness,
-    continuity: Continuity,
+    complete: FeedCompleteness,
+    continuity: HistoryContinuity,
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
     begun: HistoryOrigin,
     /// Whether the history is being discarded because upstream has another one.
     rewinding: bool,
     /// Limits the rate at which interruptions are logged.
-    interruptions: LogLimit,
+    interruptions: LogRateLimit,
 }
 
 /// The sync state of the feed. Each state holds only data that is valid in it.
 #[allow(clippy::large_enum_variant, reason = "there is one for each feed, and it is never moved about")]
-enum State {
+enum ReflectorState {
     /// The feed has no valid state.
     Empty,
     /// The state is complete up to `at`, and no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
     /// The state is complete up to `at`, with the stream that continues from there. `resume_marker` is the change that
     /// the stream must send first, if the stream was opened before it.
-    Watching { at: ResourceVersion, stream: WatchStream, resume_marker: Option<ResumeMarker> },
+    Watching { at: ResourceVersion, stream: UpstreamWatchStream, resume_marker: Option<ResumeMarker> },
     /// The state is complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window`
     /// is set, it is the start of upstream's own history, and the state at that version is listed. Otherwise the
     /// current state is.
@@ -100,10 +100,10 @@ const WOKEN_WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(1)
 
 impl Reflector {
     pub(super) fn new(
-        upstream: FeedClient,
+        upstream: FeedUpstreamClient,
         writer: CacheWriter,
         findings: mpsc::Receiver<ReflectorFinding>,
-        rewinds: Arc<RewindNotices>,
+        rewinds: Arc<StorageRewindNotices>,
         waits: BackoffBounds,
     ) -> Self {
         Self {
@@ -121,23 +121,23 @@ impl Reflector {
             woken_early: 0,
             relists: RelistPlanner::default(),
             rests_until: None,
-            complete: Completeness::default(),
-            continuity: Continuity::default(),
+            complete: FeedCompleteness::default(),
+            continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
             begun: HistoryOrigin { asked: Instant::now(), rewound: false },
             rewinding: false,
-            interruptions: LogLimit::default(),
+            interruptions: LogRateLimit::default(),
         }
     }
 
     /// Runs until the feed ends for a reason that a retry cannot fix. Returns that reason.
-    pub(super) async fn run(&mut self) -> FeedEnd {
-        let mut state = State::Empty;
+    pub(super) async fn run(&mut self) -> FeedEndReason {
+        let mut state = ReflectorState::Empty;
         loop {
             let (next, failure) = self.step(state).await;
             state = next;
             let Some(failure) = failure else { continue };
-            if let StepFailure::Over(end) = failure
+            if let ReflectorStepError::Over(end) = failure
                 && !self.bears(end, &state)
             {
                 return end;
@@ -150,10 +150,10 @@ impl Reflector {
 
     /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
     /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
-    fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
+    fn log_interruption(&self, failure: &ReflectorStepError, wait: Duration) {
         let feed = &self.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
-        if let StepFailure::Stream(StreamEnd::Clean) = failure {
+        if let ReflectorStepError::Stream(WatchStreamEnd::Clean) = failure {
             tracing::info!(
                 feed = %feed.spec.key, error = %failure, retry_in = ?wait,
                 "upstream watch interrupted; retrying"
@@ -166,8 +166,9 @@ impl Reflector {
 
     /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
     /// caches are filled. That must not end a feed that was allowed before (R-UPSTREAM-5 bounds the wait).
-    fn bears(&mut self, end: FeedEnd, state: &State) -> bool {
-        let may_pass = matches!(end, FeedEnd::Forbidden | FeedEnd::Gone) && !matches!(state, State::Empty);
+    fn bears(&mut self, end: FeedEndReason, state: &ReflectorState) -> bool {
+        let may_pass =
+            matches!(end, FeedEndReason::Forbidden | FeedEndReason::Gone) && !matches!(state, ReflectorState::Empty);
         if self.refused_since.is_none() {
             self.refusals = Backoff::new(REFUSED_WAITS);
         }
@@ -175,48 +176,48 @@ impl Reflector {
     }
 
     /// Marks the feed as ended for its readers.
-    pub(super) fn end(&mut self, end: FeedEnd) {
+    pub(super) fn end(&mut self, end: FeedEndReason) {
         self.writer.set_state(FeedState::Ended(end));
     }
 
     /// Advances to the next state. Returns a failure if one occurred on the way.
-    async fn step(&mut self, state: State) -> (State, Option<StepFailure>) {
-        if let State::Listed { .. } = state
+    async fn step(&mut self, state: ReflectorState) -> (ReflectorState, Option<ReflectorStepError>) {
+        if let ReflectorState::Listed { .. } = state
             && let Some(rested) = self.rests_until.take()
         {
             self.writer.set_state(FeedState::Stale { since: self.last_sign });
             sleep_until(rested).await;
         }
         match state {
-            State::Empty => match self.initial().await {
+            ReflectorState::Empty => match self.initial().await {
                 Ok(next) => (next, None),
-                Err(failure) => (State::Empty, Some(failure)),
+                Err(failure) => (ReflectorState::Empty, Some(failure)),
             },
-            State::Listed { at } => match self.resume(at).await {
+            ReflectorState::Listed { at } => match self.resume(at).await {
                 Ok((stream, resume_marker)) => {
                     self.complete.opened(false);
                     self.upstream.written.opened(stream.server());
                     // The stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
-                    (State::Watching { at, stream, resume_marker }, None)
+                    (ReflectorState::Watching { at, stream, resume_marker }, None)
                 }
-                Err((StepFailure::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
-                Err((StepFailure::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
-                Err((failure, _)) => (State::Listed { at }, Some(failure)),
+                Err((ReflectorStepError::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
+                Err((ReflectorStepError::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
+                Err((failure, _)) => (ReflectorState::Listed { at }, Some(failure)),
             },
-            State::Watching { at, stream, resume_marker } => {
+            ReflectorState::Watching { at, stream, resume_marker } => {
                 let opened = Instant::now();
                 let ended = self.watch(at, stream, resume_marker).await;
                 self.had_lived = opened.elapsed() >= LIVED;
                 ended
             }
-            State::Expired { at, window } => match self.relist(at, window).await {
+            ReflectorState::Expired { at, window } => match self.relist(at, window).await {
                 Ok(next) => (next, None),
                 // The listed version was compacted in the meantime, so the most recent state is listed.
-                Err(StepFailure::Upstream(error)) if error.is_expired() && window.is_some() => {
-                    (State::Expired { at, window: None }, None)
+                Err(ReflectorStepError::Upstream(error)) if error.is_expired() && window.is_some() => {
+                    (ReflectorState::Expired { at, window: None }, None)
                 }
-                Err(failure) => (State::Expired { at, window }, Some(failure)),
+                Err(failure) => (ReflectorState::Expired { at, window }, Some(failure)),
             },
         }
     }
@@ -224,7 +225,7 @@ impl Reflector {
     /// Starts with the state from which the oldest waiting client resumes, if upstream still has it and the changes
     /// after it. After a restart of the proxy, no such client then has to relist. A client with a version that upstream
     /// no longer has must not make the others relist.
-    async fn resumed(&mut self) -> Option<State> {
+    async fn resumed(&mut self) -> Option<ReflectorState> {
         self.upstream.feed.oldest_resume()?;
         // Only the first state may be an old one. A feed that was served must not go back in time (L6), and versions of
         // a history that was given up mean nothing in the next one.
@@ -233,9 +234,9 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
-        let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequest::Initial));
-        let (told, listed) = tokio::join!(self.position(), lister.list_whole(ListVersion::Exact(at)));
-        let InitialState { snapshot, servers, .. } = listed.ok()?;
+        let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequestReason::Initial));
+        let (told, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
+        let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
         let (upstream, template) = told.unzip();
         if let Some(template) = template.flatten() {
@@ -257,24 +258,25 @@ impl Reflector {
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
     /// upstream's own bookmark may take a minute.
-    async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
+    async fn position(&self) -> Option<(ObservedVersion, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
-        self.upstream.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.upstream.lister(SideRequest::Position).position(None)).await.ok()?;
+        self.upstream.asked(SideRequestReason::Position);
+        let told =
+            timeout(POSITION_MAX, self.upstream.lister(SideRequestReason::Position).position(None)).await.ok()?;
         let feed = &self.upstream.feed.spec.key;
         let failed =
-            |error: &StreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
+            |error: &WatchStreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let told = told.inspect_err(failed).ok()?;
-        Some((Position { asked, at: told.at }, told.template))
+        Some((ObservedVersion { asked, at: told.at }, told.template))
     }
 
-    async fn initial(&mut self) -> Result<State, StepFailure> {
+    async fn initial(&mut self) -> Result<ReflectorState, ReflectorStepError> {
         if let Some(resumed) = Box::pin(self.resumed()).await {
             return Ok(resumed);
         }
         let asked = Instant::now();
-        self.upstream.asked(SideRequest::Initial);
-        let initial = self.upstream.lister(SideRequest::Initial).current().await.map_err(ended)?;
+        self.upstream.asked(SideRequestReason::Initial);
+        let initial = self.upstream.lister(SideRequestReason::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than served data");
@@ -285,8 +287,8 @@ impl Reflector {
     }
 
     /// Begins a history with the current state.
-    fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
-        let InitialState { snapshot, stream, servers, .. } = initial;
+    fn starts_with(&mut self, initial: FeedInitialState, asked: Instant) -> ReflectorState {
+        let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
         self.upstream.written.takes_in(&servers);
         self.writer.replace(snapshot);
@@ -305,20 +307,20 @@ impl Reflector {
     /// Resets the fields that belong to the previous history.
     fn begins(&mut self, asked: Instant, rewound: bool) {
         self.begun = HistoryOrigin { asked, rewound };
-        self.continuity = Continuity::Certain;
+        self.continuity = HistoryContinuity::Certain;
         self.history_checks.forget();
         self.rewinding = false;
     }
 
     /// The state after a list: `Watching` if a stream came with the list, otherwise `Listed`.
-    fn behind(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> State {
-        let Some(ContinuingWatch { stream, template }) = stream else { return State::Listed { at } };
+    fn behind(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> ReflectorState {
+        let Some(ContinuingWatch { stream, template }) = stream else { return ReflectorState::Listed { at } };
         self.complete.opened(template.is_some());
         self.upstream.written.opened(stream.server());
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }
-        State::Watching { at, stream, resume_marker: None }
+        ReflectorState::Watching { at, stream, resume_marker: None }
     }
 
     fn signed_of_life(&mut self) {
@@ -329,7 +331,7 @@ impl Reflector {
     }
 
     /// Waits. If upstream was unreachable, the wait ends early once upstream responds to another request.
-    async fn pause(&mut self, wait: Duration, failure: &StepFailure) {
+    async fn pause(&mut self, wait: Duration, failure: &ReflectorStepError) {
         let soonest = Instant::now() + least_pause(self.woken_early);
         let back = async {
             if !failure.kind().is_connection() {
@@ -349,7 +351,7 @@ impl Reflector {
 
     /// Returns the delay after a failure. After repeated unreadable streams it also resets the state, so that the feed
     /// relists.
-    fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
+    fn pause_after(&mut self, failure: &ReflectorStepError, state: &mut ReflectorState) -> Duration {
         let kind = failure.kind();
         self.upstream.count("kube_fanout_upstream_failures_total", "reason", kind.as_str());
         if !failure.is_expired() {
@@ -360,14 +362,14 @@ impl Reflector {
             self.refused_since = None;
         }
         // A stream without bookmarks is silent whenever nothing changes.
-        if kind != FailureKind::Silent || self.upstream.feed.spec.key.gvr.has_watch_cache() {
+        if kind != ReflectorFailureKind::Silent || self.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
-        if let State::Listed { .. } | State::Expired { .. } = state {
+        if let ReflectorState::Listed { .. } | ReflectorState::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
         }
-        if let State::Listed { at } = state
-            && kind == FailureKind::Unreadable
+        if let ReflectorState::Listed { at } = state
+            && kind == ReflectorFailureKind::Unreadable
         {
             let (rv, times) = &mut self.unreadable;
             *times = if *rv == *at { *times + 1 } else { 1 };
@@ -375,14 +377,14 @@ impl Reflector {
             if *times >= UNREADABLE_MAX {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::error!(%feed, rv = %at, "cannot decode the upstream watch; relisting");
-                *state = State::Empty;
+                *state = ReflectorState::Empty;
             }
         }
         // A stream that had been open for long is resumed at once, because usually only the connection was lost.
         if std::mem::take(&mut self.had_lived) && kind.is_connection() {
             return RESUME_SPREAD.mul_f64(random::f64());
         }
-        if kind == FailureKind::Over {
+        if kind == ReflectorFailureKind::Over {
             return self.refusals.failed(Instant::now());
         }
         let wait = self.backoff.failed(Instant::now());
@@ -396,9 +398,9 @@ fn least_pause(woken_early: u32) -> Duration {
     if woken_early == 0 { Duration::ZERO } else { WOKEN_WAITS.after(woken_early) }
 }
 
-fn ended(end: StreamEnd) -> StepFailure {
+fn ended(end: WatchStreamEnd) -> ReflectorStepError {
     match end {
-        StreamEnd::Failed(error) => over(error),
+        WatchStreamEnd::Failed(error) => over(error),
         end => end.into(),
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::cache::{BackfilledEvents, Change, MissingPrevious};
-use crate::wire::Object;
+use crate::cache::{BackfilledEvents, MissingPreviousState, ObjectChange};
+use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 use tokio::sync::watch;
 
@@ -18,15 +18,16 @@ pub(super) enum ReflectorFinding {
     Proof {
         /// The number of the feed's history to which the changes belong.
         history: u64,
-        changes: Vec<Change>,
+        changes: Vec<ObjectChange>,
         until: ResourceVersion,
         /// Whether readers are sent the new version, because one of them requested it.
         announced: bool,
     },
     /// Objects whose encoding has changed.
     Renewal {
-        objects: Vec<Arc<Object>>,
-        /// The state of the servers for which the objects were listed, as [`BodyWriters`](super::body_writers) counts.
+        objects: Vec<Arc<ObjectRevision>>,
+        /// The state of the servers for which the objects were listed, as
+        /// [`BodyEncoderTracker`](super::body_encoder_tracker) counts.
         count: u64,
         /// Notified when the reflector has replaced the objects.
         done: oneshot::Sender<()>,
@@ -39,19 +40,19 @@ pub(super) enum ReflectorFinding {
     /// The previous objects of all changes after `known` that lacked them. `done` is notified when they are recorded.
     PreviousObjects {
         known: ResourceVersion,
-        before: Vec<(MissingPrevious, Arc<Object>)>,
+        before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>,
         done: oneshot::Sender<()>,
     },
     /// An upstream response contradicts the cached state of this history.
     HistoryMismatch {
         history: u64,
     },
-    Divergence(Divergence),
+    Divergence(ObjectDivergence),
 }
 
 /// An object that certainly differs from upstream's.
 #[derive(Debug)]
-pub(super) struct Divergence {
+pub(super) struct ObjectDivergence {
     /// The number of the feed's history in which the difference was found.
     pub(super) history: u64,
     pub(super) key: ObjectKey,
@@ -67,12 +68,12 @@ pub(super) struct Divergence {
 /// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
 /// upstream check their history.
 #[derive(Debug, Default)]
-pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
+pub(super) struct StorageRewindNotices(watch::Sender<Option<Instant>>);
 
 /// The time within which rewinds that several feeds find count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
-impl RewindNotices {
+impl StorageRewindNotices {
     /// Notifies the other feeds, unless another feed did so within the same incident.
     pub(super) fn announce(&self, now: Instant) {
         self.0.send_if_modified(|last| {

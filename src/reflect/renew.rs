@@ -17,22 +17,22 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::upstream::Server;
+use crate::upstream::UpstreamServer;
 use base::{Backoff, random};
 
-use super::body_writers::{BodyEncoders, BodyWriters, EncoderMatch};
-use super::feed_client::FeedClient;
-use super::metrics::SideRequest;
+use super::body_encoder_tracker::{BodyEncoderCounts, BodyEncoderMatch, BodyEncoderTracker};
+use super::feed_client::FeedUpstreamClient;
+use super::metrics::SideRequestReason;
 use super::reflector_findings::ReflectorFinding;
-use super::stream::StreamEnd;
+use super::stream::WatchStreamEnd;
 
 /// Serializes the lists of the feeds of one proxy.
-pub(super) type ListTurns = Arc<Mutex<()>>;
+pub(super) type ListMutex = Arc<Mutex<()>>;
 
 /// Keeps the bodies of one feed in the encoding of the followed server.
-pub(super) struct Renewer {
-    pub(super) upstream: FeedClient,
-    pub(super) turns: ListTurns,
+pub(super) struct BodyRenewer {
+    pub(super) upstream: FeedUpstreamClient,
+    pub(super) turns: ListMutex,
 }
 
 /// Limits how soon bodies are renewed.
@@ -40,12 +40,12 @@ pub(super) struct Renewer {
 /// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are needed only for states. A
 /// request for a state does not wait for the pause, unless the servers behind one address alternate.
 #[derive(Debug, Default)]
-struct RenewalRateLimit {
+struct BodyRenewalRateLimit {
     last: Option<Instant>,
     doublings: u32,
 }
 
-impl RenewalRateLimit {
+impl BodyRenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
     /// The time between two renewals above which they are treated as unrelated.
@@ -65,14 +65,14 @@ impl RenewalRateLimit {
     }
 }
 
-impl Renewer {
+impl BodyRenewer {
     /// Renews bodies for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        if !BodyWriters::concerns(&self.upstream.feed) {
+        if !BodyEncoderTracker::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
         let mut changes = self.upstream.written.follow();
-        let mut pace = RenewalRateLimit::default();
+        let mut pace = BodyRenewalRateLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
             let settled = async {
@@ -89,7 +89,7 @@ impl Renewer {
 
     /// Finds the releases of the servers that encoded the bodies and of the followed one, and renews the bodies if they
     /// differ.
-    async fn settle(&self, by: &BodyEncoders, pace: &mut RenewalRateLimit) {
+    async fn settle(&self, by: &BodyEncoderCounts, pace: &mut BodyRenewalRateLimit) {
         let mut retries = Backoff::default();
         loop {
             let unknown = by.unknown();
@@ -106,7 +106,7 @@ impl Renewer {
             }
         }
         self.upstream.written.weigh(true);
-        while by.authorship() == EncoderMatch::Other {
+        while by.authorship() == BodyEncoderMatch::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
             pace.renewed(Instant::now());
@@ -121,7 +121,7 @@ impl Renewer {
         }
     }
 
-    async fn meet(&self, server: &Server) {
+    async fn meet(&self, server: &UpstreamServer) {
         if let Err(error) = self.upstream.client.meet(server).await {
             tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a server's Kubernetes version");
         }
@@ -137,11 +137,11 @@ impl Renewer {
 
     /// Lists the state and has the bodies replaced whose encoding differs. The reflector replaces them while a stream
     /// is open. If the stream is lost, the renewal starts over with the next one.
-    async fn renew(&self, count: u64) -> Result<(), StreamEnd> {
+    async fn renew(&self, count: u64) -> Result<(), WatchStreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.asked(SideRequest::Renewal);
-        let listed = self.upstream.lister(SideRequest::Renewal).current().await?;
+        self.upstream.asked(SideRequestReason::Renewal);
+        let listed = self.upstream.lister(SideRequestReason::Renewal).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn body_renewal_backs_off_if_servers_alternate() {
-        let (mut pace, start) = (RenewalRateLimit::default(), Instant::now());
+        let (mut pace, start) = (BodyRenewalRateLimit::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {
             let (longest, may_be_cut) = pace.next(at);

@@ -28,25 +28,25 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cache::{FeedState, Snapshot, StateMark};
-use crate::feeds::Scope;
-use crate::upstream::{Cause, Error};
-use crate::wire::{Encoding, Object};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
+use crate::feeds::FeedScope;
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
+use crate::wire::{FeedEncoding, ObjectRevision};
 use base::{Reloadable, random};
-use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
+use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
 
 use super::ReflectConfig;
-use super::feed_client::FeedClient;
+use super::feed_client::FeedUpstreamClient;
 use super::initial_state::PastObject;
-use super::metrics::SideRequest;
+use super::metrics::SideRequestReason;
 use super::recurrence::Recurrence;
-use super::reflector_findings::{Divergence, ReflectorFinding};
-use super::versions::VersionPage;
-use compare::{Discrepancy, KeyRange, contradictions};
+use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
+use super::versions::ObjectVersionPage;
+use compare::{ObjectDiscrepancy, ObjectKeyRange, contradictions};
 
 /// Compares one feed with upstream periodically.
-pub(super) struct SelfChecker {
-    pub(super) upstream: FeedClient,
+pub(super) struct FeedSelfChecker {
+    pub(super) upstream: FeedUpstreamClient,
     /// The configuration, with the mean interval between rounds, which varies by half. Without an interval, there are
     /// no rounds.
     pub(super) config: Reloadable<ReflectConfig>,
@@ -56,8 +56,8 @@ pub(super) struct SelfChecker {
 #[derive(Debug)]
 struct SelfCheckState {
     /// The last state that was compared completely.
-    proven: StateMark,
-    sweep: Option<Sweep>,
+    proven: FeedStateMark,
+    sweep: Option<SelfCheckSweep>,
     /// The number of keys in one request.
     keys: usize,
     /// The number of consecutive rounds that upstream did not answer.
@@ -73,8 +73,8 @@ struct SelfCheckState {
 
 /// A walk over all keys, continued round by round.
 #[derive(Debug, Clone)]
-struct Sweep {
-    began: StateMark,
+struct SelfCheckSweep {
+    began: FeedStateMark,
     /// The last key that was compared.
     behind: Option<ObjectKey>,
 }
@@ -99,7 +99,7 @@ const REACHED_MAX: Duration = Duration::from_secs(150);
 /// The maximum number of doublings of the interval while upstream does not respond.
 const DOUBLINGS_MAX: u32 = 6;
 
-impl SelfChecker {
+impl FeedSelfChecker {
     /// Compares for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         if !self.can_be_asked() {
@@ -143,10 +143,10 @@ impl SelfChecker {
     }
 
     fn is_selection(&self) -> bool {
-        matches!(self.upstream.feed.spec.key.scope, Scope::Selected { .. })
+        matches!(self.upstream.feed.spec.key.scope, FeedScope::Selected { .. })
     }
 
-    async fn round(&self, mark: StateMark, known: &mut SelfCheckState) {
+    async fn round(&self, mark: FeedStateMark, known: &mut SelfCheckState) {
         let state = self.upstream.feed.reader.snapshot();
         if known.forgotten == Some((mark.history, state.rv)) {
             return;
@@ -177,10 +177,10 @@ impl SelfChecker {
     /// Compares a part of the state. Returns an object that is certain to differ.
     async fn compare(
         &self,
-        mark: StateMark,
-        state: &Snapshot,
+        mark: FeedStateMark,
+        state: &FeedSnapshot,
         known: &mut SelfCheckState,
-    ) -> Result<Option<Divergence>, Error> {
+    ) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let mut suspects = if self.is_selection() {
             self.against_current(mark, state, known).await?
         } else {
@@ -198,14 +198,14 @@ impl SelfChecker {
     /// Compares the versions of the next keys of the cached state with upstream. Returns the keys that differ.
     async fn against_page(
         &self,
-        mark: StateMark,
-        state: &Snapshot,
+        mark: FeedStateMark,
+        state: &FeedSnapshot,
         known: &mut SelfCheckState,
-    ) -> Result<Vec<ObjectKey>, Error> {
+    ) -> Result<Vec<ObjectKey>, UpstreamError> {
         let goes_on = known.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
-        let sweep = goes_on.unwrap_or(Sweep { began: mark, behind: None });
+        let sweep = goes_on.unwrap_or(SelfCheckSweep { began: mark, behind: None });
         let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
-        let suspects = contradictions(state, state, &page, &KeyRange::of(sweep.behind.clone(), &page));
+        let suspects = contradictions(state, state, &page, &ObjectKeyRange::of(sweep.behind.clone(), &page));
         if !suspects.is_empty() {
             return Ok(suspects);
         }
@@ -214,7 +214,7 @@ impl SelfChecker {
         let counted = if sweep.behind.is_none() { page.count() } else { None };
         match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
-                known.sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
+                known.sweep = Some(SelfCheckSweep { began: sweep.began, behind: Some(last.clone()) });
             }
             _ => (known.proven, known.sweep) = (sweep.began, None),
         }
@@ -224,10 +224,10 @@ impl SelfChecker {
     /// Compares the number of objects. If it differs, returns the keys that differ.
     async fn against_count(
         &self,
-        state: &Snapshot,
+        state: &FeedSnapshot,
         counted: Option<usize>,
         known: &mut SelfCheckState,
-    ) -> Result<Vec<ObjectKey>, Error> {
+    ) -> Result<Vec<ObjectKey>, UpstreamError> {
         let counted = match counted {
             None => self.page(state.rv, None, 1).await?.count(),
             counted => counted,
@@ -239,7 +239,7 @@ impl SelfChecker {
         // An upstream that ignores `continue` would repeat its first page.
         for _ in 0..pages_max {
             let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
-            let suspects = contradictions(state, state, &page, &KeyRange::of(behind, &page));
+            let suspects = contradictions(state, state, &page, &ObjectKeyRange::of(behind, &page));
             behind = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
             if !suspects.is_empty() {
                 return Ok(suspects);
@@ -257,19 +257,19 @@ impl SelfChecker {
     /// Compares all versions of the current state. Returns the keys that differ.
     async fn against_current(
         &self,
-        mark: StateMark,
-        before: &Snapshot,
+        mark: FeedStateMark,
+        before: &FeedSnapshot,
         known: &mut SelfCheckState,
-    ) -> Result<Vec<ObjectKey>, Error> {
+    ) -> Result<Vec<ObjectKey>, UpstreamError> {
         let query = format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", before.rv);
         let listed = self.versions(&query).await?;
         let reader = &self.upstream.feed.reader;
-        timeout(REACHED_MAX, reader.reached(listed.at)).await.map_err(|_| Error::Timeout(REACHED_MAX))?;
+        timeout(REACHED_MAX, reader.reached(listed.at)).await.map_err(|_| UpstreamError::Timeout(REACHED_MAX))?;
         let after = reader.snapshot();
         if reader.history() != mark.history {
             return Ok(Vec::new());
         }
-        let suspects = contradictions(before, &after, &listed, &KeyRange::default());
+        let suspects = contradictions(before, &after, &listed, &ObjectKeyRange::default());
         if suspects.is_empty() {
             known.proven = mark;
         }
@@ -277,7 +277,7 @@ impl SelfChecker {
     }
 
     /// Compares a few random objects in full. Returns the keys of those that differ.
-    async fn against_objects(&self, state: &Snapshot) -> Result<Vec<ObjectKey>, Error> {
+    async fn against_objects(&self, state: &FeedSnapshot) -> Result<Vec<ObjectKey>, UpstreamError> {
         let mut suspects = Vec::new();
         if !self.has_comparable_bodies() || state.is_empty() {
             return Ok(suspects);
@@ -289,7 +289,7 @@ impl SelfChecker {
                 continue;
             }
             let then = self.object(&ours.key, state.rv).await?;
-            if Discrepancy::between(Some(ours), then.object.as_ref(), self.is_written_alike(&then)).is_some() {
+            if ObjectDiscrepancy::between(Some(ours), then.object.as_ref(), self.is_written_alike(&then)).is_some() {
                 suspects.push(ours.key.clone());
             }
         }
@@ -300,7 +300,7 @@ impl SelfChecker {
     /// webhook may change its output for a custom resource at any time.
     fn has_comparable_bodies(&self) -> bool {
         let feed = &self.upstream.feed;
-        feed.spec.key.encoding != Encoding::Table && feed.spec.edition.is_none()
+        feed.spec.key.encoding != FeedEncoding::Table && feed.spec.edition.is_none()
     }
 
     fn is_written_alike(&self, then: &PastObject) -> bool {
@@ -309,9 +309,13 @@ impl SelfChecker {
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
-    async fn looked_at_again(&self, mark: StateMark, key: &ObjectKey) -> Result<Option<Divergence>, Error> {
+    async fn looked_at_again(
+        &self,
+        mark: FeedStateMark,
+        key: &ObjectKey,
+    ) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let reader = &self.upstream.feed.reader;
-        let mut last: Option<(Divergence, Option<Object>)> = None;
+        let mut last: Option<(ObjectDivergence, Option<ObjectRevision>)> = None;
         for _ in 0..LOOKS {
             sleep(self.look_again().mul_f64(1.0 + random::f64())).await;
             let state = reader.snapshot();
@@ -320,15 +324,17 @@ impl SelfChecker {
                 return Ok(None);
             }
             let (ours, alike) = (state.get(key), self.is_written_alike(&then));
-            let Some(difference) = Discrepancy::between(ours, then.object.as_ref(), alike) else { return Ok(None) };
-            // A server whose encoding of an object varies proves nothing about ours.
-            let wavers = |(_, before): &(Divergence, Option<Object>)| {
-                before.as_ref().map(Object::body) != then.object.as_ref().map(Object::body)
+            let Some(difference) = ObjectDiscrepancy::between(ours, then.object.as_ref(), alike) else {
+                return Ok(None);
             };
-            if difference == Discrepancy::Bytes && last.as_ref().is_some_and(wavers) {
+            // A server whose encoding of an object varies proves nothing about ours.
+            let wavers = |(_, before): &(ObjectDivergence, Option<ObjectRevision>)| {
+                before.as_ref().map(ObjectRevision::body) != then.object.as_ref().map(ObjectRevision::body)
+            };
+            if difference == ObjectDiscrepancy::Bytes && last.as_ref().is_some_and(wavers) {
                 return Ok(None);
             }
-            let divergence = Divergence {
+            let divergence = ObjectDivergence {
                 history: mark.history,
                 key: key.clone(),
                 at: state.rv,
@@ -348,9 +354,9 @@ impl SelfChecker {
     }
 
     /// Makes the reflector discard the cached state, unless it did so recently and the difference returned.
-    async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
+    async fn report(&self, divergence: ObjectDivergence, known: &mut SelfCheckState) {
         if known.given_up.earliest() > Some(Instant::now()) {
-            let Divergence { key, difference, .. } = &divergence;
+            let ObjectDivergence { key, difference, .. } = &divergence;
             tracing::warn!(
                 feed = %self.upstream.feed.spec.key, object = %key, difference,
                 "object still differs from upstream after a relist: the apiserver's lists and watches contradict its \
@@ -363,14 +369,19 @@ impl SelfChecker {
     }
 
     /// Requests a page of versions of the keys after `behind`, at version `rv`.
-    async fn page(&self, rv: ResourceVersion, behind: Option<&ObjectKey>, limit: usize) -> Result<VersionPage, Error> {
+    async fn page(
+        &self,
+        rv: ResourceVersion,
+        behind: Option<&ObjectKey>,
+        limit: usize,
+    ) -> Result<ObjectVersionPage, UpstreamError> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
         let query = match behind {
             None => format!("limit={limit}&resourceVersion={rv}&resourceVersionMatch=Exact"),
             Some(last) => {
                 let in_namespace = feed.spec.key.scope.namespace().is_some();
-                let token = ContinueToken::after(ContinueAt::Version(rv), last, in_namespace);
-                let pages = PageStore::of_release(feed.renderings.release(), gvr.has_watch_cache());
+                let token = ContinueToken::after(ContinueVersion::Version(rv), last, in_namespace);
+                let pages = ListPageSource::of_release(feed.renderings.release(), gvr.has_watch_cache());
                 format!("limit={limit}&continue={}", token.encode(pages))
             }
         };
@@ -378,26 +389,26 @@ impl SelfChecker {
         if page.at == rv { Ok(page) } else { Err(other_version(rv)) }
     }
 
-    async fn versions(&self, query: &str) -> Result<VersionPage, Error> {
-        self.upstream.asked(SideRequest::SelfCheck);
-        self.upstream.versions(Cause::SelfCheck, query, KEYS_BYTES_MAX).await
+    async fn versions(&self, query: &str) -> Result<ObjectVersionPage, UpstreamError> {
+        self.upstream.asked(SideRequestReason::SelfCheck);
+        self.upstream.versions(UpstreamRequestCause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
-    async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
-        self.upstream.asked(SideRequest::SelfCheck);
-        let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
+    async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {
+        self.upstream.asked(SideRequestReason::SelfCheck);
+        let then = self.upstream.lister(SideRequestReason::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }
 }
 
 /// Returns the error for an upstream that cannot respond at one version.
-fn other_version(rv: ResourceVersion) -> Error {
-    Error::OtherDocument(format!("a list at resourceVersion {rv}"))
+fn other_version(rv: ResourceVersion) -> UpstreamError {
+    UpstreamError::OtherDocument(format!("a list at resourceVersion {rv}"))
 }
 
 impl SelfCheckState {
     /// Returns the initial results, for a state that was just listed.
-    fn since(proven: StateMark) -> Self {
+    fn since(proven: FeedStateMark) -> Self {
         Self {
             proven,
             sweep: None,
@@ -410,9 +421,9 @@ impl SelfCheckState {
     }
 
     /// Records the reason that nothing was compared, so that refused requests are not repeated.
-    fn note(&mut self, error: &Error, state: (u64, ResourceVersion)) {
+    fn note(&mut self, error: &UpstreamError, state: (u64, ResourceVersion)) {
         match error {
-            Error::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),
+            UpstreamError::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),
             error if error.is_expired() => self.forgotten = Some(state),
             _ => self.unanswered += 1,
         }
@@ -424,27 +435,27 @@ mod tests {
     use super::*;
     use kubeapi::Status;
 
-    fn refused(code: i32) -> Error {
-        Error::Refused(Box::new(Status { code, ..Status::default() }))
+    fn refused(code: i32) -> UpstreamError {
+        UpstreamError::Refused(Box::new(Status { code, ..Status::default() }))
     }
 
     #[test]
     fn failed_self_check_backs_off_and_oversized_pages_shrink() {
-        let mark = StateMark::default();
+        let mark = FeedStateMark::default();
         let mut known = SelfCheckState::since(mark);
         for (error, expected) in [
             (refused(403), (1, KEYS_MAX, None)),
             (refused(504), (2, KEYS_MAX, None)),
-            (Error::Timeout(REACHED_MAX), (3, KEYS_MAX, None)),
+            (UpstreamError::Timeout(REACHED_MAX), (3, KEYS_MAX, None)),
             (other_version(ResourceVersion(7)), (4, KEYS_MAX, None)),
-            (Error::TooLarge(KEYS_BYTES_MAX), (4, KEYS_MAX / 2, None)),
+            (UpstreamError::TooLarge(KEYS_BYTES_MAX), (4, KEYS_MAX / 2, None)),
             (refused(410), (4, KEYS_MAX / 2, Some((1, ResourceVersion(9))))),
         ] {
             known.note(&error, (1, ResourceVersion(9)));
             assert_eq!((known.unanswered, known.keys, known.forgotten), expected, "{error}");
         }
         for _ in 0..10 {
-            known.note(&Error::TooLarge(KEYS_BYTES_MAX), (1, ResourceVersion(9)));
+            known.note(&UpstreamError::TooLarge(KEYS_BYTES_MAX), (1, ResourceVersion(9)));
         }
         assert_eq!(known.keys, KEYS_MIN);
         assert!(known.unanswered > 4, "what does not fit in the smallest parts is rare as well");

@@ -6,16 +6,18 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::feed_client::FeedClient;
-use crate::cache::Change;
-use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
-use crate::wire::{Encoding, FrameSplitter, Object, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
+use super::feed_client::FeedUpstreamClient;
+use crate::cache::ObjectChange;
+use crate::upstream::{
+    UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
+};
+use crate::wire::{FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError};
 use kubeapi::ResourceVersion;
 
 /// One open upstream watch. It reads bytes and returns decoded items.
 #[derive(Debug)]
-pub(super) struct WatchStream {
-    body: ResponseBody,
+pub(super) struct UpstreamWatchStream {
+    body: UpstreamResponseBody,
     splitter: FrameSplitter,
     /// Items that were read before the stream was passed on.
     ahead: VecDeque<StreamItem>,
@@ -26,15 +28,15 @@ pub(super) struct WatchStream {
 /// An item of a stream.
 #[derive(Debug)]
 pub(super) enum StreamItem {
-    /// A change, and the further changes of its transaction, which [`Transactions`](super::transactions) joins.
-    Change { change: Change, more: Vec<Change> },
+    /// A change, and the further changes of its transaction, which [`Transactions`](super::transaction_buffer) joins.
+    Change { change: ObjectChange, more: Vec<ObjectChange> },
     /// Everything up to `rv` has been sent. `object` has the layout of a bookmark.
-    Bookmark { object: Object, rv: ResourceVersion, initial_events_end: bool },
+    Bookmark { object: ObjectRevision, rv: ResourceVersion, initial_events_end: bool },
 }
 
 /// How a stream ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StreamEnd {
+pub(super) enum WatchStreamEnd {
     /// Upstream closed the watch on a frame boundary, which is its ordinary end.
     #[error("upstream ended the watch")]
     Clean,
@@ -42,16 +44,16 @@ pub(super) enum StreamEnd {
     /// (R-UPSTREAM-2).
     #[error("no event or bookmark received for {SILENCE_MAX:?}")]
     Silent,
-    /// It broke, cannot be decoded, or has sent an ERROR event, which is [`Error::Refused`].
+    /// It broke, cannot be decoded, or has sent an ERROR event, which is [`UpstreamError::Refused`].
     #[error(transparent)]
-    Failed(#[from] Error),
+    Failed(#[from] UpstreamError),
 }
 
-impl StreamEnd {
+impl WatchStreamEnd {
     /// Whether the stream broke, including in the middle of a frame.
     pub(super) fn broke_off(&self) -> bool {
         match self {
-            Self::Failed(error) => error.broke_off() || matches!(error, Error::Wire(WireError::Truncated)),
+            Self::Failed(error) => error.broke_off() || matches!(error, UpstreamError::Wire(WireError::Truncated)),
             Self::Clean | Self::Silent => false,
         }
     }
@@ -65,14 +67,18 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The maximum size of the changes that are collected until a bookmark, in bytes. Above it, a relist is cheaper.
 const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
-    /// [`Error::OtherRepresentation`].
-    pub(super) async fn watch(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
+    /// [`UpstreamError::OtherRepresentation`].
+    pub(super) async fn watch(
+        &self,
+        cause: UpstreamRequestCause,
+        path: &str,
+    ) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
         let response = ask(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
-        Ok(WatchStream {
+        Ok(UpstreamWatchStream {
             body: response.into_body(),
             splitter: FrameSplitter::new(key.encoding, FRAME_BYTES_MAX),
             ahead: VecDeque::new(),
@@ -81,9 +87,9 @@ impl FeedClient {
     }
 }
 
-impl WatchStream {
+impl UpstreamWatchStream {
     /// Returns the server at the other end of the watch.
-    pub(super) fn server(&self) -> &Server {
+    pub(super) fn server(&self) -> &UpstreamServer {
         self.body.server()
     }
 
@@ -103,30 +109,33 @@ impl WatchStream {
     }
 
     /// Returns the next item of the watch. Cancel-safe: bytes that were read stay in the splitter.
-    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<StreamItem, StreamEnd> {
+    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<StreamItem, WatchStreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
             let item = match self.ahead.pop_front() {
-                None => {
-                    self.splitter.next_frame().map_err(Error::Wire)?.map(|frame| decoded(reader, frame)).transpose()?
-                }
+                None => self
+                    .splitter
+                    .next_frame()
+                    .map_err(UpstreamError::Wire)?
+                    .map(|frame| decoded(reader, frame))
+                    .transpose()?,
                 ahead => ahead,
             };
             if let Some(item) = item {
                 self.last_item = Instant::now();
                 return Ok(item);
             }
-            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| StreamEnd::Silent)?;
+            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| WatchStreamEnd::Silent)?;
             match frame {
                 Some(frame) => {
-                    if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
+                    if let Ok(data) = frame.map_err(UpstreamError::Broken)?.into_data() {
                         self.splitter.push(&data);
                     }
                 }
                 None => {
                     // An incomplete last frame is an error, and the watch resumes before it.
-                    self.splitter.finish().map_err(Error::Wire)?;
-                    return Err(StreamEnd::Clean);
+                    self.splitter.finish().map_err(UpstreamError::Wire)?;
+                    return Err(WatchStreamEnd::Clean);
                 }
             }
         }
@@ -137,7 +146,7 @@ impl WatchStream {
     pub(super) async fn until_bookmark(
         &mut self,
         reader: &ObjectReader,
-    ) -> Result<(Vec<Change>, ResourceVersion), StreamEnd> {
+    ) -> Result<(Vec<ObjectChange>, ResourceVersion), WatchStreamEnd> {
         let (mut changes, mut bytes) = (Vec::new(), 0);
         while bytes <= CAUGHT_UP_BYTES_MAX {
             match self.next(reader).await? {
@@ -148,36 +157,38 @@ impl WatchStream {
                 StreamItem::Bookmark { rv, .. } => return Ok((changes, rv)),
             }
         }
-        Err(Error::TooLarge(CAUGHT_UP_BYTES_MAX).into())
+        Err(UpstreamError::TooLarge(CAUGHT_UP_BYTES_MAX).into())
     }
 }
 
-/// Decodes a frame. An ERROR event is [`Error::Refused`].
-pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, Error> {
+/// Decodes a frame. An ERROR event is [`UpstreamError::Refused`].
+pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, UpstreamError> {
     match reader.watch_event(frame)? {
         WatchItem::Change { event_type, object, frame } => {
-            let change = Change { event_type, object, frame: Some(frame) };
+            let change = ObjectChange { event_type, object, frame: Some(frame) };
             Ok(StreamItem::Change { change, more: Vec::new() })
         }
         WatchItem::Bookmark { object, rv, initial_events_end } => {
             Ok(StreamItem::Bookmark { object, rv, initial_events_end })
         }
-        WatchItem::Error { status } => Err(Error::Refused(status)),
+        WatchItem::Error { status } => Err(UpstreamError::Refused(status)),
     }
 }
 
 /// Sends a request in a feed's encoding. If the response has another encoding, fails with
-/// [`Error::OtherRepresentation`].
+/// [`UpstreamError::OtherRepresentation`].
 pub(super) async fn ask(
-    client: &Client,
-    cause: Cause,
+    client: &UpstreamClient,
+    cause: UpstreamRequestCause,
     question: UpstreamRequestKind,
     path_and_query: &str,
-    encoding: Encoding,
-) -> Result<Response<ResponseBody>, Error> {
+    encoding: FeedEncoding,
+) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
     let response = match encoding {
-        Encoding::Json | Encoding::Protobuf => client.open(cause, question, path_and_query, accept(encoding)).await?,
-        Encoding::Table => {
+        FeedEncoding::Json | FeedEncoding::Protobuf => {
+            client.open(cause, question, path_and_query, accept(encoding)).await?
+        }
+        FeedEncoding::Table => {
             let mark = if path_and_query.contains('?') { '&' } else { '?' };
             let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
             client.open(cause, question, &path_and_query, accept(encoding)).await?
@@ -185,17 +196,17 @@ pub(super) async fn ask(
     };
     let answered = crate::upstream::encoding_of(&response);
     if answered != Some(encoding.byte_encoding()) {
-        return Err(Error::OtherRepresentation { asked: encoding.as_str().to_owned(), answered });
+        return Err(UpstreamError::OtherRepresentation { asked: encoding.as_str().to_owned(), answered });
     }
     Ok(response)
 }
 
 /// Returns the `Accept` header for a feed of this encoding. Protobuf is followed by JSON, so that a server without
 /// protobuf responds in JSON rather than with a 406 (R-ACCEPT-3).
-fn accept(encoding: Encoding) -> &'static str {
+fn accept(encoding: FeedEncoding) -> &'static str {
     match encoding {
-        Encoding::Json => "application/json",
-        Encoding::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
-        Encoding::Table => TABLE_ACCEPT,
+        FeedEncoding::Json => "application/json",
+        FeedEncoding::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
+        FeedEncoding::Table => TABLE_ACCEPT,
     }
 }

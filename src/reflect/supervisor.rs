@@ -7,42 +7,47 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 
-use crate::cache::{FeedEnd, FeedState};
-use crate::feeds::{Feed, FeedStartRequest, Feeds};
-use crate::upstream::Client;
+use crate::cache::{FeedEndReason, FeedState};
+use crate::feeds::{Feed, FeedRegistry, FeedStartRequest};
+use crate::upstream::UpstreamClient;
 use crate::wire::ObjectReader;
-use base::{Reloadable, Tasks};
+use base::{BackgroundTasks, Reloadable};
 
 use super::ReflectConfig;
-use super::body_writers::BodyWriters;
-use super::feed_client::FeedClient;
+use super::body_encoder_tracker::BodyEncoderTracker;
+use super::feed_client::FeedUpstreamClient;
 use super::history_backfiller::HistoryBackfiller;
-use super::prover::Prover;
-use super::qualify::Qualifier;
+use super::prover::FreshnessProver;
+use super::qualify::RepresentationQualifier;
 use super::reflector::Reflector;
-use super::reflector_findings::RewindNotices;
-use super::renew::{ListTurns, Renewer};
-use super::self_check::SelfChecker;
+use super::reflector_findings::StorageRewindNotices;
+use super::renew::{BodyRenewer, ListMutex};
+use super::self_check::FeedSelfChecker;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
 #[derive(Debug)]
-pub struct Supervisor {
-    client: Client,
-    feeds: Feeds,
+pub struct ReflectorSupervisor {
+    client: UpstreamClient,
+    feeds: FeedRegistry,
     config: Reloadable<ReflectConfig>,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     lists_only: Arc<AtomicBool>,
-    rewinds: Arc<RewindNotices>,
-    turns: ListTurns,
+    rewinds: Arc<StorageRewindNotices>,
+    turns: ListMutex,
 }
 
 /// The interval at which feeds are checked for idleness.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
-impl Supervisor {
-    pub fn new(client: Client, feeds: Feeds, config: impl Into<Reloadable<ReflectConfig>>, tasks: Tasks) -> Self {
+impl ReflectorSupervisor {
+    pub fn new(
+        client: UpstreamClient,
+        feeds: FeedRegistry,
+        config: impl Into<Reloadable<ReflectConfig>>,
+        tasks: BackgroundTasks,
+    ) -> Self {
         let config = config.into();
-        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), ListTurns::default());
+        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), ListMutex::default());
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
 
@@ -62,25 +67,25 @@ impl Supervisor {
             if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let (findings, found) = mpsc::channel(1);
-        let upstream = FeedClient {
+        let upstream = FeedUpstreamClient {
             client: self.client.clone(),
             feed: feed.clone(),
             reader,
             lists_only: self.lists_only.clone(),
-            written: Arc::new(BodyWriters::new(feed.clone())),
+            written: Arc::new(BodyEncoderTracker::new(feed.clone())),
             findings,
         };
-        let qualifier = Qualifier { upstream: upstream.clone() };
-        let renewer = Renewer { upstream: upstream.clone(), turns: self.turns.clone() };
-        let checker = SelfChecker { upstream: upstream.clone(), config: self.config.clone() };
+        let qualifier = RepresentationQualifier { upstream: upstream.clone() };
+        let renewer = BodyRenewer { upstream: upstream.clone(), turns: self.turns.clone() };
+        let checker = FeedSelfChecker { upstream: upstream.clone(), config: self.config.clone() };
         let backfiller = HistoryBackfiller { upstream: upstream.clone() };
-        let prover = Prover::new(upstream.clone());
+        let prover = FreshnessProver::new(upstream.clone());
         let waits = self.config.get().retry;
         let mut reflector = Reflector::new(upstream, writer, found, self.rewinds.clone(), waits);
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
-            let mut leaving = FeedRemoval { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
+            let mut leaving = FeedRemovalGuard { feeds: &feeds, feed: &feed, end: FeedEndReason::Shutdown };
             // Polls each of the other tasks only when it was woken itself, so that an event wakes the reflector alone.
             let mut beside = FuturesUnordered::from_iter([
                 prover.run().map(|never| match never {}).boxed(),
@@ -89,9 +94,9 @@ impl Supervisor {
                 backfiller.run().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
                 prove_beginning(&feed).map(|never| match never {}).boxed(),
-                idle(&feeds, &feed, &config).map(|()| FeedEnd::Idle).boxed(),
-                feed.retired().map(|()| FeedEnd::Outdated).boxed(),
-                feed.reader.outgrown().map(|()| FeedEnd::OverBudget).boxed(),
+                idle(&feeds, &feed, &config).map(|()| FeedEndReason::Idle).boxed(),
+                feed.retired().map(|()| FeedEndReason::Outdated).boxed(),
+                feed.reader.outgrown().map(|()| FeedEndReason::OverBudget).boxed(),
             ]);
             leaving.end = tokio::select! {
                 biased;
@@ -110,13 +115,13 @@ impl Supervisor {
 }
 
 /// Removes a feed from the registry when dropped, even if its task is cancelled or panics.
-struct FeedRemoval<'a> {
-    feeds: &'a Feeds,
+struct FeedRemovalGuard<'a> {
+    feeds: &'a FeedRegistry,
     feed: &'a Arc<Feed>,
-    end: FeedEnd,
+    end: FeedEndReason,
 }
 
-impl Drop for FeedRemoval<'_> {
+impl Drop for FeedRemovalGuard<'_> {
     fn drop(&mut self) {
         self.feeds.ended(self.feed, self.end);
     }
@@ -132,7 +137,7 @@ async fn prove_beginning(feed: &Feed) -> Infallible {
     std::future::pending().await
 }
 
-async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig>) {
+async fn idle(feeds: &FeedRegistry, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig>) {
     loop {
         tokio::time::sleep(IDLE_CHECK.min(config.get().idle_max)).await;
         if feeds.end_if_idle(feed, config.get().idle_max) {
@@ -145,21 +150,21 @@ async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig
 mod tests {
     use super::*;
     use crate::cache::CacheConfig;
-    use crate::feeds::{FeedKey, FeedSpec, Scope};
-    use crate::wire::Encoding;
+    use crate::feeds::{FeedKey, FeedScope, FeedSpec};
+    use crate::wire::FeedEncoding;
     use kubeapi::Gvr;
 
     #[tokio::test(start_paused = true)]
     async fn feed_task_panic_ends_feed_and_next_reader_starts_a_new_one() {
-        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+        let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
         let gvr = Gvr::new("", "v1", "pods");
-        let spec = FeedSpec::like_pods(FeedKey { gvr, scope: Scope::Cluster, encoding: Encoding::Json });
+        let spec = FeedSpec::like_pods(FeedKey { gvr, scope: FeedScope::Cluster, encoding: FeedEncoding::Json });
         let first = feeds.handle(&spec, None).expect("there is room");
         let FeedStartRequest { feed, writer } = demands.recv().await.expect("a demand");
         let registry = feeds.clone();
         let panicked = tokio::spawn(async move {
             let _writer = writer;
-            let _leaving = FeedRemoval { feeds: &registry, feed: &feed, end: FeedEnd::Shutdown };
+            let _leaving = FeedRemovalGuard { feeds: &registry, feed: &feed, end: FeedEndReason::Shutdown };
             panic!("of this test");
         });
         assert!(panicked.await.is_err_and(|error| error.is_panic()));

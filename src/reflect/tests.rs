@@ -13,29 +13,33 @@ use std::time::Duration;
 use http::Uri;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{ReflectConfig, Supervisor};
-use crate::cache::{CacheConfig, FeedEnd, FeedState};
-use crate::feeds::{FeedHandle, FeedKey, FeedSpec, Feeds, Scope};
-use crate::upstream::{Cause, Client};
-use crate::wire::Encoding;
-use base::Tasks;
-use demo::{RunningUpstream, Upstream, upstream};
+use super::{ReflectConfig, ReflectorSupervisor};
+use crate::cache::{CacheConfig, FeedEndReason, FeedState};
+use crate::feeds::{FeedHandle, FeedKey, FeedRegistry, FeedScope, FeedSpec};
+use crate::upstream::{UpstreamClient, UpstreamRequestCause};
+use crate::wire::FeedEncoding;
+use base::BackgroundTasks;
+use demo::{DemoApiserver, RunningDemoApiserver, upstream};
 use kubeapi::{Gvr, ResourceVersion};
 
 /// A feed of pods and its upstream.
 struct Scene {
-    up: RunningUpstream,
-    feeds: Feeds,
+    up: RunningDemoApiserver,
+    feeds: FeedRegistry,
     feed: FeedHandle,
-    client: Client,
-    _tasks: Tasks,
+    client: UpstreamClient,
+    _tasks: BackgroundTasks,
 }
 
 /// The timeout for conditions that must occur eventually.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn spec() -> FeedSpec {
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Json })
+    FeedSpec::like_pods(FeedKey {
+        gvr: Gvr::new("", "v1", "pods"),
+        scope: FeedScope::Cluster,
+        encoding: FeedEncoding::Json,
+    })
 }
 
 pub(super) fn seconds(count: u64) -> Duration {
@@ -44,20 +48,20 @@ pub(super) fn seconds(count: u64) -> Duration {
 
 impl Scene {
     /// Demands a feed. Self-checks are off, because they would run at random times.
-    fn begun(up: RunningUpstream) -> Self {
+    fn begun(up: RunningDemoApiserver) -> Self {
         Self::begun_with(up, CacheConfig::default())
     }
 
-    fn begun_with(up: RunningUpstream, config: CacheConfig) -> Self {
+    fn begun_with(up: RunningDemoApiserver, config: CacheConfig) -> Self {
         Self::configured(up, config, ReflectConfig { self_check: None, ..ReflectConfig::default() })
     }
 
-    fn configured(up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
+    fn configured(up: RunningDemoApiserver, config: CacheConfig, reflect: ReflectConfig) -> Self {
         Self::following(&spec(), up, config, reflect, None)
     }
 
     /// A live feed that begins at the version from which a client resumes, as after a restart of the proxy.
-    async fn resumed(up: RunningUpstream, from: u64) -> Self {
+    async fn resumed(up: RunningDemoApiserver, from: u64) -> Self {
         let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
         let scene = Self::following(&spec(), up, CacheConfig::default(), reflect, Some(ResourceVersion(from)));
         scene.until_state("live", |state| state == FeedState::Live).await;
@@ -65,7 +69,7 @@ impl Scene {
     }
 
     /// A live feed of `events` Events.
-    async fn of_events(up: RunningUpstream, events: u32) -> Self {
+    async fn of_events(up: RunningDemoApiserver, events: u32) -> Self {
         for n in 0..events {
             let metadata = serde_json::json!({"name": format!("e{n}"), "namespace": "t1"});
             up.put("events", serde_json::json!({"metadata": metadata}));
@@ -78,28 +82,28 @@ impl Scene {
 
     fn following(
         spec: &FeedSpec,
-        up: RunningUpstream,
+        up: RunningDemoApiserver,
         config: CacheConfig,
         reflect: ReflectConfig,
         resume: Option<ResourceVersion>,
     ) -> Self {
         // Seeds the random duration of the upstream's watches, half an hour to an hour.
         fastrand::seed(1);
-        let (feeds, demands) = Feeds::new(config);
-        let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
-        let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
+        let (feeds, demands) = FeedRegistry::new(config);
+        let (client, tasks) = (UpstreamClient::in_memory(up.connector()), BackgroundTasks::new());
+        let supervisor = ReflectorSupervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         let feed = feeds.handle(spec, resume).expect("there is room");
         Self { up, feeds, feed, client, _tasks: tasks }
     }
 
     /// A live feed that has run for a while.
-    async fn of(up: Upstream) -> Self {
+    async fn of(up: DemoApiserver) -> Self {
         Self::begun(up.in_memory()).serving().await
     }
 
     /// A live feed with self-checks.
-    async fn checked(up: Upstream) -> Self {
+    async fn checked(up: DemoApiserver) -> Self {
         Self::configured(up.in_memory(), CacheConfig::default(), ReflectConfig::default()).serving().await
     }
 
@@ -154,7 +158,7 @@ impl Scene {
 
     /// Sends an unrelated request to upstream. Returns whether it succeeded.
     async fn ask(&self) -> bool {
-        self.client.fetch(Cause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
+        self.client.fetch(UpstreamRequestCause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
     }
 
     /// The sum of the feed's counts whose label has this value.

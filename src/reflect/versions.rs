@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::upstream::{Cause, Error, UpstreamRequestKind, encoding_of};
-use crate::wire::{Encoding, JsonLayout, ObjectReader};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
+use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::feed_client::FeedClient;
+use super::feed_client::FeedUpstreamClient;
 
 /// Keys and versions of a part of a collection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct VersionPage {
+pub(super) struct ObjectVersionPage {
     /// The resourceVersion of the listed collection.
     pub(super) at: ResourceVersion,
     pub(super) versions: BTreeMap<ObjectKey, ResourceVersion>,
@@ -23,7 +23,7 @@ pub(super) struct VersionPage {
     pub(super) is_from_memory: bool,
 }
 
-impl VersionPage {
+impl ObjectVersionPage {
     /// Returns the number of objects from the first of this page on, if upstream reports it.
     pub(super) fn count(&self) -> Option<usize> {
         let behind = if self.is_last { Some(0) } else { self.remaining };
@@ -31,21 +31,26 @@ impl VersionPage {
     }
 }
 
-impl FeedClient {
+impl FeedUpstreamClient {
     /// Lists the versions that upstream returns for `query`, as metadata only where it can. Fails with
-    /// [`Error::TooLarge`] if the response exceeds `bytes_max`.
-    pub(super) async fn versions(&self, cause: Cause, query: &str, bytes_max: usize) -> Result<VersionPage, Error> {
+    /// [`UpstreamError::TooLarge`] if the response exceeds `bytes_max`.
+    pub(super) async fn versions(
+        &self,
+        cause: UpstreamRequestCause,
+        query: &str,
+        bytes_max: usize,
+    ) -> Result<ObjectVersionPage, UpstreamError> {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
         let path = self.feed.spec.key.url(query);
         let response = self.client.open(cause, UpstreamRequestKind::Short, &path, METADATA).await?;
-        let encoding = encoding_of(&response).unwrap_or(Encoding::Json);
+        let encoding = encoding_of(&response).unwrap_or(FeedEncoding::Json);
         let is_from_memory = response.body().is_from_memory();
         let body = self.client.read_at_most(response, bytes_max).await?;
         // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
-        let layout = if encoding == Encoding::Protobuf { JsonLayout::BuiltIn } else { self.feed.spec.shape };
+        let layout = if encoding == FeedEncoding::Protobuf { JsonLayout::BuiltIn } else { self.feed.spec.shape };
         let page = ObjectReader::new(encoding, layout, Arc::default()).list(&body)?;
-        Ok(VersionPage {
+        Ok(ObjectVersionPage {
             at: page.resource_version,
             is_last: page.continue_token.is_empty(),
             remaining: page.remaining,

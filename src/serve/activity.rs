@@ -7,7 +7,7 @@ use http::{Request, Version};
 
 pub use active_watches::ActiveWatches;
 
-pub(crate) use active_watches::RequestSource;
+pub(crate) use active_watches::UserAndAgent;
 
 /// The protocol that frames the events of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ impl WatchTransport {
 
 /// The reason that a watch has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WatchEnd {
+pub(crate) enum WatchEndReason {
     /// Its timeout expired.
     Timeout,
     /// The watch's position left the history, or its feed started a new history: 410.
@@ -62,7 +62,7 @@ pub(crate) enum WatchEnd {
     Cut(&'static str),
 }
 
-impl WatchEnd {
+impl WatchEndReason {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",

@@ -20,7 +20,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-pub use queue::{Audit, AuditWriter, Destination};
+pub use queue::{AuditDestination, AuditLog, AuditWriter};
 pub use record::{source_ips, without_tokens};
 
-pub(crate) use record::{AuditRecord, Decision, ServedLocally};
+pub(crate) use record::{AuditDecision, AuditRecord, ServedLocally};

@@ -22,26 +22,29 @@ use tokio::time::timeout;
 
 pub(crate) use self::coalesce::RequestCoalescer;
 
-use self::coalesce::{CoalesceError, Key, SharedResponse};
+use self::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
 use crate::auth::{Authorizer, Caller, Impersonation};
-use crate::listing::OverLimit;
+use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{
-    BodyError, BoundedBody, CompleteBody, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper,
+    BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
 };
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, ReplyBody, ResponseContext, bad_timeout, not_granted, too_many, unavailable,
 };
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
-use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
-use base::{AbortSignal, DrainWatch, Tasks};
-use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
+use crate::upstream::{
+    CAUSE, ForwardPoolKind, HOPS, RequestForwarder, UpstreamBody, UpstreamClient, UpstreamError,
+    UpstreamRequestIdentity, UpstreamResponseBody,
+};
+use base::{AbortSignal, BackgroundTasks, DrainWatch};
+use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// Upstream's response, or the reason that there is none.
-type ReadResult = Result<Response<ResponseBody>, Error>;
+type UpstreamReadResult = Result<Response<UpstreamResponseBody>, UpstreamError>;
 
 /// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
 /// error arrive first.
@@ -58,25 +61,25 @@ const SHARED_ROWS_MAX: usize = 1_000;
 
 /// Forwards requests with the permissions of their callers.
 #[derive(Debug)]
-pub(crate) struct Forwarding {
-    pub(crate) client: Client,
-    pub(crate) forwarder: Arc<Forwarder>,
+pub(crate) struct ForwardHandler {
+    pub(crate) client: UpstreamClient,
+    pub(crate) forwarder: Arc<RequestForwarder>,
     pub(crate) authorizer: Authorizer,
     pub(crate) concurrency: Arc<ConcurrencyLimits>,
     pub(crate) coalesced: RequestCoalescer,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: BackgroundTasks,
     pub(crate) drain: DrainWatch,
     pub(crate) slow_readers: SlowReaderReaper,
 }
 
-impl Forwarding {
+impl ForwardHandler {
     /// Forwards a request unchanged. The response has a header with the reason.
     pub(crate) async fn forward(
         &self,
         request: Request<RequestBody>,
         caller: &Caller,
         info: Option<&RequestInfo>,
-        query: &Query,
+        query: &UrlQuery,
         context: &ResponseContext,
         reason: ForwardReason,
     ) -> Response<ReplyBody> {
@@ -92,7 +95,7 @@ impl Forwarding {
         mut request: Request<RequestBody>,
         caller: &Caller,
         info: Option<&RequestInfo>,
-        query: &Query,
+        query: &UrlQuery,
         context: &ResponseContext,
         reason: ForwardReason,
     ) -> Result<Response<ReplyBody>, Status> {
@@ -104,7 +107,7 @@ impl Forwarding {
         let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(acting_as) => acting_as,
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
-            Err(_) if info.is_none() => ActingAs::Anonymous,
+            Err(_) if info.is_none() => UpstreamRequestIdentity::Anonymous,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
                     return Err(status);
@@ -114,16 +117,16 @@ impl Forwarding {
                 return Ok(refused);
             }
         };
-        let is_anonymous = acting_as == ActingAs::Anonymous;
+        let is_anonymous = acting_as == UpstreamRequestIdentity::Anonymous;
         let pool = match (lane, reason) {
             _ if is_anonymous => &self.concurrency.anonymous,
             (_, ForwardReason::Syncing) => &self.concurrency.unready,
-            (ForwardPool::Short, _) => &self.concurrency.forwards,
-            (ForwardPool::Stream | ForwardPool::Tunnel, _) => &self.concurrency.streams,
+            (ForwardPoolKind::Short, _) => &self.concurrency.forwards,
+            (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.concurrency.streams,
         };
         let place = pool.take(payer.as_ref().filter(|_| !is_anonymous));
         let place = Arc::new(place.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
-        if lane == ForwardPool::Tunnel {
+        if lane == ForwardPoolKind::Tunnel {
             return self.tunnel(request, &acting_as, context, place).await;
         }
         let is_alike = match reason {
@@ -133,7 +136,7 @@ impl Forwarding {
         };
         self.make_outgoing(request.headers_mut(), &acting_as);
         if is_alike
-            && lane == ForwardPool::Short
+            && lane == ForwardPoolKind::Short
             && !is_anonymous
             && request.body().is_end_stream()
             && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &place).await?
@@ -143,11 +146,11 @@ impl Forwarding {
         let is_repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
         // A request and its response have a deadline of one minute each. A caller without a credential always has one.
-        let is_short = lane == ForwardPool::Short || is_anonymous;
+        let is_short = lane == ForwardPoolKind::Short || is_anonymous;
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(BoundedBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
+                noticed(DeadlineBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -164,15 +167,15 @@ impl Forwarding {
     }
 
     /// Awaits the head of a response, and fails after the timeout.
-    async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
+    async fn in_time(&self, answering: impl Future<Output = UpstreamReadResult>) -> UpstreamReadResult {
         let max = self.slow_readers.body_max() + PATIENCE;
-        timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
+        timeout(max, answering).await.unwrap_or(Err(UpstreamError::Timeout(max)))
     }
 
     /// Returns upstream's response to the caller. An error response is always treated as short.
     fn passed(
         &self,
-        response: Response<ResponseBody>,
+        response: Response<UpstreamResponseBody>,
         is_short: bool,
         place: Arc<ConcurrencyPermit>,
         context: &ResponseContext,
@@ -185,19 +188,19 @@ impl Forwarding {
     /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is held
     /// until the last caller stops waiting and the upstream request has ended.
     ///
-    /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each caller
-    /// then sends its own request and reads at its own pace.
+    /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each
+    /// caller then sends its own request and reads at its own pace.
     async fn shared(
         &self,
         request: &Request<RequestBody>,
         payer: Option<FlowDistinguisher>,
-        acting_as: ActingAs,
+        acting_as: UpstreamRequestIdentity,
         context: &ResponseContext,
         place: &Arc<ConcurrencyPermit>,
     ) -> Result<Option<Response<ReplyBody>>, Status> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
-        let key = Key {
+        let key = CoalesceKey {
             acting_as: acting_as.clone(),
             path_and_query: path.as_str().to_owned(),
             accept: context.accept.clone(),
@@ -213,21 +216,21 @@ impl Forwarding {
             *request.uri_mut() = Uri::from(path.clone());
             request.headers_mut().clone_from(&headers);
             Box::pin(async move {
-                let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
+                let response = forwarder.forward(&acting_as, ForwardPoolKind::Short, request).await?;
                 let (status, mut headers) = (response.status(), response.headers().clone());
                 let body = match client.read_at_most(response, SHARED_BYTES_MAX).await {
-                    Err(Error::TooLarge(_)) => return Err(CoalesceError::TooLarge),
+                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
                     body => body?,
                 };
                 drop(held);
                 headers.remove(CONTENT_LENGTH);
                 let place = room_for(&body, &concurrency, payer.as_ref())?;
-                Ok(SharedResponse { status, headers, body, place })
+                Ok(CoalescedResponse { status, headers, body, place })
             })
         };
         match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
-            Some(Ok(SharedResponse { status, headers, body, place: room })) => {
-                let whole = CompleteBody::of(body, vec![place.clone(), room]);
+            Some(Ok(CoalescedResponse { status, headers, body, place: room })) => {
+                let whole = BufferedResponseBody::of(body, vec![place.clone(), room]);
                 let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
@@ -250,7 +253,7 @@ impl Forwarding {
     async fn tunnel(
         &self,
         mut request: Request<RequestBody>,
-        acting_as: &ActingAs,
+        acting_as: &UpstreamRequestIdentity,
         context: &ResponseContext,
         place: Arc<ConcurrencyPermit>,
     ) -> Result<Response<ReplyBody>, Status> {
@@ -261,8 +264,12 @@ impl Forwarding {
             request.headers_mut().remove(name);
         }
         let held = self.drain.hold();
-        let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPool::Tunnel, request));
-        let answer = if *acting_as == ActingAs::Anonymous { self.in_time(answering).await } else { answering.await };
+        let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPoolKind::Tunnel, request));
+        let answer = if *acting_as == UpstreamRequestIdentity::Anonymous {
+            self.in_time(answering).await
+        } else {
+            answering.await
+        };
         let mut response = answer.map_err(|error| unreachable(&error))?;
         if response.status().is_redirection() {
             // Redirects are not passed on, because clients follow them with their credentials, and some with those of
@@ -295,9 +302,9 @@ impl Forwarding {
         caller: &Caller,
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
-    ) -> Result<ActingAs, Status> {
+    ) -> Result<UpstreamRequestIdentity, Status> {
         let acting_as = self.authorizer.acting_as(caller).await;
-        if !matches!(acting_as, ActingAs::User(_)) {
+        if !matches!(acting_as, UpstreamRequestIdentity::User(_)) {
             return Ok(acting_as);
         }
         let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
@@ -306,14 +313,14 @@ impl Forwarding {
         };
         let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
-        Ok(ActingAs::User(Arc::new(user)))
+        Ok(UpstreamRequestIdentity::User(Arc::new(user)))
     }
 
     /// Rewrites the headers of a request for its next hop.
-    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) {
+    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &UpstreamRequestIdentity) {
         headers.insert(HOPS, self.hops_with_us(headers));
         headers.remove(CAUSE);
-        if !matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Anonymous) {
+        if !matches!(acting_as, UpstreamRequestIdentity::Bearer(..) | UpstreamRequestIdentity::Anonymous) {
             websocket::drop_bearer(headers);
         }
     }
@@ -361,52 +368,53 @@ fn room_for(
     concurrency: &ConcurrencyLimits,
     payer: Option<&FlowDistinguisher>,
 ) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
-    concurrency.whole(payer, body.len()).map(Arc::new).map_err(|OverLimit(_)| CoalesceError::TooLarge)
+    concurrency.whole(payer, body.len()).map(Arc::new).map_err(|LimitExceeded(_)| CoalesceError::TooLarge)
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
-fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
+fn is_short_table(info: Option<&RequestInfo>, query: &UrlQuery) -> bool {
     let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
-    info.is_some_and(|info| info.verb == Verb::Get) || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
+    info.is_some_and(|info| info.verb == RequestVerb::Get)
+        || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
 }
 
 /// Returns the connection pool for a forwarded request.
-fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
+fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPoolKind {
     let protocol = headers.get(UPGRADE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_spdy = protocol.to_ascii_lowercase().starts_with("spdy/") && websocket::asks_for_upgrade(headers);
     if is_spdy || websocket::is_upgrade(headers) {
-        return ForwardPool::Tunnel;
+        return ForwardPoolKind::Tunnel;
     }
-    let Some(info) = info else { return ForwardPool::Short };
+    let Some(info) = info else { return ForwardPoolKind::Short };
     // Upstream lets only these requests run longer than a minute.
-    let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
+    let streams = matches!(info.verb, RequestVerb::Watch | RequestVerb::Proxy)
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
         || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
-    if streams && *method != Method::HEAD { ForwardPool::Stream } else { ForwardPool::Short }
+    if streams && *method != Method::HEAD { ForwardPoolKind::Stream } else { ForwardPoolKind::Short }
 }
 
 /// Returns the Status for a client when upstream did not respond.
-pub(crate) fn unreachable(error: &Error) -> Status {
+pub(crate) fn unreachable(error: &UpstreamError) -> Status {
     match error {
-        Error::Refused(status) => Status::clone(status),
-        Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),
-        Error::Timeout(_) => Status::from_code(504, &error.for_callers()),
-        Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
+        UpstreamError::Refused(status) => Status::clone(status),
+        UpstreamError::Unsendable(_) => Status::from_code(403, &error.for_callers()),
+        UpstreamError::Timeout(_) => Status::from_code(504, &error.for_callers()),
+        UpstreamError::Unreachable(_) | UpstreamError::Credentials(_) => unavailable(&error.for_callers()),
         // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
-        Error::Broken(_)
-        | Error::InvalidRequest(_)
-        | Error::OtherDocument(_)
-        | Error::OtherRepresentation { .. }
-        | Error::NotInitial(_)
-        | Error::EndlessPages
-        | Error::HiddenDefinitions
-        | Error::TooLarge(_)
-        | Error::OverBudget
-        | Error::Wire(_) => Status::from_code(502, &error.for_callers()),
+        UpstreamError::Broken(_)
+        | UpstreamError::InvalidRequest(_)
+        | UpstreamError::OtherDocument(_)
+        | UpstreamError::OtherRepresentation { .. }
+        | UpstreamError::NotInitial(_)
+        | UpstreamError::EndlessPages
+        | UpstreamError::HiddenDefinitions
+        | UpstreamError::TooLarge(_)
+        | UpstreamError::OverBudget
+        | UpstreamError::Wire(_) => Status::from_code(502, &error.for_callers()),
     }
 }
 
 /// Returns the Status for a write that upstream may have applied. It has no `Retry-After`, because clients would retry.
-fn unknown(error: &Error) -> Status {
+fn unknown(error: &UpstreamError) -> Status {
     Status::from_code(502, &error.for_callers())
 }

@@ -5,62 +5,68 @@ use std::time::Duration;
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 
-use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
-use crate::feeds::Feeds;
-use crate::net::{Peer, PeerAddress, RequestBody};
-use crate::serve::activity::{ActiveWatches, RequestSource, metrics};
-use crate::serve::audit::{Audit, AuditRecord, Decision, ServedLocally};
-use crate::serve::forward::{Forwarding, RequestCoalescer};
+use crate::auth::{
+    AuthorizationError, Authorizer, Caller, ClientConnectionInfo, CollectionPermission, CrossOriginCheck,
+};
+use crate::feeds::FeedRegistry;
+use crate::net::{ConnectionPeer, PeerAddress, RequestBody};
+use crate::serve::activity::{ActiveWatches, UserAndAgent, metrics};
+use crate::serve::audit::{AuditDecision, AuditLog, AuditRecord, ServedLocally};
+use crate::serve::forward::{ForwardHandler, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
-use crate::serve::peers::{PeerReviews, health};
+use crate::serve::peers::{PeerReviewHandler, health};
 use crate::serve::read::{
-    DiscoveryCache, FeedSources, NotServable, ReadHandler, ReadRequest, ScanScheduler, UnauthenticatedRequest,
+    DiscoveryCache, FeedResolver, NotServableFromCache, ReadHandler, ReadRequest, ScanScheduler, UnauthenticatedRequest,
 };
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
     expects_the_impossible, malformed, new_audit_id, not_granted, too_many, too_many_wait, turned_away, unavailable,
 };
-use crate::serve::route::readable::Extent;
-use crate::serve::route::{Coverage, ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
+use crate::serve::route::readable::CollectionExtent;
+use crate::serve::route::{CacheCoverage, ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
 use crate::serve::serve_config::ServeConfig;
 use crate::serve::watch::WatchOpener;
-use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
+use crate::upstream::{
+    RequestForwarder, ResourceCatalog, SERVED, UpstreamClient, UpstreamResource, inspect, is_impersonation,
+};
 use crate::wire::Representation;
-use base::{DrainWatch, Ready, Reloadable, Tasks};
-use kubeapi::{Access, FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
+use base::{BackgroundTasks, DrainWatch, ReadinessTracker, Reloadable};
+use kubeapi::{
+    AccessAttributes, FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, UrlQuery, reaches_inside,
+};
 
 /// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
-pub struct Frontend {
+pub struct HttpFrontend {
     reader: ReadHandler,
     watches: WatchOpener,
-    forwarding: Forwarding,
+    forwarding: ForwardHandler,
     discovery: DiscoveryCache,
-    reviews: PeerReviews,
-    ready: Ready,
+    reviews: PeerReviewHandler,
+    ready: ReadinessTracker,
     authorizer: Authorizer,
-    catalog: Catalog,
+    catalog: ResourceCatalog,
     config: Reloadable<ServeConfig>,
     concurrency: Arc<ConcurrencyLimits>,
-    browsers: Reloadable<BrowserGuard>,
-    audit: Audit,
+    browsers: Reloadable<CrossOriginCheck>,
+    audit: AuditLog,
     active_watches: ActiveWatches,
-    client: Client,
+    client: UpstreamClient,
 }
 
 /// The components that the frontend connects.
-pub struct FrontendDeps {
-    pub client: Client,
-    pub forwarder: Forwarder,
-    pub catalog: Catalog,
-    pub feeds: Feeds,
+pub struct HttpFrontendDeps {
+    pub client: UpstreamClient,
+    pub forwarder: RequestForwarder,
+    pub catalog: ResourceCatalog,
+    pub feeds: FeedRegistry,
     pub authorizer: Authorizer,
-    pub browsers: Reloadable<BrowserGuard>,
-    pub audit: Audit,
+    pub browsers: Reloadable<CrossOriginCheck>,
+    pub audit: AuditLog,
     pub active_watches: ActiveWatches,
-    pub tasks: Tasks,
+    pub tasks: BackgroundTasks,
     pub drain: DrainWatch,
-    pub ready: Ready,
+    pub ready: ReadinessTracker,
 }
 
 const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded from a port that every local process \
@@ -77,18 +83,19 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 /// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
 const REROUTES_MAX: u32 = 2;
 
-impl Frontend {
-    pub fn new(config: ServeConfig, deps: FrontendDeps) -> Self {
-        let FrontendDeps { client, catalog, feeds, authorizer, tasks, drain, .. } = deps;
+impl HttpFrontend {
+    pub fn new(config: ServeConfig, deps: HttpFrontendDeps) -> Self {
+        let HttpFrontendDeps { client, catalog, feeds, authorizer, tasks, drain, .. } = deps;
         let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
         let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
         tasks.spawn_needed("slow readers", slow_readers.clone().keep(drain.clone()));
         let known = (catalog.clone(), feeds.clone());
         let discovery =
             DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
-        let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
+        let reviews = PeerReviewHandler::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        let (sources, scans) = (Arc::new(FeedSources::new(config.clone(), feeds, drain.clone())), ScanScheduler::new());
+        let (sources, scans) =
+            (Arc::new(FeedResolver::new(config.clone(), feeds, drain.clone())), ScanScheduler::new());
         Self {
             discovery,
             reviews,
@@ -104,12 +111,12 @@ impl Frontend {
                 scans,
                 client: client.clone(),
                 concurrency: concurrency.clone(),
-                watches: metrics::Watches::default(),
+                watches: metrics::WatchMetricsRegistry::default(),
                 active_watches: deps.active_watches.clone(),
                 slow_readers: slow_readers.clone(),
                 tasks: tasks.clone(),
             },
-            forwarding: Forwarding {
+            forwarding: ForwardHandler {
                 client: client.clone(),
                 forwarder: Arc::new(deps.forwarder),
                 authorizer: authorizer.clone(),
@@ -135,7 +142,7 @@ impl Frontend {
     pub fn tune(&self, to: &ServeConfig) {
         let now = self.config.get();
         let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
-        let coverage = Coverage { node, authorizes, ..to.coverage.clone() };
+        let coverage = CacheCoverage { node, authorizes, ..to.coverage.clone() };
         let (body_max, unread, fresh_wait_max) = (now.body_max, now.unread, now.fresh_wait_max);
         self.config.set(ServeConfig { coverage, fresh_wait_max, body_max, unread, ..to.clone() });
         self.concurrency.tune(&to.limits);
@@ -144,7 +151,7 @@ impl Frontend {
     /// Answers one request, whose head is read at once.
     pub fn answer(
         self: Arc<Self>,
-        peer: Peer,
+        peer: ConnectionPeer,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let request = UnauthenticatedRequest::new(&peer, request);
@@ -167,7 +174,7 @@ impl Frontend {
             }
             let caller = {
                 let mut found_out =
-                    Box::pin(self.authorizer.authenticate(RequestSender::of(&peer), request.http.headers()));
+                    Box::pin(self.authorizer.authenticate(ClientConnectionInfo::of(&peer), request.http.headers()));
                 let found_out = self.concurrency.unknown.while_waiting(None, found_out.as_mut()).await;
                 found_out.map_err(too_many_wait).flatten()
             };
@@ -182,13 +189,14 @@ impl Frontend {
                     peer.connection.found_known(payer.as_ref().map(FlowDistinguisher::number))
                 }
                 // Like upstream, closes the connection of an unknown caller after this response, and reads no further
-                // requests from it. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
+                // requests from it. A connection that a load balancer shares with known callers stays open
+                // (R-THREAT-14).
                 Ok(Caller::Anonymous) | Err(_) => {
                     peer.connection.turn_away();
                     true
                 }
             };
-            let (who, received) = (RequestSource::new(payer, request.http.headers().get(USER_AGENT)), request.received);
+            let (who, received) = (UserAndAgent::new(payer, request.http.headers().get(USER_AGENT)), request.received);
             let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request.http, &info, caller));
             let response = match (info, caller, forbidden) {
                 _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
@@ -210,8 +218,8 @@ impl Frontend {
                 None => response,
             };
             if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
-                // Every audit id is unique. As sensitive values, they are not added to HTTP/2's header table, which would
-                // store each one and compare it with all others.
+                // Every audit id is unique. As sensitive values, they are not added to HTTP/2's header table, which
+                // would store each one and compare it with all others.
                 id.set_sensitive(true);
             }
             let (code, took) = (response.status().as_u16(), received.elapsed());
@@ -232,11 +240,12 @@ impl Frontend {
         }
     }
 
-    /// Returns the response to a request that needs no caller: the refusal of one that is not addressed to this proxy or
-    /// is ambiguous, or a proxy's health check. It also closes the connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
+    /// Returns the response to a request that needs no caller: the refusal of one that is not addressed to this proxy
+    /// or is ambiguous, or a proxy's health check. It also closes the connection, unless an authenticated caller has
+    /// used it. So each such response costs the sender a handshake.
     fn unauthenticated(
         &self,
-        peer: &Peer,
+        peer: &ConnectionPeer,
         request: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ReplyBody>> {
@@ -277,7 +286,7 @@ impl Frontend {
     }
 
     /// Whether any process on this machine can connect and act with the proxy's permissions.
-    fn is_open_to_all(&self, peer: &Peer) -> bool {
+    fn is_open_to_all(&self, peer: &ConnectionPeer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
@@ -286,7 +295,7 @@ impl Frontend {
     /// and `attach` for the latter reason.
     fn forbids(
         &self,
-        peer: &Peer,
+        peer: &ConnectionPeer,
         request: &Request<RequestBody>,
         info: &Result<Box<RequestInfo>, RequestInfoError>,
         caller: &Caller,
@@ -308,7 +317,7 @@ impl Frontend {
         let mut reroutes = 0;
         // The request is routed again if its feed ends while it waits.
         loop {
-            let asked = RouteInput {
+            let asked = ReadRouteInput {
                 method: request.http.method(),
                 info: &request.info,
                 query: &request.query,
@@ -325,54 +334,61 @@ impl Frontend {
             let config = self.config.get();
             let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
                 Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
-                Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
+                Err(ForwardReason::Verb) if PeerReviewHandler::has(&request) => {
+                    return Box::pin(self.review(request)).await;
+                }
                 Err(reason) => return self.pass(request, reason).await,
                 Ok(_) if !self.authorizer.serves(&request.caller) => {
                     return self.pass(request, ForwardReason::Anonymous).await;
                 }
                 Ok(ours) => ours,
             };
-            // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the request.
+            // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the
+            // request.
             let permit = match self.permit(&mut request, resource).await {
                 Ok(permit) => permit,
                 Err(refused) => return request.turned_away(&refused),
             };
             let payer = request.caller.payer();
-            let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
+            let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permit.reason()));
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let answered = match route {
-                Route::Refuse(status) => Err(NotServable::Refuse(status)),
-                Route::Get(read) => {
+                ReadRoute::Refuse(status) => Err(NotServableFromCache::Refuse(status)),
+                ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
                     let answered = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
                     answered.unwrap_or_else(|shed| Err(shed.into()))
                 }
-                Route::List(read) => {
+                ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
                     let answered = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
                     answered.unwrap_or_else(|shed| Err(shed.into()))
                 }
-                Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
-                    Err(NotServable::Forward(ForwardReason::Table))
+                ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
+                    if permit.part().is_some() =>
+                {
+                    Err(NotServableFromCache::Forward(ForwardReason::Table))
                 }
-                Route::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
+                ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
             };
             let mut response = match answered {
                 Ok(response) => response,
-                Err(NotServable::FeedEnded) if reroutes < REROUTES_MAX => {
+                Err(NotServableFromCache::FeedEnded) if reroutes < REROUTES_MAX => {
                     reroutes += 1;
                     continue;
                 }
-                Err(NotServable::FeedEnded) => self.pass(request, ForwardReason::Unavailable).await,
+                Err(NotServableFromCache::FeedEnded) => self.pass(request, ForwardReason::Unavailable).await,
                 // Upstream would deny a collection that the caller may read only in part.
-                Err(NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof))
-                    if request.context.extent == Some(Extent::Some) =>
+                Err(NotServableFromCache::Forward(ForwardReason::Syncing | ForwardReason::NoProof))
+                    if request.context.extent == Some(CollectionExtent::Some) =>
                 {
                     let why = "the readable part of this collection is not known yet; try again";
                     request.context.status(&unavailable(why))
                 }
-                Err(NotServable::Forward(reason)) => self.pass(request, reason).await,
-                Err(NotServable::Late(status) | NotServable::Refuse(status)) => request.context.status(&status),
+                Err(NotServableFromCache::Forward(reason)) => self.pass(request, reason).await,
+                Err(NotServableFromCache::Late(status) | NotServableFromCache::Refuse(status)) => {
+                    request.context.status(&status)
+                }
             };
             if let Some(decision) = decision {
                 response.extensions_mut().insert(decision);
@@ -389,7 +405,7 @@ impl Frontend {
                 let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
                 let hops = self.forwarding.hops_with_us(request.http.headers());
                 let mut response = self.discovery.answer(&request, &key, hops).await?;
-                response.extensions_mut().insert(Decision::Allowed(grant.reason().clone()));
+                response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)
             });
             let payer = request.caller.payer();
@@ -413,7 +429,11 @@ impl Frontend {
         Box::pin(self.reviews.answer(request, hops)).await
     }
 
-    async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
+    async fn permit(
+        &self,
+        request: &mut ReadRequest,
+        resource: &UpstreamResource,
+    ) -> Result<CollectionPermission, AuthorizationError> {
         let payer = request.caller.payer();
         let is_for_readable = request.is_for_readable(resource);
         let (caller, info) = (&request.caller, &request.info);
@@ -421,13 +441,14 @@ impl Frontend {
             if is_for_readable {
                 self.authorizer.readable(caller, info).await
             } else {
-                self.authorizer.grant(caller, info).await.map(Permit::Whole)
+                self.authorizer.grant(caller, info).await.map(CollectionPermission::Whole)
             }
         });
         let permitted = self.concurrency.waiting.while_waiting(payer.as_ref(), permitted.as_mut()).await;
         let permit = permitted.map_err(too_many_wait).flatten()?;
         if is_for_readable {
-            request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
+            request.context.extent =
+                Some(if permit.part().is_some() { CollectionExtent::Some } else { CollectionExtent::All });
         }
         Ok(permit)
     }
@@ -438,7 +459,11 @@ impl Frontend {
     /// # Errors
     /// Upstream has been unreachable since the process started, or too many requests are waiting. The read is not
     /// forwarded: it could at best reach an upstream that has just returned, and a watch would stay forwarded.
-    async fn resource(&self, caller: &Caller, asked: &RouteInput<'_>) -> Result<Option<Arc<Resource>>, Status> {
+    async fn resource(
+        &self,
+        caller: &Caller,
+        asked: &ReadRouteInput<'_>,
+    ) -> Result<Option<Arc<UpstreamResource>>, Status> {
         let info = asked.info;
         if !info.is_resource || info.resource.is_empty() {
             return Ok(None);
@@ -496,13 +521,13 @@ fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Respons
 #[derive(Clone)]
 pub struct ScrapeAuthorizer {
     authorizer: Authorizer,
-    browsers: Reloadable<BrowserGuard>,
+    browsers: Reloadable<CrossOriginCheck>,
 }
 
 impl ScrapeAuthorizer {
     /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
     /// certificate for any page.
-    pub fn new(authorizer: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
+    pub fn new(authorizer: Authorizer, browsers: Reloadable<CrossOriginCheck>) -> Self {
         Self { authorizer, browsers }
     }
 
@@ -510,10 +535,10 @@ impl ScrapeAuthorizer {
     ///
     /// # Errors
     /// The sender is not authorized, or that cannot be determined.
-    pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
-        let info = RequestInfo::parse("GET", "/metrics", &Query::default());
+    pub async fn admit(self, sender: ClientConnectionInfo, headers: HeaderMap) -> Result<(), Status> {
+        let info = RequestInfo::parse("GET", "/metrics", &UrlQuery::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
-        let refused = |why: &NotGranted, user: &str| not_granted(why, user, &Access::of(&info));
+        let refused = |why: &AuthorizationError, user: &str| not_granted(why, user, &AccessAttributes::of(&info));
         let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
         if caller.shows_certificate() {
             let site = self.browsers.get().check_site(&headers);

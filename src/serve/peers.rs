@@ -24,20 +24,21 @@ use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::forward::unreachable;
 use crate::serve::limits::ConcurrencyLimits;
-use crate::serve::read::{CoalescingCache, Fetched, ReadRequest};
+use crate::serve::read::{CoalescingCache, ReadRequest, TimedResponse};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, ReplyBody, TEXT, new_audit_id, plain, put_served, too_many,
 };
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{
-    ACCESS_REVIEWS, AccessReviewResult, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenReviewResult, is_impersonation,
+    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamClient, UpstreamError,
+    UpstreamRequestCause, is_impersonation,
 };
-use base::Ready;
+use base::ReadinessTracker;
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
 
 /// The kind of a review that a downstream proxy requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum PeerReviewKind {
     /// A `SubjectAccessReview` for a request.
     Access,
     /// A `SubjectAccessReview` for an open watch.
@@ -48,13 +49,13 @@ enum Kind {
 /// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
 /// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    kind: Kind,
+struct PeerReviewKey {
+    kind: PeerReviewKind,
     digest: [u8; 32],
 }
 
 #[derive(Debug, Clone)]
-struct CachedReview {
+struct CachedPeerReview {
     answer: Bytes,
     /// How long the response serves requests.
     ttl: Duration,
@@ -64,7 +65,7 @@ struct CachedReview {
 
 /// The time from which on upstream's decisions reflect the last observed change of permissions.
 #[derive(Debug, Clone, Copy)]
-struct LastChange {
+struct LastPermissionChange {
     /// The time from which they normally reflect the change.
     seen: Instant,
     /// The time from which they certainly reflect the change. After a change, each open watch is reviewed once more,
@@ -74,10 +75,10 @@ struct LastChange {
 
 /// Creates reviews on behalf of downstream proxies, and shares the results.
 #[derive(Debug)]
-pub(crate) struct PeerReviews {
-    client: Client,
+pub(crate) struct PeerReviewHandler {
+    client: UpstreamClient,
     authorizer: Authorizer,
-    kept: CoalescingCache<Key, CachedReview>,
+    kept: CoalescingCache<PeerReviewKey, CachedPeerReview>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
@@ -92,15 +93,15 @@ const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
 const UNREADABLE: &str = "the review body is too large or incomplete";
 
-impl PeerReviews {
+impl PeerReviewHandler {
     pub(crate) fn new(
-        client: Client,
+        client: UpstreamClient,
         authorizer: Authorizer,
         concurrency: Arc<ConcurrencyLimits>,
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedReview| KEY_BYTES + kept.answer.len());
+        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedPeerReview| KEY_BYTES + kept.answer.len());
         Self { client, authorizer, kept, concurrency, body_max, lag_max }
     }
 
@@ -109,7 +110,7 @@ impl PeerReviews {
         let headers = request.http.headers();
         let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
         request.context.by_proxy
-            && Kind::of(request).is_some()
+            && PeerReviewKind::of(request).is_some()
             && *request.http.method() == Method::POST
             && request.http.uri().query().is_none()
             && (is_json(ACCEPT) && is_json(CONTENT_TYPE))
@@ -118,9 +119,9 @@ impl PeerReviews {
 
     /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
     pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
-        let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
+        let (kind, received, payer) = (PeerReviewKind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = *request;
-        match self.answered(kind.unwrap_or(Kind::Access), http.into_body(), (received, payer), hops).await {
+        match self.answered(kind.unwrap_or(PeerReviewKind::Access), http.into_body(), (received, payer), hops).await {
             Ok(answer) => {
                 let mut response = Response::new(ReplyBody::full(answer));
                 *response.status_mut() = StatusCode::CREATED;
@@ -137,7 +138,7 @@ impl PeerReviews {
 
     async fn answered(
         &self,
-        kind: Kind,
+        kind: PeerReviewKind,
         body: RequestBody,
         (received, payer): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
@@ -148,39 +149,53 @@ impl PeerReviews {
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
         let body = whole.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key = PeerReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
         let ask = |_| self.ask(kind, hops, body);
         let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
-        let answered = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
+        let answered = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(UpstreamError::Timeout(ANSWER_MAX)));
         let (kept, source) = answered.map_err(|error| unreachable(&error))?;
         metrics::answered_proxy("review", source);
         Ok(kept.answer)
     }
 
-    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
-        if kind != Kind::Token {
+    async fn ask(
+        &self,
+        kind: PeerReviewKind,
+        hops: HeaderValue,
+        body: Bytes,
+    ) -> Result<TimedResponse<CachedPeerReview>, UpstreamError> {
+        if kind != PeerReviewKind::Token {
             return self.ask_whether(kind, hops, body).await;
         }
         let asked = Instant::now();
-        let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        let answer = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(Fetched { asked, value: CachedReview { answer, ttl, lease_ttl: Duration::ZERO } })
+        Ok(TimedResponse { asked, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
     /// review about its kubelet, and this proxy one about the node's proxy. These are the same review.
-    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
+    async fn ask_whether(
+        &self,
+        kind: PeerReviewKind,
+        hops: HeaderValue,
+        body: Bytes,
+    ) -> Result<TimedResponse<CachedPeerReview>, UpstreamError> {
         let question = AccessReviewResult::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&question, since)
             && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
-            return Ok(Fetched { asked, value: self.kept(answer, &verdict) });
+            return Ok(TimedResponse { asked, value: self.kept(answer, &verdict) });
         }
-        let cause = if kind == Kind::Lease { Cause::LeaseReview } else { Cause::AccessReview };
+        let cause = if kind == PeerReviewKind::Lease {
+            UpstreamRequestCause::LeaseReview
+        } else {
+            UpstreamRequestCause::AccessReview
+        };
         let asked = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessReviewResult::read(&answer);
@@ -188,10 +203,10 @@ impl PeerReviews {
             self.authorizer.learns(question, cause, asked, verdict.clone()).await;
         }
         let nothing = AccessReviewResult { allowed: false, reason: String::new() };
-        Ok(Fetched { asked, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
+        Ok(TimedResponse { asked, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
-    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedReview {
+    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedPeerReview {
         let ages = self.authorizer.remembers_for();
         let ttl = match verdict {
             AccessReviewResult { allowed: true, .. } => ages.allowed_ttl,
@@ -201,20 +216,24 @@ impl PeerReviews {
         // This proxy observes every change of RBAC, which not every proxy below it may.
         let is_by_rbac = verdict.allowed && AccessReviewResult::is_by_rbac(&verdict.reason);
         let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
-        CachedReview { answer, ttl, lease_ttl }
+        CachedPeerReview { answer, ttl, lease_ttl }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
-    fn last_change(&self) -> Option<LastChange> {
+    fn last_change(&self) -> Option<LastPermissionChange> {
         let recheck = self.authorizer.remembers_for().recheck;
         let at = self.authorizer.policy_unchanged_since()?;
-        Some(LastChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
+        Some(LastPermissionChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
     }
 }
 
 /// Returns the health of this proxy to a proxy below it, for which this proxy is the upstream. It needs no
 /// authorization, because the response contains no data about any caller.
-pub(crate) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready) -> Option<Response<ReplyBody>> {
+pub(crate) fn health<B>(
+    request: &Request<B>,
+    info: &RequestInfo,
+    ready: &ReadinessTracker,
+) -> Option<Response<ReplyBody>> {
     if *request.method() != Method::GET || request.uri().query().is_some() || !info.is_canonical {
         return None;
     }
@@ -223,7 +242,7 @@ pub(crate) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
         "/readyz" => ready.is_ready(),
         _ => return None,
     };
-    metrics::answered_proxy("health", metrics::AnsweredFrom::Memory);
+    metrics::answered_proxy("health", metrics::SharedResponseOrigin::Memory);
     let failed = (StatusCode::SERVICE_UNAVAILABLE, "readyz check failed\n");
     let (status, text) = if is_well { (StatusCode::OK, "ok") } else { failed };
     let mut response = plain(status, text);
@@ -235,32 +254,38 @@ pub(crate) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
     Some(response)
 }
 
-impl LastChange {
+impl LastPermissionChange {
     /// Whether responses to reviews of a kind must certainly reflect the change.
-    fn is_settled(self, kind: Kind, now: Instant) -> bool {
-        kind == Kind::Lease && now >= self.settled
+    fn is_settled(self, kind: PeerReviewKind, now: Instant) -> bool {
+        kind == PeerReviewKind::Lease && now >= self.settled
     }
 
     /// Returns the time before which no response may have been requested.
-    fn least(self, kind: Kind, now: Instant) -> Instant {
+    fn least(self, kind: PeerReviewKind, now: Instant) -> Instant {
         if self.is_settled(kind, now) { self.settled } else { self.seen }
     }
 }
 
-impl Kind {
+impl PeerReviewKind {
     /// Returns the kind of review that another proxy states.
     fn of(request: &ReadRequest) -> Option<Self> {
-        let says = |cause: Cause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+        let says =
+            |cause: UpstreamRequestCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
         match request.http.uri().path() {
-            ACCESS_REVIEWS if says(Cause::AccessReview) => Some(Self::Access),
-            ACCESS_REVIEWS if says(Cause::LeaseReview) => Some(Self::Lease),
-            TOKEN_REVIEWS if says(Cause::TokenReview) => Some(Self::Token),
+            ACCESS_REVIEWS if says(UpstreamRequestCause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if says(UpstreamRequestCause::LeaseReview) => Some(Self::Lease),
+            TOKEN_REVIEWS if says(UpstreamRequestCause::TokenReview) => Some(Self::Token),
             _ => None,
         }
     }
 
     /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
-    fn will_do(self, last: &Fetched<CachedReview>, change: Option<LastChange>, now: Instant) -> bool {
+    fn will_do(
+        self,
+        last: &TimedResponse<CachedPeerReview>,
+        change: Option<LastPermissionChange>,
+        now: Instant,
+    ) -> bool {
         let (age, kept) = (now.saturating_duration_since(last.asked), &last.value);
         match change {
             _ if self == Self::Token => age < kept.ttl,
@@ -283,32 +308,33 @@ mod tests {
     fn shared_review_expires_after_ttl_or_rbac_change() {
         let zero = Instant::now();
         let at = |second: u64| zero + Duration::from_secs(second);
-        let change = LastChange { seen: at(5), settled: at(60) };
+        let change = LastPermissionChange { seen: at(5), settled: at(60) };
         let (by_rbac, by_others) = (600, 10);
         for (kind, asked, now, lease_ttl, expected) in [
-            (Kind::Access, 4, 6, by_rbac, false),
-            (Kind::Access, 6, 15, by_rbac, true),
-            (Kind::Access, 6, 16, by_rbac, false),
-            (Kind::Access, 100, 111, by_rbac, false),
-            (Kind::Lease, 4, 6, by_rbac, false),
-            (Kind::Lease, 6, 15, by_rbac, true),
+            (PeerReviewKind::Access, 4, 6, by_rbac, false),
+            (PeerReviewKind::Access, 6, 15, by_rbac, true),
+            (PeerReviewKind::Access, 6, 16, by_rbac, false),
+            (PeerReviewKind::Access, 100, 111, by_rbac, false),
+            (PeerReviewKind::Lease, 4, 6, by_rbac, false),
+            (PeerReviewKind::Lease, 6, 15, by_rbac, true),
             // Upstream may not know of the change yet.
-            (Kind::Lease, 6, 17, by_rbac, false),
-            (Kind::Lease, 55, 59, by_rbac, true),
-            (Kind::Lease, 55, 60, by_rbac, false),
-            (Kind::Lease, 60, 61, by_rbac, true),
-            (Kind::Lease, 61, 660, by_rbac, true),
-            (Kind::Lease, 61, 661, by_rbac, false),
-            (Kind::Lease, 61, 70, by_others, true),
-            (Kind::Lease, 61, 71, by_others, false),
-            (Kind::Token, 1, 10, 0, true),
-            (Kind::Token, 1, 11, 0, false),
+            (PeerReviewKind::Lease, 6, 17, by_rbac, false),
+            (PeerReviewKind::Lease, 55, 59, by_rbac, true),
+            (PeerReviewKind::Lease, 55, 60, by_rbac, false),
+            (PeerReviewKind::Lease, 60, 61, by_rbac, true),
+            (PeerReviewKind::Lease, 61, 660, by_rbac, true),
+            (PeerReviewKind::Lease, 61, 661, by_rbac, false),
+            (PeerReviewKind::Lease, 61, 70, by_others, true),
+            (PeerReviewKind::Lease, 61, 71, by_others, false),
+            (PeerReviewKind::Token, 1, 10, 0, true),
+            (PeerReviewKind::Token, 1, 11, 0, false),
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
-            let kept = Fetched { asked: at(asked), value: CachedReview { answer: Bytes::new(), ttl, lease_ttl } };
+            let kept =
+                TimedResponse { asked: at(asked), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
             let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
-            let of_token = kind == Kind::Token && expected;
+            let of_token = kind == PeerReviewKind::Token && expected;
             assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
         }
     }

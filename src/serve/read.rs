@@ -1,7 +1,7 @@
 //! Reads from the cache: finds a feed, waits until it is as fresh as the request requires, and answers GET and LIST.
 //!
 //! ```text
-//! ReadRequest ─► FeedSources (source, wait_ready) ─► Snapshot ─► ReadHandler::get | ReadHandler::list ─► response
+//! ReadRequest ─► FeedResolver (source, wait_ready) ─► Snapshot ─► ReadHandler::get | ReadHandler::list ─► response
 //! ```
 
 mod coalescing_cache;
@@ -12,8 +12,8 @@ mod sources;
 
 pub use sources::spec;
 
-pub(crate) use coalescing_cache::{CoalescingCache, Fetched};
+pub(crate) use coalescing_cache::{CoalescingCache, TimedResponse};
 pub(crate) use discovery_cache::DiscoveryCache;
 pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
-pub(crate) use request::{NotServable, ReadRequest, ReadResult, UnauthenticatedRequest};
-pub(crate) use sources::{FeedRequirements, FeedSource, FeedSources, ReadKind};
+pub(crate) use request::{CacheReadResult, NotServableFromCache, ReadRequest, UnauthenticatedRequest};
+pub(crate) use sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};

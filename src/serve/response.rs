@@ -6,9 +6,9 @@ mod refusals;
 
 pub use body::ReplyBody;
 
-pub(crate) use body::WatchFrames;
+pub(crate) use body::WatchFrameSource;
 pub(crate) use context::{
-    AUDIT_ID, FeedStatus, REASON, REFUSED_BY, ResponseContext, TEXT, expectation_failed, gzipped, malformed,
+    AUDIT_ID, REASON, REFUSED_BY, ResponseContext, ServedFeedStatus, TEXT, expectation_failed, gzipped, malformed,
     new_audit_id, plain, put_served,
 };
 pub(crate) use refusals::{

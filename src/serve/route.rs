@@ -7,27 +7,27 @@ mod tests;
 
 use http::Method;
 
-pub use self::coverage::{Coverage, OutsideCoverage, Sensitive};
+pub use self::coverage::{CacheCoverage, NotCoveredReason, SensitiveKind};
 
 use self::coverage::covers;
-use crate::cache::View;
-use crate::feeds::Scope;
-use crate::listing::ListRead;
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, Include, Representation};
+use crate::cache::CollectionView;
+use crate::feeds::FeedScope;
+use crate::listing::ListPageRequest;
+use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::wire::{FeedEncoding, IncludeObjectPolicy, Representation};
 use kubeapi::{
-    ContinueToken, Conversion, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion, NegotiatedType, ObjectKey,
-    Query, RequestInfo, Selector, Status, SupportedTypes, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
-    prefers_cbor, pretty, router_accepts,
+    ContinueToken, GetOptions, ListOptions, ListPlan, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion,
+    ObjectKey, RequestInfo, RequestVerb, ResourceVersionMatch, Selector, Status, SupportedMediaTypes, UrlQuery,
+    WatchStart, check_timeout, negotiate, prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Route {
+pub(crate) enum ReadRoute {
     Refuse(Box<Status>),
-    Get(GetRead),
-    List(ListRead),
-    Watch(WatchRead),
+    Get(RoutedGet),
+    List(ListPageRequest),
+    Watch(RoutedWatch),
 }
 
 /// The reason that a request is forwarded to upstream. Every variant is a metric label.
@@ -96,17 +96,17 @@ pub(crate) enum ForwardReason {
 
 /// A GET of one object, as read from its request.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct GetRead {
+pub(crate) struct RoutedGet {
     pub(crate) representation: Representation,
     pub(crate) key: ObjectKey,
-    pub(crate) version: VersionMatch,
+    pub(crate) version: ResourceVersionMatch,
 }
 
 /// A watch.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct WatchRead {
+pub(crate) struct RoutedWatch {
     pub(crate) representation: Representation,
-    pub(crate) view: View,
+    pub(crate) view: CollectionView,
     pub(crate) start: WatchStart,
     pub(crate) bookmarks: bool,
     /// The timeout that the client requested: see `WatchTimeout`.
@@ -121,10 +121,10 @@ enum NotCacheable {
 
 /// The parts of a request that determine its route.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RouteInput<'a> {
+pub(crate) struct ReadRouteInput<'a> {
     pub(crate) method: &'a Method,
     pub(crate) info: &'a RequestInfo,
-    pub(crate) query: &'a Query,
+    pub(crate) query: &'a UrlQuery,
     pub(crate) accept: Option<&'a str>,
     pub(crate) user_agent: Option<&'a str>,
     /// Whether the caller impersonates another user.
@@ -141,10 +141,10 @@ pub(crate) struct RouteInput<'a> {
 /// # Errors
 /// The request must be forwarded, for the returned reason.
 pub(crate) fn route<'a>(
-    asked: &RouteInput<'_>,
-    resource: Option<&'a Resource>,
-    coverage: &Coverage,
-) -> Result<(&'a Resource, Route), ForwardReason> {
+    asked: &ReadRouteInput<'_>,
+    resource: Option<&'a UpstreamResource>,
+    coverage: &CacheCoverage,
+) -> Result<(&'a UpstreamResource, ReadRoute), ForwardReason> {
     check_kind(asked)?;
     let info = asked.info;
     let resource = resource.ok_or(ForwardReason::Unknown)?;
@@ -161,7 +161,7 @@ pub(crate) fn route<'a>(
     let is_inside_itself = info.path.matches("/namespaces/").count() > 1;
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
         // No path watches one object without its namespace.
-        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
+        (true, true) => info.verb == RequestVerb::Get || info.watch_via_path && !info.name.is_empty(),
         (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself),
         _ => false,
     };
@@ -177,7 +177,7 @@ pub(crate) fn route<'a>(
     }
     match read(asked, resource, &scope) {
         Ok(read) => Ok((resource, read)),
-        Err(NotCacheable::Refuse(status)) => Ok((resource, Route::Refuse(status))),
+        Err(NotCacheable::Refuse(status)) => Ok((resource, ReadRoute::Refuse(status))),
         Err(NotCacheable::Forward(reason)) => Err(reason),
     }
 }
@@ -186,12 +186,12 @@ pub(crate) fn route<'a>(
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.
-pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
+pub(crate) fn check_kind(asked: &ReadRouteInput<'_>) -> Result<(), ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
         return Err(ForwardReason::NonResource);
     }
-    if *asked.method != Method::GET || !matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
+    if *asked.method != Method::GET || !matches!(info.verb, RequestVerb::Get | RequestVerb::List | RequestVerb::Watch) {
         return Err(ForwardReason::Verb);
     }
     if asked.impersonates {
@@ -207,42 +207,44 @@ pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
 }
 
 /// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
-fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, NotCacheable> {
-    let RouteInput { info, query, accept, user_agent, .. } = *asked;
-    let watch = info.verb == Verb::Watch;
+fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedScope) -> Result<ReadRoute, NotCacheable> {
+    let ReadRouteInput { info, query, accept, user_agent, .. } = *asked;
+    let watch = info.verb == RequestVerb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
-    let offers = if built_in { SupportedTypes::BUILTIN } else { SupportedTypes::CUSTOM };
+    let offers = if built_in { SupportedMediaTypes::BUILTIN } else { SupportedMediaTypes::CUSTOM };
     let offers = if watch { offers.watching() } else { offers };
     if built_in && !router_accepts(accept, offers) {
         return Err(ForwardReason::NotAcceptable.into());
     }
     let choice = negotiate(accept, offers);
-    if matches!(choice, NegotiatedType::NotAcceptable | NegotiatedType::NotStreamable) {
+    if matches!(choice, NegotiatedMediaType::NotAcceptable | NegotiatedMediaType::NotStreamable) {
         return Err(ForwardReason::NotAcceptable.into());
     }
     let Some(representation) = representation(choice, &info.verb, query) else {
-        let table =
-            matches!(choice, NegotiatedType::Converted { target: Conversion::Table, media: MediaType::Json, .. });
+        let table = matches!(
+            choice,
+            NegotiatedMediaType::Converted { target: ObjectConversion::Table, media: MediaType::Json, .. }
+        );
         return Err(if table { ForwardReason::Table } else { ForwardReason::Representation }.into());
     };
-    if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
+    if representation.encoding() == FeedEncoding::Json && pretty(query, user_agent, accept, offers) {
         return Err(ForwardReason::Representation.into());
     }
     if prefers_cbor(accept, offers) {
         return Err(ForwardReason::Representation.into());
     }
     // The proxy does not write errors in YAML either.
-    if negotiate(accept, SupportedTypes::ERROR).media() == Some(MediaType::Yaml) {
+    if negotiate(accept, SupportedMediaTypes::ERROR).media() == Some(MediaType::Yaml) {
         return Err(ForwardReason::Representation.into());
     }
     if !watch {
         check_timeout(query)?;
     }
-    if info.verb == Verb::Get {
+    if info.verb == RequestVerb::Get {
         return get(asked, resource, representation);
     }
-    // Longer selectors are not evaluated here, where they cost CPU for each later event. Such reads are forwarded, except
-    // reads of a readable part, which upstream does not offer.
+    // Longer selectors are not evaluated here, where they cost CPU for each later event. Such reads are forwarded,
+    // except reads of a readable part, which upstream does not offer.
     let is_part = asked.readable && resource.namespaced && info.namespace.is_empty();
     if !is_part && !ListOptions::has_short_selectors(query) {
         return Err(ForwardReason::ExpensiveSelector.into());
@@ -258,10 +260,10 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         fields = fields.narrowed_to(&info.name)?;
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
-    let view = View::new(namespace, Selector { labels: options.labels.clone(), fields });
+    let view = CollectionView::new(namespace, Selector { labels: options.labels.clone(), fields });
     let view = match scope {
-        Scope::Selected { field, value } => view.within(field, value),
-        Scope::Cluster | Scope::Namespace(_) => view,
+        FeedScope::Selected { field, value } => view.within(field, value),
+        FeedScope::Cluster | FeedScope::Namespace(_) => view,
     };
     if watch {
         let start = options.watch_start()?;
@@ -271,7 +273,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
             return Err(ForwardReason::Table.into());
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
-        return Ok(Route::Watch(WatchRead { representation, view, start, bookmarks, timeout_seconds }));
+        return Ok(ReadRoute::Watch(RoutedWatch { representation, view, start, bookmarks, timeout_seconds }));
     }
     if !ContinueToken::is_legible(&options.continue_token) {
         return Err(ForwardReason::Continue.into());
@@ -280,32 +282,38 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
         return Err(reason.into());
     }
-    Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
+    Ok(ReadRoute::List(ListPageRequest {
+        representation,
+        view,
+        plan,
+        in_namespace: namespace.is_some(),
+        pages: resource.pages,
+    }))
 }
 
 /// Returns why a list cannot be answered from the data cached in `scope`, however fresh that is.
 fn unheld(
     options: &ListOptions,
     plan: &ListPlan,
-    view: &View,
-    resource: &Resource,
-    scope: &Scope,
+    view: &CollectionView,
+    resource: &UpstreamResource,
+    scope: &FeedScope,
 ) -> Option<ForwardReason> {
     let single = view.single(resource.namespaced).is_some();
     match (plan.version, &plan.start) {
         // For a resource without a watch cache, a whole list is not cheaper than a page.
-        (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
+        (ResourceVersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
             Some(ForwardReason::UnsupportedParameter)
         }
         // The list continues in the most recent state. Answering it here would need a proof for every page.
-        (VersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
+        (ResourceVersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
         // A list of one name reads one key: it has no second page, and a version with a limit is not an exact one.
         (_, Some(_)) if single => Some(ForwardReason::Continue),
-        (VersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
+        (ResourceVersionMatch::Exact(_), None) if single && options.resource_version_match.is_empty() => {
             Some(ForwardReason::ExactVersion)
         }
         // Whether there is a next page depends on what the apiserver would scan, which is more than the cache holds.
-        (VersionMatch::Exact(_), _) if plan.limit.is_some() && !single && scope.selector().is_some() => {
+        (ResourceVersionMatch::Exact(_), _) if plan.limit.is_some() && !single && scope.selector().is_some() => {
             Some(ForwardReason::OutOfScope)
         }
         _ => None,
@@ -313,24 +321,28 @@ fn unheld(
 }
 
 /// Returns the representation of the response, if the proxy can write it. Tables are available only for watches,
-/// because their cells are as old as the events. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata
-/// to single objects and watch events. Requests for other combinations are forwarded.
-fn representation(choice: NegotiatedType, verb: &Verb, query: &Query) -> Option<Representation> {
+/// because their cells are as old as the events. `PartialObjectMetadataList` applies to lists, and
+/// PartialObjectMetadata to single objects and watch events. Requests for other combinations are forwarded.
+fn representation(choice: NegotiatedMediaType, verb: &RequestVerb, query: &UrlQuery) -> Option<Representation> {
     let encoding = match choice.media()? {
-        MediaType::Json => Encoding::Json,
-        MediaType::Protobuf => Encoding::Protobuf,
+        MediaType::Json => FeedEncoding::Json,
+        MediaType::Protobuf => FeedEncoding::Protobuf,
         MediaType::Yaml => return None,
     };
     match (choice, verb) {
-        (NegotiatedType::Plain(_), _) => Some(Representation::Object(encoding)),
-        (NegotiatedType::Converted { target: Conversion::PartialObjectMetadataList, version, .. }, Verb::List)
+        (NegotiatedMediaType::Plain(_), _) => Some(Representation::Object(encoding)),
+        (
+            NegotiatedMediaType::Converted { target: ObjectConversion::PartialObjectMetadataList, version, .. },
+            RequestVerb::List,
+        )
         | (
-            NegotiatedType::Converted { target: Conversion::PartialObjectMetadata, version, .. },
-            Verb::Get | Verb::Watch,
+            NegotiatedMediaType::Converted { target: ObjectConversion::PartialObjectMetadata, version, .. },
+            RequestVerb::Get | RequestVerb::Watch,
         ) => Some(Representation::Metadata(encoding, version)),
-        (NegotiatedType::Converted { target: Conversion::Table, version: MetaVersion::V1, .. }, Verb::Watch) => {
-            Include::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)
-        }
+        (
+            NegotiatedMediaType::Converted { target: ObjectConversion::Table, version: MetaApiVersion::V1, .. },
+            RequestVerb::Watch,
+        ) => IncludeObjectPolicy::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table),
         _ => None,
     }
 }
@@ -338,7 +350,7 @@ fn representation(choice: NegotiatedType, verb: &Verb, query: &Query) -> Option<
 /// Whether the rows of a Table watch are available here. Ages and similar cells are as of when a row was printed. That
 /// is correct for later events and wrong for an initial state. The exception is a single object, whose row is requested
 /// from upstream.
-fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
+fn is_printed(start: WatchStart, view: &CollectionView, resource: &UpstreamResource) -> bool {
     match start {
         WatchStart::After(_) => true,
         WatchStart::State { end_bookmark, .. } => !end_bookmark && view.single(resource.namespaced).is_some(),
@@ -346,19 +358,23 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     }
 }
 
-fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, NotCacheable> {
+fn get(
+    asked: &ReadRouteInput<'_>,
+    resource: &UpstreamResource,
+    representation: Representation,
+) -> Result<ReadRoute, NotCacheable> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
         // It is read from upstream's storage, which has other words for it.
         Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::UnsupportedParameter.into()),
         version => version?,
     };
-    if version == VersionMatch::Unset {
+    if version == ResourceVersionMatch::Unset {
         return Err(ForwardReason::ConsistentGet.into());
     }
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
-    Ok(Route::Get(GetRead { representation, key, version }))
+    Ok(ReadRoute::Get(RoutedGet { representation, key, version }))
 }
 
 impl From<ForwardReason> for NotCacheable {
@@ -373,11 +389,11 @@ impl<E: Into<Status>> From<E> for NotCacheable {
     }
 }
 
-impl From<OutsideCoverage> for ForwardReason {
-    fn from(why: OutsideCoverage) -> Self {
+impl From<NotCoveredReason> for ForwardReason {
+    fn from(why: NotCoveredReason) -> Self {
         match why {
-            OutsideCoverage::NotConfigured => Self::NotInResources,
-            OutsideCoverage::Sensitive => Self::Sensitive,
+            NotCoveredReason::NotConfigured => Self::NotInResources,
+            NotCoveredReason::Sensitive => Self::Sensitive,
         }
     }
 }

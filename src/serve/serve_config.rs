@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::feeds::WantedVersions;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
-use crate::serve::route::Coverage;
+use crate::serve::route::CacheCoverage;
 
 /// The settings for answering requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeConfig {
-    pub consistency: Consistency,
-    pub coverage: Coverage,
+    pub consistency: ReadConsistency,
+    pub coverage: CacheCoverage,
     /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
     /// where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
@@ -35,7 +35,7 @@ pub struct ServeConfig {
 /// The required freshness of a read without a resourceVersion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Consistency {
+pub enum ReadConsistency {
     /// The state is proven to contain every write that was complete when the request was received.
     #[default]
     Strict,
@@ -46,8 +46,8 @@ pub enum Consistency {
 impl Default for ServeConfig {
     fn default() -> Self {
         Self {
-            consistency: Consistency::Strict,
-            coverage: Coverage::default(),
+            consistency: ReadConsistency::Strict,
+            coverage: CacheCoverage::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
             fresh_wait_max: WantedVersions::WAIT_MAX,

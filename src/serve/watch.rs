@@ -1,7 +1,8 @@
 //! Watches: opens them at the right position of a feed, and streams their events over HTTP or WebSocket.
 //!
 //! ```text
-//! WatchOpener: place ─► first row ─► feed ─► wait_ready ─► history ─► namespaces ─► WatchSession ─► WatchBody | websocket::run
+//! WatchOpener: permit ─► first row ─► feed ─► wait_ready ─► history ─► namespaces
+//!              └► WatchSession ─► WatchBody | websocket::run
 //! ```
 
 mod body;

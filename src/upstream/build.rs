@@ -7,12 +7,12 @@ use super::BUILD;
 
 /// A Kubernetes release: its major and minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Release {
+pub struct KubernetesRelease {
     pub major: u32,
     pub minor: u32,
 }
 
-impl fmt::Display for Release {
+impl fmt::Display for KubernetesRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
     }
@@ -20,9 +20,9 @@ impl fmt::Display for Release {
 
 /// The build that a server reports in `/version`. Servers that report the same build produce the same bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Build {
+pub struct ServerBuild {
     /// The release that the server emulates. It may be older than the server itself (`--emulated-version`).
-    pub release: Release,
+    pub release: KubernetesRelease,
     /// The minor version of the server's own release. It determines the layout of objects in JSON, which depends on the
     /// Go types compiled into the server, not on the emulated release.
     pub minor: u32,
@@ -45,7 +45,7 @@ struct VersionDocument {
     git_commit: String,
 }
 
-impl Build {
+impl ServerBuild {
     /// Returns the build of a server with the given `/version` document.
     #[cfg(test)]
     pub(crate) fn of(version: &str) -> Option<Self> {
@@ -60,7 +60,7 @@ impl Build {
         let (major, minor) = number(&said.major).zip(number(&said.minor))?;
         let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));
-        let release = Release { major: behaves_as.0, minor: behaves_as.1 };
+        let release = KubernetesRelease { major: behaves_as.0, minor: behaves_as.1 };
         Some(Self { release, minor, said: serde_json::to_string(&said).ok()?.into() })
     }
 
@@ -90,17 +90,17 @@ mod tests {
             (r#"{"major":"1","minor":""}"#, None),
             ("{}", None),
         ] {
-            let build = Build::parse(body.as_bytes());
+            let build = ServerBuild::parse(body.as_bytes());
             let found = build.map(|build| (build.release.major, build.release.minor, build.minor));
             assert_eq!(found, expected, "{body}");
         }
-        assert!(Release { major: 1, minor: 36 } > Release { major: 1, minor: 9 });
-        assert!(Release { major: 2, minor: 0 } > Release { major: 1, minor: 36 });
+        assert!(KubernetesRelease { major: 1, minor: 36 } > KubernetesRelease { major: 1, minor: 9 });
+        assert!(KubernetesRelease { major: 2, minor: 0 } > KubernetesRelease { major: 1, minor: 36 });
     }
 
     #[test]
     fn builds_differ_by_every_field_that_affects_encoding() {
-        let build = |more: &str| Build::parse(format!(r#"{{"major":"1","minor":"36"{more}}}"#).as_bytes());
+        let build = |more: &str| ServerBuild::parse(format!(r#"{{"major":"1","minor":"36"{more}}}"#).as_bytes());
         let all = [
             "",
             r#","gitVersion":"v1.36.1""#,
@@ -121,12 +121,12 @@ mod tests {
     fn build_header_round_trips() {
         let body = r#"{"major":"1","minor":"31+","gitVersion":"v1.31.0-eks \"é\"","emulationMajor":"1",
                        "emulationMinor":"30","goVersion":"go1.26"}"#;
-        let build = Build::parse(body.as_bytes()).expect("a build");
+        let build = ServerBuild::parse(body.as_bytes()).expect("a build");
         let headers = HeaderMap::from_iter([(BUILD, build.header().expect("it is text"))]);
-        assert_eq!(Build::named_in(&headers), Some(build));
+        assert_eq!(ServerBuild::named_in(&headers), Some(build));
         for other in ["", "{}", "v1.36"] {
             let headers = HeaderMap::from_iter([(BUILD, HeaderValue::from_static(other))]);
-            assert_eq!(Build::named_in(&headers), None, "{other}");
+            assert_eq!(ServerBuild::named_in(&headers), None, "{other}");
         }
     }
 }

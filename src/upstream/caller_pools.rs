@@ -5,10 +5,10 @@ use http::Response;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::credentials::UpstreamCredentials;
-use super::identity_headers::{ActingAs, CredentialId};
-use super::pool::{ForwardPool, Pool, ResponseBody, Traffic};
+use super::identity_headers::{CredentialId, UpstreamRequestIdentity};
+use super::pool::{ConnectionPool, ForwardPoolKind, Traffic, UpstreamResponseBody};
 use super::retryable_request::CountedRequest;
-use super::{CredentialError, Error};
+use super::{CredentialError, UpstreamError};
 use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
@@ -18,20 +18,20 @@ use kubeapi::FlowDistinguisher;
 /// take for the caller's credential. No two credentials share a connection, because upstream closes a connection when
 /// it rejects a credential on it (R-HTTP-2).
 #[derive(Debug)]
-pub(super) struct CallerPools {
+pub(super) struct CallerConnectionPools {
     credentials: UpstreamCredentials,
-    pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
+    pools: moka::sync::Cache<CredentialId, Arc<CallerPoolPair>>,
     /// Limits how many pools the credentials of one user may have.
     shares: KeyedSemaphores<FlowDistinguisher>,
     /// Opens a new connection for each request.
-    once: Pool,
+    once: ConnectionPool,
 }
 
 #[derive(Debug)]
-struct Pools {
-    short: Pool,
+struct CallerPoolPair {
+    short: ConnectionPool,
     /// The pool for streams, of which each has its own connection.
-    long: Pool,
+    long: ConnectionPool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -45,12 +45,12 @@ const CREDENTIALS_OF_A_USER_MAX: usize = 256;
 /// The number of idle connections that one credential keeps for its next streams.
 const IDLE_STREAMS_MAX: usize = 4;
 
-impl CallerPools {
+impl CallerConnectionPools {
     /// Creates empty pools. Only the address and the server verification are taken from `credentials`, which are the
     /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let once = Pool::new(&credentials, Traffic::Once)?;
+        let once = ConnectionPool::new(&credentials, Traffic::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
         Ok(Self { credentials, pools, shares: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
@@ -59,24 +59,30 @@ impl CallerPools {
     /// credential of a known user, it uses a connection that is not reused.
     pub(super) async fn send(
         &self,
-        acting_as: &ActingAs,
-        lane: ForwardPool,
+        acting_as: &UpstreamRequestIdentity,
+        lane: ForwardPoolKind,
         outgoing: CountedRequest,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let pools = match acting_as {
-            ActingAs::Bearer(credential, payer) => self.pools(*credential, payer)?,
-            ActingAs::Anonymous | ActingAs::ProxyItself | ActingAs::User(_) => None,
+            UpstreamRequestIdentity::Bearer(credential, payer) => self.pools(*credential, payer)?,
+            UpstreamRequestIdentity::Anonymous
+            | UpstreamRequestIdentity::ProxyItself
+            | UpstreamRequestIdentity::User(_) => None,
         };
         match (pools, lane) {
-            (Some(pools), ForwardPool::Short) => pools.short.send(outgoing).await,
-            (Some(pools), ForwardPool::Stream) => pools.long.send(outgoing).await,
+            (Some(pools), ForwardPoolKind::Short) => pools.short.send(outgoing).await,
+            (Some(pools), ForwardPoolKind::Stream) => pools.long.send(outgoing).await,
             // If the upgrade to a tunnel fails, the state of the connection is uncertain, so it is not reused.
-            (Some(_), ForwardPool::Tunnel) | (None, _) => self.once.send(outgoing).await,
+            (Some(_), ForwardPoolKind::Tunnel) | (None, _) => self.once.send(outgoing).await,
         }
     }
 
     /// Returns the connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
-    fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
+    fn pools(
+        &self,
+        credential: CredentialId,
+        payer: &FlowDistinguisher,
+    ) -> Result<Option<Arc<CallerPoolPair>>, UpstreamError> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
         }
@@ -87,17 +93,17 @@ impl CallerPools {
         });
         let Some(place) = place else { return Ok(None) };
         let pools = self.pools.try_get_with(credential, || self.fresh(place).map(Arc::new));
-        pools.map(Some).map_err(|error| Error::Credentials(error.to_string()))
+        pools.map(Some).map_err(|error| UpstreamError::Credentials(error.to_string()))
     }
 
     fn place(&self, payer: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
         self.shares.of(payer).try_acquire_owned().ok()
     }
 
-    fn fresh(&self, place: OwnedSemaphorePermit) -> Result<Pools, CredentialError> {
-        let short = Pool::new(&self.credentials, Traffic::Forwards)?;
-        let long = Pool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
-        Ok(Pools { short, long, _place: place })
+    fn fresh(&self, place: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
+        let short = ConnectionPool::new(&self.credentials, Traffic::Forwards)?;
+        let long = ConnectionPool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
+        Ok(CallerPoolPair { short, long, _place: place })
     }
 }
 
@@ -124,7 +130,7 @@ mod tests {
     async fn credential_pools_per_user_are_limited() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
         let credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let caller_pools = CallerPools::new(&credentials[0]).expect("nothing is asked");
+        let caller_pools = CallerConnectionPools::new(&credentials[0]).expect("nothing is asked");
         let (ada, bob) = (payer("ada"), payer("bob"));
         let has = |number, payer| caller_pools.pools(id(number), payer).expect("made").is_some();
         let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();

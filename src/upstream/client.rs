@@ -8,32 +8,35 @@ use http::{HeaderMap, Method, Request, Response, request};
 use http_body_util::{BodyExt, Full};
 use tokio::time::timeout;
 
-use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
-use super::identity_headers::{ActingAs, put_ours};
-use super::link::{CredentialChanges, Link, Links};
-use super::pool::{ForwardPool, ResponseBody, send_by};
+use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
+use super::identity_headers::{UpstreamRequestIdentity, put_ours};
+use super::link::{UpstreamCredentialChanges, UpstreamLink, UpstreamLinks};
+use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_by};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
-use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, HOPS, Server};
+use super::{
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostLedger, UpstreamError,
+    UpstreamRequestCause, UpstreamServer,
+};
 use crate::net::CertificateValidity;
-use crate::wire::Encoding;
-use base::Tasks;
+use crate::wire::FeedEncoding;
+use base::BackgroundTasks;
 use kubeapi::Status;
 use tokio::sync::watch;
 
 /// A client of upstream with the proxy's own credentials. Clones share the connections.
 #[derive(Clone, Debug)]
-pub struct Client {
-    shared: Arc<Shared>,
+pub struct UpstreamClient {
+    shared: Arc<UpstreamClientState>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    links: Links,
-    costs: CostLedger,
+struct UpstreamClientState {
+    links: UpstreamLinks,
+    costs: UpstreamCostLedger,
     instance: String,
     /// The tasks for requests that outlive the callers that wait for them.
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     /// The number of received responses, for tasks that wait until upstream is reachable again.
     answered: watch::Sender<u64>,
     strict_transport: HstsHeader,
@@ -54,12 +57,12 @@ pub(super) enum Via<'a> {
     /// Any connection to the server in use.
     Any(UpstreamRequestKind),
     /// The one to this server, as long as it is in use.
-    Beside(&'a Server),
+    Beside(&'a UpstreamServer),
 }
 
 /// A document that is the same for every caller.
 #[derive(Debug, Clone)]
-pub struct SharedDocument {
+pub struct CachedDocument {
     pub headers: HeaderMap,
     pub body: Bytes,
 }
@@ -69,32 +72,37 @@ const REVIEW_BYTES_MAX: usize = 1 << 20;
 /// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-impl Client {
+impl UpstreamClient {
     /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
     /// `costs`.
-    pub fn connect(source: &CredentialSource, costs: CostLedger) -> Result<Self, CredentialError> {
-        Self::connect_to(source, Endpoints::new(EndpointsConfig::default()), costs, Tasks::new())
+    pub fn connect(source: &CredentialSource, costs: UpstreamCostLedger) -> Result<Self, CredentialError> {
+        Self::connect_to(
+            source,
+            UpstreamEndpoints::new(UpstreamEndpointsConfig::default()),
+            costs,
+            BackgroundTasks::new(),
+        )
     }
 
     /// Reads the credentials, for the servers in `endpoints`. `tasks` own the requests that outlive the callers that
     /// wait for them.
     pub fn connect_to(
         source: &CredentialSource,
-        endpoints: Endpoints,
-        costs: CostLedger,
-        tasks: Tasks,
+        endpoints: UpstreamEndpoints,
+        costs: UpstreamCostLedger,
+        tasks: BackgroundTasks,
     ) -> Result<Self, CredentialError> {
-        let links = Links::load(source, endpoints)?;
+        let links = UpstreamLinks::load(source, endpoints)?;
         let instance = format!("{:016x}", fastrand::u64(..));
         let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
-        Ok(Self { shared: Arc::new(Shared { links, costs, instance, tasks, answered, strict_transport }) })
+        Ok(Self { shared: Arc::new(UpstreamClientState { links, costs, instance, tasks, answered, strict_transport }) })
     }
 
     /// Creates a client whose connections come from `connect`, for tests with a paused clock.
     #[cfg(test)]
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::InMemoryUpstream::new(connect, false).without_idle();
-        Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
+        Self::connect(&CredentialSource::Memory(memory), UpstreamCostLedger::default()).expect("nothing is read")
     }
 
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
@@ -104,16 +112,16 @@ impl Client {
     }
 
     /// Returns a receiver of credential changes.
-    pub fn credentials(&self) -> CredentialChanges {
+    pub fn credentials(&self) -> UpstreamCredentialChanges {
         self.shared.links.changes()
     }
 
-    pub(super) fn tasks(&self) -> &Tasks {
+    pub(super) fn tasks(&self) -> &BackgroundTasks {
         &self.shared.tasks
     }
 
     /// Returns the servers of upstream.
-    pub fn endpoints(&self) -> &Endpoints {
+    pub fn endpoints(&self) -> &UpstreamEndpoints {
         &self.shared.links.endpoints
     }
 
@@ -146,34 +154,40 @@ impl Client {
     }
 
     /// Sends a GET of the proxy and returns the response, whose body is read by the caller. Any response other than a
-    /// success is [`Error::Refused`].
+    /// success is [`UpstreamError::Refused`].
     pub async fn open(
         &self,
-        cause: Cause,
+        cause: UpstreamRequestCause,
         kind: UpstreamRequestKind,
         path_and_query: &str,
         accept: &str,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         self.ask(cause, Via::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
-    pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
+    pub async fn review(
+        &self,
+        cause: UpstreamRequestCause,
+        path: &str,
+        hops: HeaderValue,
+        body: Bytes,
+    ) -> Result<Bytes, UpstreamError> {
         let request = post_json().header(HOPS, hops);
         let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, request, body).await?;
         self.read_at_most(response, REVIEW_BYTES_MAX).await
     }
 
     /// Sends a request of the proxy and waits for the response. Any response other than a success is read and returned
-    /// as [`Error::Refused`].
+    /// as [`UpstreamError::Refused`].
     pub(super) async fn ask(
         &self,
-        cause: Cause,
+        cause: UpstreamRequestCause,
         via: Via<'_>,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let (at, is_stream) = match via {
             Via::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
             Via::Beside(server) => (server.endpoint, false),
@@ -195,9 +209,10 @@ impl Client {
                     };
                 }
             };
-            self.endpoints().heed(at, RequestOrigin::Proxy, pin!(pool.send(outgoing))).await
+            self.endpoints().heed(at, UpstreamRequestOrigin::Proxy, pin!(pool.send(outgoing))).await
         };
-        let response = timeout(ANSWER_TIMEOUT, answering).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        let response =
+            timeout(ANSWER_TIMEOUT, answering).await.map_err(|_| UpstreamError::Timeout(ANSWER_TIMEOUT))??;
         self.note_answer();
         self.shared.strict_transport.learn(response.headers());
         if response.status().is_success() {
@@ -209,33 +224,34 @@ impl Client {
         if status.code >= 500 && matches!(via, Via::Any(_)) {
             self.endpoints().raise(at);
         }
-        Err(Error::Refused(Box::new(status)))
+        Err(UpstreamError::Refused(Box::new(status)))
     }
 
     /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the status code of
     /// the response.
-    pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
+    pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
         let link = self.shared.links.at(endpoint);
-        let request = self.prepared(&link, Cause::Readiness, path, Request::builder(), Bytes::new()).await?;
-        let counter = self.shared.costs.counter(Cause::Readiness, false);
+        let request =
+            self.prepared(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
+        let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
     /// Builds a request with the credentials of a link to upstream.
     async fn prepared(
         &self,
-        link: &Link,
-        cause: Cause,
+        link: &UpstreamLink,
+        cause: UpstreamRequestCause,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
-    ) -> Result<Request<UpstreamBody>, Error> {
+    ) -> Result<Request<UpstreamBody>, UpstreamError> {
         let mut request = request
             .uri(link.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(CAUSE, cause.as_str())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
-            .map_err(|error| Error::InvalidRequest(error.to_string()))?;
+            .map_err(|error| UpstreamError::InvalidRequest(error.to_string()))?;
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
         request.headers_mut().entry(HOPS).or_insert_with(ourselves);
@@ -246,10 +262,10 @@ impl Client {
     /// Sends a GET of the proxy and reads the whole body. Returns the encoding from Content-Type, and the body.
     pub async fn fetch(
         &self,
-        cause: Cause,
+        cause: UpstreamRequestCause,
         path_and_query: &str,
         accept: &str,
-    ) -> Result<(Option<Encoding>, Bytes), Error> {
+    ) -> Result<(Option<FeedEncoding>, Bytes), UpstreamError> {
         let response = self.open(cause, UpstreamRequestKind::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
         Ok((encoding, self.read(response).await?))
@@ -261,26 +277,33 @@ impl Client {
         path: &str,
         headers: HeaderMap,
         bytes_max: usize,
-    ) -> Result<Option<SharedDocument>, Error> {
+    ) -> Result<Option<CachedDocument>, UpstreamError> {
         let mut request = Request::builder();
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
-        match self.ask(Cause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new()).await {
+        match self
+            .ask(UpstreamRequestCause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new())
+            .await
+        {
             Ok(response) => {
                 let headers = response.headers().clone();
-                Ok(Some(SharedDocument { headers, body: self.read_at_most(response, bytes_max).await? }))
+                Ok(Some(CachedDocument { headers, body: self.read_at_most(response, bytes_max).await? }))
             }
             Err(error) if error.code() == Some(304) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Reads the whole body of a response. Fails with [`Error::TooLarge`] if it exceeds `bytes_max`.
-    pub async fn read_at_most(&self, response: Response<ResponseBody>, bytes_max: usize) -> Result<Bytes, Error> {
+    /// Reads the whole body of a response. Fails with [`UpstreamError::TooLarge`] if it exceeds `bytes_max`.
+    pub async fn read_at_most(
+        &self,
+        response: Response<UpstreamResponseBody>,
+        bytes_max: usize,
+    ) -> Result<Bytes, UpstreamError> {
         read_whole(response.into_body(), bytes_max, |_| Ok(())).await
     }
 
     /// Reads the whole body of a response to a request of the proxy.
-    pub async fn read(&self, response: Response<ResponseBody>) -> Result<Bytes, Error> {
+    pub async fn read(&self, response: Response<UpstreamResponseBody>) -> Result<Bytes, UpstreamError> {
         read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await
     }
 
@@ -288,9 +311,9 @@ impl Client {
     /// that the body occupies so far.
     pub async fn read_while(
         &self,
-        response: Response<ResponseBody>,
-        goes_on: impl FnMut(usize) -> Result<(), Error>,
-    ) -> Result<Bytes, Error> {
+        response: Response<UpstreamResponseBody>,
+        goes_on: impl FnMut(usize) -> Result<(), UpstreamError>,
+    ) -> Result<Bytes, UpstreamError> {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
@@ -298,27 +321,27 @@ impl Client {
     /// the proxy's, impersonation headers are kept: upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
-        acting_as: &ActingAs,
-        lane: ForwardPool,
+        acting_as: &UpstreamRequestIdentity,
+        lane: ForwardPoolKind,
         mut request: Request<UpstreamBody>,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let link = self.shared.links.current();
         link.readdress(&mut request)?;
-        let is_ours = matches!(acting_as, ActingAs::ProxyItself | ActingAs::User(_));
+        let is_ours = matches!(acting_as, UpstreamRequestIdentity::ProxyItself | UpstreamRequestIdentity::User(_));
         if is_ours {
             put_ours(request.headers_mut(), link.credentials.headers().await?)?;
         }
-        let counter = self.shared.costs.counter(Cause::PassedThrough, lane != ForwardPool::Short);
+        let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {
                 _ if !is_ours => link.caller_pools.send(acting_as, lane, outgoing).await,
-                ForwardPool::Short => link.forwards.here().send(outgoing).await,
-                ForwardPool::Stream => link.long.send(outgoing).await,
-                ForwardPool::Tunnel => link.tunnels.send(outgoing).await,
+                ForwardPoolKind::Short => link.forwards.here().send(outgoing).await,
+                ForwardPoolKind::Stream => link.long.send(outgoing).await,
+                ForwardPoolKind::Tunnel => link.tunnels.send(outgoing).await,
             }
         });
-        self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
+        self.endpoints().heed(link.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
     }
 
     pub(super) fn note_answer(&self) {
@@ -343,24 +366,24 @@ const STATUS_BYTES_MAX: usize = 1 << 20;
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Returns the encoding that the Content-Type of the response names.
-pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
+pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<FeedEncoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
-    Encoding::from_content_type(content_type)
+    FeedEncoding::from_content_type(content_type)
 }
 
 /// Reads the whole body of a response, as long as `goes_on` returns `Ok`.
 pub(super) async fn read_whole(
-    mut body: ResponseBody,
+    mut body: UpstreamResponseBody,
     bytes_max: usize,
-    mut goes_on: impl FnMut(usize) -> Result<(), Error>,
-) -> Result<Bytes, Error> {
+    mut goes_on: impl FnMut(usize) -> Result<(), UpstreamError>,
+) -> Result<Bytes, UpstreamError> {
     let mut whole = BytesMut::new();
     while let Some(frame) =
-        timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| Error::Timeout(BODY_SILENCE_MAX))?
+        timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| UpstreamError::Timeout(BODY_SILENCE_MAX))?
     {
-        if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
+        if let Ok(data) = frame.map_err(UpstreamError::Broken)?.into_data() {
             if whole.len() + data.len() > bytes_max {
-                return Err(Error::TooLarge(bytes_max));
+                return Err(UpstreamError::TooLarge(bytes_max));
             }
             whole.extend_from_slice(&data);
             goes_on(whole.capacity())?;

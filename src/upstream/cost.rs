@@ -5,7 +5,7 @@ use kubeapi::Gvr;
 
 /// The purpose of an upstream request. Every request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum UpstreamRequestCause {
     /// Requests that load the state of a feed, in pages or streamed.
     List,
     /// Watches the objects of a feed.
@@ -40,7 +40,7 @@ pub enum Cause {
 
 /// The cost of requests with one cause since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cost {
+pub struct UpstreamCost {
     /// The number of requests that were sent, with or without a response.
     pub requests: u64,
     /// The number of opened streams: watches, followed logs, tunnels.
@@ -53,12 +53,12 @@ pub struct Cost {
 
 /// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
-pub struct CostLedger {
-    accounts: Arc<[Account; CAUSES.len()]>,
+pub struct UpstreamCostLedger {
+    accounts: Arc<[UpstreamCostAccount; CAUSES.len()]>,
 }
 
 #[derive(Debug, Default)]
-struct Account {
+struct UpstreamCostAccount {
     requests: AtomicU64,
     streams_opened: AtomicU64,
     streams_open: AtomicU64,
@@ -67,33 +67,33 @@ struct Account {
 
 /// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
 #[derive(Debug)]
-pub(super) struct CostCounter {
-    costs: CostLedger,
-    cause: Cause,
+pub(super) struct UpstreamCostCounter {
+    costs: UpstreamCostLedger,
+    cause: UpstreamRequestCause,
     is_stream: bool,
     is_open: bool,
 }
 
 /// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(Cause, &str); 15] = [
-    (Cause::List, "list"),
-    (Cause::Watch, "watch"),
-    (Cause::Proof, "proof"),
-    (Cause::Past, "history"),
-    (Cause::Comparison, "representation_check"),
-    (Cause::SelfCheck, "self_check"),
-    (Cause::Discovery, "discovery"),
-    (Cause::Definitions, "definitions"),
-    (Cause::Rbac, "rbac"),
-    (Cause::AccessReview, "access_review"),
-    (Cause::LeaseReview, "lease_review"),
-    (Cause::TokenReview, "token_review"),
-    (Cause::SelfReview, "self_review"),
-    (Cause::Readiness, "readiness"),
-    (Cause::PassedThrough, "forwarded"),
+const CAUSES: [(UpstreamRequestCause, &str); 15] = [
+    (UpstreamRequestCause::List, "list"),
+    (UpstreamRequestCause::Watch, "watch"),
+    (UpstreamRequestCause::Proof, "proof"),
+    (UpstreamRequestCause::Past, "history"),
+    (UpstreamRequestCause::Comparison, "representation_check"),
+    (UpstreamRequestCause::SelfCheck, "self_check"),
+    (UpstreamRequestCause::Discovery, "discovery"),
+    (UpstreamRequestCause::Definitions, "definitions"),
+    (UpstreamRequestCause::Rbac, "rbac"),
+    (UpstreamRequestCause::AccessReview, "access_review"),
+    (UpstreamRequestCause::LeaseReview, "lease_review"),
+    (UpstreamRequestCause::TokenReview, "token_review"),
+    (UpstreamRequestCause::SelfReview, "self_review"),
+    (UpstreamRequestCause::Readiness, "readiness"),
+    (UpstreamRequestCause::PassedThrough, "forwarded"),
 ];
 
-impl Cause {
+impl UpstreamRequestCause {
     pub fn as_str(self) -> &'static str {
         CAUSES[self as usize].1
     }
@@ -116,28 +116,28 @@ impl Cause {
     }
 }
 
-impl CostLedger {
+impl UpstreamCostLedger {
     /// Iterates over every cause with its cost.
-    pub fn all(&self) -> impl Iterator<Item = (Cause, Cost)> {
+    pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CAUSES.into_iter().map(move |(cause, _)| {
-            let Account { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
+            let UpstreamCostAccount { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
             let (requests, body_bytes) = (read(requests), read(body_bytes));
             let (streams_opened, streams_open) = (read(streams_opened), read(streams_open));
-            (cause, Cost { requests, streams_opened, streams_open, body_bytes })
+            (cause, UpstreamCost { requests, streams_opened, streams_open, body_bytes })
         })
     }
 
-    pub(super) fn counter(&self, cause: Cause, is_stream: bool) -> CostCounter {
-        CostCounter { costs: self.clone(), cause, is_stream, is_open: false }
+    pub(super) fn counter(&self, cause: UpstreamRequestCause, is_stream: bool) -> UpstreamCostCounter {
+        UpstreamCostCounter { costs: self.clone(), cause, is_stream, is_open: false }
     }
 
-    fn account(&self, cause: Cause) -> &Account {
+    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCostAccount {
         &self.accounts[cause as usize]
     }
 }
 
-impl CostCounter {
+impl UpstreamCostCounter {
     /// Returns a counter for the same request when it is retried.
     pub(super) fn again(&self) -> Self {
         Self { costs: self.costs.clone(), is_open: false, ..*self }
@@ -166,12 +166,12 @@ impl CostCounter {
         self.cause = self.cause.of_stream();
     }
 
-    fn account_of_stream(&self) -> &Account {
+    fn account_of_stream(&self) -> &UpstreamCostAccount {
         self.costs.account(self.cause.of_stream())
     }
 }
 
-impl Drop for CostCounter {
+impl Drop for UpstreamCostCounter {
     fn drop(&mut self) {
         if self.is_open {
             self.account_of_stream().streams_open.fetch_sub(1, Ordering::Relaxed);
@@ -183,13 +183,13 @@ impl Drop for CostCounter {
 mod tests {
     use super::*;
 
-    fn cost_of(costs: &CostLedger, of: Cause) -> Cost {
+    fn cost_of(costs: &UpstreamCostLedger, of: UpstreamRequestCause) -> UpstreamCost {
         costs.all().find(|(cause, _)| *cause == of).expect("every cause").1
     }
 
     #[test]
     fn each_cost_cause_has_own_counter_and_label() {
-        let costs = CostLedger::default();
+        let costs = UpstreamCostLedger::default();
         for (n, (cause, _)) in CAUSES.into_iter().enumerate() {
             let counter = costs.counter(cause, false);
             (0..=n).for_each(|_| counter.sent());
@@ -202,27 +202,33 @@ mod tests {
 
     #[test]
     fn streamed_list_is_counted_as_list_request_and_watch_stream() {
-        let costs = CostLedger::default();
-        let mut counter = costs.counter(Cause::List, true);
+        let costs = UpstreamCostLedger::default();
+        let mut counter = costs.counter(UpstreamRequestCause::List, true);
         counter.sent();
         counter.answered(true);
         counter.received(70);
         counter.is_listed();
         counter.received(5);
-        let watch = Cost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
-        assert_eq!(cost_of(&costs, Cause::List), Cost { requests: 1, body_bytes: 70, ..Cost::default() });
-        assert_eq!(cost_of(&costs, Cause::Watch), watch);
+        let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
+        assert_eq!(
+            cost_of(&costs, UpstreamRequestCause::List),
+            UpstreamCost { requests: 1, body_bytes: 70, ..UpstreamCost::default() }
+        );
+        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), watch);
         drop(counter);
-        assert_eq!(cost_of(&costs, Cause::Watch), Cost { streams_open: 0, ..watch });
+        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), UpstreamCost { streams_open: 0, ..watch });
     }
 
     #[test]
     fn refused_stream_is_counted_as_request_only() {
-        let costs = CostLedger::default();
-        let mut counter = costs.counter(Cause::Rbac, true);
+        let costs = UpstreamCostLedger::default();
+        let mut counter = costs.counter(UpstreamRequestCause::Rbac, true);
         counter.sent();
         counter.answered(false);
         drop(counter);
-        assert_eq!(cost_of(&costs, Cause::Rbac), Cost { requests: 1, ..Cost::default() });
+        assert_eq!(
+            cost_of(&costs, UpstreamRequestCause::Rbac),
+            UpstreamCost { requests: 1, ..UpstreamCost::default() }
+        );
     }
 }

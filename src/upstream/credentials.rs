@@ -16,7 +16,7 @@ use super::plugins::put_runner;
 use super::secrecy::words;
 use super::server_url::is_private;
 use super::token_file::TokenFile;
-use super::{Error, InMemoryUpstream, ServerUrl};
+use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
 use base::WallClock;
 
@@ -94,8 +94,8 @@ pub enum CredentialError {
     Invalid(String),
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Failure>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type CredentialHeaderService = BoxCloneSyncService<Request<String>, Response<String>, BoxError>;
 
 /// The settings and credentials that a request to upstream needs in addition to its own contents.
 #[derive(Clone)]
@@ -111,7 +111,7 @@ pub(super) struct UpstreamCredentials {
     pub(super) memory: Option<InMemoryUpstream>,
     /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
-    headers: HeaderService,
+    headers: CredentialHeaderService,
     /// The time at which missing credentials were last logged.
     said: Arc<Mutex<Option<Instant>>>,
 }
@@ -188,7 +188,7 @@ impl UpstreamCredentials {
     }
 
     /// Returns the headers that identify the proxy: the current token, refreshed when due, and configured extras.
-    pub(super) async fn headers(&self) -> Result<HeaderMap, Error> {
+    pub(super) async fn headers(&self) -> Result<HeaderMap, UpstreamError> {
         let response = self
             .headers
             .clone()
@@ -203,7 +203,7 @@ impl UpstreamCredentials {
     }
 
     /// Logs the reason that there are no credentials, at most once in [`SAY_EVERY`]; returns the error for the caller.
-    fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> Error {
+    fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
         let why = words(error);
         let now = Instant::now();
         let mut said = self.said.lock();
@@ -211,7 +211,7 @@ impl UpstreamCredentials {
             *said = Some(now);
             tracing::warn!(error = %why, "cannot load the proxy's upstream credentials");
         }
-        Error::Credentials(why)
+        UpstreamError::Credentials(why)
     }
 
     /// Returns the same address and server verification, without credentials of the proxy.
@@ -252,7 +252,7 @@ fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError
 /// A service that returns a request's headers, and the token of a file.
 fn echo(
     file: Option<Arc<TokenFile>>,
-) -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
+) -> impl Service<Request<String>, Response = Response<String>, Error = BoxError, Future: Send> + Clone + Send + Sync {
     service_fn(move |request: Request<String>| {
         let file = file.clone();
         async move {
@@ -261,7 +261,7 @@ fn echo(
             if let Some(file) = file {
                 response.headers_mut().insert(AUTHORIZATION, file.header().await);
             }
-            Ok::<_, Failure>(response)
+            Ok::<_, BoxError>(response)
         }
     })
 }

@@ -61,36 +61,36 @@ impl PartialEq for InMemoryUpstream {
 impl Eq for InMemoryUpstream {}
 
 /// Opens the connections of one pool to upstream.
-pub(super) type Dialer = BoxCloneSyncService<Uri, Dialled, Failure>;
+pub(super) type UpstreamDialer = BoxCloneSyncService<Uri, DialledConnection, BoxError>;
 
 /// A connection to upstream, before TLS.
-pub(super) type Dialled = Box<dyn RawConnection>;
+pub(super) type DialledConnection = Box<dyn RawConnection>;
 
 pub(super) trait RawConnection: Read + Write + Unpin + Send {}
 
 impl<T: Read + Write + Unpin + Send> RawConnection for T {}
 
-impl Connection for Dialled {
+impl Connection for DialledConnection {
     fn connected(&self) -> Connected {
         Connected::new()
     }
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Returns a dialer over TCP, or to an upstream within this process.
-pub(super) fn dialer(tcp: HttpConnector, memory: Option<&InMemoryUpstream>) -> Dialer {
+pub(super) fn dialer(tcp: HttpConnector, memory: Option<&InMemoryUpstream>) -> UpstreamDialer {
     let Some(InMemoryUpstream { connect, .. }) = memory.cloned() else {
         return BoxCloneSyncService::new(service_fn(move |uri| dial(tcp.clone(), uri)));
     };
     BoxCloneSyncService::new(service_fn(move |_| {
         let io = connect().ok_or(io::Error::from(io::ErrorKind::ConnectionRefused));
-        async { Ok(Box::new(TokioIo::new(io?)) as Dialled) }
+        async { Ok(Box::new(TokioIo::new(io?)) as DialledConnection) }
     }))
 }
 
 /// Opens a TCP connection. If the process is out of file descriptors, idle client connections are closed first.
-async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<Dialled, Failure> {
+async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<DialledConnection, BoxError> {
     for _ in 0..DESCRIPTOR_TRIES {
         match tcp.call(uri.clone()).await {
             Err(error) if lacks_descriptor(&error) => want_descriptor().await,

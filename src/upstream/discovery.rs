@@ -14,21 +14,21 @@ use http::header::{ACCEPT, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::definitions::{CustomResourceDefinitions, Declared};
-pub use self::definitions::{Declaration, DeclaringResource};
-use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
-pub use self::refusal_backoff::RefusalBackoff;
+pub use self::definitions::{ApiDeclaration, DeclaringResource};
+use self::definitions::{CustomResourceDefinitions, DeclaredApis};
+use self::documents::{AggregatedDiscoveryList, ApiGroupList, ApiResourceList, ApiServices, GroupVersionResources};
+pub use self::refusal_backoff::DocumentRefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
 pub use self::saved_documents::DiscoveryDocuments;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
-use super::{BODY_BYTES_MAX, Build, Cause, Client, Error, SharedDocument};
-use crate::wire::Encoding;
-use kubeapi::{FieldTable, Gvr, PageStore};
+use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use crate::wire::FeedEncoding;
+use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
 
 /// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resource {
+pub struct UpstreamResource {
     pub gvr: Gvr,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
@@ -39,17 +39,17 @@ pub struct Resource {
     /// The encoding in which its feed is fetched. Protobuf is preferred because kubelets and controllers request it,
     /// and the other encodings are derived from it. Custom resources do not support it, and some servers have JSON
     /// only.
-    pub encoding: Encoding,
+    pub encoding: FeedEncoding,
     /// The known selectable fields of the resource. Upstream may have more.
-    pub fields: Arc<FieldTable>,
+    pub fields: Arc<SelectableFieldTable>,
     /// The store from which upstream reads the pages of its lists.
-    pub pages: PageStore,
+    pub pages: ListPageSource,
     /// The edition of a custom resource's definition. Objects that were decoded under another one may decode
     /// differently.
     pub edition: Option<Arc<str>>,
 }
 
-impl Resource {
+impl UpstreamResource {
     /// Whether `name` is a name of the resource as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn is_called(&self, name: &str) -> bool {
         name == self.gvr.to_string()
@@ -73,17 +73,17 @@ pub enum ResourceOrigin {
 
 /// The resources that upstream serves, as last discovered. Clones share the state.
 #[derive(Debug, Clone)]
-pub struct Catalog {
-    client: Client,
-    shared: Arc<Shared>,
+pub struct ResourceCatalog {
+    client: UpstreamClient,
+    shared: Arc<ResourceCatalogShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    insistence: RefusalBackoff,
-    state: RwLock<State>,
+struct ResourceCatalogShared {
+    insistence: DocumentRefusalBackoff,
+    state: RwLock<ResourceCatalogState>,
     asking: tokio::sync::Mutex<DiscoveryAttempts>,
-    refused: Mutex<Documents<RefusedDocument>>,
+    refused: Mutex<PerDeclaringResource<RefusedDocument>>,
     /// The last time of a change that may affect discovery, or at which such a change could have been missed.
     stirred: Mutex<Instant>,
     /// Whether upstream has responded at least once.
@@ -102,22 +102,22 @@ pub struct DiscoveryFailure {
     pub why: String,
 }
 
-impl From<&Error> for DiscoveryFailure {
-    fn from(error: &Error) -> Self {
+impl From<&UpstreamError> for DiscoveryFailure {
+    fn from(error: &UpstreamError) -> Self {
         Self { is_outage: error.is_outage(), why: error.in_brief() }
     }
 }
 
 /// The known discovery documents, and the resources that follow from them.
 #[derive(Debug, Default)]
-struct State {
+struct ResourceCatalogState {
     known: DiscoveryState,
     served: ServedResources,
 }
 
 /// The documents that are requested in addition to discovery, and that upstream may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Documents<T> {
+pub struct PerDeclaringResource<T> {
     /// The value for `CustomResourceDefinitions`.
     pub definitions: T,
     /// The value for `APIServices`, which list the APIs of the aggregation layer.
@@ -139,20 +139,23 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 const JSON: &str = "application/json";
 const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/json";
 
-impl Catalog {
+impl ResourceCatalog {
     /// Creates an empty catalog; [`refresh`](Self::refresh) fills it.
-    pub fn new(client: Client, insistence: RefusalBackoff) -> Self {
+    pub fn new(client: UpstreamClient, insistence: DocumentRefusalBackoff) -> Self {
         let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
         let (stirred, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
-        Self { client, shared: Arc::new(Shared { insistence, state, asking, refused, stirred, is_known, failure }) }
+        Self {
+            client,
+            shared: Arc::new(ResourceCatalogShared { insistence, state, asking, refused, stirred, is_known, failure }),
+        }
     }
 
-    pub fn find(&self, gvr: &Gvr) -> Option<Arc<Resource>> {
+    pub fn find(&self, gvr: &Gvr) -> Option<Arc<UpstreamResource>> {
         self.shared.state.read().served.resources.get(gvr).cloned()
     }
 
     /// Returns the resource with a name as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
-    pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
+    pub fn find_by_name(&self, name: &str) -> Option<Arc<UpstreamResource>> {
         let served = &self.shared.state.read().served;
         let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
         // The core group has precedence, as when kubectl resolves short names; then stable versions.
@@ -161,7 +164,7 @@ impl Catalog {
     }
 
     /// Returns all resources that upstream serves.
-    pub fn all(&self) -> Vec<Arc<Resource>> {
+    pub fn all(&self) -> Vec<Arc<UpstreamResource>> {
         self.shared.state.read().served.resources.values().cloned().collect()
     }
 
@@ -181,7 +184,7 @@ impl Catalog {
     }
 
     /// Returns which documents the proxy's identity could read at the last discovery.
-    pub fn reads(&self) -> Documents<bool> {
+    pub fn reads(&self) -> PerDeclaringResource<bool> {
         self.shared.state.read().served.read
     }
 
@@ -200,7 +203,7 @@ impl Catalog {
     /// changed.
     pub fn rights_changed(&self) {
         let mut refused = self.shared.refused.lock();
-        let Documents { definitions, services } = &mut *refused;
+        let PerDeclaringResource { definitions, services } = &mut *refused;
         for refused in [definitions, services] {
             refused.rights_changed(self.shared.insistence);
         }
@@ -209,7 +212,7 @@ impl Catalog {
     /// Rediscovers the resources of upstream, unless another caller has done so after `since`.
     ///
     /// Concurrent callers share one discovery. Returns whether anything changed.
-    pub async fn refresh(&self, since: Instant) -> Result<bool, Error> {
+    pub async fn refresh(&self, since: Instant) -> Result<bool, UpstreamError> {
         let mut asking = self.shared.asking.lock().await;
         if asking.last.is_some_and(|last| last > since) {
             return Ok(false);
@@ -224,7 +227,7 @@ impl Catalog {
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
-                return Err(Error::HiddenDefinitions);
+                return Err(UpstreamError::HiddenDefinitions);
             }
         }
         asking.refused_since = None;
@@ -253,7 +256,8 @@ impl Catalog {
                 return Ok(());
             }
             // The failure may be that of another caller's recent request.
-            let failure = self.shared.failure.lock().clone().unwrap_or_else(|| (&Error::Timeout(within)).into());
+            let failure =
+                self.shared.failure.lock().clone().unwrap_or_else(|| (&UpstreamError::Timeout(within)).into());
             if asked.is_err() || !failure.is_outage || Instant::now() >= deadline {
                 return Err(failure);
             }
@@ -272,7 +276,7 @@ impl Catalog {
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
-        let Documents { definitions, services } = self.shared.state.read().known.told;
+        let PerDeclaringResource { definitions, services } = self.shared.state.read().known.told;
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
@@ -286,12 +290,12 @@ impl Catalog {
 
     /// Applies the complete contents of one of the proxy's discovery feeds. After this, upstream is not asked for them.
     /// Returns whether anything changed.
-    pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
+    pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a ApiDeclaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
-        for Declaration(said) in all {
+        for ApiDeclaration(said) in all {
             match said {
-                Declared::Customs(defined) => customs.extend(defined.iter().cloned()),
-                Declared::Remote(other) => remote.extend(other.clone()),
+                DeclaredApis::Customs(defined) => customs.extend(defined.iter().cloned()),
+                DeclaredApis::Remote(other) => remote.extend(other.clone()),
             }
         }
         self.stir();
@@ -312,17 +316,17 @@ impl Catalog {
     }
 
     /// Requests all discovery documents that no feed provides.
-    async fn discover(&self) -> Result<DiscoveryFindings, Error> {
+    async fn discover(&self) -> Result<DiscoveryFindings, UpstreamError> {
         let mut found = DiscoveryFindings::default();
         for (at, root) in ["/api", "/apis"].into_iter().enumerate() {
             found.roots[at] = self.changed_root(at, root).await?;
         }
         if found.roots.iter().any(Option::is_some) {
-            let (answered, _) = self.client.fetch(Cause::Discovery, "/api", PROTOBUF_FIRST).await?;
-            found.protobuf = Some(answered == Some(Encoding::Protobuf));
+            let (answered, _) = self.client.fetch(UpstreamRequestCause::Discovery, "/api", PROTOBUF_FIRST).await?;
+            found.protobuf = Some(answered == Some(FeedEncoding::Protobuf));
         }
         let told = self.shared.state.read().known.told;
-        found.asked = Documents { definitions: !told.definitions, services: !told.services };
+        found.asked = PerDeclaringResource { definitions: !told.definitions, services: !told.services };
         // After discovery, so that a definition created or deleted in between takes effect.
         if !told.definitions {
             let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
@@ -339,10 +343,10 @@ impl Catalog {
     }
 
     /// Fetches the resources below `/api` or `/apis`; `None` if they have not changed.
-    async fn changed_root(&self, at: usize, root: &str) -> Result<Option<DiscoveryRoot>, Error> {
+    async fn changed_root(&self, at: usize, root: &str) -> Result<Option<DiscoveryRoot>, UpstreamError> {
         let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(AGGREGATED))]);
         headers.extend(self.shared.state.read().known.roots[at].etag.clone().map(|etag| (IF_NONE_MATCH, etag)));
-        let Some(SharedDocument { headers, body }) = self.client.document(root, headers, BODY_BYTES_MAX).await? else {
+        let Some(CachedDocument { headers, body }) = self.client.document(root, headers, BODY_BYTES_MAX).await? else {
             return Ok(None);
         };
         if let Some(versions) = versions_in(&body) {
@@ -353,12 +357,12 @@ impl Catalog {
     }
 
     /// Fetches every group version below `/api` or `/apis` separately, from a server without aggregated discovery.
-    async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<VersionList>, Error> {
-        let groups = read::<Groups>(body).ok_or_else(|| Error::OtherDocument(root.to_owned()))?;
+    async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<GroupVersionResources>, UpstreamError> {
+        let groups = read::<ApiGroupList>(body).ok_or_else(|| UpstreamError::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
-            match self.client.fetch(Cause::Discovery, &format!("{root}/{group_version}"), JSON).await {
-                Ok((_, body)) => versions.extend(read::<LegacyList>(&body).map(LegacyList::into_version)),
+            match self.client.fetch(UpstreamRequestCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
+                Ok((_, body)) => versions.extend(read::<ApiResourceList>(&body).map(ApiResourceList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
                 Err(error) => {
                     tracing::warn!(
@@ -373,14 +377,17 @@ impl Catalog {
 
     /// Fetches a document that the proxy's identity may not be allowed to read. After a refusal, it is not requested
     /// again soon.
-    async fn optional<T: serde::de::DeserializeOwned>(&self, from: DeclaringResource) -> Result<Option<T>, Error> {
-        let Shared { insistence, refused, .. } = &*self.shared;
+    async fn optional<T: serde::de::DeserializeOwned>(
+        &self,
+        from: DeclaringResource,
+    ) -> Result<Option<T>, UpstreamError> {
+        let ResourceCatalogShared { insistence, refused, .. } = &*self.shared;
         // A document that was readable last time is requested regardless of later refusals.
         let is_known = *self.reads().of(from);
         if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
             return Ok(None);
         }
-        match self.client.fetch(Cause::Definitions, &from.gvr().path(), JSON).await {
+        match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
                 refused.lock().of_mut(from).answered();
                 Ok(read(&body))
@@ -395,7 +402,7 @@ impl Catalog {
     }
 }
 
-impl State {
+impl ResourceCatalogState {
     /// Recomputes the served resources. Returns whether they changed.
     fn settle(&mut self) -> bool {
         let served = self.known.served();
@@ -405,7 +412,7 @@ impl State {
     }
 }
 
-impl<T> Documents<T> {
+impl<T> PerDeclaringResource<T> {
     pub fn of(&self, which: DeclaringResource) -> &T {
         match which {
             DeclaringResource::Definitions => &self.definitions,
@@ -422,8 +429,8 @@ impl<T> Documents<T> {
 }
 
 /// Parses an aggregated discovery document; returns `None` if it is not one.
-fn versions_in(body: &[u8]) -> Option<Vec<VersionList>> {
-    let list = read::<DiscoveryList>(body).filter(|list| list.kind == "APIGroupDiscoveryList")?;
+fn versions_in(body: &[u8]) -> Option<Vec<GroupVersionResources>> {
+    let list = read::<AggregatedDiscoveryList>(body).filter(|list| list.kind == "APIGroupDiscoveryList")?;
     Some(list.into_versions())
 }
 

@@ -12,34 +12,34 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-pub use self::choice::EndpointTimes;
-pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointSwitch, NextStep, SwitchCause};
-use super::{Error, ServerUrl};
+pub use self::choice::EndpointTimings;
+pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointNextStep, EndpointSwitch, EndpointSwitchCause};
+use super::{ServerUrl, UpstreamError};
 use base::random;
 use tokio::sync::watch;
 
 /// The configuration of upstream's servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EndpointsConfig {
+pub struct UpstreamEndpointsConfig {
     /// The servers in the order of preference. If empty, the server that the credentials name is used.
     pub servers: Vec<ServerUrl>,
-    pub times: EndpointTimes,
+    pub times: EndpointTimings,
 }
 
-impl EndpointsConfig {
+impl UpstreamEndpointsConfig {
     /// The maximum number of upstream servers.
     pub const SERVERS_MAX: usize = 8;
 }
 
 /// The servers of upstream, and the one in use. Clones share the state.
 #[derive(Debug, Clone)]
-pub struct Endpoints {
-    shared: Arc<Shared>,
+pub struct UpstreamEndpoints {
+    shared: Arc<UpstreamEndpointsState>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    config: EndpointsConfig,
+struct UpstreamEndpointsState {
+    config: UpstreamEndpointsConfig,
     current: watch::Sender<usize>,
     /// The server from which the proxy last switched away because it had failed.
     left: watch::Sender<Option<usize>>,
@@ -51,17 +51,17 @@ struct Shared {
 
 /// The origin of a request: the proxy or one of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestOrigin {
+pub(super) enum UpstreamRequestOrigin {
     /// The proxy itself: the request is a read, or a request that changes nothing.
     Proxy,
     /// A caller: the request may be anything.
     Caller,
 }
 
-impl Endpoints {
-    pub fn new(config: EndpointsConfig) -> Self {
+impl UpstreamEndpoints {
+    pub fn new(config: UpstreamEndpointsConfig) -> Self {
         let (current, left, (alarm, alarms)) = (watch::Sender::new(0), watch::Sender::new(None), watch::channel(0));
-        Self { shared: Arc::new(Shared { config, current, left, alarm, alarms }) }
+        Self { shared: Arc::new(UpstreamEndpointsState { config, current, left, alarm, alarms }) }
     }
 
     /// Whether upstream has several servers. With one server, no readiness check is ever sent.
@@ -73,7 +73,7 @@ impl Endpoints {
         &self.shared.config.servers
     }
 
-    pub(super) fn times(&self) -> &EndpointTimes {
+    pub(super) fn times(&self) -> &EndpointTimings {
         &self.shared.config.times
     }
 
@@ -91,7 +91,7 @@ impl Endpoints {
     /// failed, the proxy's own pending requests to it end with an error.
     pub(super) fn switch(&self, switch: EndpointSwitch) {
         self.shared.current.send_replace(switch.to);
-        if switch.cause == SwitchCause::Failed {
+        if switch.cause == EndpointSwitchCause::Failed {
             self.shared.left.send_replace(Some(switch.from));
         }
     }
@@ -115,9 +115,9 @@ impl Endpoints {
     pub(super) async fn heed<T>(
         &self,
         at: usize,
-        origin: RequestOrigin,
-        mut asking: Pin<&mut impl Future<Output = Result<T, Error>>>,
-    ) -> Result<T, Error> {
+        origin: UpstreamRequestOrigin,
+        mut asking: Pin<&mut impl Future<Output = Result<T, UpstreamError>>>,
+    ) -> Result<T, UpstreamError> {
         if !self.are_several() {
             return asking.await;
         }
@@ -131,8 +131,8 @@ impl Endpoints {
                     is_slow = true;
                     self.raise(at);
                 }
-                () = &mut left, if origin == RequestOrigin::Proxy => {
-                    break Err(Error::Unreachable("another server is used now".into()));
+                () = &mut left, if origin == UpstreamRequestOrigin::Proxy => {
+                    break Err(UpstreamError::Unreachable("another server is used now".into()));
                 }
             }
         };
@@ -158,10 +158,10 @@ impl Endpoints {
 }
 
 /// Whether an error may be the server's fault. A caller's request may also fail because of its body.
-fn is_alarming(error: &Error, origin: RequestOrigin) -> bool {
+fn is_alarming(error: &UpstreamError, origin: UpstreamRequestOrigin) -> bool {
     match error {
-        Error::Unreachable(_) => origin == RequestOrigin::Proxy || !error.may_have_been_carried_out(),
-        Error::Timeout(_) | Error::Broken(_) => true,
+        UpstreamError::Unreachable(_) => origin == UpstreamRequestOrigin::Proxy || !error.may_have_been_carried_out(),
+        UpstreamError::Timeout(_) | UpstreamError::Broken(_) => true,
         _ => false,
     }
 }

@@ -1,9 +1,9 @@
-use crate::wire::{Encoding, WireError};
+use crate::wire::{FeedEncoding, WireError};
 use kubeapi::{EventType, Status};
 
 /// The reason that a request to upstream got no usable response.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum UpstreamError {
     /// There is no connection, or it broke before the response began.
     #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -21,7 +21,7 @@ pub enum Error {
     Refused(Box<Status>),
     /// The request cannot be sent with its caller's identity, so nothing was sent.
     #[error(transparent)]
-    Unsendable(#[from] Unsendable),
+    Unsendable(#[from] UnsendableRequest),
     /// No valid HTTP request can be built, so nothing was sent.
     #[error("cannot build the upstream request: {0}")]
     InvalidRequest(String),
@@ -31,9 +31,9 @@ pub enum Error {
     /// The response has another representation than the requested one.
     #[error(
         "upstream returned {}, but {asked} was requested",
-        .answered.map_or("an unknown content type", Encoding::as_str)
+        .answered.map_or("an unknown content type", FeedEncoding::as_str)
     )]
-    OtherRepresentation { asked: String, answered: Option<Encoding> },
+    OtherRepresentation { asked: String, answered: Option<FeedEncoding> },
     /// The watch sent an event among the initial events that cannot be one of them.
     #[error("upstream sent {0} among the initial events of a watch (expected ADDED)")]
     NotInitial(EventType),
@@ -57,14 +57,14 @@ pub enum Error {
 /// The error of a connection to upstream that could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {server}")]
-pub(super) struct ConnectError {
+pub(super) struct UpstreamConnectError {
     /// The address of the server as `HOST:PORT`.
     pub(super) server: String,
     #[source]
     pub(super) source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-impl ConnectError {
+impl UpstreamConnectError {
     pub(super) fn new(uri: &http::Uri, source: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let default = if uri.scheme_str() == Some("http") { 80 } else { 443 };
         let server = format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(default));
@@ -74,7 +74,7 @@ impl ConnectError {
 
 /// The reason that a request cannot be sent with its caller's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unsendable {
+pub enum UnsendableRequest {
     /// The proxy's credentials already impersonate a user, and the request asks for another impersonation.
     #[error("the proxy's own credentials already impersonate a user, and impersonation cannot be nested")]
     Nested,
@@ -84,7 +84,7 @@ pub enum Unsendable {
     UnencodableUser,
 }
 
-impl Error {
+impl UpstreamError {
     /// Returns the text for callers. It reveals neither upstream's address nor the proxy's credentials.
     pub fn for_callers(&self) -> String {
         match self {
@@ -217,7 +217,7 @@ fn chain(why: &(dyn std::error::Error + 'static)) -> String {
     texts.join(": ")
 }
 
-/// Returns the innermost cause, or the TLS error. Neither names an address; only [`ConnectError`] does.
+/// Returns the innermost cause, or the TLS error. Neither names an address; only [`UpstreamConnectError`] does.
 fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(why) {
         Some(tls) => tls.to_string(),
@@ -246,7 +246,7 @@ fn has_failed_to_connect(why: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 #[cfg(test)]
-impl Error {
+impl UpstreamError {
     /// hyper's error for a connection whose peer closed it before the response.
     pub(crate) async fn broken_off() -> hyper::Error {
         let (ours, theirs) = tokio::io::duplex(64);
@@ -322,17 +322,17 @@ mod tests {
             // A loop affects every caller and does not resolve.
             (508, true, false),
         ] {
-            let error = Error::Refused(Box::new(Status { code, ..Status::default() }));
+            let error = UpstreamError::Refused(Box::new(Status { code, ..Status::default() }));
             assert_eq!((error.may_pass(), error.is_outage()), (may_pass, is_outage), "{code}");
         }
         for (error, expected) in [
-            (Error::Timeout(std::time::Duration::ZERO), (true, true)),
-            (Error::Unreachable("nobody listens".into()), (true, true)),
-            (Error::Unreachable(rustls::Error::HandshakeNotComplete.into()), (true, false)),
-            (Error::Credentials("a plugin failed".to_owned()), (true, false)),
-            (Error::OtherDocument("/apis".to_owned()), (false, false)),
-            (Error::EndlessPages, (false, false)),
-            (Error::OverBudget, (false, false)),
+            (UpstreamError::Timeout(std::time::Duration::ZERO), (true, true)),
+            (UpstreamError::Unreachable("nobody listens".into()), (true, true)),
+            (UpstreamError::Unreachable(rustls::Error::HandshakeNotComplete.into()), (true, false)),
+            (UpstreamError::Credentials("a plugin failed".to_owned()), (true, false)),
+            (UpstreamError::OtherDocument("/apis".to_owned()), (false, false)),
+            (UpstreamError::EndlessPages, (false, false)),
+            (UpstreamError::OverBudget, (false, false)),
         ] {
             assert_eq!((error.may_pass(), error.is_outage()), expected, "{error}");
         }
@@ -347,23 +347,24 @@ mod tests {
             ("http://10.0.0.1/prefix", "10.0.0.1:80"),
             ("https://[fd00::1]:6443", "[fd00::1]:6443"),
         ] {
-            let error = ConnectError::new(&server.parse().expect("a URI"), refused().into());
-            let error = Error::Unreachable(error.into());
+            let error = UpstreamConnectError::new(&server.parse().expect("a URI"), refused().into());
+            let error = UpstreamError::Unreachable(error.into());
             let expected = format!("upstream cannot be reached: cannot connect to {named}: connection refused");
             assert_eq!(error.to_string(), expected);
             for text in [error.for_callers(), error.in_brief()] {
                 assert_eq!(text, "upstream cannot be reached: connection refused");
             }
         }
-        let refused = Error::Refused(Box::new(Status { code: 403, message: "ada".to_owned(), ..Status::default() }));
+        let refused =
+            UpstreamError::Refused(Box::new(Status { code: 403, message: "ada".to_owned(), ..Status::default() }));
         assert_eq!(refused.in_brief(), "upstream returned 403");
     }
 
     #[tokio::test]
     async fn request_sent_on_closed_connection_is_unprocessed() {
-        let unsent = Error::broken_off().await;
+        let unsent = UpstreamError::broken_off().await;
         assert!(was_not_processed(&unsent), "{unsent:?}");
-        let sent = Error::broken_off_when_read().await;
+        let sent = UpstreamError::broken_off_when_read().await;
         assert!(!was_not_processed(&sent), "{sent:?}");
     }
 
@@ -389,7 +390,7 @@ mod tests {
             ("this stream has failed", &reset(h2::Reason::INTERNAL_ERROR), false),
             ("this stream is over", &reset(h2::Reason::NO_ERROR), false),
         ] {
-            let error = Error::after_frame(frame).await;
+            let error = UpstreamError::after_frame(frame).await;
             assert_eq!(was_not_processed(&error), is_unprocessed, "{name}: {error:?}");
         }
     }

@@ -4,43 +4,45 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::identity_headers::{self, ActingAs, drop_asserted, set_user, strip_identity};
-use super::pool::{ForwardPool, ResponseBody};
+use super::identity_headers::{self, UpstreamRequestIdentity, drop_asserted, set_user, strip_identity};
+use super::pool::{ForwardPoolKind, UpstreamResponseBody};
 use super::retryable_request::UpstreamBody;
-use super::{Client, Error, HOPS, Unsendable};
+use super::{HOPS, UnsendableRequest, UpstreamClient, UpstreamError};
 
 /// Forwards callers' requests to upstream.
 #[derive(Debug)]
-pub struct Forwarder {
-    ours: Client,
+pub struct RequestForwarder {
+    ours: UpstreamClient,
     /// A client whose identity may only impersonate. If the impersonation headers were lost, the request would have no
     /// permissions.
-    impersonator: Option<Client>,
+    impersonator: Option<UpstreamClient>,
 }
 
-impl Forwarder {
-    pub fn new(ours: Client, impersonator: Option<Client>) -> Self {
+impl RequestForwarder {
+    pub fn new(ours: UpstreamClient, impersonator: Option<UpstreamClient>) -> Self {
         Self { ours, impersonator }
     }
 
     /// Passes a request through, streaming in both directions, with exactly the identity `acting_as`.
     ///
-    /// Hop-by-hop headers are removed; for a [`ForwardPool::Tunnel`] the upgrade itself is kept. Ambiguous requests
+    /// Hop-by-hop headers are removed; for a [`ForwardPoolKind::Tunnel`] the upgrade itself is kept. Ambiguous requests
     /// have been refused before ([`inspect`](super::inspect)).
     ///
     /// # Errors
-    /// In addition to upstream's own errors: [`ActingAs::User`] without an impersonator, or with a user that headers
-    /// cannot carry.
+    /// In addition to upstream's own errors: [`UpstreamRequestIdentity::User`] without an impersonator, or with a user
+    /// that headers cannot carry.
     pub async fn forward(
         &self,
-        acting_as: &ActingAs,
-        lane: ForwardPool,
+        acting_as: &UpstreamRequestIdentity,
+        lane: ForwardPoolKind,
         request: Request<UpstreamBody>,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let request = leaving(acting_as, lane, request)?;
         let client = match acting_as {
-            ActingAs::ProxyItself | ActingAs::Bearer(..) | ActingAs::Anonymous => &self.ours,
-            ActingAs::User(_) => self.impersonator.as_ref().ok_or(Unsendable::NoImpersonator)?,
+            UpstreamRequestIdentity::ProxyItself
+            | UpstreamRequestIdentity::Bearer(..)
+            | UpstreamRequestIdentity::Anonymous => &self.ours,
+            UpstreamRequestIdentity::User(_) => self.impersonator.as_ref().ok_or(UnsendableRequest::NoImpersonator)?,
         };
         let mut response = client.send(acting_as, lane, request).await?;
         self.ours.note_answer();
@@ -54,18 +56,18 @@ impl Forwarder {
 /// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
 /// because they could name the identity headers (R-THREAT-1).
 fn leaving(
-    acting_as: &ActingAs,
-    lane: ForwardPool,
+    acting_as: &UpstreamRequestIdentity,
+    lane: ForwardPoolKind,
     mut request: Request<UpstreamBody>,
-) -> Result<Request<UpstreamBody>, Unsendable> {
+) -> Result<Request<UpstreamBody>, UnsendableRequest> {
     cross(lane, &mut request);
     apply_identity(acting_as, request.headers_mut())?;
     Ok(request)
 }
 
 /// Removes the headers that must not be forwarded from one connection to the next.
-fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
-    let upgrade = (lane == ForwardPool::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
+fn cross(lane: ForwardPoolKind, request: &mut Request<UpstreamBody>) {
+    let upgrade = (lane == ForwardPoolKind::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
     // `HOPS` is set aside, so that the `Connection` header cannot have it removed.
     let hops = request.headers_mut().remove(HOPS);
     strip_hop_by_hop(request.headers_mut());
@@ -79,11 +81,13 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
 }
 
 /// Sets the identity headers of a request. The connection determines the credentials.
-fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Unsendable> {
+fn apply_identity(acting_as: &UpstreamRequestIdentity, headers: &mut HeaderMap) -> Result<(), UnsendableRequest> {
     match acting_as {
         // Impersonation that the sender requests is kept: upstream decides about it.
-        ActingAs::ProxyItself | ActingAs::Bearer(..) | ActingAs::Anonymous => drop_asserted(headers),
-        ActingAs::User(user) => {
+        UpstreamRequestIdentity::ProxyItself
+        | UpstreamRequestIdentity::Bearer(..)
+        | UpstreamRequestIdentity::Anonymous => drop_asserted(headers),
+        UpstreamRequestIdentity::User(user) => {
             strip_identity(headers);
             set_user(headers, user)?;
         }

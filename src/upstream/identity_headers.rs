@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::Unsendable;
+use super::UnsendableRequest;
 use kubeapi::{FlowDistinguisher, User};
 
 /// Identifies a credential within this process. The credential cannot be derived from it.
@@ -20,7 +20,7 @@ pub struct CredentialId([u8; 32]);
 
 /// The identity with which a request is sent upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum ActingAs {
+pub enum UpstreamRequestIdentity {
     /// The proxy's own identity: the caller is the same user as the proxy.
     ProxyItself,
     /// The bearer token of the request. The flow distinguisher is the token's user.
@@ -133,9 +133,9 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
 /// # Errors
 /// The sender requests an impersonation, and the proxy's credentials are one too. Both cannot be combined: their
 /// headers together would name a third user.
-pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), Unsendable> {
+pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), UnsendableRequest> {
     if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
-        return Err(Unsendable::Nested);
+        return Err(UnsendableRequest::Nested);
     }
     headers.remove(AUTHORIZATION);
     headers.extend(ours);
@@ -146,10 +146,10 @@ pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), U
 ///
 /// # Errors
 /// The user has no name, or a part that no header can carry unchanged.
-pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unsendable> {
+pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), UnsendableRequest> {
     remove(headers, is_impersonation);
     if user.name.is_empty() {
-        return Err(Unsendable::UnencodableUser);
+        return Err(UnsendableRequest::UnencodableUser);
     }
     headers.insert(IMPERSONATE_USER, value(&user.name)?);
     if !user.uid.is_empty() {
@@ -160,7 +160,7 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unsen
     }
     for (key, values) in &user.extra {
         let name = HeaderName::try_from(format!("{IMPERSONATE_EXTRA}{}", escaped(key)))
-            .map_err(|_| Unsendable::UnencodableUser)?;
+            .map_err(|_| UnsendableRequest::UnencodableUser)?;
         for text in values {
             headers.append(name.clone(), value(text)?);
         }
@@ -170,12 +170,12 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unsen
 
 /// Returns a header value with exactly the given text. Space around it is refused, because it would be stripped in
 /// transit, and the rest could be another user's name.
-fn value(text: &str) -> Result<HeaderValue, Unsendable> {
+fn value(text: &str) -> Result<HeaderValue, UnsendableRequest> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {
-        return Err(Unsendable::UnencodableUser);
+        return Err(UnsendableRequest::UnencodableUser);
     }
-    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unsendable::UnencodableUser)
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnsendableRequest::UnencodableUser)
 }
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";

@@ -4,49 +4,49 @@ use std::time::Duration;
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
 
-use super::caller_pools::CallerPools;
+use super::caller_pools::CallerConnectionPools;
 use super::credentials::UpstreamCredentials;
-use super::endpoints::Endpoints;
-use super::pool::{IDLE_CONNECTIONS_MAX, Pool, Traffic};
-use super::{CredentialError, CredentialSource, Error};
-use base::{LoadError, PerCore, WatchedFile};
+use super::endpoints::UpstreamEndpoints;
+use super::pool::{ConnectionPool, IDLE_CONNECTIONS_MAX, Traffic};
+use super::{CredentialError, CredentialSource, UpstreamError};
+use base::{FileLoadError, PerCore, WatchedFile};
 
 /// Credentials, and the connections to one server that use them.
 ///
 /// When the files of the credentials change, a new link is made, which later requests use. Requests in progress
 /// continue on the old one, whose connections close after them.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct UpstreamLink {
     pub(super) credentials: UpstreamCredentials,
-    pub(super) watches: Pool,
+    pub(super) watches: ConnectionPool,
     /// The pool for the proxy's own short requests.
-    pub(super) short: Pool,
+    pub(super) short: ConnectionPool,
     /// The pools for callers' short requests. There is one pool per client thread, because a small response costs less
     /// than waking another thread for it.
-    pub(super) forwards: PerCore<Pool>,
+    pub(super) forwards: PerCore<ConnectionPool>,
     /// The pool for callers' streams: followed logs and forwarded watches. Each has its own connection, so that a
     /// stream that is not read stalls only itself.
-    pub(super) long: Pool,
-    pub(super) tunnels: Pool,
+    pub(super) long: ConnectionPool,
+    pub(super) tunnels: ConnectionPool,
     /// The pools for requests that carry their caller's own credential.
-    pub(super) caller_pools: CallerPools,
+    pub(super) caller_pools: CallerConnectionPools,
 }
 
 /// The links to all servers of upstream, with the current credentials.
 #[derive(Debug, Clone)]
-pub(super) struct Links {
-    links: WatchedFile<LinkSet>,
-    pub(super) endpoints: Endpoints,
+pub(super) struct UpstreamLinks {
+    links: WatchedFile<UpstreamLinkSet>,
+    pub(super) endpoints: UpstreamEndpoints,
 }
 
 /// The links of all upstream servers, one per server and at least one.
-type LinkSet = Vec<Arc<Link>>;
+type UpstreamLinkSet = Vec<Arc<UpstreamLink>>;
 
 /// Notifies the owner when the proxy's credentials were reloaded.
 #[derive(Debug)]
-pub struct CredentialChanges(WatchedFile<LinkSet>);
+pub struct UpstreamCredentialChanges(WatchedFile<UpstreamLinkSet>);
 
-impl CredentialChanges {
+impl UpstreamCredentialChanges {
     /// Completes when the credentials have changed since the last call. Credentials that are not in a file never
     /// change.
     pub async fn changed(&mut self) {
@@ -54,8 +54,8 @@ impl CredentialChanges {
     }
 }
 
-impl Links {
-    pub(super) fn load(source: &CredentialSource, endpoints: Endpoints) -> Result<Self, CredentialError> {
+impl UpstreamLinks {
+    pub(super) fn load(source: &CredentialSource, endpoints: UpstreamEndpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
             let links = WatchedFile::fixed(links(UpstreamCredentials::load(source, endpoints.servers())?)?);
             return Ok(Self { links, endpoints });
@@ -70,24 +70,24 @@ impl Links {
         };
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
         let links = loaded.map_err(|error| match error {
-            LoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
-            LoadError::Content(error) => error,
+            FileLoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
+            FileLoadError::Content(error) => error,
         })?;
         Ok(Self { links, endpoints })
     }
 
     /// Returns the link to the server in use.
-    pub(super) fn current(&self) -> Arc<Link> {
+    pub(super) fn current(&self) -> Arc<UpstreamLink> {
         self.at(self.endpoints.current())
     }
 
     /// Returns the link to one of the servers.
-    pub(super) fn at(&self, endpoint: usize) -> Arc<Link> {
+    pub(super) fn at(&self, endpoint: usize) -> Arc<UpstreamLink> {
         self.links.current()[endpoint].clone()
     }
 
-    pub(super) fn changes(&self) -> CredentialChanges {
-        CredentialChanges(self.links.clone())
+    pub(super) fn changes(&self) -> UpstreamCredentialChanges {
+        UpstreamCredentialChanges(self.links.clone())
     }
 
     pub(super) async fn keep_up(self, every: Duration) {
@@ -95,25 +95,25 @@ impl Links {
     }
 }
 
-fn links(credentials: Vec<UpstreamCredentials>) -> Result<LinkSet, CredentialError> {
-    credentials.into_iter().map(|credentials| Link::new(credentials).map(Arc::new)).collect()
+fn links(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamLinkSet, CredentialError> {
+    credentials.into_iter().map(|credentials| UpstreamLink::new(credentials).map(Arc::new)).collect()
 }
 
-impl Link {
+impl UpstreamLink {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: Pool::new(&credentials, Traffic::Watches)?,
-            short: Pool::new(&credentials, Traffic::Short)?,
-            forwards: PerCore::try_new(|| Pool::new(&credentials, Traffic::Forwards))?,
-            long: Pool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
-            tunnels: Pool::new(&credentials, Traffic::Once)?,
-            caller_pools: CallerPools::new(&credentials)?,
+            watches: ConnectionPool::new(&credentials, Traffic::Watches)?,
+            short: ConnectionPool::new(&credentials, Traffic::Short)?,
+            forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, Traffic::Forwards))?,
+            long: ConnectionPool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
+            tunnels: ConnectionPool::new(&credentials, Traffic::Once)?,
+            caller_pools: CallerConnectionPools::new(&credentials)?,
             credentials,
         })
     }
 
     /// Changes the URI of a request to that of the server.
-    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), Error> {
+    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         // Without a prefix the path stays the same and need not be parsed again.
         *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
@@ -121,15 +121,15 @@ impl Link {
     }
 
     /// Returns the URI of a path on the server.
-    pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
+    pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, UpstreamError> {
         let joined = format!("{}{path_and_query}", self.prefix());
-        self.at(joined.parse().map_err(|error| Error::InvalidRequest(format!("{joined}: {error}")))?)
+        self.at(joined.parse().map_err(|error| UpstreamError::InvalidRequest(format!("{joined}: {error}")))?)
     }
 
-    fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
+    fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, UpstreamError> {
         let mut parts = self.credentials.base.clone().into_parts();
         parts.path_and_query = Some(path_and_query);
-        Uri::from_parts(parts).map_err(|error| Error::InvalidRequest(error.to_string()))
+        Uri::from_parts(parts).map_err(|error| UpstreamError::InvalidRequest(error.to_string()))
     }
 
     /// The path prefix of the server's address, without a trailing slash; usually empty.
@@ -156,7 +156,7 @@ mod tests {
     fn readdressed(base: &'static str, asked: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
         let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let link = Link::new(credentials.remove(0)).expect("nothing is asked");
+        let link = UpstreamLink::new(credentials.remove(0)).expect("nothing is asked");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(asked);
         link.readdress(&mut request).expect("an address");

@@ -11,15 +11,15 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tower::Service;
 
-use super::Build;
-use super::error::ConnectError;
+use super::ServerBuild;
+use super::error::UpstreamConnectError;
 use super::runtime::ConnectionRuntime;
-use super::stream_limit::{FirstSettings, StreamLimit};
+use super::stream_limit::{AnnouncedStreamLimit, FirstSettingsFrame};
 
 /// The server at the other end of one connection. While the connection is open, the server and its release stay the
 /// same, because a process cannot change its release.
 #[derive(Debug, Clone)]
-pub struct Server {
+pub struct UpstreamServer {
     peer: Arc<UpstreamPeer>,
     /// The number of streams on the connections to the server.
     pub(super) streams: Arc<AtomicU32>,
@@ -32,7 +32,7 @@ pub struct Server {
 /// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
-    told: Mutex<BuildKnowledge>,
+    told: Mutex<PeerBuildKnowledge>,
     /// A lock that allows one request for the build at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
     /// A reference to a value that is dropped with the connection.
@@ -41,14 +41,14 @@ pub(super) struct UpstreamPeer {
 }
 
 #[derive(Debug, Clone, Default)]
-enum BuildKnowledge {
+enum PeerBuildKnowledge {
     #[default]
     Pending,
     /// The server failed to respond: since when, how often, and the last time.
     Failed { since: Instant, times: u32, last: Instant },
     /// The server reports this build. `certain` is set if that was learned on this very connection, which is not passed
     /// on to another server with each request.
-    Build { build: Arc<Build>, certain: bool },
+    Build { build: Arc<ServerBuild>, certain: bool },
     /// The server does not report its build.
     NotReported,
 }
@@ -61,21 +61,21 @@ const REST: Duration = Duration::from_millis(250);
 
 impl UpstreamPeer {
     /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
-    pub(super) fn behind_a_proxy(build: Build) -> Self {
-        let told = Mutex::new(BuildKnowledge::Build { build: Arc::new(build), certain: true });
+    pub(super) fn behind_a_proxy(build: ServerBuild) -> Self {
+        let told = Mutex::new(PeerBuildKnowledge::Build { build: Arc::new(build), certain: true });
         Self { told, is_behind_a_proxy: true, ..Self::default() }
     }
 }
 
-impl Server {
+impl UpstreamServer {
     pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, endpoint: usize, multiplexes: bool) -> Self {
         Self { peer, streams, endpoint, multiplexes }
     }
 
     /// Returns the build that the server reported, if it did.
-    pub fn build(&self) -> Option<Arc<Build>> {
+    pub fn build(&self) -> Option<Arc<ServerBuild>> {
         match &*self.peer.told.lock() {
-            BuildKnowledge::Build { build, .. } => Some(build.clone()),
+            PeerBuildKnowledge::Build { build, .. } => Some(build.clone()),
             _ => None,
         }
     }
@@ -99,13 +99,13 @@ impl Server {
 
     /// Whether no request is needed to learn more about the server.
     pub fn is_known(&self) -> bool {
-        matches!(*self.peer.told.lock(), BuildKnowledge::Build { .. } | BuildKnowledge::NotReported)
+        matches!(*self.peer.told.lock(), PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported)
     }
 
     /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot be asked while it
     /// streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
-        matches!(*self.peer.told.lock(), BuildKnowledge::Build { certain: true, .. })
+        matches!(*self.peer.told.lock(), PeerBuildKnowledge::Build { certain: true, .. })
     }
 
     /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
@@ -117,45 +117,45 @@ impl Server {
         let ours = self.peer.told.lock().clone();
         let theirs = other.peer.told.lock().clone();
         match (ours, theirs) {
-            (BuildKnowledge::Build { build: ours, .. }, BuildKnowledge::Build { build: theirs, .. }) => {
+            (PeerBuildKnowledge::Build { build: ours, .. }, PeerBuildKnowledge::Build { build: theirs, .. }) => {
                 Some(ours == theirs)
             }
-            (BuildKnowledge::NotReported, BuildKnowledge::NotReported) => Some(true),
-            (BuildKnowledge::Pending | BuildKnowledge::Failed { .. }, _)
-            | (_, BuildKnowledge::Pending | BuildKnowledge::Failed { .. }) => None,
-            (BuildKnowledge::NotReported, _) | (_, BuildKnowledge::NotReported) => Some(false),
+            (PeerBuildKnowledge::NotReported, PeerBuildKnowledge::NotReported) => Some(true),
+            (PeerBuildKnowledge::Pending | PeerBuildKnowledge::Failed { .. }, _)
+            | (_, PeerBuildKnowledge::Pending | PeerBuildKnowledge::Failed { .. }) => None,
+            (PeerBuildKnowledge::NotReported, _) | (_, PeerBuildKnowledge::NotReported) => Some(false),
         }
     }
 
     /// Records that the servers at the same address now report another build.
-    pub fn presume(&self, build: &Build) {
-        *self.peer.told.lock() = BuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
+    pub fn presume(&self, build: &ServerBuild) {
+        *self.peer.told.lock() = PeerBuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
     /// Whether the server was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
-        matches!(*self.peer.told.lock(), BuildKnowledge::NotReported)
+        matches!(*self.peer.told.lock(), PeerBuildKnowledge::NotReported)
     }
 
     /// Records that the server failed to respond to a request for its build.
     pub fn failed(&self) {
         let (mut told, now) = (self.peer.told.lock(), Instant::now());
         *told = match *told {
-            BuildKnowledge::Pending => BuildKnowledge::Failed { since: now, times: 1, last: now },
-            BuildKnowledge::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => {
-                BuildKnowledge::NotReported
+            PeerBuildKnowledge::Pending => PeerBuildKnowledge::Failed { since: now, times: 1, last: now },
+            PeerBuildKnowledge::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => {
+                PeerBuildKnowledge::NotReported
             }
-            BuildKnowledge::Failed { since, times, .. } => {
-                BuildKnowledge::Failed { since, times: times + 1, last: now }
+            PeerBuildKnowledge::Failed { since, times, .. } => {
+                PeerBuildKnowledge::Failed { since, times: times + 1, last: now }
             }
-            BuildKnowledge::Build { .. } | BuildKnowledge::NotReported => return,
+            PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported => return,
         };
     }
 
     /// Whether the server failed to report its build recently.
     pub(super) fn rests(&self) -> bool {
         match *self.peer.told.lock() {
-            BuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
+            PeerBuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
             _ => false,
         }
     }
@@ -165,8 +165,8 @@ impl Server {
     }
 
     /// Records the response to a request about this server, which `by` sent.
-    pub(super) fn answered(&self, by: &Self, build: Option<Build>) {
-        let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {
+    pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
+        let told = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
             build: Arc::new(build),
             certain: by.multiplexes,
         });
@@ -178,16 +178,16 @@ impl Server {
         let is_connected = self.peer.connection.strong_count() > 0;
         let known = is_connected || !self.multiplexes;
         *self.peer.told.lock() = match told {
-            BuildKnowledge::Build { build, .. } if known => BuildKnowledge::Build { build, certain: false },
+            PeerBuildKnowledge::Build { build, .. } if known => PeerBuildKnowledge::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
-            _ => BuildKnowledge::NotReported,
+            _ => PeerBuildKnowledge::NotReported,
         };
     }
 
     /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
-    pub(crate) fn saying(build: Option<Build>) -> Self {
-        let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {
+    pub(crate) fn saying(build: Option<ServerBuild>) -> Self {
+        let told = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
             build: Arc::new(build),
             certain: true,
         });
@@ -209,19 +209,19 @@ pub(super) struct PeerConnector<C> {
     pub(super) connector: C,
     pub(super) runtime: ConnectionRuntime,
     /// Gets the stream limits of the peers.
-    pub(super) limit: StreamLimit,
+    pub(super) limit: AnnouncedStreamLimit,
     /// Whether connections without TLS use HTTP/2, as those within this process may.
     pub(super) multiplexes_memory: bool,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A connection with the facts about its peer, which every response on it carries.
 #[derive(Debug)]
 pub(super) struct PeerConnection<T> {
     io: T,
     peer: Arc<UpstreamPeer>,
-    settings: FirstSettings,
+    settings: FirstSettingsFrame,
     is_h2: bool,
     _connection: Arc<()>,
 }
@@ -231,15 +231,15 @@ where
     C: Service<
             Uri,
             Response: Connection + Send + 'static,
-            Error: Into<Failure> + Send + 'static,
+            Error: Into<BoxError> + Send + 'static,
             Future: Send + 'static,
         >,
 {
     type Response = PeerConnection<C::Response>;
-    type Error = Failure;
+    type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.connector.poll_ready(cx).map_err(Into::into)
     }
 
@@ -247,11 +247,11 @@ where
         let (connecting, limit) = (self.runtime.run(self.connector.call(uri.clone())), self.limit.clone());
         let multiplexes_memory = self.multiplexes_memory;
         Box::pin(async move {
-            let io = connecting.await.map_err(|error| ConnectError::new(&uri, error.into()))?;
+            let io = connecting.await.map_err(|error| UpstreamConnectError::new(&uri, error.into()))?;
             let connection = Arc::new(());
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
             let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
-            let settings = FirstSettings::new(limit, is_h2);
+            let settings = FirstSettingsFrame::new(limit, is_h2);
             Ok(PeerConnection { io, peer: Arc::new(peer), settings, is_h2, _connection: connection })
         })
     }
@@ -305,17 +305,18 @@ impl<T: Write + Unpin> Write for PeerConnection<T> {
 mod tests {
     use super::*;
 
-    fn build(text: &str) -> Build {
-        Build::parse(format!(r#"{{"major": "1", "minor": "36", "gitVersion": "{text}"}}"#).as_bytes()).expect("a build")
+    fn build(text: &str) -> ServerBuild {
+        ServerBuild::parse(format!(r#"{{"major": "1", "minor": "36", "gitVersion": "{text}"}}"#).as_bytes())
+            .expect("a build")
     }
 
     #[test]
     fn servers_are_compared_by_reported_build() {
-        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
-        let (mute, unasked) = (Server::saying(None), Server::silent());
-        assert_eq!(a.writes_as(&Server::saying(Some(build("v1.36.1")))), Some(true));
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::saying(Some(build(text))));
+        let (mute, unasked) = (UpstreamServer::saying(None), UpstreamServer::silent());
+        assert_eq!(a.writes_as(&UpstreamServer::saying(Some(build("v1.36.1")))), Some(true));
         assert_eq!(a.writes_as(&b), Some(false));
-        assert_eq!(mute.writes_as(&Server::saying(None)), Some(true));
+        assert_eq!(mute.writes_as(&UpstreamServer::saying(None)), Some(true));
         assert_eq!((a.writes_as(&mute), mute.writes_as(&a)), (Some(false), Some(false)));
         assert_eq!((a.writes_as(&unasked), unasked.writes_as(&mute)), (None, None));
         assert_eq!(unasked.writes_as(&unasked.clone()), Some(true), "whatever it is");
@@ -324,8 +325,8 @@ mod tests {
     /// Feeds on several threads compare the same two servers in both orders.
     #[test]
     fn concurrent_server_comparison_does_not_deadlock() {
-        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
-        let compare = |one: &Server, other: &Server| {
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::saying(Some(build(text))));
+        let compare = |one: &UpstreamServer, other: &UpstreamServer| {
             (0..100_000).for_each(|_| assert_eq!(one.writes_as(other), Some(false)));
         };
         std::thread::scope(|scope| {
@@ -336,16 +337,16 @@ mod tests {
 
     #[test]
     fn response_on_other_connection_identifies_only_that_server() {
-        let by = Server::silent();
-        let (connection, gone) = (Arc::new(()), Server::silent());
+        let by = UpstreamServer::silent();
+        let (connection, gone) = (Arc::new(()), UpstreamServer::silent());
         let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
-        let alive = Server::new(Arc::new(peer), Arc::default(), 0, true);
+        let alive = UpstreamServer::new(Arc::new(peer), Arc::default(), 0, true);
         alive.answered(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
         gone.answered(&by, Some(build("v1.36.1")));
         assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
         // Without multiplexing there is no better way to identify a server.
-        let single = || Server::new(Arc::default(), Arc::default(), 0, false);
+        let single = || UpstreamServer::new(Arc::default(), Arc::default(), 0, false);
         let (asked, other) = (single(), single());
         asked.answered(&other, Some(build("v1.36.1")));
         assert_eq!((asked.writes_as(&by), asked.is_certain()), (Some(true), false));
@@ -354,7 +355,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn version_requests_to_silent_server_back_off_then_stop() {
-        let (server, began) = (Server::silent(), Instant::now());
+        let (server, began) = (UpstreamServer::silent(), Instant::now());
         let mut asked = 0;
         while !server.is_known() {
             if !server.rests() {

@@ -4,16 +4,16 @@ use kube_client::config::{ExecConfig, Kubeconfig};
 
 /// A command that runs another command, which follows its own arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PluginRunner {
+pub struct CredentialPluginRunner {
     pub program: String,
     pub arguments: Vec<String>,
 }
 
-static RUNNER: OnceLock<PluginRunner> = OnceLock::new();
+static RUNNER: OnceLock<CredentialPluginRunner> = OnceLock::new();
 
 /// Runs all exec plugins through this command. Child processes inherit the limits of this process; the command restores
 /// the limits that the process was started with (R-HOST-2).
-pub fn run_plugins_by(runner: PluginRunner) {
+pub fn run_plugins_by(runner: CredentialPluginRunner) {
     // The original limits are determined once, so a second call is ignored.
     let _ = RUNNER.set(runner);
 }
@@ -25,7 +25,7 @@ pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
     users.filter_map(|user| user.exec.as_mut()).for_each(|plugin| runner.put(plugin));
 }
 
-impl PluginRunner {
+impl CredentialPluginRunner {
     fn put(&self, plugin: &mut ExecConfig) {
         // A plugin without a command is refused when it is run.
         let Some(command) = plugin.command.take() else { return };
@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn plugin_command_and_arguments_follow_runner_arguments() {
-        let runner = PluginRunner { program: "runner".to_owned(), arguments: vec!["run".to_owned(), "--".to_owned()] };
+        let runner =
+            CredentialPluginRunner { program: "runner".to_owned(), arguments: vec!["run".to_owned(), "--".to_owned()] };
         for (plugin, expected) in [
             ("{command: aws}", Some("runner run -- aws")),
             ("{command: aws, args: [eks, --, get-token]}", Some("runner run -- aws eks -- get-token")),

@@ -21,20 +21,20 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioTimer;
 use parking_lot::Mutex;
 
-use super::cost::CostCounter;
+use super::cost::UpstreamCostCounter;
 use super::credentials::UpstreamCredentials;
-use super::dial::{Dialer, dialer};
-use super::peer::{PeerConnector, Server, UpstreamPeer};
+use super::dial::{UpstreamDialer, dialer};
+use super::peer::{PeerConnector, UpstreamPeer, UpstreamServer};
 use super::retryable_request::{CountedRequest, RetryableRequest, UpstreamBody};
 use super::runtime::ConnectionRuntime;
-use super::stream_limit::StreamLimit;
-use super::{Build, CredentialError, Error, InMemoryUpstream, SERVED};
+use super::stream_limit::AnnouncedStreamLimit;
+use super::{CredentialError, InMemoryUpstream, SERVED, ServerBuild, UpstreamError};
 
-type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
+type PooledHttpClient = legacy::Client<PeerConnector<HttpsConnector<UpstreamDialer>>, UpstreamBody>;
 
 /// The kind of connections that a forwarded request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ForwardPool {
+pub enum ForwardPoolKind {
     /// The request takes seconds at most: many requests share a connection.
     Short,
     /// The response lasts as long as the client reads: one connection each.
@@ -83,26 +83,26 @@ pub(super) const IDLE_CONNECTIONS_MAX: usize = 64;
 /// below the apiserver's own limit of 100 (R-HTTP-1), beyond which requests would queue behind watches that never end.
 /// If a server announces a lower limit, more connections with fewer streams are used.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct ConnectionPool {
     credentials: UpstreamCredentials,
     traffic: Traffic,
-    shards: Mutex<Vec<Shard>>,
+    shards: Mutex<Vec<PoolShard>>,
 }
 
 #[derive(Debug, Clone)]
-struct Shard {
-    connections: Connections,
+struct PoolShard {
+    connections: PooledHttpClient,
     streams: Arc<AtomicU32>,
     /// The stream limit that the server of the connection has announced.
-    limit: StreamLimit,
+    limit: AnnouncedStreamLimit,
 }
 
 /// A stream that is acquired, and the connections that carry it.
-type Place = (Connections, StreamSlot);
+type Place = (PooledHttpClient, StreamSlot);
 
-impl Shard {
+impl PoolShard {
     fn has_room(&self) -> bool {
-        self.streams.load(Ordering::Relaxed) < Pool::STREAMS_MAX.min(self.limit.get())
+        self.streams.load(Ordering::Relaxed) < ConnectionPool::STREAMS_MAX.min(self.limit.get())
     }
 
     fn slot(&self, credentials: &UpstreamCredentials) -> Place {
@@ -117,13 +117,13 @@ impl Shard {
 pub(super) struct StreamSlot {
     /// The number of other streams when this one was acquired.
     before: u32,
-    limit: StreamLimit,
+    limit: AnnouncedStreamLimit,
     streams: Arc<AtomicU32>,
     /// The index of the connection's server among upstream's servers.
     endpoint: usize,
 }
 
-impl Pool {
+impl ConnectionPool {
     const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
     /// The idle time before a connection is pinged. As in client-go, the ping is sent after 30 s, and the connection
@@ -145,7 +145,7 @@ impl Pool {
 
     /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
     /// it, it is retried on another connection. So is a watch whose connection turns out to allow fewer streams.
-    pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let mut resendable = RetryableRequest::new(outgoing);
         loop {
             let (connections, slot) = self.place();
@@ -163,7 +163,7 @@ impl Pool {
 
     /// Acquires a stream on the connections where `server` was met, if they belong to this pool. It may be above the
     /// limit for long-lived streams, which is below the apiserver's.
-    pub(super) fn place_beside(&self, server: &Server) -> Option<Place> {
+    pub(super) fn place_beside(&self, server: &UpstreamServer) -> Option<Place> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
         // Usually one stream above `STREAMS_MAX` is still below the server's limit.
@@ -185,8 +185,8 @@ impl Pool {
         slot
     }
 
-    fn shard(&self, presumed: u32) -> Result<Shard, CredentialError> {
-        let limit = StreamLimit::new(presumed);
+    fn shard(&self, presumed: u32) -> Result<PoolShard, CredentialError> {
+        let limit = AnnouncedStreamLimit::new(presumed);
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -238,7 +238,7 @@ impl Pool {
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
             .build(PeerConnector { connector, runtime, limit: limit.clone(), multiplexes_memory });
-        Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
+        Ok(PoolShard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
 }
 
@@ -246,10 +246,10 @@ impl Pool {
 pub(super) async fn send_by(
     (connections, slot): Place,
     CountedRequest { request, counter }: CountedRequest,
-) -> Result<Response<ResponseBody>, Error> {
+) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
     counter.sent();
-    let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
-    Ok(ResponseBody::of(response, slot, counter))
+    let response = connections.request(request).await.map_err(|error| UpstreamError::Unreachable(error.into()))?;
+    Ok(UpstreamResponseBody::of(response, slot, counter))
 }
 
 impl Drop for StreamSlot {
@@ -260,29 +260,29 @@ impl Drop for StreamSlot {
 
 /// A response body that holds its stream on the connection.
 #[derive(Debug)]
-pub struct ResponseBody {
+pub struct UpstreamResponseBody {
     incoming: Incoming,
-    server: Server,
+    server: UpstreamServer,
     is_from_memory: bool,
-    counter: CostCounter,
+    counter: UpstreamCostCounter,
     _slot: StreamSlot,
 }
 
-impl ResponseBody {
-    fn of(response: Response<Incoming>, slot: StreamSlot, mut counter: CostCounter) -> Response<Self> {
+impl UpstreamResponseBody {
+    fn of(response: Response<Incoming>, slot: StreamSlot, mut counter: UpstreamCostCounter) -> Response<Self> {
         counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
-        let peer = match Build::named_in(response.headers()) {
+        let peer = match ServerBuild::named_in(response.headers()) {
             Some(build) => Arc::new(UpstreamPeer::behind_a_proxy(build)),
             None => response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default(),
         };
         let multiplexes = response.version() == Version::HTTP_2;
-        let server = Server::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
+        let server = UpstreamServer::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
         let is_from_memory = response.headers().contains_key(SERVED);
         response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
     }
 
     /// Returns the server that responds.
-    pub fn server(&self) -> &Server {
+    pub fn server(&self) -> &UpstreamServer {
         &self.server
     }
 
@@ -297,7 +297,7 @@ impl ResponseBody {
     }
 }
 
-impl hyper::body::Body for ResponseBody {
+impl hyper::body::Body for UpstreamResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -2,14 +2,14 @@
 
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::endpoints::{EndpointEvent, EndpointSwitch, Endpoints, NextStep};
+use super::endpoints::{EndpointEvent, EndpointNextStep, EndpointSwitch, UpstreamEndpoints};
 use super::metrics::EndpointMetrics;
-use super::{Client, Error};
+use super::{UpstreamClient, UpstreamError};
 
 /// The readiness endpoint, which an apiserver serves without reading any object.
 const READYZ: &str = "/readyz";
 
-impl Client {
+impl UpstreamClient {
     /// Selects the server of upstream continuously; to be spawned once. With one server it returns at once.
     pub async fn keep_servers(self) {
         let endpoints = self.endpoints().clone();
@@ -32,16 +32,18 @@ impl Client {
                 self.note_answer();
             }
             event = match decision.next {
-                NextStep::Ask(at) => {
+                EndpointNextStep::Ask(at) => {
                     let answer = self.is_ready(at, &endpoints).await;
                     if let (Err(error), true) = (&answer, at == choice.current()) {
                         why.clone_from(error);
                     }
                     EndpointEvent::Answer { is_ready: answer.is_ok() }
                 }
-                NextStep::Wait(None) => EndpointEvent::Alarm { at: Endpoints::next_alarm(&mut alarms).await },
-                NextStep::Wait(Some(due)) => tokio::select! {
-                    at = Endpoints::next_alarm(&mut alarms) => EndpointEvent::Alarm { at },
+                EndpointNextStep::Wait(None) => {
+                    EndpointEvent::Alarm { at: UpstreamEndpoints::next_alarm(&mut alarms).await }
+                }
+                EndpointNextStep::Wait(Some(due)) => tokio::select! {
+                    at = UpstreamEndpoints::next_alarm(&mut alarms) => EndpointEvent::Alarm { at },
                     () = sleep_until(due) => EndpointEvent::Due,
                 },
             };
@@ -49,10 +51,10 @@ impl Client {
     }
 
     /// Checks whether a server is ready, on a separate connection. The error says why the server is not.
-    async fn is_ready(&self, at: usize, endpoints: &Endpoints) -> Result<(), String> {
+    async fn is_ready(&self, at: usize, endpoints: &UpstreamEndpoints) -> Result<(), String> {
         let answer_max = endpoints.times().answer_max;
         let answered = timeout(answer_max, self.ask_server(at, READYZ)).await;
-        match answered.unwrap_or(Err(Error::Timeout(answer_max))) {
+        match answered.unwrap_or(Err(UpstreamError::Timeout(answer_max))) {
             Ok(code) if is_well(code) => Ok(()),
             Ok(code) => Err(format!("{READYZ} returned {code}")),
             Err(error) => Err(error.for_callers()),

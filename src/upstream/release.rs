@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::client::{Via, get};
-use super::{Build, Cause, Client, Error, Release, Server};
+use super::{KubernetesRelease, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamServer};
 
 const VERSION: &str = "/version";
 /// The timeout after which a caller stops waiting for a server's build.
@@ -13,16 +13,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// The timeout of the request itself, after which another may be sent.
 const QUESTION_MAX: Duration = Duration::from_secs(30);
 
-impl Client {
+impl UpstreamClient {
     /// Requests the release that upstream emulates, which may be older than its own.
-    pub async fn release(&self) -> Result<Release, Error> {
+    pub async fn release(&self) -> Result<KubernetesRelease, UpstreamError> {
         Ok(self.build().await?.release)
     }
 
     /// Requests the build that the responding server reports.
-    pub async fn build(&self) -> Result<Build, Error> {
-        let (_, body) = self.fetch(Cause::Discovery, VERSION, "application/json").await?;
-        Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
+    pub async fn build(&self) -> Result<ServerBuild, UpstreamError> {
+        let (_, body) = self.fetch(UpstreamRequestCause::Discovery, VERSION, "application/json").await?;
+        ServerBuild::parse(&body).ok_or_else(|| UpstreamError::OtherDocument(VERSION.to_owned()))
     }
 
     /// Requests the build of the server at the other end of a connection, unless it is known. A server that fails to
@@ -30,7 +30,7 @@ impl Client {
     ///
     /// The request outlives the caller: a server that has just started responds late, and an apiserver counts a request
     /// that its client cancels as an error.
-    pub async fn meet(&self, server: &Server) -> Result<(), Error> {
+    pub async fn meet(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
         let asking = async {
             let turn = server.turn().await;
             if server.is_known() || server.rests() {
@@ -47,20 +47,21 @@ impl Client {
         };
         timeout(ANSWER_MAX, asking).await.unwrap_or_else(|_| {
             server.failed();
-            Err(Error::Timeout(ANSWER_MAX))
+            Err(UpstreamError::Timeout(ANSWER_MAX))
         })
     }
 
-    async fn ask_what_it_is(&self, server: &Server) -> Result<(), Error> {
+    async fn ask_what_it_is(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
         let asking = async {
             let request = get("application/json");
-            let response = self.ask(Cause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
+            let response =
+                self.ask(UpstreamRequestCause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
-            server.answered(&by, Build::parse(&body));
+            server.answered(&by, ServerBuild::parse(&body));
             Ok(())
         };
-        timeout(QUESTION_MAX, asking).await.unwrap_or(Err(Error::Timeout(QUESTION_MAX)))
+        timeout(QUESTION_MAX, asking).await.unwrap_or(Err(UpstreamError::Timeout(QUESTION_MAX)))
     }
 }
 
@@ -74,8 +75,8 @@ mod tests {
     async fn version_request_completes_after_its_caller_is_dropped() {
         let (near, mut far) = duplex(4096);
         let near = parking_lot::Mutex::new(Some(near));
-        let client = Client::in_memory(move || near.lock().take());
-        let server = Server::silent();
+        let client = UpstreamClient::in_memory(move || near.lock().take());
+        let server = UpstreamServer::silent();
         let mut head = [0; 13];
         tokio::select! {
             biased;

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
-use super::Error;
-use super::cost::CostCounter;
+use super::UpstreamError;
+use super::cost::UpstreamCostCounter;
 use base::random;
 
 /// The body of a request that is sent to upstream.
@@ -25,22 +25,22 @@ pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + 
 #[derive(Debug)]
 pub(super) struct CountedRequest {
     pub(super) request: Request<UpstreamBody>,
-    pub(super) counter: CostCounter,
+    pub(super) counter: UpstreamCostCounter,
 }
 
 /// A request that can be retried as long as the part of its body that was read is kept.
 #[derive(Debug)]
 pub(super) struct RetryableRequest {
     head: Request<()>,
-    counter: CostCounter,
+    counter: UpstreamCostCounter,
     /// The body of the request; `None` if it has none.
-    body: Option<Arc<Mutex<SharedBody>>>,
+    body: Option<Arc<Mutex<RetryableBody>>>,
     retries: u32,
 }
 
 /// A request body, which all attempts to send it read.
 #[derive(Debug)]
-struct SharedBody {
+struct RetryableBody {
     body: UpstreamBody,
     /// The length of the whole body, if it is known.
     length: Option<u64>,
@@ -61,8 +61,8 @@ struct RetainedBytes {
 
 /// The body of one attempt: the bytes that were read before, then the rest.
 #[derive(Debug)]
-struct Attempt {
-    shared: Arc<Mutex<SharedBody>>,
+struct AttemptBody {
+    shared: Arc<Mutex<RetryableBody>>,
     number: u32,
     sent: usize,
 }
@@ -70,7 +70,7 @@ struct Attempt {
 /// The request attempt was superseded, because another attempt has begun.
 #[derive(Debug, thiserror::Error)]
 #[error("attempt superseded: the request is sent on another connection")]
-struct Superseded;
+struct SupersededAttempt;
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
 const RETRIES_MAX: u32 = 8;
@@ -85,7 +85,7 @@ static KEPT: Semaphore = Semaphore::const_new(ALL_KEPT_BYTES_MAX);
 impl RetryableRequest {
     pub(super) fn new(CountedRequest { request, counter }: CountedRequest) -> Self {
         let (parts, body) = request.into_parts();
-        let body = (!body.is_end_stream()).then(|| Arc::new(Mutex::new(SharedBody::new(body))));
+        let body = (!body.is_end_stream()).then(|| Arc::new(Mutex::new(RetryableBody::new(body))));
         Self { head: Request::from_parts(parts, ()), counter, body, retries: 0 }
     }
 
@@ -95,7 +95,7 @@ impl RetryableRequest {
             None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
             Some(shared) => {
                 let number = shared.lock().begin();
-                Attempt { shared: shared.clone(), number, sent: 0 }.boxed_unsync()
+                AttemptBody { shared: shared.clone(), number, sent: 0 }.boxed_unsync()
             }
         };
         let mut request = Request::new(body);
@@ -106,7 +106,7 @@ impl RetryableRequest {
     }
 
     /// Returns whether to retry the request after this error; if so, pauses first.
-    pub(super) async fn may_retry(&mut self, error: &Error) -> bool {
+    pub(super) async fn may_retry(&mut self, error: &UpstreamError) -> bool {
         let is_kept = || self.body.as_ref().is_none_or(|body| body.lock().kept.is_some());
         if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_kept() {
             return false;
@@ -130,7 +130,7 @@ impl Drop for RetryableRequest {
     }
 }
 
-impl SharedBody {
+impl RetryableBody {
     fn new(body: UpstreamBody) -> Self {
         let length = body.size_hint().exact();
         // Avoids copying a body that is too large to be kept.
@@ -172,7 +172,7 @@ impl RetainedBytes {
     }
 }
 
-impl Body for Attempt {
+impl Body for AttemptBody {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -180,7 +180,7 @@ impl Body for Attempt {
         let attempt = self.get_mut();
         let mut shared = attempt.shared.lock();
         if shared.attempt != attempt.number {
-            return Poll::Ready(Some(Err(Superseded.into())));
+            return Poll::Ready(Some(Err(SupersededAttempt.into())));
         }
         let before = shared.unsent(attempt.sent);
         if !before.is_empty() {
@@ -225,10 +225,10 @@ mod tests {
     use http_body_util::{Full, StreamBody};
 
     use super::*;
-    use crate::upstream::{Cause, CostLedger};
+    use crate::upstream::{UpstreamCostLedger, UpstreamRequestCause};
 
     fn resendable(body: UpstreamBody) -> RetryableRequest {
-        let counter = CostLedger::default().counter(Cause::PassedThrough, false);
+        let counter = UpstreamCostLedger::default().counter(UpstreamRequestCause::PassedThrough, false);
         RetryableRequest::new(CountedRequest { request: Request::post("/").body(body).expect("a request"), counter })
     }
 
@@ -245,8 +245,8 @@ mod tests {
     }
 
     /// The error after a GOAWAY for a request that was not processed.
-    async fn unprocessed() -> Error {
-        Error::Unreachable(Error::unprocessed().await.into())
+    async fn unprocessed() -> UpstreamError {
+        UpstreamError::Unreachable(UpstreamError::unprocessed().await.into())
     }
 
     #[tokio::test]
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"two "))));
         assert!(resendable.may_retry(&unprocessed().await).await);
         let mut second = resendable.attempt().request.into_body();
-        assert_eq!(next(&mut first), Some(Err(Superseded.to_string())), "it takes nothing from the second");
+        assert_eq!(next(&mut first), Some(Err(SupersededAttempt.to_string())), "it takes nothing from the second");
         assert_eq!(next(&mut second), Some(Ok(Bytes::from_static(b"one two "))));
         assert_eq!(next(&mut second), Some(Ok(Bytes::from_static(b"three"))));
         assert!(next(&mut second).is_none() && second.is_end_stream());
@@ -295,9 +295,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn only_unprocessed_requests_are_retried_up_to_limit() {
         let mut resendable = resendable(parts(&[b"one"]));
-        let broken = || async { Error::Unreachable(Error::broken_off_when_read().await.into()) };
+        let broken = || async { UpstreamError::Unreachable(UpstreamError::broken_off_when_read().await.into()) };
         assert!(!resendable.may_retry(&broken().await).await);
-        assert!(!resendable.may_retry(&Error::Timeout(PAUSE)).await);
+        assert!(!resendable.may_retry(&UpstreamError::Timeout(PAUSE)).await);
         for _ in 0..RETRIES_MAX {
             assert!(resendable.may_retry(&unprocessed().await).await);
         }

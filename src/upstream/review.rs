@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::client::{Via, post_json, read_whole};
-use super::{BODY_BYTES_MAX, Cause, Client, Error, UpstreamRequestKind};
-use kubeapi::{Access, AccessTarget, ResourceTarget, User};
+use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
 /// The result of a token review.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,46 +46,57 @@ const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectre
 pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-impl Client {
+impl UpstreamClient {
     /// Sends a TokenReview to upstream.
-    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, Error> {
+    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, UpstreamError> {
         let spec = TokenReviewSpec {
             token: Some(token.to_owned()),
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
-        let answered = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
+        let answered = self.create(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, &asked).await?;
         Ok(TokenReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
-    pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessReviewResult, Error> {
+    pub async fn review_access(
+        &self,
+        cause: UpstreamRequestCause,
+        user: &User,
+        access: &AccessAttributes,
+    ) -> Result<AccessReviewResult, UpstreamError> {
         let answered = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
-    pub async fn review_own_access(&self, access: &Access) -> Result<AccessReviewResult, Error> {
+    pub async fn review_own_access(&self, access: &AccessAttributes) -> Result<AccessReviewResult, UpstreamError> {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
         let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let answered = self.create(Cause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let answered = self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Requests the user as which upstream authenticates the proxy.
-    pub async fn who_am_i(&self) -> Result<User, Error> {
-        let answered = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+    pub async fn who_am_i(&self) -> Result<User, UpstreamError> {
+        let answered =
+            self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = answered.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
 
     /// Creates a review, whose response is the same document with a status.
-    async fn create<R: Serialize + DeserializeOwned>(&self, cause: Cause, path: &str, asked: &R) -> Result<R, Error> {
-        let body = serde_json::to_vec(asked).map_err(|_| Error::InvalidRequest(path.to_owned()))?;
+    async fn create<R: Serialize + DeserializeOwned>(
+        &self,
+        cause: UpstreamRequestCause,
+        path: &str,
+        asked: &R,
+    ) -> Result<R, UpstreamError> {
+        let body = serde_json::to_vec(asked).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
         let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
         let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
-        read(&body).ok_or_else(|| Error::OtherDocument(path.to_owned()))
+        read(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
     }
 }
 
@@ -95,8 +106,8 @@ impl TokenReviewResult {
         Some(Self::of(read::<TokenReview>(answer)?.status.unwrap_or_default()))
     }
 
-    /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response that
-    /// lacks either must not be trusted (CVE-2023-48312).
+    /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response
+    /// that lacks either must not be trusted (CVE-2023-48312).
     fn of(status: TokenReviewStatus) -> Self {
         let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
         let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
@@ -112,7 +123,7 @@ impl AccessReviewResult {
 
     /// The user and the access in a review request, if it has exactly the form that a proxy writes. Then it contains
     /// nothing else that the response could depend on.
-    pub fn question(asked: &[u8]) -> Option<(User, Access)> {
+    pub fn question(asked: &[u8]) -> Option<(User, AccessAttributes)> {
         let SubjectAccessReview { spec, .. } = read(asked)?;
         let access = asked_access(&spec)?;
         let SubjectAccessReviewSpec { user: username, uid, groups, extra, .. } = spec;
@@ -121,7 +132,7 @@ impl AccessReviewResult {
     }
 
     /// Returns the review response with this result for `user` and `access`.
-    pub fn answer(self, user: &User, access: &Access) -> Option<Bytes> {
+    pub fn answer(self, user: &User, access: &AccessAttributes) -> Option<Bytes> {
         let Self { allowed, reason } = self;
         let status =
             SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
@@ -162,7 +173,7 @@ fn user(info: UserInfo) -> User {
 }
 
 /// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
-fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
+fn access_question(user: &User, access: &AccessAttributes) -> SubjectAccessReview {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     let spec = SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
@@ -175,11 +186,11 @@ fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
     SubjectAccessReview { spec, ..SubjectAccessReview::default() }
 }
 
-fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
+fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<AccessAttributes> {
     let text = |said: &Option<String>| said.clone().unwrap_or_default();
     match (&spec.resource_attributes, &spec.non_resource_attributes) {
         (Some(asked), None) => {
-            let target = ResourceTarget {
+            let target = ResourceAccessAttributes {
                 group: text(&asked.group),
                 version: text(&asked.version),
                 resource: text(&asked.resource),
@@ -189,11 +200,11 @@ fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
                 field_selector: asked.field_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
                 label_selector: asked.label_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
             };
-            Some(Access { verb: text(&asked.verb), target: AccessTarget::Resource(Box::new(target)) })
+            Some(AccessAttributes { verb: text(&asked.verb), target: AccessTarget::Resource(Box::new(target)) })
         }
         (None, Some(asked)) => {
             let target = AccessTarget::Path(asked.path.clone()?);
-            Some(Access { verb: asked.verb.clone()?, target })
+            Some(AccessAttributes { verb: asked.verb.clone()?, target })
         }
         _ => None,
     }
@@ -201,7 +212,7 @@ fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
 
 /// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
 /// itself (R-AUTHZ-2).
-fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
+fn attributes(access: &AccessAttributes) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
     let target = match &access.target {
         AccessTarget::Path(path) => {
             let (path, verb) = (Some(path.clone()), Some(access.verb.clone()));
@@ -245,7 +256,7 @@ mod tests {
             groups: vec!["dev".to_owned()],
             extra: [("scopes".to_owned(), vec!["a".to_owned()])].into(),
         };
-        let target = ResourceTarget {
+        let target = ResourceAccessAttributes {
             group: "apps".to_owned(),
             version: "v1".to_owned(),
             resource: "deployments".to_owned(),
@@ -253,9 +264,9 @@ mod tests {
             name: "web".to_owned(),
             field_selector: "metadata.name=web".to_owned(),
             label_selector: "a in (b)".to_owned(),
-            ..ResourceTarget::default()
+            ..ResourceAccessAttributes::default()
         };
-        let access = Access { verb: "watch".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
+        let access = AccessAttributes { verb: "watch".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
         let spec = serde_json::to_value(access_question(&user, &access).spec).expect("JSON");
         let expected = json!({
             "user": "ada", "uid": "7", "groups": ["dev"], "extra": {"scopes": ["a"]},
@@ -272,9 +283,13 @@ mod tests {
     #[test]
     fn review_with_unknown_fields_is_not_cacheable() {
         let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
-        let target = ResourceTarget { resource: "pods".to_owned(), name: "p".to_owned(), ..ResourceTarget::default() };
+        let target = ResourceAccessAttributes {
+            resource: "pods".to_owned(),
+            name: "p".to_owned(),
+            ..ResourceAccessAttributes::default()
+        };
         for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
-            let access = Access { verb: "watch".to_owned(), target };
+            let access = AccessAttributes { verb: "watch".to_owned(), target };
             let asked = serde_json::to_value(access_question(&node, &access)).expect("JSON");
             let read = |asked: &serde_json::Value| AccessReviewResult::question(asked.to_string().as_bytes());
             let written = serde_json::to_vec(&access_question(&node, &access));

@@ -58,11 +58,11 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use base::{Cores, Tasks};
+    use base::{BackgroundTasks, CoreRuntimes};
 
     #[tokio::test]
     async fn shared_connections_run_on_home_runtime_and_others_locally() {
-        let (tasks, home) = (Tasks::beside(Cores::start(1).expect("threads")), thread::current().id());
+        let (tasks, home) = (BackgroundTasks::beside(CoreRuntimes::start(1).expect("threads")), thread::current().id());
         let (say, said) = oneshot::channel();
         tasks.spread("a request", async move {
             let here = thread::current().id();

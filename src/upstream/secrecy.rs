@@ -7,7 +7,8 @@ use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
 const UNKNOWN: &str = "the configured credentials cannot be used";
-/// The exit code of shells and [`PluginRunner`](super::PluginRunner)s if the program cannot be executed.
+/// The exit code of shells and [`CredentialPluginRunner`](super::CredentialPluginRunner)s if the program cannot be
+/// executed.
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 

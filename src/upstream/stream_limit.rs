@@ -11,9 +11,9 @@ use tokio::sync::watch;
 
 /// The last limit that the servers of one shard of a pool announced. Clones share the value.
 #[derive(Debug, Clone)]
-pub(super) struct StreamLimit(watch::Sender<u32>);
+pub(super) struct AnnouncedStreamLimit(watch::Sender<u32>);
 
-impl StreamLimit {
+impl AnnouncedStreamLimit {
     pub(super) fn new(presumed: u32) -> Self {
         Self(watch::Sender::new(presumed))
     }
@@ -37,10 +37,10 @@ impl StreamLimit {
 
 /// Parses the first frame of a server, which contains its settings (RFC 9113 §3.4).
 #[derive(Debug)]
-pub(super) struct FirstSettings {
+pub(super) struct FirstSettingsFrame {
     /// The received part of the server's first frame; `None` once it is complete, or is another frame.
     read: Option<Vec<u8>>,
-    limit: StreamLimit,
+    limit: AnnouncedStreamLimit,
 }
 
 const FRAME_HEAD: usize = 9;
@@ -51,9 +51,9 @@ const PAYLOAD_MAX: usize = 1 << 14;
 /// The read size until the frame is complete, in bytes.
 const PART: usize = 256;
 
-impl FirstSettings {
+impl FirstSettingsFrame {
     /// Creates a parser. If `is_h2` is false, nothing is parsed.
-    pub(super) fn new(limit: StreamLimit, is_h2: bool) -> Self {
+    pub(super) fn new(limit: AnnouncedStreamLimit, is_h2: bool) -> Self {
         Self { read: is_h2.then(Vec::new), limit }
     }
 
@@ -127,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_streams_above_limit_are_notified() {
-        let limit = StreamLimit::new(u32::MAX);
+        let limit = AnnouncedStreamLimit::new(u32::MAX);
         let waiting = |before| {
             let limit = limit.clone();
             tokio::spawn(async move { limit.is_exceeded_by(before).await })

@@ -4,9 +4,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::envelope::json_text;
-use super::object::Digits;
+use super::object::ResourceVersionDigits;
 use super::proto_reader::{META_ANNOTATIONS, META_RESOURCE_VERSION};
-use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
+use super::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectRevision, WireError, table};
 use kubeapi::protobuf::{self, Fields, map_entry, put_field, put_header};
 use kubeapi::{EventType, ResourceVersion};
 
@@ -17,14 +17,14 @@ use kubeapi::{EventType, ResourceVersion};
 /// unchanged (R-BOOKMARK-2, R-BOOKMARK-4). It adds or removes the initial-events-end annotation as Go's encoder would.
 #[derive(Debug, Clone)]
 pub struct BookmarkTemplate {
-    envelope: Envelope,
-    plain: BodyTemplate,
-    initial_events_end: BodyTemplate,
+    envelope: FrameEnvelope,
+    plain: BookmarkBodyTemplate,
+    initial_events_end: BookmarkBodyTemplate,
 }
 
 /// A body with a gap where the resourceVersion's digits are.
 #[derive(Debug, Clone)]
-struct BodyTemplate {
+struct BookmarkBodyTemplate {
     /// In JSON, the body up to the digits. In protobuf, the metadata fields before the resourceVersion.
     before: Vec<u8>,
     /// In JSON, the body after the digits; in a Table, up to the digits of the row's object. In protobuf, the metadata
@@ -40,11 +40,11 @@ impl BookmarkTemplate {
     ///
     /// # Errors
     /// The object cannot be read, because it is not in the envelope's encoding and shape.
-    pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
+    pub fn from_object(envelope: &FrameEnvelope, object: &ObjectRevision) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
-            Encoding::Json => BodyTemplate::in_json(envelope.shape(), object.body(), end),
-            Encoding::Protobuf => BodyTemplate::in_protobuf(object.body(), end),
-            Encoding::Table => BodyTemplate::in_table(envelope.shape(), object.body(), end),
+            FeedEncoding::Json => BookmarkBodyTemplate::in_json(envelope.shape(), object.body(), end),
+            FeedEncoding::Protobuf => BookmarkBodyTemplate::in_protobuf(object.body(), end),
+            FeedEncoding::Table => BookmarkBodyTemplate::in_table(envelope.shape(), object.body(), end),
         };
         if object.encoding() != envelope.encoding() {
             return Err(WireError::WrongForm);
@@ -54,8 +54,8 @@ impl BookmarkTemplate {
 
     /// Creates a template with metadata only, for use until upstream has sent a bookmark. 1.34 and later send the same
     /// for kinds without required fields, and every decoder reads it as the zero value of the others.
-    pub fn minimal(envelope: &Envelope) -> Self {
-        let hole = |end| BodyTemplate::minimal(envelope, end);
+    pub fn minimal(envelope: &FrameEnvelope) -> Self {
+        let hole = |end| BookmarkBodyTemplate::minimal(envelope, end);
         Self { envelope: envelope.clone(), plain: hole(false), initial_events_end: hole(true) }
     }
 
@@ -67,15 +67,15 @@ impl BookmarkTemplate {
     /// Returns the body of a bookmark at `rv`. It has the annotation `"k8s.io/initial-events-end":"true"` if and only
     /// if it closes the initial events.
     pub fn body(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
-        let BodyTemplate { before, after, rest } =
+        let BookmarkBodyTemplate { before, after, rest } =
             if initial_events_end { &self.initial_events_end } else { &self.plain };
         let [before, after, rest] = [before, after, rest].map(Vec::as_slice);
-        let mut digits = Digits::default();
+        let mut digits = ResourceVersionDigits::default();
         let digits = digits.write(rv.0);
         match self.envelope.encoding() {
-            Encoding::Json => [before, digits, after].concat().into(),
-            Encoding::Table => [before, digits, after, digits, rest].concat().into(),
-            Encoding::Protobuf => {
+            FeedEncoding::Json => [before, digits, after].concat().into(),
+            FeedEncoding::Table => [before, digits, after, digits, rest].concat().into(),
+            FeedEncoding::Protobuf => {
                 let metadata_len = before.len() + protobuf::field_len(digits.len()) + after.len();
                 let mut out = BytesMut::with_capacity(metadata_len + rest.len() + HEADERS_MAX);
                 put_header(&mut out, METADATA, metadata_len);
@@ -89,17 +89,17 @@ impl BookmarkTemplate {
     }
 }
 
-impl BodyTemplate {
-    fn minimal(envelope: &Envelope, end: bool) -> Self {
+impl BookmarkBodyTemplate {
+    fn minimal(envelope: &FrameEnvelope, end: bool) -> Self {
         let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
         let hole = match (envelope.encoding(), envelope.shape()) {
-            (Encoding::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
-            (Encoding::Json, shape @ JsonLayout::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
-            (Encoding::Json, shape @ JsonLayout::Custom) => {
+            (FeedEncoding::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
+            (FeedEncoding::Json, shape @ JsonLayout::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
+            (FeedEncoding::Json, shape @ JsonLayout::Custom) => {
                 let object = format!(r#"{{"apiVersion":{api_version},"kind":{kind},{MINIMAL_METADATA}"#);
                 Self::in_json(shape, object.as_bytes(), end)
             }
-            (Encoding::Table, shape) => {
+            (FeedEncoding::Table, shape) => {
                 let type_meta = match shape {
                     JsonLayout::BuiltIn => format!(r#""kind":{kind},"apiVersion":{api_version}"#),
                     JsonLayout::Custom => format!(r#""apiVersion":{api_version},"kind":{kind}"#),
@@ -117,7 +117,7 @@ impl BodyTemplate {
         // The body of a built-in kind is an object without its opening brace.
         let brace = if shape == JsonLayout::BuiltIn { "{" } else { "" };
         let document = format!("{brace}{body}");
-        let TopLevel { metadata } = serde_json::from_str(&document)?;
+        let BookmarkTopLevel { metadata } = serde_json::from_str(&document)?;
         let at = metadata.get().as_ptr().addr() - document.as_ptr().addr();
 
         let mut fields: Vec<(String, String)> = entries(metadata.get())?;
@@ -197,16 +197,16 @@ impl BodyTemplate {
 }
 
 #[derive(Deserialize)]
-struct TopLevel<'a> {
+struct BookmarkTopLevel<'a> {
     #[serde(borrow)]
     metadata: &'a RawValue,
 }
 
 /// Returns the members of a JSON object in their order, with values in their original spelling.
 fn entries(object: &str) -> Result<Vec<(String, String)>, WireError> {
-    struct Members;
+    struct BookmarkMembers;
 
-    impl<'de> serde::de::Visitor<'de> for Members {
+    impl<'de> serde::de::Visitor<'de> for BookmarkMembers {
         type Value = Vec<(String, String)>;
 
         fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -223,7 +223,7 @@ fn entries(object: &str) -> Result<Vec<(String, String)>, WireError> {
     }
 
     let mut deserializer = serde_json::Deserializer::from_str(object);
-    Ok(serde::Deserializer::deserialize_map(&mut deserializer, Members)?)
+    Ok(serde::Deserializer::deserialize_map(&mut deserializer, BookmarkMembers)?)
 }
 
 fn object_of(entries: &[(String, String)]) -> String {

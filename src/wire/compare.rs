@@ -1,17 +1,17 @@
 use memchr::memmem;
 
-use super::Encoding;
-use super::proto_reader::Document;
+use super::FeedEncoding;
+use super::proto_reader::ProtobufDocument;
 use kubeapi::protobuf::leading_message;
 
 /// Returns whether two LIST responses in the built-in layout are equal except for their own metadata: version, continue
 /// token and remaining count. Returns false if either is not such a document.
-pub fn same_items(encoding: Encoding, ours: &[u8], theirs: &[u8]) -> bool {
+pub fn same_items(encoding: FeedEncoding, ours: &[u8], theirs: &[u8]) -> bool {
     match encoding {
-        Encoding::Json | Encoding::Table => {
+        FeedEncoding::Json | FeedEncoding::Table => {
             without_json_metadata(ours).is_some_and(|ours| without_json_metadata(theirs) == Some(ours))
         }
-        Encoding::Protobuf => {
+        FeedEncoding::Protobuf => {
             without_protobuf_metadata(ours).is_some_and(|ours| without_protobuf_metadata(theirs) == Some(ours))
         }
     }
@@ -26,7 +26,7 @@ fn without_json_metadata(document: &[u8]) -> Option<[&[u8]; 2]> {
 }
 
 fn without_protobuf_metadata(document: &[u8]) -> Option<[&[u8]; 3]> {
-    let Document { api_version, kind, raw } = Document::split(document).ok()?;
+    let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(document).ok()?;
     let (at, len) = leading_message(raw)?;
     Some([api_version.as_bytes(), kind.as_bytes(), &raw[at + len..]])
 }
@@ -34,16 +34,16 @@ fn without_protobuf_metadata(document: &[u8]) -> Option<[&[u8]; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Envelope, JsonLayout, ListMeta};
+    use crate::wire::{FrameEnvelope, JsonLayout, ListMeta};
     use kubeapi::ResourceVersion;
 
-    fn list(encoding: Encoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
+    fn list(encoding: FeedEncoding, kind: &str, rv: u64, token: &str, bodies: &[&[u8]]) -> Vec<u8> {
         let meta = ListMeta {
             resource_version: ResourceVersion(rv),
             continue_token: token.to_owned(),
             remaining: (!token.is_empty()).then_some(7),
         };
-        let frame = Envelope::new(encoding, "v1", kind, JsonLayout::BuiltIn).list(&meta);
+        let frame = FrameEnvelope::new(encoding, "v1", kind, JsonLayout::BuiltIn).list(&meta);
         let mut out = frame.head(bodies.len(), bodies.iter().map(|body| frame.item_len(body.len())).sum()).to_vec();
         for (index, body) in bodies.iter().enumerate() {
             frame.put_item(index == 0, body, &mut out);
@@ -55,8 +55,11 @@ mod tests {
     #[test]
     fn list_comparison_ignores_list_metadata() {
         for (encoding, bodies) in [
-            (Encoding::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
-            (Encoding::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
+            (
+                FeedEncoding::Json,
+                [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()],
+            ),
+            (FeedEncoding::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),
         ] {
             let ours = list(encoding, "Pod", 1, "", &bodies);
             assert!(same_items(encoding, &ours, &list(encoding, "Pod", 22_222, "abc", &bodies)), "{encoding}");

@@ -1,15 +1,16 @@
 //! Other representations of the same objects, without another upstream watch: JSON from protobuf, and
 //! `PartialObjectMetadata` from either.
 //!
-//! A [`Transcoder`] writes the JSON body that the apiserver would have written for an object whose protobuf body is
-//! held. A [`MetadataRenderer`] extracts the metadata from a body. Both take and return bodies in the normal form of
-//! [`wire`](super), so the same [`Envelope`](super::Envelope)s and [`ListFrame`](super::ListFrame)s wrap their output.
+//! A [`ProtobufJsonTranscoder`] writes the JSON body that the apiserver would have written for an object whose protobuf
+//! body is held. A [`MetadataRenderer`] extracts the metadata from a body. Both take and return bodies in the normal
+//! form of [`wire`](super), so the same [`FrameEnvelope`](super::FrameEnvelope)s and [`ListFrame`](super::ListFrame)s
+//! wrap their output.
 //!
 //! **Exact or refused.** The output is byte for byte that of the server, or there is none. An unknown field number, a
-//! wire type other than the table's, or a raw value that JSON cannot express is [`TranscodeError`]. The caller then fetches
-//! that representation from upstream, because a client that writes back an incomplete object deletes fields. The rules
-//! are R-DERIVE-5 to R-DERIVE-9, cited where they are implemented. Their table is generated from the API's Go types
-//! ([`facts`]).
+//! wire type other than the table's, or a raw value that JSON cannot express is [`TranscodeError`]. The caller then
+//! fetches that representation from upstream, because a client that writes back an incomplete object deletes fields.
+//! The rules are R-DERIVE-5 to R-DERIVE-9, cited where they are implemented. Their table is generated from the API's Go
+//! types ([`facts`]).
 //!
 //! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
 //! server's own output (W15).
@@ -27,23 +28,23 @@ mod tests;
 
 pub use facts::is_of_kubernetes;
 pub use metadata::MetadataRenderer;
-pub use refused::{RefusalReason, TranscodeError};
+pub use refused::{TranscodeError, TranscodeRefusalReason};
 
 use std::ops::RangeInclusive;
 
-use facts::{Message, TypeSchema};
-use writer::BodyWriter;
+use facts::{MessageSchema, TypeSchema};
+use writer::JsonBodyWriter;
 
 /// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
 ///
 /// Copies are cheap. The table of a release is parsed at its first use.
 #[derive(Clone, Copy)]
-pub struct Transcoder {
+pub struct ProtobufJsonTranscoder {
     facts: &'static TypeSchema,
-    message: &'static Message,
+    message: &'static MessageSchema,
 }
 
-impl Transcoder {
+impl ProtobufJsonTranscoder {
     /// Returns the transcoder of `kind` in `api_version` (`v1`, `apps/v1`) for a server of release `1.minor`. `None`
     /// outside of [`minors`](Self::minors), and for kinds that are not built-in, such as custom resources. Releases
     /// differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp` until
@@ -71,7 +72,7 @@ impl Transcoder {
 
     fn put_body(&self, body: &[u8], of_zero_value: bool, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let start = out.len();
-        let mut writer = BodyWriter::new(self.facts, body, out);
+        let mut writer = JsonBodyWriter::new(self.facts, body, out);
         writer.of_zero_value = of_zero_value;
         if let Err(why) = writer.fields(self.message, body) {
             let refused = TranscodeError::new(writer.path(), why);

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
+use super::{FeedEncoding, JsonLayout, ListFrame, ListMeta, table};
 use kubeapi::EventType;
 use kubeapi::protobuf::{self, field_len, put_field, put_header};
 
@@ -11,13 +11,13 @@ use kubeapi::protobuf::{self, field_len, put_field, put_header};
 /// Clones are cheap. It writes the same bytes around a body as the apiserver does (R-JSON-3, R-PROTO-1), in one
 /// allocation of exact size.
 #[derive(Debug, Clone)]
-pub struct Envelope {
-    parts: Arc<Parts>,
+pub struct FrameEnvelope {
+    parts: Arc<FrameEnvelopeParts>,
 }
 
 #[derive(Debug)]
-struct Parts {
-    encoding: Encoding,
+struct FrameEnvelopeParts {
+    encoding: FeedEncoding,
     shape: JsonLayout,
     api_version: String,
     kind: String,
@@ -27,27 +27,35 @@ struct Parts {
     object_head: Bytes,
 }
 
-impl Envelope {
+impl FrameEnvelope {
     /// Creates the envelope for objects of `kind` in `api_version` (`v1`, `apps/v1`), or for their rows. The list kind
     /// is `kind` followed by `List`, as for every built-in; see [`with_list_kind`](Self::with_list_kind).
-    pub fn new(encoding: Encoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
+    pub fn new(encoding: FeedEncoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
         let object_head = Bytes::from(object_head(encoding, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
-        Self { parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind, object_head }) }
+        Self { parts: Arc::new(FrameEnvelopeParts { encoding, shape, api_version, kind, list_kind, object_head }) }
     }
 
     /// Returns this envelope with another list kind: a CRD may choose its `listKind`, and upstream's LIST contains it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
-        let Parts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } = *self.parts;
+        let FrameEnvelopeParts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } =
+            *self.parts;
         let (api_version, kind, object_head) = (api_version.clone(), kind.clone(), object_head.clone());
         Self {
-            parts: Arc::new(Parts { encoding, shape, api_version, kind, list_kind: list_kind.to_owned(), object_head }),
+            parts: Arc::new(FrameEnvelopeParts {
+                encoding,
+                shape,
+                api_version,
+                kind,
+                list_kind: list_kind.to_owned(),
+                object_head,
+            }),
         }
     }
 
     /// Returns the encoding of the envelope's output and of the bodies.
-    pub fn encoding(&self) -> Encoding {
+    pub fn encoding(&self) -> FeedEncoding {
         self.parts.encoding
     }
 
@@ -68,7 +76,7 @@ impl Envelope {
 
     /// Returns a whole HTTP watch frame around `body`: a JSON line with its newline, or a 4-byte big-endian length and
     /// a `WatchEvent` message. The body must be in the normal form of this encoding and shape. It must be smaller than
-    /// 4 GiB, as that of every [`Object`](super::Object) is.
+    /// 4 GiB, as that of every [`ObjectRevision`](super::ObjectRevision) is.
     pub fn frame(&self, event_type: EventType, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.frame_len(event_type, body.len()));
         self.put_frame_head(event_type, body.len(), &mut out);
@@ -81,11 +89,11 @@ impl Envelope {
     /// Appends the part of a [`frame`](Self::frame) before the body. Only protobuf needs the length of the body.
     pub fn put_frame_head(&self, event_type: EventType, body_len: usize, out: &mut impl BufMut) {
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => {
+            FeedEncoding::Json | FeedEncoding::Table => {
                 put_json_event(out, event_type);
                 out.put_slice(&self.parts.object_head);
             }
-            Encoding::Protobuf => {
+            FeedEncoding::Protobuf => {
                 put_protobuf_event(out, event_type, self.object_len(body_len));
                 out.put_slice(&self.parts.object_head);
                 put_header(out, UNKNOWN_RAW, body_len);
@@ -96,18 +104,18 @@ impl Envelope {
     /// Appends the part of a [`frame`](Self::frame) after the body.
     pub fn put_frame_tail(&self, out: &mut impl BufMut) {
         out.put_slice(match self.parts.encoding {
-            Encoding::Json | Encoding::Table => JSON_EVENT_TAIL,
-            Encoding::Protobuf => &UNKNOWN_TAIL,
+            FeedEncoding::Json | FeedEncoding::Table => JSON_EVENT_TAIL,
+            FeedEncoding::Protobuf => &UNKNOWN_TAIL,
         });
     }
 
     /// Returns the length of a [`frame`](Self::frame) for a body of `body_len` bytes.
     pub fn frame_len(&self, event_type: EventType, body_len: usize) -> usize {
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => {
+            FeedEncoding::Json | FeedEncoding::Table => {
                 json_event_head_len(event_type) + self.parts.object_head.len() + body_len + JSON_EVENT_TAIL.len()
             }
-            Encoding::Protobuf => protobuf_event_len(event_type, self.object_len(body_len)),
+            FeedEncoding::Protobuf => protobuf_event_len(event_type, self.object_len(body_len)),
         }
     }
 
@@ -116,11 +124,11 @@ impl Envelope {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
         out.put_slice(&self.parts.object_head);
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => {
+            FeedEncoding::Json | FeedEncoding::Table => {
                 out.put_slice(body);
                 out.put_u8(b'\n');
             }
-            Encoding::Protobuf => {
+            FeedEncoding::Protobuf => {
                 put_field(&mut out, UNKNOWN_RAW, body);
                 out.put_slice(&UNKNOWN_TAIL);
             }
@@ -134,8 +142,8 @@ impl Envelope {
     pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
         let head = &self.parts.object_head;
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => [head.clone(), body, Bytes::from_static(b"\n")],
-            Encoding::Protobuf => {
+            FeedEncoding::Json | FeedEncoding::Table => [head.clone(), body, Bytes::from_static(b"\n")],
+            FeedEncoding::Protobuf => {
                 let mut out = BytesMut::with_capacity(head.len() + field_len(body.len()) - body.len());
                 out.put_slice(head);
                 put_header(&mut out, UNKNOWN_RAW, body.len());
@@ -148,10 +156,10 @@ impl Envelope {
     /// Returns the pieces of a LIST response with this metadata. It does not support Tables, because their cells would
     /// be outdated.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
-        let Parts { encoding, shape, api_version, list_kind, .. } = &*self.parts;
+        let FrameEnvelopeParts { encoding, shape, api_version, list_kind, .. } = &*self.parts;
         match encoding {
-            Encoding::Json | Encoding::Table => ListFrame::json(*shape, api_version, list_kind, meta),
-            Encoding::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
+            FeedEncoding::Json | FeedEncoding::Table => ListFrame::json(*shape, api_version, list_kind, meta),
+            FeedEncoding::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),
         }
     }
 
@@ -161,13 +169,13 @@ impl Envelope {
         let event_type = EventType::Error;
         let mut out = BytesMut::new();
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => {
+            FeedEncoding::Json | FeedEncoding::Table => {
                 out.reserve(json_event_head_len(event_type) + status_json.len() + JSON_EVENT_TAIL.len());
                 put_json_event(&mut out, event_type);
                 out.put_slice(status_json);
                 out.put_slice(JSON_EVENT_TAIL);
             }
-            Encoding::Protobuf => {
+            FeedEncoding::Protobuf => {
                 out.reserve(protobuf_event_len(event_type, status_proto.len()));
                 put_protobuf_event(&mut out, event_type, status_proto.len());
                 out.put_slice(status_proto);
@@ -180,29 +188,29 @@ impl Envelope {
     pub fn object_len(&self, body_len: usize) -> usize {
         let head = self.parts.object_head.len();
         match self.parts.encoding {
-            Encoding::Json | Encoding::Table => head + body_len + 1,
-            Encoding::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
+            FeedEncoding::Json | FeedEncoding::Table => head + body_len + 1,
+            FeedEncoding::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
         }
     }
 }
 
 /// Returns the websocket message for `frame`: JSON is the line itself, protobuf omits the length prefix (R-WS-2). It
 /// shares the frame's bytes.
-pub fn websocket_payload(encoding: Encoding, frame: &Bytes) -> Bytes {
+pub fn websocket_payload(encoding: FeedEncoding, frame: &Bytes) -> Bytes {
     match encoding {
-        Encoding::Json | Encoding::Table => frame.clone(),
-        Encoding::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
+        FeedEncoding::Json | FeedEncoding::Table => frame.clone(),
+        FeedEncoding::Protobuf => frame.slice(LENGTH_PREFIX.min(frame.len())..),
     }
 }
 
-fn object_head(encoding: Encoding, shape: JsonLayout, api_version: &str, kind: &str) -> Vec<u8> {
+fn object_head(encoding: FeedEncoding, shape: JsonLayout, api_version: &str, kind: &str) -> Vec<u8> {
     match (encoding, shape) {
-        (Encoding::Json, JsonLayout::Custom) => Vec::new(),
-        (Encoding::Json, JsonLayout::BuiltIn) => {
+        (FeedEncoding::Json, JsonLayout::Custom) => Vec::new(),
+        (FeedEncoding::Json, JsonLayout::BuiltIn) => {
             format!(r#"{{"kind":{},"apiVersion":{},"#, json_text(kind), json_text(api_version)).into_bytes()
         }
-        (Encoding::Protobuf, _) => type_meta_head(api_version, kind),
-        (Encoding::Table, _) => table::TYPE_META.into(),
+        (FeedEncoding::Protobuf, _) => type_meta_head(api_version, kind),
+        (FeedEncoding::Table, _) => table::TYPE_META.into(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Decoder of JSON: of event lines, LIST pages and objects. An object takes a single validating pass that keeps only the
-//! values that a [`PathTrie`] selects.
+//! Decoder of JSON: of event lines, LIST pages and objects. An object takes a single validating pass that keeps only
+//! the values that a [`PathTrie`] selects.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
 use super::envelope::{JSON_EVENT_HEAD, JSON_EVENT_OBJECT, JSON_EVENT_TAIL, json_text};
-use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
-use super::path_trie::{FieldSlots, NodeId, PathTrie};
-use kubeapi::{Attributes, EventType, FieldTable, ObjectKey, ResourceVersion};
+use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
+use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
+use kubeapi::{EventType, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
 
 /// Splits an event line into its type and its object. The line must have the bytes that
-/// [`Envelope::frame`](super::Envelope::frame) puts around them: another layout could not be reproduced from the body.
-/// The object's reader checks that it is one JSON value.
+/// [`FrameEnvelope::frame`](super::FrameEnvelope::frame) puts around them: another layout could not be reproduced from
+/// the body. The object's reader checks that it is one JSON value.
 pub(super) fn split_event(line: &[u8]) -> Result<(EventType, &[u8]), WireError> {
     const ODD: WireError = WireError::Layout("a watch line is not {\"type\":…,\"object\":…} and a newline");
     if line.first() != Some(&b'{') {
@@ -49,24 +49,24 @@ pub(super) fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
 
 /// A LIST page; its items are slices of the document.
 #[derive(Deserialize)]
-pub(super) struct ParsedPage<'a> {
+pub(super) struct ParsedListPage<'a> {
     #[serde(borrow)]
     pub(super) kind: Cow<'a, str>,
     #[serde(borrow, rename = "apiVersion")]
     pub(super) api_version: Cow<'a, str>,
     #[serde(borrow)]
-    pub(super) metadata: PageMetadata<'a>,
+    pub(super) metadata: ParsedListMetadata<'a>,
     /// The items: `null` for an empty `PartialObjectMetadataList` (R-META-1). The member is required, so that an object
     /// is not mistaken for a list.
     #[serde(borrow)]
-    pub(super) items: Items<'a>,
+    pub(super) items: RawListItems<'a>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Items<'a>(#[serde(borrow)] pub(super) Option<Vec<&'a RawValue>>);
+pub(super) struct RawListItems<'a>(#[serde(borrow)] pub(super) Option<Vec<&'a RawValue>>);
 
 #[derive(Deserialize)]
-pub(super) struct PageMetadata<'a> {
+pub(super) struct ParsedListMetadata<'a> {
     #[serde(borrow, default, rename = "resourceVersion")]
     pub(super) resource_version: Cow<'a, str>,
     #[serde(default, rename = "continue")]
@@ -78,13 +78,13 @@ pub(super) struct PageMetadata<'a> {
 /// The paths that are read from the objects of one feed.
 pub(super) struct JsonPaths {
     trie: PathTrie<Box<str>>,
-    metadata: NodeId,
-    labels: NodeId,
-    fields: Vec<FieldSlots>,
+    metadata: TrieNodeId,
+    labels: TrieNodeId,
+    fields: Vec<FieldValueSlots>,
 }
 
 /// The values found by one pass. Strings are borrowed from the document unless they have escapes.
-pub(super) struct ObjectParts<'de> {
+pub(super) struct ParsedObjectParts<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
     labels: Vec<(Cow<'de, str>, Cow<'de, str>)>,
@@ -92,7 +92,7 @@ pub(super) struct ObjectParts<'de> {
 }
 
 impl JsonPaths {
-    pub(super) fn new(table: &FieldTable) -> Self {
+    pub(super) fn new(table: &SelectableFieldTable) -> Self {
         let mut trie = PathTrie::new();
         let under_metadata = |step: &str| [Box::from("metadata"), Box::from(step)];
         // This order is that of the slot constants below.
@@ -104,14 +104,14 @@ impl JsonPaths {
         trie.slot(["metadata".into(), "annotations".into(), INITIAL_EVENTS_END.into()]);
         let metadata = trie.node([Box::from("metadata")]);
         let labels = trie.node(under_metadata("labels"));
-        let fields = FieldSlots::json(&mut trie, table);
+        let fields = FieldValueSlots::json(&mut trie, table);
         Self { trie, metadata, labels, fields }
     }
 
     /// Reads `document`, which must be exactly one JSON value.
-    pub(super) fn read<'de>(&self, document: &'de str) -> Result<ObjectParts<'de>, WireError> {
+    pub(super) fn read<'de>(&self, document: &'de str) -> Result<ParsedObjectParts<'de>, WireError> {
         let texts = vec![None; self.trie.slots()];
-        let mut found = ObjectParts { document, texts, labels: Vec::new(), has_metadata: false };
+        let mut found = ParsedObjectParts { document, texts, labels: Vec::new(), has_metadata: false };
         let mut deserializer = serde_json::Deserializer::from_str(document);
         TrieDeserializer { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }
             .deserialize(&mut deserializer)?;
@@ -121,18 +121,22 @@ impl JsonPaths {
     }
 
     /// Converts the values to an object's parts. The body begins `body_at` bytes into the document.
-    pub(super) fn reading(&self, found: ObjectParts<'_>, body_at: usize) -> Result<DecodedFields, WireError> {
+    pub(super) fn reading(
+        &self,
+        found: ParsedObjectParts<'_>,
+        body_at: usize,
+    ) -> Result<DecodedObjectFields, WireError> {
         let (rv, rv_at) = found.resource_version(body_at)?;
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
-        let ObjectParts { texts, mut labels, .. } = found;
+        let ParsedObjectParts { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
         let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Cow::Borrowed));
-        let fields = FieldSlots::values(&self.fields, text)?;
-        Ok(DecodedFields { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
+        let fields = FieldValueSlots::values(&self.fields, text)?;
+        Ok(DecodedObjectFields { key, rv, rv_at, attributes: SelectableAttributes::new(&labels, &fields) })
     }
 }
 
-impl<'de> ObjectParts<'de> {
+impl<'de> ParsedObjectParts<'de> {
     pub(super) fn name(&self) -> &str {
         self.text(NAME)
     }
@@ -169,19 +173,26 @@ impl<'de> ObjectParts<'de> {
         self.texts[slot].as_deref().unwrap_or_default()
     }
 
-    fn resource_version(&self, body_at: usize) -> Result<(ResourceVersion, RvSpan), WireError> {
+    fn resource_version(&self, body_at: usize) -> Result<(ResourceVersion, ResourceVersionSpan), WireError> {
         // A borrowed string is a part of the document, so its digits can be overwritten there.
         let digits = self.resource_version_text().ok_or(WireError::BadResourceVersion)?;
         let rv = parse_resource_version(digits)?;
         let in_document = digits.as_ptr().addr() - self.document.as_ptr().addr();
         let offset = in_document.checked_sub(body_at).and_then(|offset| u32::try_from(offset).ok());
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
-        Ok((rv, RvSpan { offset, len: u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)? }))
+        Ok((
+            rv,
+            ResourceVersionSpan { offset, len: u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)? },
+        ))
     }
 }
 
 /// Decodes an object in one pass, and makes the checks that do not depend on the layout of its `TypeMeta`.
-pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<ObjectParts<'a>, WireError> {
+pub(super) fn json_found<'a>(
+    paths: &JsonPaths,
+    object: &'a [u8],
+    named: bool,
+) -> Result<ParsedObjectParts<'a>, WireError> {
     // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
     if memchr(b'\n', object).is_some() {
         return Err(WireError::Layout("object spans several lines"));
@@ -240,8 +251,8 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
 /// A deserializer of the value at one node of the trie.
 struct TrieDeserializer<'p, 'f, 'de> {
     paths: &'p JsonPaths,
-    node: NodeId,
-    found: &'f mut ObjectParts<'de>,
+    node: TrieNodeId,
+    found: &'f mut ParsedObjectParts<'de>,
 }
 
 impl<'de> TrieDeserializer<'_, '_, 'de> {
@@ -263,12 +274,12 @@ impl<'de> TrieDeserializer<'_, '_, 'de> {
         }
     }
 
-    fn child(&mut self, node: NodeId) -> TrieDeserializer<'_, '_, 'de> {
+    fn child(&mut self, node: TrieNodeId) -> TrieDeserializer<'_, '_, 'de> {
         TrieDeserializer { paths: self.paths, node, found: self.found }
     }
 
     fn visit_labels<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some((Text(key), Text(value))) = map.next_entry()? {
+        while let Some((BorrowedJsonText(key), BorrowedJsonText(value))) = map.next_entry()? {
             self.found.labels.push((key, value));
         }
         Ok(())
@@ -297,7 +308,7 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
         self.found.has_metadata |= self.node == self.paths.metadata;
         // The bits of the children seen. If a key occurs twice, decoders disagree about its value.
         let mut seen = 0_u64;
-        while let Some(step) = map.next_key_seed(Step { paths: self.paths, node: self.node })? {
+        while let Some(step) = map.next_key_seed(TrieKeyDeserializer { paths: self.paths, node: self.node })? {
             let Some((bit, node)) = step else {
                 map.next_value::<IgnoredAny>()?;
                 continue;
@@ -353,21 +364,21 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
 }
 
 /// A deserializer of a key at one node, with the result of [`PathTrie::child`]; `None` for keys that are not selected.
-struct Step<'p> {
+struct TrieKeyDeserializer<'p> {
     paths: &'p JsonPaths,
-    node: NodeId,
+    node: TrieNodeId,
 }
 
-impl<'de> DeserializeSeed<'de> for Step<'_> {
-    type Value = Option<(u64, NodeId)>;
+impl<'de> DeserializeSeed<'de> for TrieKeyDeserializer<'_> {
+    type Value = Option<(u64, TrieNodeId)>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for Step<'_> {
-    type Value = Option<(u64, NodeId)>;
+impl Visitor<'_> for TrieKeyDeserializer<'_> {
+    type Value = Option<(u64, TrieNodeId)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
@@ -380,7 +391,7 @@ impl Visitor<'_> for Step<'_> {
 
 /// A string that is borrowed whenever it has no escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// The slots of [`JsonPaths`]; those from `FIELDS_FROM` on are selectable fields.
 const NAME: usize = 0;

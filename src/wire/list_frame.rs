@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::JsonLayout;
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use kubeapi::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
-use kubeapi::{MetaVersion, ResourceVersion};
+use kubeapi::{MetaApiVersion, ResourceVersion};
 
 /// The list metadata of a LIST response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +25,13 @@ pub struct ListMeta {
 /// items, so callers sum [`item_len`](Self::item_len) over them first.
 #[derive(Debug, Clone)]
 pub struct ListFrame {
-    layout: Layout,
+    layout: ListFrameLayout,
     head: Bytes,
     tail: Bytes,
 }
 
 #[derive(Debug, Clone)]
-enum Layout {
+enum ListFrameLayout {
     /// The prefix of each item: `{` before bodies of a built-in kind, which omit it, or nothing.
     Json { item_prefix: &'static [u8] },
     /// The protobuf list metadata. `head` is the document up to Unknown's raw field.
@@ -40,7 +40,7 @@ enum Layout {
 
 /// The total length of some bodies as items of any list, for its head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lengths {
+pub struct ListItemLengths {
     /// The number of bodies in the list.
     pub items: usize,
     /// The number of bytes of the bodies alone.
@@ -49,14 +49,14 @@ pub struct Lengths {
     fields: usize,
 }
 
-impl Lengths {
+impl ListItemLengths {
     /// Adds the size of one body to the list.
     pub fn add(&mut self, body_len: usize) {
         *self = *self + Self { items: 1, bytes: body_len, fields: field_len(body_len) };
     }
 }
 
-impl Add for Lengths {
+impl Add for ListItemLengths {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -84,22 +84,22 @@ impl ListFrame {
                 (head, format!("],\"kind\":{kind},\"metadata\":{meta}}}\n"), b"".as_slice())
             }
         };
-        Self { layout: Layout::Json { item_prefix }, head: head.into(), tail: tail.into() }
+        Self { layout: ListFrameLayout::Json { item_prefix }, head: head.into(), tail: tail.into() }
     }
 
     /// Returns the frame of a JSON list of `PartialObjectMetadata`. Its items have a kind, unlike in other lists of
     /// built-in kinds (R-META-1), and an empty list has `null` items.
-    pub(super) fn metadata(version: MetaVersion, meta: &ListMeta, items: usize) -> Self {
+    pub(super) fn metadata(version: MetaApiVersion, meta: &ListMeta, items: usize) -> Self {
         let frame = Self::json(JsonLayout::BuiltIn, version.group_version(), "PartialObjectMetadataList", meta);
         if items == 0 {
             let head = frame.head.strip_suffix(b"[").unwrap_or(&frame.head);
             return Self { head: [head, b"null"].concat().into(), tail: Bytes::from_static(b"}\n"), ..frame };
         }
         let item_prefix = match version {
-            MetaVersion::V1 => METADATA_V1_ITEM,
-            MetaVersion::V1beta1 => METADATA_V1BETA1_ITEM,
+            MetaApiVersion::V1 => METADATA_V1_ITEM,
+            MetaApiVersion::V1beta1 => METADATA_V1BETA1_ITEM,
         };
-        Self { layout: Layout::Json { item_prefix }, ..frame }
+        Self { layout: ListFrameLayout::Json { item_prefix }, ..frame }
     }
 
     /// Returns the frame of a protobuf list. `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
@@ -115,29 +115,29 @@ impl ListFrame {
         }
         let mut list_meta = BytesMut::new();
         put_field(&mut list_meta, LIST_METADATA, &fields);
-        let layout = Layout::Protobuf { list_meta: list_meta.freeze() };
+        let layout = ListFrameLayout::Protobuf { list_meta: list_meta.freeze() };
         Self { layout, head: head.into(), tail: Bytes::from_static(&UNKNOWN_TAIL) }
     }
 
     /// Returns the bytes that an item with a body of `body_len` bytes adds, including its prefix and one separator.
     pub fn item_len(&self, body_len: usize) -> usize {
         match self.layout {
-            Layout::Json { item_prefix } => SEPARATOR + item_prefix.len() + body_len,
-            Layout::Protobuf { .. } => field_len(body_len),
+            ListFrameLayout::Json { item_prefix } => SEPARATOR + item_prefix.len() + body_len,
+            ListFrameLayout::Protobuf { .. } => field_len(body_len),
         }
     }
 
     /// Returns the sum of the [`item_len`](Self::item_len) of all items.
-    pub fn items_len(&self, lengths: Lengths) -> usize {
+    pub fn items_len(&self, lengths: ListItemLengths) -> usize {
         match self.layout {
-            Layout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,
-            Layout::Protobuf { .. } => lengths.fields,
+            ListFrameLayout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,
+            ListFrameLayout::Protobuf { .. } => lengths.fields,
         }
     }
 
     /// Returns the bytes before the first of `items` items whose [`item_len`](Self::item_len)s sum up to `items_len`.
     pub fn head(&self, items: usize, items_len: usize) -> Bytes {
-        let Layout::Protobuf { list_meta } = &self.layout else { return self.head.clone() };
+        let ListFrameLayout::Protobuf { list_meta } = &self.layout else { return self.head.clone() };
         debug_assert!(items > 0 || items_len == 0);
         let raw_len = list_meta.len() + items_len;
         let mut out = BytesMut::with_capacity(self.head.len() + 1 + varint_len(raw_len as u64) + list_meta.len());
@@ -156,13 +156,13 @@ impl ListFrame {
     /// Appends the bytes before an item's body.
     pub fn put_item_head(&self, first: bool, body_len: usize, out: &mut impl BufMut) {
         match self.layout {
-            Layout::Json { item_prefix } => {
+            ListFrameLayout::Json { item_prefix } => {
                 if !first {
                     out.put_u8(b',');
                 }
                 out.put_slice(item_prefix);
             }
-            Layout::Protobuf { .. } => put_header(out, LIST_ITEMS, body_len),
+            ListFrameLayout::Protobuf { .. } => put_header(out, LIST_ITEMS, body_len),
         }
     }
 
@@ -175,8 +175,8 @@ impl ListFrame {
     pub fn content_length(&self, items: usize, items_len: usize) -> usize {
         match &self.layout {
             // Each item_len includes a separator, and the first item has none.
-            Layout::Json { .. } => self.head.len() + items_len - SEPARATOR.min(items) + self.tail.len(),
-            Layout::Protobuf { list_meta } => {
+            ListFrameLayout::Json { .. } => self.head.len() + items_len - SEPARATOR.min(items) + self.tail.len(),
+            ListFrameLayout::Protobuf { list_meta } => {
                 self.head.len() + field_len(list_meta.len() + items_len) + self.tail.len()
             }
         }

@@ -4,24 +4,24 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
-use super::{Encoding, Representation, WireError, table};
-use base::Account;
+use super::{FeedEncoding, Representation, WireError, table};
+use base::MemoryAccount;
 use kubeapi::protobuf::{self, put_varint, varint_len};
-use kubeapi::{Attributes, ObjectKey, ResourceVersion};
+use kubeapi::{ObjectKey, ResourceVersion, SelectableAttributes};
 
 /// One revision of one object, immutable. Its body is held once: store, ring, LIST and every frame share it.
 ///
 /// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
 /// `Arc`.
-pub struct Object {
+pub struct ObjectRevision {
     /// The key of the object; empty for a bookmark, which has no name.
     pub key: ObjectKey,
     /// The object's resourceVersion, which is never 0.
     pub rv: ResourceVersion,
-    pub attributes: Attributes,
+    pub attributes: SelectableAttributes,
     body: Bytes,
-    rv_at: RvSpan,
-    encoding: Encoding,
+    rv_at: ResourceVersionSpan,
+    encoding: FeedEncoding,
     /// The number of bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that contains
     /// it.
     held: u32,
@@ -40,20 +40,20 @@ const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 /// The position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
 /// digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RvSpan {
+pub(super) struct ResourceVersionSpan {
     pub(super) offset: u32,
     pub(super) len: u8,
 }
 
 /// The values that a reader has found in one body.
-pub(super) struct DecodedFields {
+pub(super) struct DecodedObjectFields {
     pub(super) key: ObjectKey,
     pub(super) rv: ResourceVersion,
-    pub(super) rv_at: RvSpan,
-    pub(super) attributes: Attributes,
+    pub(super) rv_at: ResourceVersionSpan,
+    pub(super) attributes: SelectableAttributes,
 }
 
-impl DecodedFields {
+impl DecodedObjectFields {
     /// Returns the memory of the object besides its body, in bytes.
     pub(super) fn beside_bytes(&self) -> usize {
         beside(&self.key, &self.attributes)
@@ -63,33 +63,33 @@ impl DecodedFields {
     pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
         let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
-        Ok(Self { rv_at: RvSpan { offset, ..self.rv_at }, ..self })
+        Ok(Self { rv_at: ResourceVersionSpan { offset, ..self.rv_at }, ..self })
     }
 }
 
-fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
-    size_of::<Object>() + key.as_str().len() + attributes.held_bytes() + OVERHEAD_BYTES
+fn beside(key: &ObjectKey, attributes: &SelectableAttributes) -> usize {
+    size_of::<ObjectRevision>() + key.as_str().len() + attributes.held_bytes() + OVERHEAD_BYTES
 }
 
-impl Object {
+impl ObjectRevision {
     /// Creates an object. `held` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
     /// `body`.
-    pub(super) fn new(encoding: Encoding, body: Bytes, held: usize, reading: DecodedFields) -> Self {
-        let DecodedFields { key, rv, rv_at, attributes } = reading;
+    pub(super) fn new(encoding: FeedEncoding, body: Bytes, held: usize, reading: DecodedObjectFields) -> Self {
+        let DecodedObjectFields { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
     /// Splits the object into its body and the values read from it.
-    pub(super) fn into_reading(self) -> (Bytes, DecodedFields) {
+    pub(super) fn into_reading(self) -> (Bytes, DecodedObjectFields) {
         let Self { key, rv, attributes, body, rv_at, .. } = self;
-        (body, DecodedFields { key, rv, rv_at, attributes })
+        (body, DecodedObjectFields { key, rv, rv_at, attributes })
     }
 
     /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.
     pub fn charged_bytes(&self) -> usize {
-        self.held as usize + Account::KEPT_BYTES + beside(&self.key, &self.attributes)
+        self.held as usize + MemoryAccount::KEPT_BYTES + beside(&self.key, &self.attributes)
     }
 
     /// Returns upstream's bytes in the normal form described in [`wire`](super).
@@ -98,7 +98,7 @@ impl Object {
     }
 
     /// Returns the encoding of [`body`](Self::body).
-    pub fn encoding(&self) -> Encoding {
+    pub fn encoding(&self) -> FeedEncoding {
         self.encoding
     }
 
@@ -109,13 +109,13 @@ impl Object {
         if rv == self.rv {
             return self.body.clone();
         }
-        let mut digits = Digits::default();
+        let mut digits = ResourceVersionDigits::default();
         let digits = digits.write(rv.0);
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.encoding {
-            Encoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
-            Encoding::Table => table::restamped(&self.body, (start, end), digits),
-            Encoding::Protobuf => self.restamped_protobuf(start, end, digits),
+            FeedEncoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
+            FeedEncoding::Table => table::restamped(&self.body, (start, end), digits),
+            FeedEncoding::Protobuf => self.restamped_protobuf(start, end, digits),
         }
     }
 
@@ -169,7 +169,7 @@ impl Object {
 }
 
 /// Clones the attributes and shares the body; the cached JSON is not cloned.
-impl Clone for Object {
+impl Clone for ObjectRevision {
     fn clone(&self) -> Self {
         Self {
             key: self.key.clone(),
@@ -182,10 +182,11 @@ impl Clone for Object {
     }
 }
 
-/// Prints `Object { default/web-1 @ 4711, 9690 bytes of protobuf }`, without the content, which may be a Secret's.
-impl fmt::Debug for Object {
+/// Prints `ObjectRevision { default/web-1 @ 4711, 9690 bytes of protobuf }`, without the content, which may be a
+/// Secret's.
+impl fmt::Debug for ObjectRevision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Object {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.encoding)
+        write!(f, "ObjectRevision {{ {} @ {}, {} bytes of {} }}", self.key, self.rv, self.body.len(), self.encoding)
     }
 }
 
@@ -209,9 +210,9 @@ pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError
 
 /// The decimal digits of a number, without an allocation.
 #[derive(Default)]
-pub(super) struct Digits([u8; 20]);
+pub(super) struct ResourceVersionDigits([u8; 20]);
 
-impl Digits {
+impl ResourceVersionDigits {
     pub(super) fn write(&mut self, number: u64) -> &[u8] {
         let mut at = self.0.len();
         let mut rest = number;

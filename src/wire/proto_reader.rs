@@ -10,19 +10,19 @@ use super::envelope::{
     UNKNOWN_RAW, UNKNOWN_TAIL, UNKNOWN_TYPE_META,
 };
 use super::json_reader::check_name;
-use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
-use super::path_trie::{FieldSlots, NodeId, PathTrie};
-use kubeapi::protobuf::{self, Fields, MAGIC, Value, map_entry, plain_field};
-use kubeapi::{Attributes, EventType, FieldKind, FieldTable, ObjectKey, ResourceVersion};
+use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
+use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
+use kubeapi::protobuf::{self, Fields, MAGIC, StatusFieldValue, map_entry, plain_field};
+use kubeapi::{EventType, FieldValueKind, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
 
 /// The parts of a protobuf document: `k8s\0` and Unknown.
-pub(super) struct Document<'a> {
+pub(super) struct ProtobufDocument<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
     pub(super) raw: &'a [u8],
 }
 
-impl<'a> Document<'a> {
+impl<'a> ProtobufDocument<'a> {
     /// Splits a whole protobuf document. All lengths are checked against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
@@ -120,19 +120,19 @@ fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
 /// The paths that are read from the objects of one feed.
 pub(super) struct ProtoPaths {
     trie: PathTrie<u32>,
-    fields: Vec<FieldSlots>,
+    fields: Vec<FieldValueSlots>,
 }
 
 impl ProtoPaths {
-    pub(super) fn new(table: &FieldTable) -> Self {
+    pub(super) fn new(table: &SelectableFieldTable) -> Self {
         let mut trie = PathTrie::new();
-        let fields = FieldSlots::protobuf(&mut trie, table);
+        let fields = FieldValueSlots::protobuf(&mut trie, table);
         Self { trie, fields }
     }
 
     /// Reads the metadata of `body`, which must come first, as Go writes it, and the selectable fields. Also returns
     /// whether the object closes the initial events.
-    pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedFields, bool), WireError> {
+    pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedObjectFields, bool), WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
         let (mut name, mut namespace, mut version) = ("", "", "");
         let (mut labels, mut initial_events_end) = (Vec::new(), false);
@@ -159,13 +159,18 @@ impl ProtoPaths {
         // Needed even without selectable fields: the top level has three fields, and the walk detects a truncated body.
         self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
         let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
-        let fields = FieldSlots::values(&self.fields, text)?;
+        let fields = FieldValueSlots::values(&self.fields, text)?;
         sort_labels(&mut labels)?;
-        let (key, attributes) = (ObjectKey::new(namespace, name), Attributes::new(&labels, &fields));
-        Ok((DecodedFields { key, rv, rv_at, attributes }, initial_events_end))
+        let (key, attributes) = (ObjectKey::new(namespace, name), SelectableAttributes::new(&labels, &fields));
+        Ok((DecodedObjectFields { key, rv, rv_at, attributes }, initial_events_end))
     }
 
-    fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
+    fn walk<'a>(
+        &self,
+        node: TrieNodeId,
+        message: &'a [u8],
+        values: &mut [Option<StatusFieldValue<'a>>],
+    ) -> Result<(), WireError> {
         // The bits of the children seen: only the first element of a repeated field counts.
         let mut seen = 0_u64;
         let mut fields = Fields::new(message);
@@ -190,25 +195,27 @@ impl ProtoPaths {
 }
 
 /// Returns the version whose digits are a part of `body`, and their position.
-fn resource_version(body: &[u8], digits: &str) -> Result<(ResourceVersion, RvSpan), WireError> {
+fn resource_version(body: &[u8], digits: &str) -> Result<(ResourceVersion, ResourceVersionSpan), WireError> {
     let rv = parse_resource_version(digits)?;
     let at = digits.as_ptr().addr() - body.as_ptr().addr();
     let len = u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)?;
-    // Re-stamping rewrites the single length byte before the digits. That byte follows the tag; a longer encoding of the
-    // same length would have a continuation byte in between.
+    // Re-stamping rewrites the single length byte before the digits. That byte follows the tag; a longer encoding of
+    // the same length would have a continuation byte in between.
     let header = at.checked_sub(2).and_then(|header| body.get(header..at));
     if header != Some(&[RESOURCE_VERSION_TAG, len]) {
         return Err(WireError::BadResourceVersion);
     }
-    Ok((rv, RvSpan { offset: u32::try_from(at).map_err(|_| WireError::BadResourceVersion)?, len }))
+    Ok((rv, ResourceVersionSpan { offset: u32::try_from(at).map_err(|_| WireError::BadResourceVersion)?, len }))
 }
 
 /// Returns a selectable field's text (R-FIELD-4).
-fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> {
+fn render(kind: FieldValueKind, value: StatusFieldValue<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
-        (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
-        (FieldKind::Bool, Value::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
-        (FieldKind::Integer | FieldKind::Any, Value::Varint(number)) => number.cast_signed().to_string().into(),
+        (FieldValueKind::Text | FieldValueKind::Any, StatusFieldValue::Bytes(bytes)) => protobuf::text(bytes)?.into(),
+        (FieldValueKind::Bool, StatusFieldValue::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
+        (FieldValueKind::Integer | FieldValueKind::Any, StatusFieldValue::Varint(number)) => {
+            number.cast_signed().to_string().into()
+        }
         _ => return Err(WireError::Protobuf("selectable field of an unexpected type")),
     })
 }

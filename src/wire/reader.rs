@@ -3,17 +3,17 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::json_reader::{self, JsonPaths, ObjectParts, PageMetadata, ParsedPage, json_found, utf8};
+use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedListPage, ParsedObjectParts, json_found, utf8};
 use super::list_frame::{
     LIST_ITEMS, LIST_META_CONTINUE, LIST_META_REMAINING, LIST_META_RESOURCE_VERSION, LIST_METADATA,
 };
-use super::object::{DecodedFields, parse_resource_version};
-use super::proto_reader::{self, Document, ProtoPaths};
-use super::table::{self, OneRow};
-use super::{Columns, Encoding, JsonLayout, Object, WireError};
-use base::Account;
+use super::object::{DecodedObjectFields, parse_resource_version};
+use super::proto_reader::{self, ProtoPaths, ProtobufDocument};
+use super::table::{self, SingleRowTable};
+use super::{FeedEncoding, JsonLayout, ObjectRevision, TableColumns, WireError};
+use base::MemoryAccount;
 use kubeapi::protobuf::Fields;
-use kubeapi::{EventType, FieldTable, ResourceVersion, Status};
+use kubeapi::{EventType, ResourceVersion, SelectableFieldTable, Status};
 
 /// Decoder for the objects of one feed.
 ///
@@ -21,18 +21,18 @@ use kubeapi::{EventType, FieldTable, ResourceVersion, Status};
 /// take `&self`, so one reader serves a feed's LIST and all its watches.
 pub struct ObjectReader {
     shape: JsonLayout,
-    fields: Arc<FieldTable>,
-    paths: Paths,
+    fields: Arc<SelectableFieldTable>,
+    paths: ObjectPaths,
     /// `apiVersion` and kind.
     expected: Option<(String, String)>,
     /// The memory account for everything that is read.
-    account: Option<Arc<Account>>,
+    account: Option<Arc<MemoryAccount>>,
 }
 
-enum Paths {
+enum ObjectPaths {
     Json(JsonPaths),
     Protobuf(ProtoPaths),
-    Table(JsonPaths, Columns),
+    Table(JsonPaths, TableColumns),
 }
 
 /// One decoded watch frame.
@@ -43,15 +43,15 @@ pub enum WatchItem {
         /// The event type: Added, Modified or Deleted.
         event_type: EventType,
         /// The object as the event has it. Its body is a slice of `frame`, so the event's bytes are held once.
-        object: Object,
-        /// The frame as received, without a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of
-        /// `event_type` and the body.
+        object: ObjectRevision,
+        /// The frame as received, without a Table's columns; equal to
+        /// [`FrameEnvelope::frame`](super::FrameEnvelope::frame) of `event_type` and the body.
         frame: Bytes,
     },
     /// A bookmark: everything up to `rv` has been sent.
     Bookmark {
         /// The zero-value object of the kind, with an empty key, for [`BookmarkTemplate`](super::BookmarkTemplate).
-        object: Object,
+        object: ObjectRevision,
         rv: ResourceVersion,
         /// Whether the bookmark ends the initial events of a streamed list.
         initial_events_end: bool,
@@ -70,7 +70,7 @@ pub struct ListPage {
     /// The number of objects after this page, if upstream reports it. It is a hint that upstream does not guarantee.
     pub remaining: Option<u64>,
     /// The objects in upstream's order. Each body is a separate allocation of exact size, so none keeps the page alive.
-    pub items: Vec<Object>,
+    pub items: Vec<ObjectRevision>,
     /// The kind of the list itself, such as `PodList`.
     pub kind: String,
     pub api_version: String,
@@ -78,8 +78,8 @@ pub struct ListPage {
 
 impl ListPage {
     fn of(
-        metadata: PageMetadata<'_>,
-        items: Result<Vec<Object>, WireError>,
+        metadata: ParsedListMetadata<'_>,
+        items: Result<Vec<ObjectRevision>, WireError>,
         kind: &str,
         api_version: &str,
     ) -> Result<Self, WireError> {
@@ -97,19 +97,19 @@ impl ListPage {
 impl ObjectReader {
     /// Creates a reader for `encoding` that extracts the fields in `fields` besides key, version and labels. `shape`
     /// only affects JSON.
-    pub fn new(encoding: Encoding, shape: JsonLayout, fields: Arc<FieldTable>) -> Self {
+    pub fn new(encoding: FeedEncoding, shape: JsonLayout, fields: Arc<SelectableFieldTable>) -> Self {
         let paths = match encoding {
-            Encoding::Json => Paths::Json(JsonPaths::new(&fields)),
-            Encoding::Protobuf => Paths::Protobuf(ProtoPaths::new(&fields)),
-            Encoding::Table => Paths::Table(JsonPaths::new(&fields), Columns::default()),
+            FeedEncoding::Json => ObjectPaths::Json(JsonPaths::new(&fields)),
+            FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths::new(&fields)),
+            FeedEncoding::Table => ObjectPaths::Table(JsonPaths::new(&fields), TableColumns::default()),
         };
         Self { shape, fields, paths, expected: None, account: None }
     }
 
     /// Records the columns of Tables in `columns`.
     #[must_use]
-    pub fn noting(mut self, columns: &Columns) -> Self {
-        if let Paths::Table(_, noted) = &mut self.paths {
+    pub fn noting(mut self, columns: &TableColumns) -> Self {
+        if let ObjectPaths::Table(_, noted) = &mut self.paths {
             *noted = columns.clone();
         }
         self
@@ -117,7 +117,7 @@ impl ObjectReader {
 
     /// Charges every frame and object that the reader decodes to an account, for as long as they live.
     #[must_use]
-    pub fn charging(self, account: &Arc<Account>) -> Self {
+    pub fn charging(self, account: &Arc<MemoryAccount>) -> Self {
         Self { account: Some(account.clone()), ..self }
     }
 
@@ -129,16 +129,16 @@ impl ObjectReader {
     }
 
     /// Returns the encoding that the reader decodes.
-    pub fn encoding(&self) -> Encoding {
+    pub fn encoding(&self) -> FeedEncoding {
         match self.paths {
-            Paths::Json(_) => Encoding::Json,
-            Paths::Protobuf(_) => Encoding::Protobuf,
-            Paths::Table(..) => Encoding::Table,
+            ObjectPaths::Json(_) => FeedEncoding::Json,
+            ObjectPaths::Protobuf(_) => FeedEncoding::Protobuf,
+            ObjectPaths::Table(..) => FeedEncoding::Table,
         }
     }
 
-    /// Returns the table that defines the order of [`Attributes::fields`](kubeapi::Attributes).
-    pub fn fields(&self) -> &Arc<FieldTable> {
+    /// Returns the table that defines the order of [`SelectableAttributes::fields`](kubeapi::SelectableAttributes).
+    pub fn fields(&self) -> &Arc<SelectableFieldTable> {
         &self.fields
     }
 
@@ -149,18 +149,18 @@ impl ObjectReader {
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
-            Paths::Json(_) | Paths::Table(..) => json_reader::split_event(&frame)?,
-            Paths::Protobuf(_) => proto_reader::split_event(&frame)?,
+            ObjectPaths::Json(_) | ObjectPaths::Table(..) => json_reader::split_event(&frame)?,
+            ObjectPaths::Protobuf(_) => proto_reader::split_event(&frame)?,
         };
         if event_type == EventType::Error {
             let status = match self.paths {
                 // Of any kind, although the apiserver sends no other.
-                Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(document)?,
-                Paths::Protobuf(_) => Status::from_protobuf(document)?,
+                ObjectPaths::Json(_) | ObjectPaths::Table(..) => serde_json::from_slice(document)?,
+                ObjectPaths::Protobuf(_) => Status::from_protobuf(document)?,
             };
             return Ok(WatchItem::Error { status: Box::new(status) });
         }
-        if let Paths::Table(paths, columns) = &self.paths {
+        if let ObjectPaths::Table(paths, columns) = &self.paths {
             return self.row_event(paths, columns, frame);
         }
         let named = event_type != EventType::Bookmark;
@@ -179,12 +179,12 @@ impl ObjectReader {
     ///
     /// # Errors
     /// As for [`watch_event`](Self::watch_event).
-    pub fn object(&self, document: &[u8]) -> Result<Object, WireError> {
+    pub fn object(&self, document: &[u8]) -> Result<ObjectRevision, WireError> {
         check_size(document)?;
         // Go's encoder ends a document with a newline.
         let document = match self.paths {
-            Paths::Json(_) | Paths::Table(..) => document.strip_suffix(b"\n").unwrap_or(document),
-            Paths::Protobuf(_) => document,
+            ObjectPaths::Json(_) | ObjectPaths::Table(..) => document.strip_suffix(b"\n").unwrap_or(document),
+            ObjectPaths::Protobuf(_) => document,
         };
         let (body, reading, _) = self.read(document, true)?;
         Ok(self.copied(body, reading))
@@ -196,17 +196,17 @@ impl ObjectReader {
     /// As for [`watch_event`](Self::watch_event), except `UnknownEventType`; one invalid item fails the page.
     pub fn list(&self, page: &Bytes) -> Result<ListPage, WireError> {
         match &self.paths {
-            Paths::Json(paths) => self.json_list(paths, page),
-            Paths::Protobuf(paths) => self.protobuf_list(paths, page),
-            Paths::Table(paths, columns) => self.table_list(paths, columns, page),
+            ObjectPaths::Json(paths) => self.json_list(paths, page),
+            ObjectPaths::Protobuf(paths) => self.protobuf_list(paths, page),
+            ObjectPaths::Table(paths, columns) => self.table_list(paths, columns, page),
         }
     }
 
     /// Reads an object with `TypeMeta`. Returns its body, the values read from it, and whether it closes the initial
     /// events.
-    fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], DecodedFields, bool), WireError> {
+    fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], DecodedObjectFields, bool), WireError> {
         match &self.paths {
-            Paths::Json(paths) => {
+            ObjectPaths::Json(paths) => {
                 let found = json_found(paths, document, named)?;
                 let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
                     return Err(WireError::Layout("an object without kind and apiVersion"));
@@ -219,13 +219,13 @@ impl ObjectReader {
                 let initial_events_end = found.is_initial_events_end();
                 Ok((&document[body_at..], paths.reading(found, body_at)?, initial_events_end))
             }
-            Paths::Protobuf(paths) => {
-                let Document { api_version, kind, raw } = Document::split(document)?;
+            ObjectPaths::Protobuf(paths) => {
+                let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(document)?;
                 self.check_kind(api_version, kind)?;
                 let (reading, initial_events_end) = paths.read(raw, named)?;
                 Ok((raw, reading, initial_events_end))
             }
-            Paths::Table(..) => Err(WireError::Layout("a Table row outside of a watch or a list")),
+            ObjectPaths::Table(..) => Err(WireError::Layout("a Table row outside of a watch or a list")),
         }
     }
 
@@ -240,12 +240,12 @@ impl ObjectReader {
         if document.first() != Some(&b'{') {
             return Err(WireError::WrongForm);
         }
-        let ParsedPage { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
+        let ParsedListPage { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
         let items = items.0.unwrap_or_default().into_iter().map(|item| self.json_item(paths, item.get().as_bytes()));
         ListPage::of(metadata, items.collect(), &kind, &api_version)
     }
 
-    fn json_item(&self, paths: &JsonPaths, item: &[u8]) -> Result<Object, WireError> {
+    fn json_item(&self, paths: &JsonPaths, item: &[u8]) -> Result<ObjectRevision, WireError> {
         check_size(item)?;
         let found = json_found(paths, item, true)?;
         let body_at = match (self.shape, found.kind(), found.api_version()) {
@@ -259,9 +259,9 @@ impl ObjectReader {
     }
 
     /// Decodes a Table with one row, and removes its columns.
-    fn row_event(&self, paths: &JsonPaths, columns: &Columns, frame: Bytes) -> Result<WatchItem, WireError> {
+    fn row_event(&self, paths: &JsonPaths, columns: &TableColumns, frame: Bytes) -> Result<WatchItem, WireError> {
         let frame = table::without_columns(&frame, columns)?.unwrap_or(frame);
-        let OneRow { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
+        let SingleRowTable { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
         self.check_row(&found)?;
         let initial_events_end = found.is_initial_events_end();
         let reading = paths.reading(found, 0)?.moved(object_at)?;
@@ -272,7 +272,7 @@ impl ObjectReader {
         })
     }
 
-    fn table_list(&self, paths: &JsonPaths, columns: &Columns, page: &[u8]) -> Result<ListPage, WireError> {
+    fn table_list(&self, paths: &JsonPaths, columns: &TableColumns, page: &[u8]) -> Result<ListPage, WireError> {
         let (metadata, rows) = table::rows(utf8(page)?, columns)?;
         let items = rows.into_iter().map(|row| {
             check_size(row.as_bytes())?;
@@ -285,7 +285,7 @@ impl ObjectReader {
     }
 
     /// Checks the object of a row, which has the same layout as an object outside of lists.
-    fn check_row(&self, found: &ObjectParts<'_>) -> Result<(), WireError> {
+    fn check_row(&self, found: &ParsedObjectParts<'_>) -> Result<(), WireError> {
         let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
             return Err(WireError::Layout("a row whose object has no kind and apiVersion"));
         };
@@ -297,7 +297,7 @@ impl ObjectReader {
     }
 
     fn protobuf_list(&self, paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
-        let Document { api_version, kind, raw } = Document::split(page)?;
+        let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(page)?;
         let (mut resource_version, mut continue_token, mut remaining) = ("", "", None);
         let mut items = Vec::new();
         let mut fields = Fields::new(raw);
@@ -328,23 +328,23 @@ impl ObjectReader {
     }
 
     /// Returns the same object with its own copy of the body, so that the frame is not kept alive.
-    pub fn alone(&self, object: Object) -> Object {
+    pub fn alone(&self, object: ObjectRevision) -> ObjectRevision {
         let (body, reading) = object.into_reading();
         self.copied(&body, reading)
     }
 
     /// Returns an object whose body is a part of `frame`, and the frame, which is charged together with it.
-    fn within(&self, frame: Bytes, body: Range<usize>, reading: DecodedFields) -> (Object, Bytes) {
+    fn within(&self, frame: Bytes, body: Range<usize>, reading: DecodedObjectFields) -> (ObjectRevision, Bytes) {
         let held = frame.len();
         let frame = match &self.account {
             Some(account) => account.keep_with(frame, reading.beside_bytes()),
             None => frame,
         };
-        (Object::new(self.encoding(), frame.slice(body), held, reading), frame)
+        (ObjectRevision::new(self.encoding(), frame.slice(body), held, reading), frame)
     }
 
     /// Returns an object with its own copy of the body.
-    fn copied(&self, body: &[u8], reading: DecodedFields) -> Object {
+    fn copied(&self, body: &[u8], reading: DecodedObjectFields) -> ObjectRevision {
         self.within(Bytes::copy_from_slice(body), 0..body.len(), reading).0
     }
 }

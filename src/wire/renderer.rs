@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::{
-    Encoding, Envelope, Include, JsonLayout, ListFrame, ListMeta, MetadataRenderer, RefusalReason, Representation,
-    TranscodeError, Transcoder, table,
+    FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, ListFrame, ListMeta, MetadataRenderer,
+    ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusalReason, table,
 };
-use kubeapi::{EventType, MetaVersion};
+use kubeapi::{EventType, MetaApiVersion};
 
 /// Writes the objects of one feed in one representation: verbatim or derived.
 ///
 /// Clones share it. Derived output is exact or [`TranscodeError`].
 #[derive(Clone)]
-pub struct Renderer(Arc<Shared>);
+pub struct ObjectRenderer(Arc<ObjectRendererState>);
 
-struct Shared {
+struct ObjectRendererState {
     representation: Representation,
     /// The envelope of the rendered output.
-    envelope: Envelope,
+    envelope: FrameEnvelope,
     means: RenderMethod,
     /// The minor version of the release for which the renderer writes; 0 if the output does not depend on the release.
     release: u32,
@@ -32,25 +32,25 @@ enum RenderMethod {
     /// Bodies are sent as they were received.
     Verbatim,
     /// Protobuf bodies are converted to JSON.
-    Json(Transcoder),
+    Json(ProtobufJsonTranscoder),
     /// Only the metadata is sent, from bodies of this encoding.
-    Metadata(MetadataRenderer, Encoding),
+    Metadata(MetadataRenderer, FeedEncoding),
     /// Table rows are sent without their objects.
     Cells,
     /// Table rows are sent with their objects' metadata.
     Rows(MetadataRenderer),
 }
 
-impl Renderer {
+impl ObjectRenderer {
     /// Returns a renderer that writes bodies in `feed`'s encoding unchanged.
-    pub fn verbatim(feed: &Envelope) -> Self {
+    pub fn verbatim(feed: &FrameEnvelope) -> Self {
         let representation = Representation::verbatim(feed.encoding());
         Self::new(representation, feed.clone(), RenderMethod::Verbatim, 0)
     }
 
-    fn new(representation: Representation, envelope: Envelope, means: RenderMethod, release: u32) -> Self {
+    fn new(representation: Representation, envelope: FrameEnvelope, means: RenderMethod, release: u32) -> Self {
         let [revoked, disproven] = std::array::from_fn(|_| AtomicBool::new(false));
-        Self(Arc::new(Shared { representation, envelope, means, release, revoked, disproven }))
+        Self(Arc::new(ObjectRendererState { representation, envelope, means, release, revoked, disproven }))
     }
 
     /// Returns a renderer for another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
@@ -58,31 +58,31 @@ impl Renderer {
     /// `None` for representations that are not derived: Tables, except from rows; anything except Tables from rows;
     /// protobuf from JSON; JSON of a kind or for a release that is not in the table; `v1beta1` metadata in protobuf,
     /// whose lists have other field numbers.
-    pub fn derived(representation: Representation, feed: &Envelope, minor: u32) -> Option<Self> {
+    pub fn derived(representation: Representation, feed: &FrameEnvelope, minor: u32) -> Option<Self> {
         if representation == Representation::verbatim(feed.encoding()) {
             return Some(Self::verbatim(feed));
         }
-        let rows = feed.encoding() == Encoding::Table;
+        let rows = feed.encoding() == FeedEncoding::Table;
         let (means, envelope) = match representation {
             Representation::Table(_) if !rows => return None,
-            Representation::Table(Include::None) => (RenderMethod::Cells, feed.clone()),
-            Representation::Table(Include::Metadata | Include::Object) => {
+            Representation::Table(IncludeObjectPolicy::None) => (RenderMethod::Cells, feed.clone()),
+            Representation::Table(IncludeObjectPolicy::Metadata | IncludeObjectPolicy::Object) => {
                 (RenderMethod::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
-            Representation::Object(Encoding::Protobuf | Encoding::Table)
-            | Representation::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => return None,
+            Representation::Object(FeedEncoding::Protobuf | FeedEncoding::Table)
+            | Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1) => return None,
             _ if rows => return None,
-            Representation::Object(Encoding::Json) => {
-                let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
+            Representation::Object(FeedEncoding::Json) => {
+                let transcoder = ProtobufJsonTranscoder::for_server(minor, feed.api_version(), feed.kind())?;
                 (
                     RenderMethod::Json(transcoder),
-                    Envelope::new(Encoding::Json, feed.api_version(), feed.kind(), feed.shape()),
+                    FrameEnvelope::new(FeedEncoding::Json, feed.api_version(), feed.kind(), feed.shape()),
                 )
             }
             Representation::Metadata(encoding, version) => {
                 let metadata = MetadataRenderer::for_server(minor, feed.api_version(), feed.kind());
                 let envelope =
-                    Envelope::new(encoding, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
+                    FrameEnvelope::new(encoding, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
                 (RenderMethod::Metadata(metadata, feed.encoding()), envelope)
             }
         };
@@ -95,7 +95,7 @@ impl Renderer {
     }
 
     /// Returns the envelope of the rendered bodies.
-    pub fn envelope(&self) -> &Envelope {
+    pub fn envelope(&self) -> &FrameEnvelope {
         &self.0.envelope
     }
 
@@ -134,8 +134,12 @@ impl Renderer {
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
-            (RenderMethod::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
-            (RenderMethod::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
+            (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Protobuf) => {
+                metadata.protobuf(body)
+            }
+            (RenderMethod::Metadata(metadata, FeedEncoding::Json), FeedEncoding::Protobuf) => {
+                metadata.protobuf_from_json(body)
+            }
             _ => {
                 // JSON is up to twice its protobuf, metadata is most of a small object.
                 let growth = if matches!(self.0.means, RenderMethod::Json(_)) { 2 } else { 1 };
@@ -150,8 +154,10 @@ impl Renderer {
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
-            (RenderMethod::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
-            (RenderMethod::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),
+            (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Json) => metadata.json(body, out),
+            (RenderMethod::Metadata(metadata, FeedEncoding::Json), FeedEncoding::Json) => {
+                metadata.json_from_json(body, out)
+            }
             (RenderMethod::Cells, _) => put_row(body, out, |_, out| {
                 out.extend_from_slice(b"null");
                 Ok(())
@@ -193,16 +199,16 @@ impl Renderer {
     /// Returns the pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
         match self.0.representation {
-            Representation::Metadata(Encoding::Json, version) => ListFrame::metadata(version, meta, items),
+            Representation::Metadata(FeedEncoding::Json, version) => ListFrame::metadata(version, meta, items),
             _ => self.0.envelope.list(meta),
         }
     }
 }
 
-impl fmt::Debug for Renderer {
+impl fmt::Debug for ObjectRenderer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.is_verbatim() { "verbatim" } else { "derived" };
-        write!(f, "Renderer {{ {} of {}, {how} }}", self.0.representation, self.0.envelope.kind())
+        write!(f, "ObjectRenderer {{ {} of {}, {how} }}", self.0.representation, self.0.envelope.kind())
     }
 }
 
@@ -213,8 +219,8 @@ fn put_row(
     instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), TranscodeError>,
 ) -> Result<(), TranscodeError> {
     let start = out.len();
-    let object =
-        table::object_of(body).ok_or_else(|| TranscodeError::new(&[], RefusalReason::Malformed("not a Table row")))?;
+    let object = table::object_of(body)
+        .ok_or_else(|| TranscodeError::new(&[], TranscodeRefusalReason::Malformed("not a Table row")))?;
     out.extend_from_slice(&body[..object.start]);
     instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);

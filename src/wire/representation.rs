@@ -1,10 +1,10 @@
 use std::fmt;
 
-use kubeapi::MetaVersion;
+use kubeapi::MetaApiVersion;
 
 /// The encoding in which a feed is fetched and served verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Encoding {
+pub enum FeedEncoding {
     /// JSON as Go's `encoding/json` writes it, compact.
     Json,
     /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
@@ -22,7 +22,7 @@ pub enum JsonLayout {
     Custom,
 }
 
-impl Encoding {
+impl FeedEncoding {
     /// Returns the encoding of the bytes: a Table is JSON.
     #[must_use]
     pub fn byte_encoding(self) -> Self {
@@ -71,7 +71,7 @@ impl Encoding {
     }
 }
 
-impl fmt::Display for Encoding {
+impl fmt::Display for FeedEncoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -81,16 +81,16 @@ impl fmt::Display for Encoding {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
     /// The objects themselves, in this encoding.
-    Object(Encoding),
+    Object(FeedEncoding),
     /// The objects' `PartialObjectMetadata`, for metadata-only clients.
-    Metadata(Encoding, MetaVersion),
+    Metadata(FeedEncoding, MetaApiVersion),
     /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
-    Table(Include),
+    Table(IncludeObjectPolicy),
 }
 
 /// The part of its object that a row of a Table contains, as a request chooses with `includeObject`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Include {
+pub enum IncludeObjectPolicy {
     None,
     Metadata,
     Object,
@@ -99,44 +99,44 @@ pub enum Include {
 impl Representation {
     /// All representations of objects.
     pub const ALL: [Self; 9] = [
-        Self::Object(Encoding::Json),
-        Self::Object(Encoding::Protobuf),
-        Self::Metadata(Encoding::Json, MetaVersion::V1),
-        Self::Metadata(Encoding::Protobuf, MetaVersion::V1),
-        Self::Metadata(Encoding::Json, MetaVersion::V1beta1),
-        Self::Metadata(Encoding::Protobuf, MetaVersion::V1beta1),
-        Self::Table(Include::None),
-        Self::Table(Include::Metadata),
-        Self::Table(Include::Object),
+        Self::Object(FeedEncoding::Json),
+        Self::Object(FeedEncoding::Protobuf),
+        Self::Metadata(FeedEncoding::Json, MetaApiVersion::V1),
+        Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1),
+        Self::Metadata(FeedEncoding::Json, MetaApiVersion::V1beta1),
+        Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1),
+        Self::Table(IncludeObjectPolicy::None),
+        Self::Table(IncludeObjectPolicy::Metadata),
+        Self::Table(IncludeObjectPolicy::Object),
     ];
 
     /// The maximum number of representations of one feed's objects.
     pub const PLACES: usize = 6;
 
     /// Returns the representation of received bodies in a feed of this encoding.
-    pub fn verbatim(encoding: Encoding) -> Self {
+    pub fn verbatim(encoding: FeedEncoding) -> Self {
         match encoding {
-            Encoding::Json | Encoding::Protobuf => Self::Object(encoding),
-            Encoding::Table => Self::Table(Include::Object),
+            FeedEncoding::Json | FeedEncoding::Protobuf => Self::Object(encoding),
+            FeedEncoding::Table => Self::Table(IncludeObjectPolicy::Object),
         }
     }
 
     /// Returns the encoding, which is JSON or protobuf.
-    pub fn encoding(self) -> Encoding {
+    pub fn encoding(self) -> FeedEncoding {
         match self {
             Self::Object(encoding) | Self::Metadata(encoding, _) => encoding.byte_encoding(),
-            Self::Table(_) => Encoding::Json,
+            Self::Table(_) => FeedEncoding::Json,
         }
     }
 
     /// Returns the index of the representation among those of one feed's objects. Tables are derived from rows, and
     /// rows yield nothing else, so the two groups share indices.
     pub fn place(self) -> usize {
-        let encoding = usize::from(self.encoding() == Encoding::Protobuf);
+        let encoding = usize::from(self.encoding() == FeedEncoding::Protobuf);
         match self {
             Self::Object(_) => encoding,
-            Self::Metadata(_, MetaVersion::V1) => 2 + encoding,
-            Self::Metadata(_, MetaVersion::V1beta1) => 4 + encoding,
+            Self::Metadata(_, MetaApiVersion::V1) => 2 + encoding,
+            Self::Metadata(_, MetaApiVersion::V1beta1) => 4 + encoding,
             Self::Table(include) => include as usize,
         }
     }
@@ -145,13 +145,13 @@ impl Representation {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Object(encoding) => encoding.as_str(),
-            Self::Metadata(Encoding::Protobuf, MetaVersion::V1) => "metadata_protobuf",
-            Self::Metadata(_, MetaVersion::V1) => "metadata_json",
-            Self::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => "metadata_v1beta1_protobuf",
-            Self::Metadata(_, MetaVersion::V1beta1) => "metadata_v1beta1_json",
-            Self::Table(Include::None) => "table_none",
-            Self::Table(Include::Metadata) => "table",
-            Self::Table(Include::Object) => "table_object",
+            Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1) => "metadata_protobuf",
+            Self::Metadata(_, MetaApiVersion::V1) => "metadata_json",
+            Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1) => "metadata_v1beta1_protobuf",
+            Self::Metadata(_, MetaApiVersion::V1beta1) => "metadata_v1beta1_json",
+            Self::Table(IncludeObjectPolicy::None) => "table_none",
+            Self::Table(IncludeObjectPolicy::Metadata) => "table",
+            Self::Table(IncludeObjectPolicy::Object) => "table_object",
         }
     }
 
@@ -175,7 +175,7 @@ impl fmt::Display for Representation {
     }
 }
 
-impl Include {
+impl IncludeObjectPolicy {
     /// Parses `includeObject`; absent and empty mean metadata. `None` for values that upstream rejects.
     pub fn parse(value: &str) -> Option<Self> {
         match value {
@@ -216,13 +216,13 @@ mod tests {
 
     #[test]
     fn metadata_accept_header_names_kind_group_and_version() {
-        let json = Representation::Metadata(Encoding::Json, MetaVersion::V1beta1);
+        let json = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1beta1);
         assert_eq!(json.accept(true), "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1");
-        let protobuf = Representation::Metadata(Encoding::Protobuf, MetaVersion::V1);
+        let protobuf = Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1);
         assert_eq!(
             protobuf.accept(false),
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         );
-        assert_eq!(Representation::Object(Encoding::Json).accept(true), "application/json");
+        assert_eq!(Representation::Object(FeedEncoding::Json).accept(true), "application/json");
     }
 }

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use memchr::memchr;
 
-use super::{Encoding, WireError};
+use super::{FeedEncoding, WireError};
 
 /// Splits a byte stream into watch frames, resumable at any byte.
 ///
@@ -9,7 +9,7 @@ use super::{Encoding, WireError};
 /// never a length that a peer claims. The buffer holds at most one unfinished frame plus the last chunk pushed.
 #[derive(Debug)]
 pub struct FrameSplitter {
-    encoding: Encoding,
+    encoding: FeedEncoding,
     frame_bytes_max: usize,
     buffer: Vec<u8>,
     /// The start of the first frame that was not taken yet.
@@ -20,7 +20,7 @@ pub struct FrameSplitter {
 
 impl FrameSplitter {
     /// Creates a splitter. `frame_bytes_max` bounds one frame, including its newline or length prefix.
-    pub fn new(encoding: Encoding, frame_bytes_max: usize) -> Self {
+    pub fn new(encoding: FeedEncoding, frame_bytes_max: usize) -> Self {
         Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
     }
 
@@ -49,14 +49,14 @@ impl FrameSplitter {
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, WireError> {
         let (max, rest) = (self.frame_bytes_max, &self.buffer[self.start..]);
         let end = match self.encoding {
-            Encoding::Json | Encoding::Table => {
+            FeedEncoding::Json | FeedEncoding::Table => {
                 let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) else {
                     self.searched = self.buffer.len();
                     return if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) };
                 };
                 self.searched + at + 1
             }
-            Encoding::Protobuf => {
+            FeedEncoding::Protobuf => {
                 let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
                 let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
                 if len > max.saturating_sub(prefix.len()) {

@@ -1,10 +1,10 @@
 //! Tables: the rows that upstream prints, each with its object.
 //!
-//! The objects of a Table feed are rows. Their [body](super::Object::body) is that of a Table with this one row and
-//! without columns, from `"metadata":` to the final `}`, as in a watch event. It contains the Table's version, which is
-//! the object's, then the cells, then the object itself. So one body serves every event of the row, and a
-//! [`Renderer`](super::Renderer) replaces the object with the part that a client requested. The columns are the same
-//! for all rows; they are removed on receipt and added back for each client's first event.
+//! The objects of a Table feed are rows. Their [body](super::ObjectRevision::body) is that of a Table with this one row
+//! and without columns, from `"metadata":` to the final `}`, as in a watch event. It contains the Table's version,
+//! which is the object's, then the cells, then the object itself. So one body serves every event of the row, and an
+//! [`ObjectRenderer`](super::ObjectRenderer) replaces the object with the part that a client requested. The columns are
+//! the same for all rows; they are removed on receipt and added back for each client's first event.
 //!
 //! Only upstream can print an object: its printers are code, and forks patch them. So a Table is an encoding with its
 //! own feed, requested with `includeObject=Object`. Key, version, labels and fields are read from the object inside,
@@ -27,16 +27,16 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::WireError;
-use super::json_reader::{self, JsonPaths, ObjectParts, PageMetadata, json_found, utf8};
+use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedObjectParts, json_found, utf8};
 use kubeapi::EventType;
 
 /// The columns of a Table, once upstream has sent them. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Columns {
+pub struct TableColumns {
     known: Arc<OnceLock<Box<str>>>,
 }
 
-impl Columns {
+impl TableColumns {
     /// Records columns, and rejects columns that differ from the recorded ones. Cells printed under other columns could
     /// not be distinguished.
     pub(super) fn note(&self, columns: &str) -> Result<(), WireError> {
@@ -54,9 +54,9 @@ impl Columns {
 }
 
 /// A decoded Table with one row.
-pub(super) struct OneRow<'a> {
+pub(super) struct SingleRowTable<'a> {
     pub(super) event_type: EventType,
-    pub(super) found: ObjectParts<'a>,
+    pub(super) found: ParsedObjectParts<'a>,
     /// The range of the body in the normal form.
     pub(super) body: Range<usize>,
     /// The offset of the object in the body.
@@ -65,13 +65,13 @@ pub(super) struct OneRow<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Document<'a> {
+struct TableDocument<'a> {
     #[serde(borrow)]
     kind: Cow<'a, str>,
     #[serde(borrow)]
     api_version: Cow<'a, str>,
     #[serde(borrow)]
-    metadata: PageMetadata<'a>,
+    metadata: ParsedListMetadata<'a>,
     #[serde(borrow)]
     column_definitions: &'a RawValue,
     /// The rows; `null` for an empty list of a resource without a printer of its own.
@@ -80,13 +80,13 @@ struct Document<'a> {
 }
 
 #[derive(Deserialize)]
-struct Row<'a> {
+struct TableRow<'a> {
     #[serde(borrow)]
     object: &'a RawValue,
 }
 
 /// Returns the frame without its columns, which are recorded. `None` if it has none.
-pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<Bytes>, WireError> {
+pub(super) fn without_columns(frame: &[u8], columns: &TableColumns) -> Result<Option<Bytes>, WireError> {
     let (_, document) = json_reader::split_event(frame)?;
     let body = document.strip_prefix(TYPE_META.as_bytes()).unwrap_or_default();
     if version_and_rows(body).is_some() {
@@ -102,11 +102,11 @@ pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<
 }
 
 /// Decodes a Table frame without columns.
-pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'a>, WireError> {
+pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<SingleRowTable<'a>, WireError> {
     const ODD: WireError = WireError::Layout("not a Table of one row");
     let (event_type, document) = json_reader::split_event(frame)?;
     let document = utf8(document)?;
-    let Document { metadata, rows, .. } = document_of(document)?;
+    let TableDocument { metadata, rows, .. } = document_of(document)?;
     let Some([row]) = rows.as_deref() else { return Err(ODD) };
     let rest = document.strip_prefix(TYPE_META).and_then(|body| body.strip_prefix(VERSION)).ok_or(ODD)?;
     let rest = rest.strip_prefix(&*metadata.resource_version).and_then(|rest| rest.strip_prefix(ROWS)).ok_or(ODD)?;
@@ -120,12 +120,15 @@ pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'
     }
     let start = document.as_ptr().addr() + TYPE_META.len() - frame.as_ptr().addr();
     let object_at = VERSION.len() + metadata.resource_version.len() + ROWS.len() + object.start;
-    Ok(OneRow { event_type, found, body: start..start + document.len() - TYPE_META.len(), object_at })
+    Ok(SingleRowTable { event_type, found, body: start..start + document.len() - TYPE_META.len(), object_at })
 }
 
 /// Splits a list into its metadata and its rows in the normal form, and records its columns.
-pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<(PageMetadata<'a>, Vec<&'a str>), WireError> {
-    let Document { metadata, column_definitions, rows, .. } = document_of(list)?;
+pub(super) fn rows<'a>(
+    list: &'a str,
+    columns: &TableColumns,
+) -> Result<(ParsedListMetadata<'a>, Vec<&'a str>), WireError> {
+    let TableDocument { metadata, column_definitions, rows, .. } = document_of(list)?;
     if column_definitions.get() != NULL {
         columns.note(column_definitions.get())?;
     }
@@ -133,7 +136,10 @@ pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<(PageMetadata
 }
 
 /// Returns the values read from a list's row, the offset of the object in its body, and the body.
-pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectParts<'a>, usize, Bytes), WireError> {
+pub(super) fn listed_row<'a>(
+    row: &'a str,
+    paths: &JsonPaths,
+) -> Result<(ParsedObjectParts<'a>, usize, Bytes), WireError> {
     if memchr(b'\n', row.as_bytes()).is_some() {
         return Err(WireError::Layout("row spans several lines"));
     }
@@ -145,14 +151,14 @@ pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectP
     Ok((found, object_at, body))
 }
 
-fn document_of(document: &str) -> Result<Document<'_>, WireError> {
-    let table: Document<'_> = serde_json::from_str(document)?;
+fn document_of(document: &str) -> Result<TableDocument<'_>, WireError> {
+    let table: TableDocument<'_> = serde_json::from_str(document)?;
     if (&*table.kind, &*table.api_version) == (KIND, API_VERSION) { Ok(table) } else { Err(WireError::WrongKind) }
 }
 
 /// Returns the range of the object in a row, at its end.
 fn object_in(row: &str) -> Result<Range<usize>, WireError> {
-    let Row { object } = serde_json::from_str(row)?;
+    let TableRow { object } = serde_json::from_str(row)?;
     let at = object.get().as_ptr().addr() - row.as_ptr().addr();
     let end = at + object.get().len();
     if row[..at].ends_with(OBJECT) && &row[end..] == "}" {
@@ -186,7 +192,7 @@ pub(super) fn restamped(body: &[u8], (start, end): (usize, usize), digits: &[u8]
 /// Returns whether `list` has the objects of these rows, in this order. Cells are not compared, because they depend on
 /// the time of printing.
 pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
-    let Some(Ok((_, rows))) = utf8(list).ok().map(|list| rows(list.trim_end(), &Columns::default())) else {
+    let Some(Ok((_, rows))) = utf8(list).ok().map(|list| rows(list.trim_end(), &TableColumns::default())) else {
         return false;
     };
     let same = |(body, row): (&Bytes, &&str)| {

@@ -6,8 +6,8 @@ mod callers;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
-use kubeapi::FieldTable;
+use kube_fanout::wire::{FeedEncoding, JsonLayout, ObjectReader, WatchItem};
+use kubeapi::SelectableFieldTable;
 use serde_json::{Value, json};
 
 use crate::bed::{self, Frame, Http, Plane, RequestSpec};
@@ -96,7 +96,7 @@ impl Feed {
 
 /// Whether the protobuf reader of pods accepts a frame.
 fn is_read(frame: &[u8]) -> bool {
-    let reader = ObjectReader::new(Encoding::Protobuf, JsonLayout::BuiltIn, FieldTable::default().into());
+    let reader = ObjectReader::new(FeedEncoding::Protobuf, JsonLayout::BuiltIn, SelectableFieldTable::default().into());
     let read = reader.watch_event(frame.to_vec().into());
     matches!(read, Ok(WatchItem::Change { .. } | WatchItem::Bookmark { .. } | WatchItem::Error { .. }))
 }
@@ -127,7 +127,7 @@ async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
         (5, format!("{leases}/l")),
         (7, definition),
     ];
-    let reader = ObjectReader::new(Encoding::Protobuf, JsonLayout::BuiltIn, FieldTable::default().into());
+    let reader = ObjectReader::new(FeedEncoding::Protobuf, JsonLayout::BuiltIn, SelectableFieldTable::default().into());
     for (kind, path) in paths {
         let answer = http.ask(RequestSpec::get(&path).accept(PROTOBUF)).await;
         let object = reader.object(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));

@@ -15,8 +15,8 @@ use probe::{ProgressLine, TargetCredentials};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use verify::{
-    AdditionalServer, Counts, EtcdOptions, Guarantee, History, Outcome, Record, RecordedEncoding, RequestTarget,
-    Requirements, RunVerdict, Transport, VerifyOptions, excerpt,
+    AdditionalServer, ApiserverGuarantee, ClientTransport, EtcdOptions, HistoryRecord, RecordedEncoding,
+    RequestServerRole, RunCounts, RunHistory, RunVerdict, VerdictRequirements, VerifyOptions, VerifyOutcome, excerpt,
 };
 
 use crate::bed::{self, Http, NO_PROOF, Plane, Proxy, RequestSpec, Seed, Target, Watch, eventually, say, within};
@@ -42,15 +42,15 @@ const ON_TIME: Duration = Duration::from_secs(10);
 const SHARE: u32 = 25;
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Guarantee; 8] = [
-    Guarantee::Ordered,
-    Guarantee::Unique,
-    Guarantee::Reliable,
-    Guarantee::Resumable,
-    Guarantee::Bookmarkable,
-    Guarantee::Continuity,
-    Guarantee::TypedBytes,
-    Guarantee::BeginsOnce,
+const JUDGED: [ApiserverGuarantee; 8] = [
+    ApiserverGuarantee::Ordered,
+    ApiserverGuarantee::Unique,
+    ApiserverGuarantee::Reliable,
+    ApiserverGuarantee::Resumable,
+    ApiserverGuarantee::Bookmarkable,
+    ApiserverGuarantee::Continuity,
+    ApiserverGuarantee::TypedBytes,
+    ApiserverGuarantee::BeginsOnce,
 ];
 
 /// The size of a run.
@@ -74,21 +74,21 @@ async fn informers_resume_across_tiers_without_loss_or_relist() {
     let Some(bed) = bed::own_with("failover", &AS_JSON).await else { return };
     let duration = if seconds == 0 { SHORT } else { Duration::from_secs(seconds) };
     let runs_max = if duration == SHORT { SHORT_RUNS_MAX } else { 1 };
-    let (mut tiers, mut outcome) = (Tiers::start(&bed).await, Outcome::Inconclusive);
+    let (mut tiers, mut outcome) = (Tiers::start(&bed).await, VerifyOutcome::Inconclusive);
     for seed in seed.rounds().take(runs_max) {
         outcome = run(&bed, &mut tiers, Scale { informers, duration, rate, seed }).await;
-        if outcome != Outcome::Inconclusive {
+        if outcome != VerifyOutcome::Inconclusive {
             break;
         }
     }
-    assert_eq!(outcome, Outcome::Passed, "no run says anything");
+    assert_eq!(outcome, VerifyOutcome::Passed, "no run says anything");
     tiers.assert_sound();
 }
 
 /// Runs informers while each of the three is killed, and checks what they received.
-async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
+async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> VerifyOutcome {
     // Faults of earlier runs are over, but the history that servers lost remains lost.
-    tiers.records.retain(|record| matches!(record, Record::Window(_)));
+    tiers.records.retain(|record| matches!(record, HistoryRecord::Window(_)));
     let out = plane.file("failover");
     let order = order(plane, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
     let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
@@ -131,7 +131,7 @@ pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Sca
         window: Duration::from_secs(75),
         patience: if duration == SHORT { ON_TIME_SHORT } else { ON_TIME },
         events_min: 0,
-        transports: [[Transport::H2; 14].as_slice(), &[Transport::H1, Transport::Ws]].concat(),
+        transports: [[ClientTransport::H2; 14].as_slice(), &[ClientTransport::H1, ClientTransport::Ws]].concat(),
         encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
         record_bytes_max: 4 << 30,
         out: out.to_owned(),
@@ -141,7 +141,7 @@ pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Sca
 }
 
 /// Kills one server after the other, in rounds of all three. Their order and times are drawn.
-async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<RequestTarget, u32> {
+async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<RequestServerRole, u32> {
     let Scale { informers, duration, seed, .. } = scale;
     let mut rng = fastrand::Rng::with_seed(seed);
     let begun = Instant::now();
@@ -177,37 +177,37 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<RequestTarget, u3
 
 /// The minimum counts, below which a run is void. Writes: a third, or a sixth of a short run, which restarts may take
 /// up. Events: one per second and informer at the usual write rate. Hops: one in half a minute.
-pub fn least(scale: Scale) -> Counts {
+pub fn least(scale: Scale) -> RunCounts {
     let (seconds, clients) = (scale.duration.as_secs(), u64::from(scale.informers));
     let writes = u64::from(scale.rate) * seconds / if scale.duration == SHORT { 6 } else { 3 };
-    Counts {
+    RunCounts {
         writes,
         events: clients * seconds * u64::from(scale.rate) / 25,
         hops: clients * seconds / 30,
         resumes: clients,
         faults: 3,
-        ..Counts::default()
+        ..RunCounts::default()
     }
 }
 
 /// Checks a record together with the kills during its time. Panics if a promise was broken. Otherwise all were kept, or
 /// the run is void.
 #[must_use]
-pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) -> Outcome {
+pub fn judge(record: &Path, kills: &[HistoryRecord], notes: &[String], least: &RunCounts) -> VerifyOutcome {
     let mut file = File::options().append(true).open(record).expect("a record");
     for line in kills {
         writeln!(file, "{}", serde_json::to_string(line).expect("it is JSON")).expect("a line");
     }
     let open = || BufReader::new(File::open(record).expect("a record"));
-    let history = History::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
-    let verdict = RunVerdict::of(&history, &Requirements { least: *least, judged: JUDGED.into() });
+    let history = RunHistory::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let verdict = RunVerdict::of(&history, &VerdictRequirements { least: *least, judged: JUDGED.into() });
     drop(history);
     let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
     let text = verdict.text(&excerpt(open(), &lines).expect("a record"));
     text.lines().for_each(say);
     say(&format!("{} clients went on from a state", verdict.hops.clients));
     notes.iter().for_each(|note| say(&format!("note: {note}")));
-    assert_ne!(verdict.outcome(), Outcome::Violated, "{}", record.display());
+    assert_ne!(verdict.outcome(), VerifyOutcome::Violated, "{}", record.display());
     verdict.outcome()
 }
 

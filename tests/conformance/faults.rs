@@ -21,8 +21,8 @@ use probe::{ProgressLine, TargetCredentials};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use verify::{
-    Counts, EtcdOptions, FaultRecord, Guarantee, History, Outcome, Record, RecordedEncoding, Requirements, RunVerdict,
-    Transport, VerifyOptions, excerpt,
+    ApiserverGuarantee, ClientTransport, EtcdOptions, FaultRecord, HistoryRecord, RecordedEncoding, RunCounts,
+    RunHistory, RunVerdict, VerdictRequirements, VerifyOptions, VerifyOutcome, excerpt,
 };
 
 use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
@@ -54,22 +54,22 @@ const BUILT_IN: &str = "configmaps";
 const CUSTOM: &str = "samples.verify.kube-fanout.io";
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Guarantee; 15] = [
-    Guarantee::Ordered,
-    Guarantee::Unique,
-    Guarantee::Reliable,
-    Guarantee::Resumable,
-    Guarantee::Filtered,
-    Guarantee::Typed,
-    Guarantee::Bookmarkable,
-    Guarantee::InitialEvents,
-    Guarantee::ListSnapshot,
-    Guarantee::Continuity,
-    Guarantee::NotOlderThan,
-    Guarantee::Exact,
-    Guarantee::Consistent,
-    Guarantee::Monotone,
-    Guarantee::TypedBytes,
+const JUDGED: [ApiserverGuarantee; 15] = [
+    ApiserverGuarantee::Ordered,
+    ApiserverGuarantee::Unique,
+    ApiserverGuarantee::Reliable,
+    ApiserverGuarantee::Resumable,
+    ApiserverGuarantee::Filtered,
+    ApiserverGuarantee::Typed,
+    ApiserverGuarantee::Bookmarkable,
+    ApiserverGuarantee::InitialEvents,
+    ApiserverGuarantee::ListSnapshot,
+    ApiserverGuarantee::Continuity,
+    ApiserverGuarantee::NotOlderThan,
+    ApiserverGuarantee::Exact,
+    ApiserverGuarantee::Consistent,
+    ApiserverGuarantee::Monotone,
+    ApiserverGuarantee::TypedBytes,
 ];
 
 /// A proxy with relays on both sides.
@@ -138,8 +138,8 @@ impl<'a> Stage<'a> {
         let (notes, faults) = tokio::join!(futures_util::future::join_all(runs), self.break_things(armed));
         drop(noise);
         self.relays.iter().for_each(|relay| say(&relay.tally().to_string()));
-        let least = Counts { events: 200, writes: 50, resumes: 10, faults: 10, ..Counts::default() };
-        let requirements = Requirements { least, judged: JUDGED.into() };
+        let least = RunCounts { events: 200, writes: 50, resumes: 10, faults: 10, ..RunCounts::default() };
+        let requirements = VerdictRequirements { least, judged: JUDGED.into() };
         let mut lacks = Vec::new();
         for (out, notes) in out.iter().zip(notes) {
             lacks.extend(judge(&out.join("records.jsonl"), &faults, &notes, &requirements));
@@ -238,7 +238,7 @@ pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> Ver
         window: Duration::from_secs(75),
         patience: Duration::ZERO,
         events_min: 0,
-        transports: vec![Transport::H1, Transport::H2, Transport::Ws],
+        transports: vec![ClientTransport::H1, ClientTransport::H2, ClientTransport::Ws],
         encodings: vec![RecordedEncoding::Json, RecordedEncoding::Metadata, RecordedEncoding::Protobuf],
         record_bytes_max: 1 << 30,
         out: out.to_owned(),
@@ -249,26 +249,26 @@ pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> Ver
 
 /// Checks a record together with the faults during its time. Panics if a promise was broken. Returns the counts that
 /// were too low.
-fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: &Requirements) -> Vec<String> {
+fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: &VerdictRequirements) -> Vec<String> {
     let (verdict, mut text) = verdict(record, faults, requirements);
     for note in notes {
         let _ = writeln!(text, "note: {note}");
     }
-    assert_ne!(verdict.outcome(), Outcome::Violated, "{}\n{text}", record.display());
-    let is_void = verdict.outcome() == Outcome::Inconclusive;
+    assert_ne!(verdict.outcome(), VerifyOutcome::Violated, "{}\n{text}", record.display());
+    let is_void = verdict.outcome() == VerifyOutcome::Inconclusive;
     text.lines().filter(|line| is_void || line.contains(" events, ")).for_each(say);
     verdict.lacks
 }
 
 /// The verdict for a record, with its text.
-pub fn verdict(record: &Path, faults: &[FaultRecord], requirements: &Requirements) -> (RunVerdict, String) {
+pub fn verdict(record: &Path, faults: &[FaultRecord], requirements: &VerdictRequirements) -> (RunVerdict, String) {
     let mut file = File::options().append(true).open(record).expect("a record");
     for fault in faults {
-        let line = serde_json::to_string(&Record::Fault(fault.clone())).expect("it is JSON");
+        let line = serde_json::to_string(&HistoryRecord::Fault(fault.clone())).expect("it is JSON");
         writeln!(file, "{line}").expect("a line");
     }
     let open = || BufReader::new(File::open(record).expect("a record"));
-    let history = History::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
+    let history = RunHistory::read(open()).unwrap_or_else(|error| panic!("{}: {error}", record.display()));
     let verdict = RunVerdict::of(&history, requirements);
     let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
     let text = verdict.text(&excerpt(open(), &lines).expect("a record"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use verify::{Ending, Op, ReadVerb};
+use verify::{OperationId, ReadVerb, WatchEnding};
 
 use crate::bed::{Event, Http, Protocol, RequestSpec, Target, Watch, version_of};
 use crate::ledger::Ledger;
@@ -19,7 +19,7 @@ pub struct Follower {
     http: Http,
     ledger: Arc<Ledger>,
     /// The last event, after which it resumes.
-    before: Option<Op>,
+    before: Option<OperationId>,
     at: Arc<AtomicU64>,
     pub lists: u32,
     pub resumed: u32,
@@ -67,7 +67,7 @@ impl Follower {
             }
             let how = loop {
                 if target.is_some_and(|target| self.at() >= target) {
-                    self.ledger.over(op, Ending::Left);
+                    self.ledger.over(op, WatchEnding::Left);
                     return self;
                 }
                 let event = tokio::select! {
@@ -77,14 +77,14 @@ impl Follower {
                         continue;
                     }
                 };
-                let Some(event) = event else { break Ending::Broken };
+                let Some(event) = event else { break WatchEnding::Broken };
                 self.ledger.told(op, &event);
                 if !self.apply(&event) {
-                    break Ending::Left;
+                    break WatchEnding::Left;
                 }
                 events += 1;
                 if self.away.as_ref().is_some_and(|(last, ..)| events >= *last) {
-                    break Ending::Left;
+                    break WatchEnding::Left;
                 }
             };
             self.ledger.over(op, how);
@@ -112,7 +112,7 @@ impl Follower {
         self.lists += 1;
     }
 
-    async fn watch(&mut self) -> (Op, Watch) {
+    async fn watch(&mut self) -> (OperationId, Watch) {
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at());
         loop {
             let op = self.ledger.called(ReadVerb::Watch, &query, self.before);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use verify::{Guarantee, Requirements};
+use verify::{ApiserverGuarantee, VerdictRequirements};
 
 use crate::bed::{
     self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig,
@@ -220,9 +220,9 @@ impl<'a> Stage<'a> {
         let trial =
             Trial { subject: self.both(), direct: self.plane.url().to_owned(), resource: BUILT_IN, duration, seed };
         let record = trial.run(self.plane).await;
-        let found = record.found(&[], &Requirements::default());
+        let found = record.found(&[], &VerdictRequirements::default());
         say(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
-        assert!(found.broken.contains(&Guarantee::Monotone), "{}", found.text);
+        assert!(found.broken.contains(&ApiserverGuarantee::Monotone), "{}", found.text);
         self.relay.set(Lag::By(Duration::ZERO));
     }
 
@@ -263,7 +263,8 @@ impl<'a> Stage<'a> {
             say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
             // An apiserver that lags by three seconds refuses a version that the client knows as a future one. So does
             // a proxy in front of it.
-            let broken_upstream: &[Guarantee] = if scene.lag.is_zero() { &[] } else { &[Guarantee::Future] };
+            let broken_upstream: &[ApiserverGuarantee] =
+                if scene.lag.is_zero() { &[] } else { &[ApiserverGuarantee::Future] };
             let (figures, too_little) = record.judge(&faults, broken_upstream);
             say(&format!("{}: {resource}: {figures}", scene.name));
             lacks.extend(too_little);

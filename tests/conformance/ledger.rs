@@ -7,8 +7,9 @@ use base::now_ns;
 use parking_lot::Mutex;
 use serde_json::Value;
 use verify::{
-    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, Guarantee, Op, ReadVerb, Record, ReturnRecord,
-    RunRecord, TruthRangeRecord, TruthSource, WindowRecord,
+    ApiserverGuarantee, CallRecord, ContentDigest, EventRecord, GroundTruthRangeRecord, GroundTruthSource,
+    HistoryRecord, HistoryWindowRecord, OperationId, ReadVerb, RecordedEventType, ResponseRecord, RunRecord,
+    WatchEndRecord, WatchEnding,
 };
 
 use crate::bed::{Event, Plane, RequestSpec, version_of};
@@ -19,7 +20,7 @@ pub struct Ledger {
     path: &'static str,
     resource: String,
     from: u64,
-    records: Mutex<Vec<Record>>,
+    records: Mutex<Vec<HistoryRecord>>,
     next: AtomicU64,
 }
 
@@ -28,12 +29,15 @@ impl Ledger {
     pub async fn begin(plane: &Plane, path: &'static str) -> Self {
         let state = plane.direct().json(path).await;
         let (resource, from, at_ns) = (path.trim_start_matches("/api/v1/").to_owned(), version_of(&state), now_ns());
-        let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
-        let known = TruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
-        let mut records = vec![Record::Run(run), Record::Known(known)];
+        let run = RunRecord { truth: GroundTruthSource::Direct, ..RunRecord::default() };
+        let known = GroundTruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
+        let mut records = vec![HistoryRecord::Run(run), HistoryRecord::Known(known)];
         let items = state["items"].as_array().expect("a list");
-        records
-            .extend(items.iter().map(|item| Record::Truth(records::truth(&resource, EventKind::Added, item, at_ns))));
+        records.extend(
+            items
+                .iter()
+                .map(|item| HistoryRecord::Truth(records::truth(&resource, RecordedEventType::Added, item, at_ns))),
+        );
         Self { path, resource, from, records: Mutex::new(records), next: AtomicU64::new(1) }
     }
 
@@ -49,50 +53,50 @@ impl Ledger {
     /// Records that servers may have forgotten changes up to a version from a moment on, so that a 410 is permitted.
     pub fn may_be_forgotten(&self, version: u64, at_ns: u64) {
         let resource = self.resource.clone();
-        self.put(Record::Window(WindowRecord { resource, version, at_ns, server: None }));
+        self.put(HistoryRecord::Window(HistoryWindowRecord { resource, version, at_ns, server: None }));
     }
 
     /// Records a request for the collection, which may resume after an earlier operation.
-    pub fn called(&self, verb: ReadVerb, query: &str, resumes: Option<Op>) -> Op {
+    pub fn called(&self, verb: ReadVerb, query: &str, resumes: Option<OperationId>) -> OperationId {
         let op = self.next.fetch_add(1, Ordering::Relaxed);
         let (path, query, at_ns) = (self.path.to_owned(), query.to_owned(), now_ns());
-        self.put(Record::Call(CallRecord { op, at_ns, verb, path, query, resumes, ..CallRecord::default() }));
+        self.put(HistoryRecord::Call(CallRecord { op, at_ns, verb, path, query, resumes, ..CallRecord::default() }));
         op
     }
 
     /// Records that a watch was accepted.
-    pub fn opened(&self, op: Op) {
-        self.put(Record::Return(ReturnRecord { op, at_ns: now_ns(), code: 200, ..ReturnRecord::default() }));
+    pub fn opened(&self, op: OperationId) {
+        self.put(HistoryRecord::Return(ResponseRecord { op, at_ns: now_ns(), code: 200, ..ResponseRecord::default() }));
     }
 
-    pub fn listed(&self, op: Op, list: &Value, from_memory: bool) {
+    pub fn listed(&self, op: OperationId, list: &Value, from_memory: bool) {
         let items = list["items"].as_array().expect("items").iter().map(records::item).collect();
         let (at_ns, version) = (now_ns(), Some(version_of(list)));
-        self.put(Record::Return(ReturnRecord {
+        self.put(HistoryRecord::Return(ResponseRecord {
             op,
             at_ns,
             code: 200,
             version,
             items,
             from_memory,
-            ..ReturnRecord::default()
+            ..ResponseRecord::default()
         }));
     }
 
-    pub fn told(&self, op: Op, event: &Event) {
+    pub fn told(&self, op: OperationId, event: &Event) {
         let record = records::event(op, now_ns(), records::kind(&event.kind), &event.object);
-        let is_object = record.kind < EventKind::Bookmark;
-        let digest = is_object.then(|| Digest::of_object(&event.object));
-        self.put(Record::Event(EventRecord { digest, ..record }));
+        let is_object = record.kind < RecordedEventType::Bookmark;
+        let digest = is_object.then(|| ContentDigest::of_object(&event.object));
+        self.put(HistoryRecord::Event(EventRecord { digest, ..record }));
     }
 
-    pub fn over(&self, op: Op, how: Ending) {
-        self.put(Record::End(EndRecord { op, at_ns: now_ns(), how }));
+    pub fn over(&self, op: OperationId, how: WatchEnding) {
+        self.put(HistoryRecord::End(WatchEndRecord { op, at_ns: now_ns(), how }));
     }
 
     /// Reads up to the last version of the collection. Panics if a promise was broken, or if one of `promises` was not
     /// checked.
-    pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Guarantee]) {
+    pub async fn shows(&self, plane: &Plane, last: u64, promises: &[ApiserverGuarantee]) {
         let query = format!("?watch=true&resourceVersion={}", self.from);
         let mut watch = plane.direct().watch(RequestSpec::get(&format!("{}{query}", self.path))).await;
         let (mut to, mut changes) = (self.from, Vec::new());
@@ -106,16 +110,16 @@ impl Ledger {
 
     /// Panics if these changes, which are complete up to a version, break a promise, or if one of `promises` was not
     /// checked.
-    pub fn judge(&self, changes: &[(EventKind, Value)], to: u64, promises: &[Guarantee]) {
+    pub fn judge(&self, changes: &[(RecordedEventType, Value)], to: u64, promises: &[ApiserverGuarantee]) {
         for (kind, object) in changes {
-            self.put(Record::Truth(records::truth(&self.resource, *kind, object, now_ns())));
+            self.put(HistoryRecord::Truth(records::truth(&self.resource, *kind, object, now_ns())));
         }
-        let known = TruthRangeRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
-        self.put(Record::Known(known));
+        let known = GroundTruthRangeRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
+        self.put(HistoryRecord::Known(known));
         records::assert_kept(self.path, &self.records.lock(), promises);
     }
 
-    fn put(&self, record: Record) {
+    fn put(&self, record: HistoryRecord) {
         self.records.lock().push(record);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::bed::{self, Plan, Protocol, Proxy, say, within};
 use crate::follower::Follower;
@@ -73,7 +73,16 @@ async fn clients_resume_without_loss_after_proxy_is_killed() {
         .map(|done| done.expect("no panic"))
         .collect();
     ledger
-        .shows(&bed, last, &[Guarantee::Continuity, Guarantee::Reliable, Guarantee::Typed, Guarantee::Consistent])
+        .shows(
+            &bed,
+            last,
+            &[
+                ApiserverGuarantee::Continuity,
+                ApiserverGuarantee::Reliable,
+                ApiserverGuarantee::Typed,
+                ApiserverGuarantee::Consistent,
+            ],
+        )
         .await;
     assert!(followers.iter().all(|follower| follower.resumed >= 1), "the kill was noticed");
     let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();

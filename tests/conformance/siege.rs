@@ -42,7 +42,8 @@ const FLOOR_RATIO: f64 = 1.5;
 /// The minimum number of answers in a second plus [`LATE_MAX`]. A client that is blocked gets fewer, however busy the
 /// machine is; an idle machine gives 200 per second.
 const ANSWERS_MIN: usize = 5;
-/// The wait for late answers, which only ends a hang: attackers, apiserver and proxy share two cores, which may be slow.
+/// The wait for late answers, which only ends a hang: attackers, apiserver and proxy share two cores, which may be
+/// slow.
 const LATE_MAX: Duration = bed::PATIENCE;
 /// The number of attackers of one kind.
 const ATTACKERS: usize = 8;

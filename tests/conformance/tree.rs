@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 use tokio_util::sync::CancellationToken;
-use verify::{Counts, FaultRecord, Outcome, Record};
+use verify::{FaultRecord, HistoryRecord, RunCounts, VerifyOutcome};
 
 use crate::bed::{self, PATIENCE, Plan, Plane, Proxy, RequestSpec, Target, Times, Watch, eventually, say, version_of};
 use crate::failover::{self, AS_JSON, Scale};
@@ -179,13 +179,13 @@ async fn verify_judges_it(plane: &Plane, (grove, maps): (&Grove, &str), leaves: 
         let from_ns = now_ns();
         a_zone_is_killed(plane, maps, grove, leaves, duration.as_secs() * RATE / 2).await;
         let (name, to_ns) = ("the kill of a zone".to_owned(), now_ns());
-        Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() })
+        HistoryRecord::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() })
     };
     let (ran, killed) = tokio::join!(verify::run(&order, &progress, &stop), killing);
     let ran = ran.unwrap_or_else(|error| panic!("{error}"));
-    let least = Counts { faults: 1, ..failover::least(scale) };
+    let least = RunCounts { faults: 1, ..failover::least(scale) };
     let outcome = failover::judge(&out.join("records.jsonl"), &[killed], &ran.notes, &least);
-    assert_eq!(outcome, Outcome::Passed, "the run is void");
+    assert_eq!(outcome, VerifyOutcome::Passed, "the run is void");
 }
 
 async fn a_zone_is_killed(plane: &Plane, maps: &str, grove: &Grove, leaves: &[Target], writes: u64) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
-use kubeapi::FieldTable;
+use kube_fanout::wire::{FeedEncoding, JsonLayout, ObjectReader};
+use kubeapi::SelectableFieldTable;
 use serde_json::json;
 
 use crate::bed::{self, Frame, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, kubectl, say};
@@ -24,14 +24,14 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Bodies by key and version.
 type State = BTreeMap<(String, u64), Bytes>;
 
-fn state(encoding: Encoding, list: &Bytes) -> State {
-    let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+fn state(encoding: FeedEncoding, list: &Bytes) -> State {
+    let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(SelectableFieldTable::default()));
     let page = reader.list(list).expect("a list");
     page.items.iter().map(|object| ((object.key.as_str().to_owned(), object.rv.0), object.body().clone())).collect()
 }
 
 /// The state of every resource in one encoding.
-async fn states(direct: &Http, paths: &[String], accept: &str, encoding: Encoding) -> BTreeMap<String, State> {
+async fn states(direct: &Http, paths: &[String], accept: &str, encoding: FeedEncoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
         let list = direct.ask(RequestSpec::get(path).accept(accept)).await;
@@ -57,7 +57,7 @@ fn make_objects(bed: &Plane) {
 }
 
 /// The state that is served from memory in one encoding, as soon as the feed has a stream again.
-async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Encoding)) -> State {
+async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, FeedEncoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
         let list = through.ask(RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
         let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
@@ -100,7 +100,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     let proxy = Plan::tls().config("limits: {watches: 4000}").start(bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
     let mut paths: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
-    let encodings = [(JSON, Encoding::Json), (PROTOBUF, Encoding::Protobuf)];
+    let encodings = [(JSON, FeedEncoding::Json), (PROTOBUF, FeedEncoding::Protobuf)];
     let mut before = Vec::new();
     for (accept, encoding) in encodings {
         before.push(states(&direct, &paths, accept, encoding).await);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Method;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ async fn audit_log_records_served_requests_with_response_audit_id() {
 }
 
 /// Returns `false` if the drain ended before all watches did.
-async fn all_is_recorded(up: &RunningUpstream, drain: u64) -> bool {
+async fn all_is_recorded(up: &RunningDemoApiserver, drain: u64) -> bool {
     let dir = Dir::new();
     let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", &format!("drain: {drain}s\n")));
     let arguments = ["--config", config.to_str().expect("a path"), "--audit-log", log.to_str().expect("a path")];

@@ -1,7 +1,9 @@
 //! `fanoutctl bench` counts what really happened. It runs against the demo upstream, which has no protobuf, and the
 //! proxy.
 
-use bench::{self, BenchOptions, MeasuredServer, ProgressLine, Results, RunOutcome, Scenario, TargetCredentials};
+use bench::{
+    self, BenchOptions, BenchResults, BenchRunOutcome, BenchScenario, MeasuredServer, ProgressLine, TargetCredentials,
+};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +21,7 @@ fn small() -> Value {
 fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOptions {
     let mut keys = small().as_object().cloned().expect("keys");
     keys.extend(more.as_object().cloned().expect("keys"));
-    let variants = Scenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let variants = BenchScenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
     let side = |(name, url): &(&str, &str)| MeasuredServer {
         name: (*name).to_owned(),
         url: (*url).to_owned(),
@@ -40,14 +42,14 @@ fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOptions {
     }
 }
 
-async fn measured(order: &BenchOptions) -> Results {
+async fn measured(order: &BenchOptions) -> BenchResults {
     let stop = CancellationToken::new();
     let results = direct::within("results", bench::run(order, &ProgressLine::silent(), &stop)).await;
     results.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs one plan through the proxy.
-async fn through(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutcome {
+async fn through(app: &App, up: &demo::RunningDemoApiserver, more: Value) -> BenchRunOutcome {
     let url = app.url();
     let mut results = measured(&order(&[("proxy", &url)], &up.url(), &more)).await;
     assert!(results.is_complete(), "{more}: {:?}", results.outcomes);
@@ -56,7 +58,7 @@ async fn through(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutco
 
 /// Repeats the plan until something was delivered in the measured seconds, because the machine may stall for all of
 /// them.
-async fn delivering(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutcome {
+async fn delivering(app: &App, up: &demo::RunningDemoApiserver, more: Value) -> BenchRunOutcome {
     let mut outcome = through(app, up, more.clone()).await;
     for _ in 0..4 {
         if figure(&outcome, "deliveries_per_s") > 0.0 {
@@ -67,12 +69,12 @@ async fn delivering(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOu
     outcome
 }
 
-fn figure(outcome: &RunOutcome, name: &str) -> f64 {
+fn figure(outcome: &BenchRunOutcome, name: &str) -> f64 {
     outcome.figures.of(name).unwrap_or_else(|| panic!("no {name}: {outcome:?}"))
 }
 
 /// A figure that is a count.
-fn count(outcome: &RunOutcome, name: &str) -> i64 {
+fn count(outcome: &BenchRunOutcome, name: &str) -> i64 {
     format!("{:.0}", figure(outcome, name)).parse().expect("a number")
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Method;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::ServeSettings;
@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_millis(50);
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
 
-fn delegated(up: &RunningUpstream) -> Plan {
+fn delegated(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
@@ -27,7 +27,7 @@ fn delegated(up: &RunningUpstream) -> Plan {
 }
 
 /// Ada may do everything, Bob nothing.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> (App, Client, Client) {
+async fn ada_and_bob(up: &RunningDemoApiserver, change: impl FnOnce(&mut ServeSettings)) -> (App, Client, Client) {
     up.reviews().give("a", "ada");
     up.reviews().give("b", "bob");
     up.reviews().allow("ada", "*");
@@ -36,7 +36,7 @@ async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSetting
     (app, ada, bob)
 }
 
-async fn live_watch(up: &RunningUpstream, client: &Client, protocol: Protocol) -> Watch {
+async fn live_watch(up: &RunningDemoApiserver, client: &Client, protocol: Protocol) -> Watch {
     let watch = client.watch(PODS).initial_events().over(protocol).await;
     watch.listed().await;
     watch.reached(up.create_pod("default", "live")).await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request};
@@ -133,7 +133,7 @@ async fn drive_raw(client: &Client) {
 }
 
 /// An upstream that accepts one token and lets its bearer read everything; the demo answers all other requests.
-async fn judging(up: &RunningUpstream) -> Stub {
+async fn judging(up: &RunningDemoApiserver) -> Stub {
     let behind = Behind::at(&up.url());
     stub(move |request: Request<Incoming>| {
         let behind = behind.clone();
@@ -163,7 +163,7 @@ fn judged(mut review: Value) -> Value {
 }
 
 /// An upstream whose objects contain canaries.
-async fn planted() -> RunningUpstream {
+async fn planted() -> RunningDemoApiserver {
     let up = demo::upstream().pods(3).run().await;
     let data = BASE64_STANDARD.encode(SECRET);
     let annotations = json!({"note": "CANARYannotation"});

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Method;
 use http_body_util::BodyExt as _;
 use rcgen::{
@@ -67,7 +67,7 @@ impl Authority {
 }
 
 /// An application that accepts certificates of these CAs, and the certificate that its clients trust.
-fn plan(up: &RunningUpstream, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
+fn plan(up: &RunningDemoApiserver, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
     let plan = direct::app(up).for_certificates_of(clients, dir);
     (plan.with(|config| config.delegated.auth.recheck = LONG), dir.join("own.pem"))
 }
@@ -86,7 +86,7 @@ async fn watch_ends_when_first_certificate_of_chain_expires() {
 }
 
 /// Returns `false` if a certificate expired before its watch was open.
-async fn watches_end_with_their_chains(up: &RunningUpstream, lasts: Duration) -> bool {
+async fn watches_end_with_their_chains(up: &RunningDemoApiserver, lasts: Duration) -> bool {
     let (dir, lasting) = (Dir::new(), Authority::new("lasting", Some(YEAR)));
     let (began, ending) = (Instant::now(), Authority::new("ending", Some(lasts)));
     let (between, below) = (lasting.appoint("between", Some(lasts)), ending.appoint("below", Some(YEAR)));

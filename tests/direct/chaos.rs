@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Client, Ended, History, PODS, Protocol, Watch};
 
@@ -83,7 +83,7 @@ impl Informer {
 }
 
 /// Injects one fault. Before history is forgotten, the checkers record it.
-async fn misbehave(up: &RunningUpstream, rng: &mut Rng, history: &mut History) {
+async fn misbehave(up: &RunningDemoApiserver, rng: &mut Rng, history: &mut History) {
     let faults = up.faults().only("pods");
     match rng.u8(0..14) {
         0 => faults.end_watches(),
@@ -150,8 +150,8 @@ async fn survives(seed: u64) {
             before = Some(evidence.resumed(watch, before.filter(|_| *resumes)));
         }
         // The proxy may forget versions that upstream has forgotten or reported as expired.
-        evidence.broken("all kinds of faults", since, &[Guarantee::Expired]);
-        evidence.shows(&[Guarantee::InitialEvents, Guarantee::Continuity]);
+        evidence.broken("all kinds of faults", since, &[ApiserverGuarantee::Expired]);
+        evidence.shows(&[ApiserverGuarantee::InitialEvents, ApiserverGuarantee::Continuity]);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use demo::{self, Pod, RunningUpstream};
+use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{
     self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight,
@@ -49,7 +49,7 @@ async fn watch_with_negative_timeout_ends_immediately() {
 }
 
 /// Each upstream bookmark reaches these watches within a second, with upstream's bytes.
-pub async fn bookmarks_cross(up: &RunningUpstream, from: u64, watches: &[Watch]) {
+pub async fn bookmarks_cross(up: &RunningDemoApiserver, from: u64, watches: &[Watch]) {
     let theirs = straight(up).watch(PODS).from(from).bookmarks().await;
     for n in 0..3 {
         let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
@@ -97,7 +97,7 @@ async fn bookmark_never_precedes_events_or_decreases() {
     up.faults().bookmark();
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     // All matching events precede the bookmark that covers them.
-    history.upto(last).await.judge(&watches, &[Guarantee::Bookmarkable, Guarantee::Reliable]);
+    history.upto(last).await.judge(&watches, &[ApiserverGuarantee::Bookmarkable, ApiserverGuarantee::Reliable]);
     for watch in &watches {
         let events = watch.events();
         assert!(events.iter().any(Event::is_bookmark));

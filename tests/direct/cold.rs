@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ async fn concurrent_watch_lists_on_cold_cache_share_one_upstream_watch() {
 }
 
 /// A new proxy whose upstream watches are silent, streamed lists included. The proxy lets every client wait.
-async fn told_nothing(up: &RunningUpstream) -> App {
+async fn told_nothing(up: &RunningDemoApiserver) -> App {
     let app = direct::app(up).sync_wait(direct::PATIENCE).run().await;
     app.discovered().await;
     up.faults().hush_watches();
@@ -36,7 +36,7 @@ async fn told_nothing(up: &RunningUpstream) -> App {
 }
 
 /// Ends the silence when this many readers wait, however long that takes on a busy machine. Returns that time.
-async fn told_when_waiting(up: &RunningUpstream, app: &App, readers: u64) -> Instant {
+async fn told_when_waiting(up: &RunningDemoApiserver, app: &App, readers: u64) -> Instant {
     app.until_feed("pods", "all wait", |feed| feed["readers"].as_u64() >= Some(readers)).await;
     up.faults().unhush_watches();
     Instant::now()

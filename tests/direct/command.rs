@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use kube_fanout::config::TOOL_COMMANDS;
 
 use crate::direct::{self, Dir, PODS, Protocol};
@@ -255,7 +255,7 @@ async fn serve_exits_with_0_after_clean_drain_on_signal() {
 
 /// Runs `serve` with this drain until this signal ends it. Returns how its watches ended, and how long the shutdown
 /// took.
-async fn serves_until(up: &RunningUpstream, signal: &str, drain: u64) -> (Vec<direct::Ended>, Duration) {
+async fn serves_until(up: &RunningDemoApiserver, signal: &str, drain: u64) -> (Vec<direct::Ended>, Duration) {
     let dir = Dir::new();
     let config = dir.file("config.yaml", &format!("drain: {drain}s\n"));
     let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 
 use crate::direct::{self, Dir, PODS, Trust, eventually, pair};
 use crate::process::{Process, kubeconfig, run};
@@ -46,7 +46,7 @@ const SAMPLES: [Sample; 8] = [
 ];
 
 /// Creates the files that configurations name.
-fn equip(dir: &Dir, up: &RunningUpstream) {
+fn equip(dir: &Dir, up: &RunningDemoApiserver) {
     for folder in ["tls", "client-ca", "impersonator"] {
         std::fs::create_dir(dir.join(folder)).expect("a folder");
     }
@@ -66,7 +66,7 @@ fn here(text: &str, dir: &Dir) -> String {
     PORTS.iter().fold(placed, |text, port| text.replace(port, ":0"))
 }
 
-async fn serves(sample: &Sample, up: &RunningUpstream) {
+async fn serves(sample: &Sample, up: &RunningDemoApiserver) {
     let Sample { name, flags, read } = sample;
     let dir = Dir::new();
     equip(&dir, up);

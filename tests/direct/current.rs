@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// Number of requests for pods that upstream has answered.
-fn asked(up: &RunningUpstream) -> u64 {
+fn asked(up: &RunningDemoApiserver) -> u64 {
     let counts = up.counts();
     counts.gets.of("pods") + counts.lists.of("pods") + counts.watches_opened.of("pods")
 }
@@ -33,7 +33,7 @@ struct Reads {
 }
 
 impl Reads {
-    fn write(&self, up: &RunningUpstream, name: &str) -> u64 {
+    fn write(&self, up: &RunningDemoApiserver, name: &str) -> u64 {
         let version = up.update_pod("default", name);
         self.written.lock().push((format!("default/{name}"), version, now_ns()));
         version
@@ -56,13 +56,13 @@ impl Reads {
     }
 
     /// Asserts that each read contains everything that was written before it.
-    async fn have_all(&self, up: &RunningUpstream, history: &mut History) {
+    async fn have_all(&self, up: &RunningDemoApiserver, history: &mut History) {
         let mut evidence = history.upto(up.revision()).await.evidence();
         for (key, version, at_ns) in self.written.lock().iter() {
             evidence.written(key, *version, *at_ns);
         }
         evidence.answers(self.answers.lock().iter()).watches(self.watches.lock().iter());
-        evidence.shows(&[Guarantee::Consistent, Guarantee::ListSnapshot]);
+        evidence.shows(&[ApiserverGuarantee::Consistent, ApiserverGuarantee::ListSnapshot]);
     }
 }
 
@@ -183,7 +183,7 @@ async fn delayed_freshness_response_does_not_cover_later_read() {
 }
 
 /// A server in front of another one that holds back the first response about an object after it has received it.
-async fn holding(up: &RunningUpstream, path: &'static str, has_it: Arc<AtomicBool>, go: Arc<Notify>) -> Stub {
+async fn holding(up: &RunningDemoApiserver, path: &'static str, has_it: Arc<AtomicBool>, go: Arc<Notify>) -> Stub {
     let behind = Behind::at(&up.url());
     let relay = move |request: Request<Incoming>| {
         let (behind, has_it, go) = (behind.clone(), has_it.clone(), go.clone());

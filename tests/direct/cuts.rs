@@ -1,16 +1,16 @@
 //! Upstream's stream is cut at any byte of a frame, with a reset or with a clean end. Clients lose no event and receive
 //! none twice or truncated (R-UPSTREAM-1, W13).
 
-use demo::{self, Faults, RunningUpstream};
+use demo::{self, FaultInjector, RunningDemoApiserver};
 
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, configmap};
 
 /// Injects the cut, with a change before and one after it, and waits until the proxy has recovered.
 async fn cut_at(
-    up: &RunningUpstream,
+    up: &RunningDemoApiserver,
     plural: &str,
     offset: usize,
-    cut: fn(&Faults, usize),
+    cut: fn(&FaultInjector, usize),
     change: impl Fn(usize) -> u64,
 ) -> u64 {
     let opened = up.counts().watches_opened.of(plural);
@@ -23,7 +23,7 @@ async fn cut_at(
 }
 
 /// Cuts a small frame at every byte.
-async fn cut_everywhere(cut: fn(&Faults, usize)) {
+async fn cut_everywhere(cut: fn(&FaultInjector, usize)) {
     let up = demo::upstream().run().await;
     let mut history = History::begin(&up, CONFIGMAPS).await;
     let app = direct::app(&up).run().await;
@@ -47,12 +47,12 @@ async fn cut_everywhere(cut: fn(&Faults, usize)) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reset_at_any_byte_of_small_frame_loses_no_event() {
-    cut_everywhere(Faults::break_frame).await;
+    cut_everywhere(FaultInjector::break_frame).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clean_end_at_any_byte_of_small_frame_loses_no_event() {
-    cut_everywhere(Faults::tear_frame).await;
+    cut_everywhere(FaultInjector::tear_frame).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,7 +67,8 @@ async fn cuts_at_many_bytes_of_pod_frame_lose_no_event() {
     let frame = up.object("pods", "default", "changing").expect("just made").len() + 30;
     let mut last = 0;
     for (n, offset) in (0..frame).step_by(23).enumerate() {
-        last = cut_at(&up, "pods", offset, [Faults::break_frame, Faults::tear_frame][n % 2], change).await;
+        last =
+            cut_at(&up, "pods", offset, [FaultInjector::break_frame, FaultInjector::tear_frame][n % 2], change).await;
     }
     history.is_told_to(&[watch], last).await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
+use demo::{self, ReceivedRequest, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::{HeaderMap, Method, Request};
 use hyper::body::Incoming;
@@ -24,36 +24,36 @@ const NOTICED: Duration = Duration::from_millis(100);
 /// How long after a change a new stream may still use the old definition.
 const SETTLING: Duration = Duration::from_secs(10);
 
-fn definition(up: &RunningUpstream) -> Value {
+fn definition(up: &RunningDemoApiserver) -> Value {
     let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");
     serde_json::from_slice(&body).expect("JSON")
 }
 
 /// Changes the definition's only version.
-fn define(up: &RunningUpstream, change: impl FnOnce(&mut Value)) {
+fn define(up: &RunningDemoApiserver, change: impl FnOnce(&mut Value)) {
     let mut definition = definition(up);
     change(&mut definition["spec"]["versions"][0]);
     up.put("customresourcedefinitions", definition);
 }
 
 /// Changes metadata only, and nothing about the resource.
-async fn relabel(up: &RunningUpstream) {
+async fn relabel(up: &RunningDemoApiserver) {
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
     let call = straight(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
     assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
 }
 
 /// How often the proxy has listed this path completely, other than for a feed.
-fn lists(up: &RunningUpstream, path: &str) -> usize {
+fn lists(up: &RunningDemoApiserver, path: &str) -> usize {
     direct::asked_by_proxies(up, path).iter().filter(|query| query.is_empty()).count()
 }
 
 /// How often the proxy has read the definitions for discovery.
-fn readings(up: &RunningUpstream) -> usize {
+fn readings(up: &RunningDemoApiserver) -> usize {
     lists(up, CRDS)
 }
 
-async fn still_goes_on(watch: &Watch, up: &RunningUpstream) {
+async fn still_goes_on(watch: &Watch, up: &RunningDemoApiserver) {
     up.put("widgets", json!({"metadata": {"name": "after", "namespace": "default"}, "spec": {"color": "red"}}));
     watch.received(1).await;
     assert!(watch.is_open());
@@ -234,7 +234,7 @@ async fn transient_crd_list_failure_ends_no_watch() {
 }
 
 /// All documents, from upstream.
-async fn documents(up: &RunningUpstream) -> Vec<(&'static str, &'static str, Answer)> {
+async fn documents(up: &RunningDemoApiserver) -> Vec<(&'static str, &'static str, Answer)> {
     let client = straight(up);
     let get = |(path, accept)| client.request(Method::GET, path).header("accept", accept).send();
     let answers = join_all(DOCUMENTS.map(get)).await;
@@ -242,7 +242,7 @@ async fn documents(up: &RunningUpstream) -> Vec<(&'static str, &'static str, Ans
 }
 
 /// The number of requests for documents that the proxy itself does not need.
-fn fetched(up: &RunningUpstream) -> usize {
+fn fetched(up: &RunningDemoApiserver) -> usize {
     ["/api/v1", "/apis/apps", "/apis/apps/v1"].map(|path| direct::asked_by_proxies(up, path).len()).iter().sum()
 }
 

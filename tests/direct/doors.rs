@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use http::Method;
 use kube_fanout::app::StartError;
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 use tokio::net::TcpListener;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Dir, PODS, Protocol, within};
 
@@ -47,7 +47,7 @@ async fn proxy_as_its_own_upstream_returns_508() {
             // A port that is free now, for an application that is its own upstream.
             let port = free_port().await;
             let plan = direct::in_front_of(&format!("http://{port}"));
-            if let Ok(app) = plan.with(|config| config.listen = vec![Address::Tcp(port)]).try_run().await {
+            if let Ok(app) = plan.with(|config| config.listen = vec![ListenAddress::Tcp(port)]).try_run().await {
                 break app;
             }
         }
@@ -73,7 +73,7 @@ async fn two_proxy_loop_returns_508_and_chain_works() {
         loop {
             let port = free_port().await;
             let back = direct::in_front_of(&format!("http://{port}")).run().await;
-            let forth = direct::in_front_of(&back.url()).with(|config| config.listen = vec![Address::Tcp(port)]);
+            let forth = direct::in_front_of(&back.url()).with(|config| config.listen = vec![ListenAddress::Tcp(port)]);
             if let Ok(forth) = forth.try_run().await {
                 break (back, forth);
             }
@@ -94,7 +94,10 @@ async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
     watch.listed().await;
     let last = up.churn(30).await;
     watch.reached(last).await;
-    history.upto(last).await.judge([&watch], &[Guarantee::InitialEvents, Guarantee::Continuity, Guarantee::Typed]);
+    history.upto(last).await.judge(
+        [&watch],
+        &[ApiserverGuarantee::InitialEvents, ApiserverGuarantee::Continuity, ApiserverGuarantee::Typed],
+    );
     let other = up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
     let sent = tokio::time::Instant::now();
     up.faults().only("pods").bookmark();
@@ -108,13 +111,13 @@ async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
 async fn bind_error_names_unavailable_address() {
     let up = demo::upstream().run().await;
     let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let taken = Address::Tcp(holder.local_addr().expect("a port"));
+    let taken = ListenAddress::Tcp(holder.local_addr().expect("a port"));
     let dir = Dir::new();
-    let socket = Address::Unix(dir.join("held.sock"));
+    let socket = ListenAddress::Unix(dir.join("held.sock"));
     let _held = tokio::net::UnixListener::bind(dir.join("held.sock")).expect("a socket");
-    let file = Address::Unix(dir.file("plain.sock", "not a socket"));
-    let nowhere = Address::Unix(dir.join("no/such/directory.sock"));
-    let second = |address: Address| direct::app(&up).with(|config| config.listen.push(address)).try_run();
+    let file = ListenAddress::Unix(dir.file("plain.sock", "not a socket"));
+    let nowhere = ListenAddress::Unix(dir.join("no/such/directory.sock"));
+    let second = |address: ListenAddress| direct::app(&up).with(|config| config.listen.push(address)).try_run();
     for address in [taken.clone(), socket.clone(), file.clone(), nowhere] {
         match second(address.clone()).await.err() {
             Some(StartError::Bind { address: named, .. }) => assert_eq!(named, address),

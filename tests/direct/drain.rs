@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::app::{BoundApp, InheritedSockets};
 use kube_fanout::config::ServeSettings;
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 use kube_fanout::upstream::CredentialSource;
 
 use crate::direct::{Answer, Client, Dir, PATIENCE, PODS, Place, Protocol, Watch, configmap, eventually, within};
@@ -193,7 +193,7 @@ async fn inherited_unix_socket_is_served_and_not_removed() {
         let mut inherited = InheritedSockets::default();
         inherited.add_unix(listener.try_clone().expect("a descriptor")).expect("it listens");
         let mut config = ServeSettings::in_front_of(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
-        (config.listen, config.admin) = (vec![Address::Unix(path.clone())], None);
+        (config.listen, config.admin) = (vec![ListenAddress::Unix(path.clone())], None);
         let bound = BoundApp::bind_with(config, inherited).await.expect("it can listen");
         let client = Client::to(Place::Unix(path.clone()));
         // The connection waits in the queue until it is accepted.

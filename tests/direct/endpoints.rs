@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::BackoffBounds;
-use demo::{self, ReceivedRequest, RunningUpstream};
+use demo::{self, ReceivedRequest, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
-use kube_fanout::upstream::EndpointTimes;
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls};
+use kube_fanout::upstream::EndpointTimings;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::direct::{self, App, History, Listening, PATIENCE, PODS, Plan, Protocol, Watch, eventually, within};
@@ -21,10 +21,10 @@ const PASSED_THROUGH: &str = "/livez";
 
 /// Timings of a proxy, shortened where a test waits for them. The others are long, so that a stalled machine does not
 /// look like a failed server.
-fn times() -> EndpointTimes {
+fn times() -> EndpointTimings {
     let waits =
         |first, longest| BackoffBounds { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
-    EndpointTimes {
+    EndpointTimings {
         slow: PATIENCE,
         answer_max: PATIENCE,
         false_alarms: waits(20, 200),
@@ -37,8 +37,8 @@ fn times() -> EndpointTimes {
 }
 
 /// Timings for a silent server, which must be detected before a read is forwarded.
-fn impatient() -> EndpointTimes {
-    EndpointTimes { slow: Duration::from_secs(2), answer_max: Duration::from_secs(2), ..times() }
+fn impatient() -> EndpointTimings {
+    EndpointTimings { slow: Duration::from_secs(2), answer_max: Duration::from_secs(2), ..times() }
 }
 
 pub fn in_front_of(servers: &[String]) -> Plan {
@@ -51,9 +51,9 @@ pub fn in_front_of(servers: &[String]) -> Plan {
 
 /// Two servers on one storage, a third that only tests use, and a proxy that prefers the first.
 struct Zone {
-    first: RunningUpstream,
-    second: RunningUpstream,
-    witness: RunningUpstream,
+    first: RunningDemoApiserver,
+    second: RunningDemoApiserver,
+    witness: RunningDemoApiserver,
     app: App,
 }
 
@@ -74,7 +74,7 @@ async fn watches(app: &App, from: u64) -> Vec<Watch> {
 }
 
 /// Returns when forwarded requests go to this server.
-async fn is_used(app: &App, server: &RunningUpstream) {
+async fn is_used(app: &App, server: &RunningDemoApiserver) {
     let arrived = || direct::asked_by_proxies(server, PASSED_THROUGH).len();
     let arrives = || async {
         let before = arrived();
@@ -84,17 +84,17 @@ async fn is_used(app: &App, server: &RunningUpstream) {
 }
 
 /// How often a feed of pods resumed at this server.
-fn resumed(server: &RunningUpstream) -> usize {
+fn resumed(server: &RunningDemoApiserver) -> usize {
     let asked = direct::asked_by_proxies(server, PODS);
     asked.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
 }
 
-fn asked_whether_ready(server: &RunningUpstream) -> usize {
+fn asked_whether_ready(server: &RunningDemoApiserver) -> usize {
     direct::asked_by_proxies(server, "/readyz").len()
 }
 
 /// How often the full state of all pods was requested. A proof lists the versions of a small collection, as metadata.
-fn whole_lists(server: &RunningUpstream) -> usize {
+fn whole_lists(server: &RunningDemoApiserver) -> usize {
     let is_state = |seen: &ReceivedRequest| {
         let query = seen.uri.query().unwrap_or_default();
         let is_list = !query.contains("watch=") || query.contains("sendInitialEvents");
@@ -219,7 +219,8 @@ async fn unresponsive_server_fails_over_after_timeout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unusable_servers_are_skipped_at_start() {
     let up = demo::upstream().pods(5).run().await;
-    let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Ignored).expect("a certificate");
+    let tls =
+        ListenerTls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Ignored).expect("a certificate");
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let untrusted = format!("https://{}", listener.local_address().expect("it is bound"));
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());

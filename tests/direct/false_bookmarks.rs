@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Request;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{
     self, App, Behind, Ended, Failure, History, PODS, Protocol, Reply, Stub, Watch, eventually, within,
@@ -20,7 +20,7 @@ use crate::direct::{
 type Streams = Arc<Mutex<Vec<mpsc::UnboundedSender<String>>>>;
 
 /// A relay that inserts lines of a test between the events of watches of pods.
-async fn relay(up: &RunningUpstream) -> (Stub, Streams) {
+async fn relay(up: &RunningDemoApiserver) -> (Stub, Streams) {
     let (behind, streams) = (Behind::at(&up.url()), Streams::default());
     let known = streams.clone();
     let stub = direct::stub(move |request| {
@@ -78,7 +78,7 @@ fn say(streams: &Streams, words: &str) {
 }
 
 struct Scene {
-    up: RunningUpstream,
+    up: RunningDemoApiserver,
     streams: Streams,
     app: App,
     history: History,
@@ -119,9 +119,14 @@ async fn event_older_than_bookmark_ends_watches_with_410() {
         .await;
     evidence.answer(&app.get(PODS).await);
     // Between the false bookmark and the event that disproves it, clients rely on it.
-    let believed = [Guarantee::Expired, Guarantee::Reliable, Guarantee::Bookmarkable, Guarantee::Continuity];
+    let believed = [
+        ApiserverGuarantee::Expired,
+        ApiserverGuarantee::Reliable,
+        ApiserverGuarantee::Bookmarkable,
+        ApiserverGuarantee::Continuity,
+    ];
     evidence.watches(&watches).broken("a bookmark that runs ahead", since, &believed);
-    evidence.shows(&[Guarantee::Ordered, Guarantee::Typed, Guarantee::ListSnapshot]);
+    evidence.shows(&[ApiserverGuarantee::Ordered, ApiserverGuarantee::Typed, ApiserverGuarantee::ListSnapshot]);
     let anew = app.watch(PODS).from(last).await;
     anew.reached(up.create_pod("default", "behind")).await;
 }

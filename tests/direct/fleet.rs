@@ -1,26 +1,26 @@
 //! The bench's watches count what really happened. They run against the demo upstream, with and without its faults.
 
-use bench::{Fleet, Plan, TargetCredentials, WatchProtocol};
-use demo::{self, RunningUpstream};
+use bench::{BenchPlan, TargetCredentials, WatchFleet, WatchProtocol};
+use demo::{self, RunningDemoApiserver};
 
 use crate::direct::PATIENCE;
 
 /// Watches that start with the existing objects, as informers do.
-fn informers() -> Plan {
-    Plan { watch_list: true, ..Plan::default() }
+fn informers() -> BenchPlan {
+    BenchPlan { watch_list: true, ..BenchPlan::default() }
 }
 
 /// Watches that have received their initial state.
-async fn synced(up: &RunningUpstream, plan: Plan) -> Fleet {
+async fn synced(up: &RunningDemoApiserver, plan: BenchPlan) -> WatchFleet {
     let target = TargetCredentials::default().target(&up.url()).await.unwrap_or_else(|error| panic!("{error}"));
-    let fleet = Fleet::start(&plan, &target);
+    let fleet = WatchFleet::start(&plan, &target);
     fleet.set_out();
     assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
     fleet
 }
 
 /// Waits until this many events have been delivered to all watches together.
-async fn delivered(fleet: &Fleet, events: u64) {
+async fn delivered(fleet: &WatchFleet, events: u64) {
     assert!(fleet.until(PATIENCE, |counts| counts.deliveries >= events).await, "{events}: {:?}", fleet.counts());
     assert_eq!(fleet.counts().deliveries, events);
 }
@@ -28,8 +28,8 @@ async fn delivered(fleet: &Fleet, events: u64) {
 #[tokio::test]
 async fn bench_counts_every_delivered_event() {
     let up = demo::upstream().pods(50).run().await;
-    let shared = Plan { watches: 40, connections: 3, ..informers() };
-    let own = Plan { watches: 10, protocol: WatchProtocol::H1, ..informers() };
+    let shared = BenchPlan { watches: 40, connections: 3, ..informers() };
+    let own = BenchPlan { watches: 10, protocol: WatchProtocol::H1, ..informers() };
     for plan in [shared, own] {
         let opened = up.counts().watches_opened.of("pods");
         let fleet = synced(&up, plan).await;
@@ -54,7 +54,7 @@ async fn bench_counts_every_delivered_event() {
 #[tokio::test]
 async fn bench_counts_deletion_without_latency() {
     let up = demo::upstream().pods(3).run().await;
-    let fleet = synced(&up, Plan { watches: 7, connections: 1, ..Plan::default() }).await;
+    let fleet = synced(&up, BenchPlan { watches: 7, connections: 1, ..BenchPlan::default() }).await;
     fleet.open_window();
     up.create_pod("t1", "a");
     delivered(&fleet, 7).await;
@@ -69,7 +69,7 @@ async fn bench_counts_deletion_without_latency() {
 #[tokio::test]
 async fn bench_watches_resume_after_outage_without_missed_events() {
     let up = demo::upstream().pods(5).run().await;
-    let fleet = synced(&up, Plan { watches: 20, connections: 1, ..informers() }).await;
+    let fleet = synced(&up, BenchPlan { watches: 20, connections: 1, ..informers() }).await;
     up.churn(10).await;
     delivered(&fleet, 200).await;
     up.faults().end_watches();
@@ -95,7 +95,7 @@ async fn bench_watches_resume_after_outage_without_missed_events() {
 #[tokio::test]
 async fn bench_watch_pauses_after_stream_ends_immediately() {
     let up = demo::upstream().run().await;
-    let fleet = synced(&up, Plan { watches: 1, ..informers() }).await;
+    let fleet = synced(&up, BenchPlan { watches: 1, ..informers() }).await;
     // A watch that ends a second after it began, because the machine stalled, does not count as ended at once.
     for ends in 1..200 {
         up.faults().end_watches();

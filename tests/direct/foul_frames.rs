@@ -6,7 +6,7 @@ mod relay;
 
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Method;
 
@@ -15,7 +15,7 @@ use crate::direct::{self, App, CONFIGMAPS, Front, NODES, PODS, Plan, Signer, WID
 use crate::http2::frames::INITIAL_WINDOW_SIZE;
 
 /// A proxy in front of a server with these HTTP/2 settings.
-async fn behind(up: &RunningUpstream, signer: &Signer, said: &[(u16, u32)]) -> (Front, Plan) {
+async fn behind(up: &RunningDemoApiserver, signer: &Signer, said: &[(u16, u32)]) -> (Front, Plan) {
     let manners = Manners::new(said);
     let relay = move |near, far| manners.clone().relay(near, far);
     let front = Front::start(up.address(), &signer.good(), relay).await;
@@ -24,7 +24,7 @@ async fn behind(up: &RunningUpstream, signer: &Signer, said: &[(u16, u32)]) -> (
 }
 
 /// Asserts that all operations on four resources work.
-async fn all_is_served(app: &App, up: &RunningUpstream) {
+async fn all_is_served(app: &App, up: &RunningDemoApiserver) {
     let paths = [PODS, NODES, CONFIGMAPS, WIDGETS];
     let cached = |path: &'static str| async move {
         eventually(path, || async { app.get(path).await.is_cached() }).await;

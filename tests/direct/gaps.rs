@@ -2,14 +2,14 @@
 //! watches instead of inventing events (F4, F6, R-UPSTREAM-3).
 
 use base::now_ns;
-use demo::{self, Pod, RequestKind, RunningUpstream};
+use demo::{self, Pod, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
 /// An application whose clients are synced; upstream is down afterwards.
-async fn in_step(up: &RunningUpstream, app: &App, history: &mut History) -> Vec<Watch> {
+async fn in_step(up: &RunningDemoApiserver, app: &App, history: &mut History) -> Vec<Watch> {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).over(protocol).into_future());
     let watches = join_all(open).await;
     let last = up.churn(10).await;
@@ -21,7 +21,7 @@ async fn in_step(up: &RunningUpstream, app: &App, history: &mut History) -> Vec<
 }
 
 /// The proxies' LISTs and watch-lists of the whole collection.
-fn whole_lists(up: &RunningUpstream) -> usize {
+fn whole_lists(up: &RunningDemoApiserver) -> usize {
     let whole = |query: &&String| {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
@@ -44,11 +44,11 @@ async fn upstream_restart_without_changes_ends_no_watch() {
     app.until_pods_are_listed_again().await;
     let last = up.churn(10).await;
     history.is_told_to(&watches, last).await;
-    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[Guarantee::OneRelist]);
+    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
 }
 
 /// Changes while the proxy is disconnected, each with a name.
-type Gap = (&'static str, fn(&RunningUpstream));
+type Gap = (&'static str, fn(&RunningDemoApiserver));
 
 const GAPS: [Gap; 6] = [
     ("an update", |up| {
@@ -93,7 +93,7 @@ async fn gap_is_backfilled_from_storage_without_loss_or_duplicates() {
         up.faults().up().await;
         let last = up.create_pod("default", "end");
         history.is_told_to(&watches, last).await;
-        history.evidence().asked(&up).broken(what, since, &[]).shows(&[Guarantee::OneRelist]);
+        history.evidence().asked(&up).broken(what, since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
     }
 }
 
@@ -129,7 +129,11 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let last = up.create_pod("default", "behind");
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches(&watches).forgotten(unseen).overdue().shows(&[Guarantee::Reliable, Guarantee::Expired]);
+    evidence
+        .watches(&watches)
+        .forgotten(unseen)
+        .overdue()
+        .shows(&[ApiserverGuarantee::Reliable, ApiserverGuarantee::Expired]);
     assert!(watches.iter().all(|watch| watch.end() == Some(Ended::Expired)));
     let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
     join_all(again.iter().map(Watch::listed)).await;

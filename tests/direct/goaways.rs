@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::{StreamExt as _, stream};
 use http::Method;
 use serde_json::json;
@@ -128,7 +128,7 @@ fn stream_of(frame: &[u8]) -> u32 {
 }
 
 /// A proxy whose upstream connections close after this many requests.
-async fn behind(up: &RunningUpstream, leaving: &Leaving) -> (Front, App) {
+async fn behind(up: &RunningDemoApiserver, leaving: &Leaving) -> (Front, App) {
     let (signer, relaying) = (Signer::new(), leaving.clone());
     let relay = move |near, far| relaying.clone().relay(near, far);
     let front = Front::start(up.address(), &signer.good(), relay).await;
@@ -143,7 +143,7 @@ async fn post(app: &App, protocol: Protocol, name: &str, bytes: usize) -> Answer
     call.body(object.to_string()).send().await
 }
 
-fn is_there(up: &RunningUpstream, name: &str) -> bool {
+fn is_there(up: &RunningDemoApiserver, name: &str) -> bool {
     up.object("configmaps", "default", name).is_some()
 }
 

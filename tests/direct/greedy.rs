@@ -1,6 +1,6 @@
 //! One account that uses as much as it can: its limits, and that other accounts still get in (I2, I3).
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
 use kube_fanout::auth::AuthMode;
@@ -15,7 +15,7 @@ const PLACES: usize = 32;
 const FUTURE: &str = "resourceVersion=999999999";
 
 /// Ada uses as much as she can, Bob does not. Both may do everything.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> App {
+async fn ada_and_bob(up: &RunningDemoApiserver, change: impl FnOnce(&mut ServeSettings)) -> App {
     for (token, user) in [("a", "ada"), ("b", "bob")] {
         up.reviews().give(token, user);
         up.reviews().allow(user, "*");

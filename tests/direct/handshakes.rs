@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls};
 use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 use socket2::{Domain, Socket, Type};
@@ -34,7 +34,7 @@ struct Gateway {
 impl Gateway {
     fn open() -> Self {
         let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
-        let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+        let tls = ListenerTls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
         let trust = Trust::in_file(&dir.file("ca.pem", tls.self_signed_pem().expect("we made it")));
         let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");

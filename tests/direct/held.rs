@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use kube_fanout::serve::ConcurrencyConfig;
 use tokio::time::Instant;
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use crate::direct::{self, Answer, App, PODS, Watch, WatchPlan};
 
 /// Position requests to upstream: each is abandoned after five seconds without a response.
-fn positions(up: &RunningUpstream) -> usize {
+fn positions(up: &RunningDemoApiserver) -> usize {
     direct::asked_by_proxies(up, PODS).iter().filter(|query| query.contains("NOBODY")).count()
 }
 
 /// A synced proxy whose upstream watches go silent, and a write that it did not receive.
-async fn silenced(up: &RunningUpstream, app: &App) -> (u64, Watch) {
+async fn silenced(up: &RunningDemoApiserver, app: &App) -> (u64, Watch) {
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
     up.faults().hush_watches();

@@ -1,13 +1,13 @@
 //! Upstream sends invalid data, and none of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
-async fn watching(up: &RunningUpstream, app: &App, history: &History) -> Vec<Watch> {
+async fn watching(up: &RunningDemoApiserver, app: &App, history: &History) -> Vec<Watch> {
     let open =
         Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).bookmarks().over(protocol).into_future());
     let watches = join_all(open).await;
@@ -16,7 +16,7 @@ async fn watching(up: &RunningUpstream, app: &App, history: &History) -> Vec<Wat
     watches
 }
 
-async fn reopened(up: &RunningUpstream, opened: u64) {
+async fn reopened(up: &RunningDemoApiserver, opened: u64) {
     let resumed = up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
     direct::within("a new watch upstream", resumed).await;
 }
@@ -69,8 +69,8 @@ async fn decreasing_resource_version_is_never_delivered() {
     let mut evidence = history.upto(last).await.evidence();
     evidence.answer(&list);
     // Continuing and restarting are both correct; no client may observe the older version.
-    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Guarantee::Expired]);
-    evidence.shows(&[Guarantee::Reliable, Guarantee::Unique, Guarantee::ListSnapshot]);
+    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[ApiserverGuarantee::Expired]);
+    evidence.shows(&[ApiserverGuarantee::Reliable, ApiserverGuarantee::Unique, ApiserverGuarantee::ListSnapshot]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }
 
@@ -109,7 +109,10 @@ async fn repeated_malformed_event_ends_watches_with_410_and_relists() {
         assert_eq!(watch.changes().len(), seen);
     }
     let mut evidence = history.upto(up.revision()).await.evidence();
-    evidence.watches(&watches).broken("poison", since, &[Guarantee::Expired]).shows(&[Guarantee::Reliable]);
+    evidence
+        .watches(&watches)
+        .broken("poison", since, &[ApiserverGuarantee::Expired])
+        .shows(&[ApiserverGuarantee::Reliable]);
     let anew = app.watch(PODS).initial_events().from(0).await;
     anew.listed().await;
     let theirs = direct::straight(&up).watch(PODS).initial_events().await;

@@ -1,7 +1,7 @@
 //! Watches that begin with the objects (W11, W11b; R-WATCH-3).
 
 use futures_util::future::join_all;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
 
@@ -22,7 +22,7 @@ async fn initial_events_list_state_in_key_order_and_end_with_bookmark() {
         }
     }
     join_all(watches.iter().map(Watch::listed)).await;
-    history.judge(&watches, &[Guarantee::InitialEvents]);
+    history.judge(&watches, &[ApiserverGuarantee::InitialEvents]);
     for watch in &watches {
         let events = watch.events();
         assert_same("in the order of keys, and the bookmark", &events, &theirs.events());
@@ -109,7 +109,10 @@ async fn initial_events_during_churn_are_consistent_and_gapless() {
     let last = up.churn(20).await;
     history.upto(last).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.judge(&watches, &[Guarantee::InitialEvents, Guarantee::Continuity, Guarantee::Reliable]);
+    history.judge(
+        &watches,
+        &[ApiserverGuarantee::InitialEvents, ApiserverGuarantee::Continuity, ApiserverGuarantee::Reliable],
+    );
     for watch in &watches {
         let events = watch.events();
         let initial = events.split(Event::ends_initial_events).next().expect("a marked bookmark");

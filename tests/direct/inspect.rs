@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 use serde_json::Value;
 
 use crate::direct::{self, Dir, Ended, PATIENCE, PODS, Protocol, Watch, eventually};
@@ -44,7 +44,7 @@ async fn status_top_and_explain_show_a_slow_client() {
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
     let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).window_events(400).with(|config| config.admin = Some(Address::Unix(socket)));
+    let plan = direct::app(&up).window_events(400).with(|config| config.admin = Some(ListenAddress::Unix(socket)));
     let app = plan.run().await;
     let ok = app.watch(PODS).from(up.revision()).await;
     let slow = app.watch(PODS).fields("spec.nodeName!=x").from(up.revision()).stall_after(1).await;
@@ -98,7 +98,7 @@ async fn explain_names_revoked_and_drained_watches() {
     let socket = dir.join("admin.sock");
     let admin = format!("unix:{}", socket.display());
     let plan = direct::app(&up).drain(DRAIN).with(|config| {
-        config.admin = Some(Address::Unix(socket));
+        config.admin = Some(ListenAddress::Unix(socket));
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (SOON, SOON, SOON);
@@ -287,7 +287,7 @@ async fn top_shows_proxy_again_after_restart() {
     let socket = dir.join("admin.sock");
     let admin = format!("unix:{}", socket.display());
     let start = || {
-        let socket = Address::Unix(socket.clone());
+        let socket = ListenAddress::Unix(socket.clone());
         direct::app(&up).with(move |config| config.admin = Some(socket)).run()
     };
     let app = start().await;

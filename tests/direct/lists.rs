@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{
     self, ALLOWANCE, Answer, App, CONFIGMAPS, Ended, History, PATIENCE, PODS, WIDGETS, assert_alike, configmap,
@@ -21,7 +21,7 @@ async fn warm(app: &App) {
 }
 
 /// Asserts that the cache returns the same response as upstream.
-async fn assert_served(app: &App, up: &RunningUpstream, path: &str) {
+async fn assert_served(app: &App, up: &RunningDemoApiserver, path: &str) {
     let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
     assert_alike(path, &ours, &theirs);
     assert_eq!(ours.header("content-type"), theirs.header("content-type"), "{path}");
@@ -163,7 +163,7 @@ async fn exact_version_list_is_cached_or_forwarded() {
     }
     let mut evidence = history.upto(now).await.evidence();
     evidence.reached(other, was_there).answer(&at_least);
-    evidence.shows(&[Guarantee::NotOlderThan, Guarantee::ListSnapshot]);
+    evidence.shows(&[ApiserverGuarantee::NotOlderThan, ApiserverGuarantee::ListSnapshot]);
     assert_eq!((at_least.status, at_least.is_cached()), (200, true), "a quiet resource catches up");
     up.faults().compact(now);
     for (path, code) in [(exact(old), 410), (legacy(old), 410), (exact(other + 100), 504)] {
@@ -270,5 +270,5 @@ async fn resource_versions_of_reads_never_decrease() {
     }
     let mut evidence = history.upto(up.revision()).await.evidence();
     evidence.answers(read.iter().flatten());
-    evidence.shows(&[Guarantee::Monotone, Guarantee::Consistent, Guarantee::ListSnapshot]);
+    evidence.shows(&[ApiserverGuarantee::Monotone, ApiserverGuarantee::Consistent, ApiserverGuarantee::ListSnapshot]);
 }

@@ -1,7 +1,7 @@
 //! A collection that grows until it exceeds the proxy's memory budget (I2). The proxy runs in a process of its own,
 //! whose memory can be measured.
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 
 use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
 use crate::process::{Process, metric};
@@ -13,7 +13,7 @@ const OBJECT_BYTES: usize = 40_000;
 /// An object with its overhead: all feeds together may exceed the budget by this much.
 const ONE_OBJECT: f64 = OBJECT_BYTES as f64 + 4_096.0;
 
-async fn process(dir: &Dir, up: &RunningUpstream) -> Process {
+async fn process(dir: &Dir, up: &RunningDemoApiserver) -> Process {
     let file = dir.file("config", &format!("feeds: {{memoryMebibytes: {MEBIBYTES}}}"));
     Process::serve(dir, &up.url(), &["--config", file.to_str().expect("a path")]).await
 }
@@ -26,7 +26,7 @@ fn held(metrics: &str) -> f64 {
 
 /// Creates objects of this size until they have five times the bytes of the budget, and calls `look` after each. Many
 /// at once would leave the ring before any client could read them.
-async fn grow(up: &RunningUpstream, mut look: impl AsyncFnMut(u64)) -> u64 {
+async fn grow(up: &RunningDemoApiserver, mut look: impl AsyncFnMut(u64)) -> u64 {
     let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
     let value = "x".repeat(OBJECT_BYTES);
     let mut last = 0;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningDemoApiserver};
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::monitoring;
@@ -104,7 +104,7 @@ async fn move_up(process: &Process, metrics: &[Metric]) {
 }
 
 /// Sends requests of every kind. Returns the watch that stays open.
-async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
+async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
     client.get(PODS).await;
     let open = client.watch("/api/v1/namespaces/default/pods").initial_events().await;
     open.listed().await;
@@ -301,7 +301,7 @@ async fn current_upstream_server_metric_follows_failover() {
     // The server of the kubeconfig is not used.
     let arguments = ["--config", file.to_str().expect("a path")];
     let process = Process::serve(&dir, "https://kubeconfig.invalid", &arguments).await;
-    let used = async |up: &RunningUpstream| {
+    let used = async |up: &RunningDemoApiserver| {
         let label = format!("server=\"{}\"", up.url());
         metric(&process.metrics().await, "kube_fanout_upstream_server_current", &label) > 0.0
     };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
 use http::header::{ACCEPT, IF_NONE_MATCH};
@@ -96,7 +96,7 @@ impl Parts {
     }
 }
 
-async fn upstream(up: &RunningUpstream, told: Told, is_old: bool) -> (Stub, Arc<Parts>) {
+async fn upstream(up: &RunningDemoApiserver, told: Told, is_old: bool) -> (Stub, Arc<Parts>) {
     let told = AtomicUsize::new(told as usize);
     let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { told, is_old, asked: AtomicUsize::new(0) }));
     let known = parts.clone();

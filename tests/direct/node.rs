@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture;
 
-use demo::{self, Pod, RunningUpstream};
+use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::future::join_all;
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alik
 
 const OURS: &str = "spec.nodeName=node-1";
 
-fn on_node_1(up: &RunningUpstream) -> Plan {
+fn on_node_1(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).with(|config| config.serve.coverage.node = Some("node-1".into()))
 }
 
@@ -19,7 +19,7 @@ fn pod(name: &str, node: &str, restarts: u64) -> Pod {
 }
 
 /// Pods that move to the node, change there, leave it, return and end; and pods on other nodes.
-fn moves(up: &RunningUpstream) -> u64 {
+fn moves(up: &RunningDemoApiserver) -> u64 {
     for (name, node, restarts) in [
         ("a", "", 0),
         ("b", "node-2", 0),

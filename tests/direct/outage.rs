@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base::BackoffBounds;
-use demo::{self, RequestCounts, RequestKind, RunningUpstream};
+use demo::{self, RequestCounts, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::direct::{self, History, PODS, Protocol, Watch};
@@ -12,11 +12,11 @@ fn asked(counts: &RequestCounts) -> (u64, u64) {
     (counts.watch_lists.of("pods"), counts.lists.of("pods"))
 }
 
-async fn turned_away(up: &RunningUpstream) {
+async fn turned_away(up: &RunningDemoApiserver) {
     direct::within("the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
 }
 
-async fn watches(up: &RunningUpstream, app: &direct::App, from: u64) -> Vec<Watch> {
+async fn watches(up: &RunningDemoApiserver, app: &direct::App, from: u64) -> Vec<Watch> {
     let open = (0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future());
     let watches = join_all(open).await;
     if app.feed("pods").await.is_some_and(|feed| feed["state"] == "live") {

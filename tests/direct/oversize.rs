@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RequestCounts, RunningUpstream};
+use demo::{self, RequestCounts, RunningDemoApiserver};
 use tokio::time::timeout;
 
 use crate::direct::{self, App, CONFIGMAPS, PODS, configmap, eventually, within};
@@ -11,7 +11,7 @@ use crate::direct::{self, App, CONFIGMAPS, PODS, configmap, eventually, within};
 const HUGE_BYTES: usize = 17 << 20;
 
 /// Returns when the feed of config maps has stopped, and upstream has received no request for them for a second.
-async fn all_is_still(up: &RunningUpstream, app: &App) {
+async fn all_is_still(up: &RunningDemoApiserver, app: &App) {
     let asked = |counts: &RequestCounts| (counts.lists.of("configmaps"), counts.watches_opened.of("configmaps"));
     loop {
         let so_far = asked(&up.counts());

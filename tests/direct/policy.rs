@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
 use serde_json::json;
@@ -16,14 +16,14 @@ const SOON: Duration = Duration::from_millis(40);
 const LONG: Duration = Duration::from_secs(600);
 
 /// Ada may do everything.
-async fn upstream() -> RunningUpstream {
+async fn upstream() -> RunningDemoApiserver {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
     up
 }
 
-fn delegated(up: &RunningUpstream) -> Plan {
+fn delegated(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).idle(SOON).with(|config| {
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
@@ -31,7 +31,7 @@ fn delegated(up: &RunningUpstream) -> Plan {
     })
 }
 
-fn opened(up: &RunningUpstream) -> Vec<u64> {
+fn opened(up: &RunningDemoApiserver) -> Vec<u64> {
     RBAC.iter().map(|plural| up.counts().watches_opened.of(plural)).collect()
 }
 
@@ -97,7 +97,7 @@ async fn hears(app: &App) -> bool {
 }
 
 /// Completes when the token was reviewed about ten times without any access review.
-async fn asks_about_no_right(up: &RunningUpstream) {
+async fn asks_about_no_right(up: &RunningDemoApiserver) {
     let asked = || up.reviews().asked();
     let is_quiet = || async {
         let before = asked();

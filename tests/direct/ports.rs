@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::app::StartError;
 use kube_fanout::config::ServeSettings;
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
@@ -189,7 +189,7 @@ async fn health_or_metrics_bind_error_names_address() {
         [|config, at| config.healthz = Some(at), |config, at| config.metrics = Some(at)];
     for change in change {
         match direct::app(&up).with(|config| change(config, taken)).try_run().await.err() {
-            Some(StartError::Bind { address, .. }) => assert_eq!(address, Address::Tcp(taken)),
+            Some(StartError::Bind { address, .. }) => assert_eq!(address, ListenAddress::Tcp(taken)),
             other => panic!("{other:?}"),
         }
     }

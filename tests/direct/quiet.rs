@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use demo::{self, ReceivedRequest, RunningUpstream};
+use demo::{self, ReceivedRequest, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::direct::{self, Answer, App, CONFIGMAPS, FRESH_MAX, configmap};
@@ -21,7 +21,7 @@ const ROUNDS: usize = 3;
 const ROUNDS_MAX: usize = 12;
 
 /// Upstream requests for proofs: positions, lists of versions, catch-up watches.
-fn asked(up: &RunningUpstream) -> [usize; 3] {
+fn asked(up: &RunningDemoApiserver) -> [usize; 3] {
     let requests = up.requests();
     let ours: Vec<_> = requests.iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).collect();
     let count = |is: &dyn Fn(&ReceivedRequest, &str) -> bool| {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use kube_fanout::auth::AuthMode;
 
 use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
@@ -13,7 +13,7 @@ const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
 const SOON: Duration = Duration::from_millis(50);
 
 /// Ada may read two namespaces of three.
-async fn ada(up: &RunningUpstream) -> (App, Client) {
+async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     for namespace in ["a", "b", "c"] {
         up.create_pod(namespace, "p");
     }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use kube_fanout::auth::AuthMode;
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 
 use crate::direct::{self, Dir, PODS};
 use crate::process::run;
@@ -128,7 +128,7 @@ async fn health_command_prints_one_line_and_exit_code() {
     let socket = dir.join("admin.sock");
     let ports = |config: &mut kube_fanout::config::ServeSettings| {
         config.healthz = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-        config.admin = Some(Address::Unix(socket.clone()));
+        config.admin = Some(ListenAddress::Unix(socket.clone()));
     };
     let app = direct::app(&up).preload("nosuchthings").with(ports).run().await;
     app.discovered().await;

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep_until};
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, App, CONFIGMAPS, Client, History, Place, configmap};
 use balancer::Balancer;
@@ -66,7 +66,7 @@ fn peak(moments: &[Instant], window: Duration) -> usize {
 }
 
 /// Writes periodically while it is polled, and records when.
-async fn write(up: &RunningUpstream, period: Duration, written: &mut Vec<Instant>) {
+async fn write(up: &RunningDemoApiserver, period: Duration, written: &mut Vec<Instant>) {
     let mut ticks = interval(period);
     for number in 0_u64.. {
         ticks.tick().await;
@@ -78,7 +78,7 @@ async fn write(up: &RunningUpstream, period: Duration, written: &mut Vec<Instant
 /// Replicas at one address.
 struct Stage {
     scale: Scale,
-    up: RunningUpstream,
+    up: RunningDemoApiserver,
     balancer: Balancer,
     apps: Vec<App>,
 }
@@ -207,7 +207,12 @@ async fn watches_rebalance_to_new_replica_and_survive_drain() {
     }
     // Its watches end before their timeout.
     evidence.broken("the first drains", seen.drained_ns, &[]);
-    evidence.shows(&[Guarantee::Ordered, Guarantee::Unique, Guarantee::Reliable, Guarantee::Resumable]);
+    evidence.shows(&[
+        ApiserverGuarantee::Ordered,
+        ApiserverGuarantee::Unique,
+        ApiserverGuarantee::Reliable,
+        ApiserverGuarantee::Resumable,
+    ]);
     let aging = written.windows(2).take_while(|pair| pair[0] < seen.drained_at);
     let pause = aging.map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX);
     if pause < scale.age / 4 {

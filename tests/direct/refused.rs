@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use base::BackoffBounds;
-use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
+use demo::{self, ReceivedRequest, RequestKind, RunningDemoApiserver};
 use kube_fanout::auth::AuthMode;
 
 use crate::direct::{self, App, PODS, Plan, Watch, eventually};
@@ -21,7 +21,7 @@ const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// An upstream that refuses the same requests as it refuses a node's identity.
-async fn refusing() -> RunningUpstream {
+async fn refusing() -> RunningDemoApiserver {
     let up = demo::upstream().pods(3).run().await;
     for plural in RBAC.into_iter().chain(["customresourcedefinitions", "apiservices"]) {
         up.faults().only(plural).answer(RequestKind::Any, 1_000_000, 403, None);
@@ -30,7 +30,7 @@ async fn refusing() -> RunningUpstream {
 }
 
 /// A proxy that authenticates callers, and therefore watches RBAC.
-fn delegated(up: &RunningUpstream) -> Plan {
+fn delegated(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
         config.cache.refused = BackoffBounds { first: FIRST, longest: LONGEST };
@@ -38,7 +38,7 @@ fn delegated(up: &RunningUpstream) -> Plan {
 }
 
 /// A watch of a caller whose permissions are checked, so that RBAC matters.
-async fn watched(up: &RunningUpstream, app: &App, path: &str) -> Watch {
+async fn watched(up: &RunningDemoApiserver, app: &App, path: &str) -> Watch {
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
     let watch = app.bearing("a").watch(path).initial_events().await;
@@ -46,7 +46,7 @@ async fn watched(up: &RunningUpstream, app: &App, path: &str) -> Watch {
     watch
 }
 
-fn asked(up: &RunningUpstream, path: &str) -> usize {
+fn asked(up: &RunningDemoApiserver, path: &str) -> usize {
     direct::asked_by_proxies(up, path).len()
 }
 
@@ -55,7 +55,7 @@ fn rbac(plural: &str) -> String {
 }
 
 /// Number of upstream requests, except for those about the server itself, which each new connection sends.
-fn all_asked(up: &RunningUpstream) -> usize {
+fn all_asked(up: &RunningDemoApiserver) -> usize {
     let is_ours = |seen: &&ReceivedRequest| seen.headers.contains_key("kube-fanout-hops");
     up.requests().iter().filter(is_ours).filter(|seen| seen.uri.path() != "/version").count()
 }

@@ -1,6 +1,6 @@
 //! Changes of the configuration file are applied while the process runs (docs/CONFIG.md, "Reloading").
 
-use bench::{Fleet, Plan, TargetCredentials};
+use bench::{BenchPlan, TargetCredentials, WatchFleet};
 use serde_json::{Value, json};
 
 use crate::direct::{self, CONFIGMAPS, Dir, PATIENCE, PODS, eventually};
@@ -27,8 +27,8 @@ async fn configuration_reload_applies_without_ending_watches() {
     let process = Process::serve(&dir, &up.url(), &["--config", &config]).await;
     let client = process.client();
     let target = TargetCredentials::default().target(&client.url()).await.unwrap_or_else(|error| panic!("{error}"));
-    let plan = Plan { watches: 1_000, connections: 10, watch_list: true, ..Plan::default() };
-    let fleet = Fleet::start(&plan, &target);
+    let plan = BenchPlan { watches: 1_000, connections: 10, watch_list: true, ..BenchPlan::default() };
+    let fleet = WatchFleet::start(&plan, &target);
     fleet.set_out();
     assert!(fleet.synced(PATIENCE).await.is_some(), "{:?}: {:?}", fleet.counts(), fleet.complaint());
     assert!(!client.get(CONFIGMAPS).await.is_cached());

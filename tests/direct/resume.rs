@@ -1,15 +1,15 @@
 //! A watch resumes where another one stopped, or receives 410 (W2, W6–W8, F5, L2).
 
 use base::now_ns;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use serde_json::Value;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
 
 /// Writes pods of one namespace only, so that revisions are consecutive.
-fn write(up: &RunningUpstream, times: u64) -> u64 {
+fn write(up: &RunningDemoApiserver, times: u64) -> u64 {
     (0..times).fold(up.revision(), |_, n| up.update_pod("default", &format!("p{}", n % 3)))
 }
 
@@ -41,7 +41,12 @@ async fn resume_works_within_window_and_returns_410_before() {
     join_all(within.iter().map(|watch| watch.reached(last))).await;
     let mut evidence = history.upto(last).await.evidence();
     evidence.watches(within.iter().chain(&before)).window(5).overdue();
-    evidence.shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Future, Guarantee::Expired]);
+    evidence.shows(&[
+        ApiserverGuarantee::Resumable,
+        ApiserverGuarantee::Reliable,
+        ApiserverGuarantee::Future,
+        ApiserverGuarantee::Expired,
+    ]);
     assert!(before.iter().all(|watch| watch.end() == Some(Ended::Expired)));
 }
 
@@ -86,7 +91,7 @@ async fn resume_without_history_starts_at_list_version_else_410() {
         .watches([&at_list, &before])
         .forgotten(listed)
         .overdue()
-        .shows(&[Guarantee::Resumable, Guarantee::Expired]);
+        .shows(&[ApiserverGuarantee::Resumable, ApiserverGuarantee::Expired]);
     assert_eq!((at_list.end(), before.end()), (None, Some(Ended::Expired)));
 }
 
@@ -125,7 +130,10 @@ async fn watch_from_future_version_sends_nothing_until_then() {
     up.faults().bookmark();
     let last = write(&up, 5);
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.upto(last).await.judge(&watches, &[Guarantee::Future, Guarantee::Reliable, Guarantee::Resumable]);
+    history
+        .upto(last)
+        .await
+        .judge(&watches, &[ApiserverGuarantee::Future, ApiserverGuarantee::Reliable, ApiserverGuarantee::Resumable]);
     for watch in &watches {
         assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv > future), "{:?}", watch.bookmarks());
     }
@@ -154,7 +162,12 @@ async fn watch_from_list_version_misses_no_event() {
         let listed = evidence.answer(list);
         evidence.resumed(watch, Some(listed));
     }
-    evidence.shows(&[Guarantee::ListSnapshot, Guarantee::Continuity, Guarantee::Resumable, Guarantee::Reliable]);
+    evidence.shows(&[
+        ApiserverGuarantee::ListSnapshot,
+        ApiserverGuarantee::Continuity,
+        ApiserverGuarantee::Resumable,
+        ApiserverGuarantee::Reliable,
+    ]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -188,7 +201,11 @@ async fn watch_moving_between_replicas_receives_each_event_once() {
     for watch in &hops {
         before = Some(evidence.resumed(watch, before));
     }
-    evidence.watches(&held).shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Unique]);
+    evidence.watches(&held).shows(&[
+        ApiserverGuarantee::Resumable,
+        ApiserverGuarantee::Reliable,
+        ApiserverGuarantee::Unique,
+    ]);
     assert_eq!(held.map(|watch| watch.end()), [None, None]);
 }
 
@@ -217,7 +234,7 @@ async fn clients_resume_after_proxy_restart() {
         evidence.resumed(again, Some(before));
     }
     evidence.broken("the first one stops", stopped_ns, &[]);
-    evidence.shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Unique]);
+    evidence.shows(&[ApiserverGuarantee::Resumable, ApiserverGuarantee::Reliable, ApiserverGuarantee::Unique]);
     assert!(again.iter().all(Watch::is_open));
     let lists = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| !query.contains("watch"));
     assert!(lists.count() <= 2, "a list for each of the two");

@@ -1,10 +1,10 @@
 //! Clients return to a restarted proxy with versions older than its first list. They resume as long as upstream has the
 //! history, and receive each change once and in order (W3, W5–W7, F9).
 
-use demo::{self, Pod, RequestKind, RunningUpstream};
+use demo::{self, Pod, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 
@@ -24,7 +24,7 @@ async fn asked(app: &App, purpose: &str) -> u64 {
 }
 
 /// A proxy whose feed of pods starts now.
-async fn begun(up: &RunningUpstream) -> App {
+async fn begun(up: &RunningDemoApiserver) -> App {
     let app = direct::app(up).run().await;
     app.discovered().await;
     assert!(app.get("/api/v1/pods?resourceVersion=0").await.is_cached());
@@ -232,7 +232,7 @@ async fn selector_resume_without_past_objects_returns_410() {
 }
 
 /// Pods that change their team, appear and disappear.
-async fn labelled(up: &RunningUpstream) -> History {
+async fn labelled(up: &RunningDemoApiserver) -> History {
     let pod = |name: &str, team: &str| Pod::new("default", name).label("team", team);
     for (name, team) in [("stays", "x"), ("enters", "y"), ("leaves", "x"), ("goes", "x")] {
         up.put_pod(&pod(name, team));
@@ -295,6 +295,6 @@ async fn bookmark_after_backfill_covers_all_earlier_events() {
     direct::followed(&up, "pods").await;
     up.faults().only("pods").bookmark();
     watch.reached(beyond).await;
-    history.upto(last).await.judge([&watch], &[Guarantee::Reliable, Guarantee::Bookmarkable]);
+    history.upto(last).await.judge([&watch], &[ApiserverGuarantee::Reliable, ApiserverGuarantee::Bookmarkable]);
     assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv >= last), "{:?}", watch.bookmarks());
 }

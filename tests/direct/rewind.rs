@@ -3,21 +3,21 @@
 use std::time::Instant;
 
 use base::now_ns;
-use demo::{self, Backup, RunningUpstream};
+use demo::{self, RunningDemoApiserver, StoreBackup};
 use futures_util::future::join_all;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
 };
 
 /// A proxy that forwards a read as early as the product does if upstream cannot prove freshness.
-fn app_like_the_product(up: &RunningUpstream) -> Plan {
+fn app_like_the_product(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).fresh_wait_of_product()
 }
 
 /// The proxies' LISTs and watch-lists of a whole collection.
-fn whole_lists(up: &RunningUpstream, path: &str) -> usize {
+fn whole_lists(up: &RunningDemoApiserver, path: &str) -> usize {
     let whole = |query: &&String| {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
@@ -42,14 +42,19 @@ async fn doubts(app: &App, resource: &str) -> u64 {
 }
 
 /// Writes that will be lost: an update, a creation and a deletion.
-fn happen(up: &RunningUpstream) -> u64 {
+fn happen(up: &RunningDemoApiserver) -> u64 {
     up.update_pod("default", "kept");
     up.create_pod("default", "ghost");
     up.delete_pod("default", "doomed")
 }
 
 /// Stops the apiserver, restores its storage, and runs `meanwhile` before the proxy can reach it again.
-async fn restored(up: &RunningUpstream, app: &App, backup: &Backup, meanwhile: impl FnOnce(&RunningUpstream)) {
+async fn restored(
+    up: &RunningDemoApiserver,
+    app: &App,
+    backup: &StoreBackup,
+    meanwhile: impl FnOnce(&RunningDemoApiserver),
+) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().restore(backup);
@@ -71,7 +76,7 @@ async fn watches(app: &App, path: &str) -> Vec<Watch> {
 }
 
 /// Asserts that every read returns upstream's state.
-async fn assert_restored(up: &RunningUpstream, app: &App, path: &str) {
+async fn assert_restored(up: &RunningDemoApiserver, app: &App, path: &str) {
     let any = app.get(&format!("{path}?resourceVersion=0")).await;
     assert!(any.is_cached());
     let theirs = direct::straight(up).get(path).await;
@@ -85,7 +90,7 @@ async fn assert_restored(up: &RunningUpstream, app: &App, path: &str) {
 }
 
 /// A proxy that starts with a state that the backup lacks, and has observed no change since.
-async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
+async fn begun_with_a_ghost(seed: u64) -> (RunningDemoApiserver, App, Vec<Watch>, StoreBackup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     let backup = up.faults().backup();
     let last = up.create_pod("default", "ghost");
@@ -95,7 +100,7 @@ async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Bac
 }
 
 /// An upstream with a few pods, its backup, and a version that the storage has not reached when it is restored.
-async fn begun(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
+async fn begun(seed: u64) -> (RunningDemoApiserver, App, Vec<Watch>, StoreBackup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
@@ -108,14 +113,14 @@ async fn begun(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
 }
 
 /// Writes to other objects until the storage has passed a version.
-fn pass(up: &RunningUpstream, version: u64) {
+fn pass(up: &RunningDemoApiserver, version: u64) {
     while up.revision() <= version + 10 {
         up.put("nodes", serde_json::json!({"metadata": {"name": "other"}}));
     }
 }
 
 /// Writes between the restore and the proxy's reconnection, each with a name. The argument is the proxy's version.
-type Meanwhile = (&'static str, fn(&RunningUpstream, u64));
+type Meanwhile = (&'static str, fn(&RunningDemoApiserver, u64));
 
 const MEANWHILE: [Meanwhile; 8] = [
     ("nothing", |_, _| {}),
@@ -336,7 +341,8 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     // A client that still waits after the lag may have the versions of all pods compared: such a list is of metadata.
     let compared = sum(&app, "kube_fanout_feed_requests_total purpose=\"equality\" resource=\"pods.v1\"").await;
     let forwarded = sum(&app, "kube_fanout_forwarded_total").await;
-    // The three reads take nine seconds. An unfounded doubt has a backoff of ten, and an unanswered one ends after five.
+    // The three reads take nine seconds. An unfounded doubt has a backoff of ten, and an unanswered one ends after
+    // five.
     let (doubts, doubts_max) = (doubts(&app, "pods.v1").await, 1 + began.elapsed().as_secs() / 5);
     assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
     assert!(
@@ -373,8 +379,8 @@ async fn relist_does_not_read_stale_server_cache() {
     let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
     let mut evidence = history.evidence();
     evidence.watch(&watch);
-    evidence.answers([&before, &any]).broken("what cannot be read", since, &[Guarantee::Expired]);
-    evidence.shows(&[Guarantee::Monotone, Guarantee::ListSnapshot]);
+    evidence.answers([&before, &any]).broken("what cannot be read", since, &[ApiserverGuarantee::Expired]);
+    evidence.shows(&[ApiserverGuarantee::Monotone, ApiserverGuarantee::ListSnapshot]);
     assert!(before.is_cached() && any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
     assert_eq!(rewound(&app, "pods.v1").await, 0);
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::{Duration, sleep};
 
@@ -24,7 +24,7 @@ impl Drop for Writer {
     }
 }
 
-fn writing(up: &Arc<RunningUpstream>) -> Writer {
+fn writing(up: &Arc<RunningDemoApiserver>) -> Writer {
     let up = up.clone();
     Writer(tokio::spawn(async move {
         loop {
@@ -40,7 +40,7 @@ fn writing(up: &Arc<RunningUpstream>) -> Writer {
 
 /// Returns when a client has watched for longer than two lists take. The client relists after each 410. A feed that
 /// relists over and over has no events to send.
-async fn goes_on(up: &RunningUpstream, app: &App) {
+async fn goes_on(up: &RunningDemoApiserver, app: &App) {
     for _ in 0..LISTS_MAX {
         let watch = app.watch(PODS).initial_events().from(0).await;
         let later = up.revision() + 2 * DURING_A_LIST;
@@ -55,7 +55,7 @@ async fn goes_on(up: &RunningUpstream, app: &App) {
 
 /// Upstream comes back with a window that starts after its clients' versions, and keeps moving while the writer lives.
 /// Returns the number of LISTs before that.
-async fn came_back(up: &Arc<RunningUpstream>) -> (u64, Writer) {
+async fn came_back(up: &Arc<RunningDemoApiserver>) -> (u64, Writer) {
     up.churn(2 * WINDOW).await;
     up.faults().forget_window();
     up.faults().lists_outlast(DURING_A_LIST);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use http::Method;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls};
 use kube_fanout::upstream::CredentialSource;
 
 use crate::direct::{self, App, Dir, Listening, Pair, Protocol, Trust, eventually, pair, within};
@@ -116,7 +116,8 @@ async fn next(stream: &mut Incoming) -> String {
 #[tokio::test]
 async fn rotated_upstream_credentials_apply_to_new_requests() {
     let (dir, old, new, newer) = (Dir::new(), pair(), pair(), pair());
-    let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Requested).expect("a certificate");
+    let tls =
+        ListenerTls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Requested).expect("a certificate");
     dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let address = listener.local_address().expect("it is bound").to_string();

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use demo::{self, ReviewCounts, RunningUpstream};
+use demo::{self, ReviewCounts, RunningDemoApiserver};
 use http::Method;
 use kube_fanout::auth::{AuthConfig, AuthMode};
-use kube_fanout::config::{ServeSettings, TlsSource};
+use kube_fanout::config::{ServeSettings, TlsCertificateSource};
 
 use crate::chains::{Authority, YEAR};
 use crate::direct::{self, Answer, App, Client, Dir, PODS, Plan, Protocol, Trust, eventually, pair};
@@ -23,7 +23,7 @@ fn asked(plan: Plan, dir: &Dir) -> Plan {
     let certificate = dir.file("metrics.crt", &own.cert.pem());
     let key = dir.file("metrics.key", &own.signing_key.serialize_pem());
     let plan = plan.trusting(certificate.clone());
-    scraped(plan).with(|config| config.metrics_tls = Some(TlsSource::Files { certificate, key }))
+    scraped(plan).with(|config| config.metrics_tls = Some(TlsCertificateSource::Files { certificate, key }))
 }
 
 fn scraped(plan: Plan) -> Plan {
@@ -35,7 +35,7 @@ fn scraped(plan: Plan) -> Plan {
 }
 
 /// An upstream that knows `thyme`, who may scrape, and `cumin`, who may not.
-async fn upstream() -> RunningUpstream {
+async fn upstream() -> RunningDemoApiserver {
     let up = demo::upstream().pods(3).run().await;
     for (token, user) in [("thyme", "prometheus"), ("cumin", "nosy")] {
         up.reviews().give(token, user);

@@ -3,15 +3,15 @@
 
 use std::sync::LazyLock;
 
-use demo::{self, Pod, RunningUpstream};
+use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::future::join_all;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, straight};
 use crate::process::metric;
 
 /// Creates, labels, moves, relabels and deletes one pod. Returns the last revision.
-fn life(up: &RunningUpstream) -> u64 {
+fn life(up: &RunningDemoApiserver) -> u64 {
     let pod = || Pod::new("default", "nomad");
     up.put_pod(&pod().label("app", "front").node(""));
     up.put_pod(&pod().label("app", "front").node("node-1"));
@@ -126,7 +126,11 @@ async fn namespace_prefix_does_not_match_longer_namespace() {
     for query in ["", "?resourceVersion=0", "?labelSelector=%21missing"] {
         evidence.answer(&app.get(&format!("{path}{query}")).await);
     }
-    evidence.watches(&watches).shows(&[Guarantee::Filtered, Guarantee::ListSnapshot, Guarantee::InitialEvents]);
+    evidence.watches(&watches).shows(&[
+        ApiserverGuarantee::Filtered,
+        ApiserverGuarantee::ListSnapshot,
+        ApiserverGuarantee::InitialEvents,
+    ]);
 }
 
 /// Selectors of every kind, as (labels, fields).

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::direct::{self, App, Ended, PODS, Protocol, Watch, straight};
@@ -28,7 +28,7 @@ async fn same(app: &App) -> u64 {
 }
 
 /// Returns after `times` more self-checks of a proxy whose pods change.
-async fn compared(up: &RunningUpstream, app: &App, times: u64) {
+async fn compared(up: &RunningDemoApiserver, app: &App, times: u64) {
     let often = Box::pin(async {
         let wanted = same(app).await + times;
         while same(app).await < wanted {
@@ -39,7 +39,7 @@ async fn compared(up: &RunningUpstream, app: &App, times: u64) {
 }
 
 /// A fault, with a name.
-type Mistake = (&'static str, fn(&RunningUpstream));
+type Mistake = (&'static str, fn(&RunningDemoApiserver));
 
 const MISTAKES: [Mistake; 4] = [
     ("a creation is lost", |up| {
@@ -100,7 +100,7 @@ async fn repeated_self_checks_under_churn_end_no_watch() {
 #[tokio::test]
 async fn idle_proxy_sends_no_self_check_requests() {
     let (up, changing) = (demo::upstream().pods(6).run().await, demo::upstream().pods(6).run().await);
-    let often = |up: &RunningUpstream| direct::app(up).with(|config| config.reflect.self_check = Some(OFTEN));
+    let often = |up: &RunningDemoApiserver| direct::app(up).with(|config| config.reflect.self_check = Some(OFTEN));
     let (read, kept) = (often(&up).run().await, often(&up).preload("pods").run().await);
     let other = often(&changing).run().await;
     let watches = [read.watch(PODS).initial_events().from(0), other.watch(PODS).initial_events().from(0)];

@@ -1,6 +1,6 @@
 //! Limits count by user: many tokens of one account, and many encodings of one token, share one limit.
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::{Method, Response};
@@ -21,7 +21,7 @@ fn spellings() -> Vec<String> {
 }
 
 /// Ada has one token in all its encodings, and Bob another. Both may do everything.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> App {
+async fn ada_and_bob(up: &RunningDemoApiserver, change: impl FnOnce(&mut ServeSettings)) -> App {
     spellings().iter().for_each(|token| up.reviews().give(token, "ada"));
     up.reviews().give("b", "bob");
     ["ada", "bob"].iter().for_each(|user| up.reviews().allow(user, "*"));

@@ -1,7 +1,7 @@
 //! Clients whose HTTP/2 windows stay closed, and the objects that they request.
 
 use bytes::Bytes;
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Request;
 use tokio::net::TcpStream;
 
@@ -11,7 +11,7 @@ use crate::direct::{self, Client, within};
 pub const LARGE: &str = "/api/v1/namespaces/default/configmaps/large?resourceVersion=0";
 pub const MIDDLING: &str = "/api/v1/namespaces/default/configmaps/middling?resourceVersion=0";
 
-pub async fn with_objects() -> RunningUpstream {
+pub async fn with_objects() -> RunningDemoApiserver {
     let up = demo::upstream().run().await;
     up.put("configmaps", direct::configmap("default", "large", &"x".repeat(1 << 20)));
     up.put("configmaps", direct::configmap("default", "middling", &"x".repeat(60_000)));

@@ -123,7 +123,7 @@ async fn second_proxy_on_live_unix_socket_fails_to_start() {
     let up = demo::upstream().pods(3).run().await;
     let dir = direct::Dir::new();
     let path = dir.join("api.sock");
-    let address = kube_fanout::net::Address::Unix(path.clone());
+    let address = kube_fanout::net::ListenAddress::Unix(path.clone());
     let plan = || direct::app(&up).with(|config| config.listen = vec![address.clone()]);
     let first = plan().run().await;
     match plan().try_run().await.err() {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Method, Request, request};
 use http_body_util::BodyExt as _;
-use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, Tls};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 #[cfg(target_os = "linux")]
@@ -76,7 +76,7 @@ async fn connection_limit_evicts_oldest_silent_connection() {
 #[tokio::test]
 async fn unfinished_tls_handshakes_do_not_block_new_clients() {
     let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
-    let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+    let tls = ListenerTls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
     let listener = listener();
     let address = listener.local_address().expect("it is bound").to_string();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::io::AsyncWriteExt as _;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, ALLOWANCE, Ended, History, PODS, Protocol, Watch};
 
@@ -41,7 +41,12 @@ async fn stuck_watch_beyond_window_gets_410() {
     history.upto(last).await;
     stuck.iter().for_each(Watch::resume);
     join_all(stuck.iter().map(|watch| watch.reached_or_ended(last))).await;
-    history.evidence().watches(&stuck).window(64).overdue().shows(&[Guarantee::Reliable, Guarantee::Expired]);
+    history
+        .evidence()
+        .watches(&stuck)
+        .window(64)
+        .overdue()
+        .shows(&[ApiserverGuarantee::Reliable, ApiserverGuarantee::Expired]);
     for (n, watch) in stuck.iter().enumerate() {
         assert_eq!(watch.end(), Some(Ended::Expired), "over {:?}: ten megabytes do not fit", Protocol::ALL[n]);
     }

@@ -1,6 +1,6 @@
 //! A server with two storages, whose versions are unrelated (L5).
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
 use hyper::body::Incoming;
@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use crate::direct::{self, Behind, CONFIGMAPS, PODS, Stub, configmap};
 
 /// A server with two storages, like an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
-async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub {
+async fn of_two_storages(up: &RunningDemoApiserver, other: &RunningDemoApiserver) -> Stub {
     let (main, own) = (Behind::at(&up.url()), Behind::at(&other.url()));
     let relay = move |request: Request<Incoming>| {
         let behind = if request.uri().path().ends_with("/configmaps") { own.clone() } else { main.clone() };

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use http::Method;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::serve::SlowReaderLimits;
@@ -20,7 +20,7 @@ const OBJECT_BYTES: usize = 512 << 10;
 pub const UNREAD: SlowReaderLimits =
     SlowReaderLimits { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
-pub async fn large() -> RunningUpstream {
+pub async fn large() -> RunningDemoApiserver {
     let up = demo::upstream().run().await;
     let value = "x".repeat(OBJECT_BYTES);
     for n in 0..OBJECTS {
@@ -29,7 +29,7 @@ pub async fn large() -> RunningUpstream {
     up
 }
 
-pub fn impatient(up: &RunningUpstream, unread: SlowReaderLimits) -> Plan {
+pub fn impatient(up: &RunningDemoApiserver, unread: SlowReaderLimits) -> Plan {
     direct::app(up).with(|config| config.serve.unread = unread).idle(Duration::from_millis(40))
 }
 

@@ -4,18 +4,18 @@
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RequestKind, RunningUpstream};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 
 /// A proxy whose upstream does not stream lists, and delays LIST responses.
-async fn gated(up: &RunningUpstream, plan: direct::Plan) -> App {
+async fn gated(up: &RunningDemoApiserver, plan: direct::Plan) -> App {
     let app = plan.run().await;
     let known = &app;
     // Discovery lists as well.
@@ -45,9 +45,9 @@ async fn requests_wait_for_initial_list_and_are_served_from_cache() {
     };
     let (lists, watches, feed) = tokio::join!(lists, watches, gate);
     history.evidence().answers(&lists).asked(&up).broken("a start", since, &[]).shows(&[
-        Guarantee::OneRelist,
-        Guarantee::ListSnapshot,
-        Guarantee::Monotone,
+        ApiserverGuarantee::OneRelist,
+        ApiserverGuarantee::ListSnapshot,
+        ApiserverGuarantee::Monotone,
     ]);
     assert_eq!(feed.map(|feed| feed["state"].clone()), Some("syncing".into()));
     assert!(lists.iter().all(|list| list.is_cached() && list.items().len() == 8));

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kube_fanout::net::Address;
+use kube_fanout::net::ListenAddress;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -158,7 +158,7 @@ async fn top_handles_keys_and_restores_terminal() {
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
     let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).with(|config| config.admin = Some(Address::Unix(socket)));
+    let plan = direct::app(&up).with(|config| config.admin = Some(ListenAddress::Unix(socket)));
     let app = plan.run().await;
     let watch = app.watch(PODS).from(up.revision()).await;
     watch.reached(up.churn(10).await).await;

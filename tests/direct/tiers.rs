@@ -1,6 +1,6 @@
 //! A proxy whose upstream is a proxy: what reaches its clients, and which requests the apiserver receives (F5, W10).
 
-use demo::{self, ReceivedRequest, RunningUpstream};
+use demo::{self, ReceivedRequest, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::clock::bookmarks_cross;
@@ -11,7 +11,7 @@ const HOPS: &str = "kube-fanout-hops";
 const CLIENTS: usize = 40;
 
 /// A zone proxy in front of upstream, and a leaf proxy in front of the zone.
-async fn tiers(up: &RunningUpstream) -> (App, App) {
+async fn tiers(up: &RunningDemoApiserver) -> (App, App) {
     let zone = direct::app(up).run().await;
     zone.discovered().await;
     let leaf = direct::in_front_of(&zone.url()).run().await;
@@ -20,7 +20,7 @@ async fn tiers(up: &RunningUpstream) -> (App, App) {
 }
 
 /// Upstream requests for a path: the zone's own, and those of the leaf or its clients through the zone.
-fn seen(up: &RunningUpstream, path: &str) -> (usize, usize) {
+fn seen(up: &RunningDemoApiserver, path: &str) -> (usize, usize) {
     let hops = |seen: &ReceivedRequest| {
         let values = seen.headers.get_all(HOPS).iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).count()

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use http::Method;
-use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, PeerAddress, Tls};
+use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls, PeerAddress};
 
 use crate::direct::{self, Dir, Listening, PODS, Protocol, Trust, eventually, pair, within};
 
@@ -16,7 +16,7 @@ fn bind(address: &str) -> Listener {
 async fn client_certificate_is_passed_with_each_request() {
     let (dir, own) = (Dir::new(), pair());
     let names = vec!["127.0.0.1".to_owned()];
-    let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
+    let tls = ListenerTls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
     let listening = Listening::start(bind("127.0.0.1:0"), Some(tls), ConnectionLimits::default());
     for protocol in [Protocol::Http1, Protocol::Http2] {

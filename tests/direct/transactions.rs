@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use demo::RunningUpstream;
+use demo::RunningDemoApiserver;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -18,19 +18,19 @@ const ROUNDS: usize = 20;
 /// a transaction.
 const TRIES_MAX: usize = 20;
 
-fn add(up: &RunningUpstream, key: &str) -> u64 {
+fn add(up: &RunningDemoApiserver, key: &str) -> u64 {
     let (namespace, name) = key.split_once('/').expect("a key");
     up.put("events", json!({"metadata": {"name": name, "namespace": namespace}}))
 }
 
-fn lease(up: &RunningUpstream) {
+fn lease(up: &RunningDemoApiserver) {
     for key in LEASED {
         add(up, key);
     }
 }
 
 /// A proxy that follows an Event that stays and four that expire, and the version of its list.
-async fn leased() -> (RunningUpstream, App, u64) {
+async fn leased() -> (RunningDemoApiserver, App, u64) {
     let up = demo::upstream().run().await;
     add(&up, "default/stays");
     lease(&up);

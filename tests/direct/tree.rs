@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use demo::{self, ReceivedRequest, RunningUpstream};
+use demo::{self, ReceivedRequest, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::auth::AuthMode;
@@ -22,11 +22,11 @@ const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const MARK: &str = r#""release":"1.37""#;
 
 /// A zone proxy. Its cached upstream documents are served at once, because the demo's discovery does not lag.
-fn zone(up: &RunningUpstream) -> Plan {
+fn zone(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).with(|config| config.serve.lag_max = Duration::ZERO)
 }
 
-pub async fn tree(up: &RunningUpstream, leaves: usize) -> (App, Vec<App>) {
+pub async fn tree(up: &RunningDemoApiserver, leaves: usize) -> (App, Vec<App>) {
     let zone = zone(up).run().await;
     zone.discovered().await;
     let leaves = join_all((0..leaves).map(|_| direct::in_front_of(&zone.url()).run())).await;
@@ -37,12 +37,12 @@ pub async fn tree(up: &RunningUpstream, leaves: usize) -> (App, Vec<App>) {
 }
 
 /// Number of upstream requests for these paths from proxies.
-fn asked(up: &RunningUpstream, paths: &[&str]) -> usize {
+fn asked(up: &RunningDemoApiserver, paths: &[&str]) -> usize {
     paths.iter().map(|path| direct::asked_by_proxies(up, path).len()).sum()
 }
 
 /// Number of upstream requests that a leaf caused.
-fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
+fn of_leaves(up: &RunningDemoApiserver, path: &str) -> usize {
     let is_of_a_leaf = |seen: &&ReceivedRequest| {
         seen.headers.get(HOPS).is_some_and(|hops| hops.as_bytes().contains(&b',')) && seen.uri.path() == path
     };
@@ -193,7 +193,7 @@ async fn reviewed_for(zone: &Client, user: &str, cause: &str) -> (u16, Option<bo
 }
 
 /// A zone that watches RBAC, a client for its leaf, and the leaf's watch that makes the zone do so.
-async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
+async fn zone_that_hears(up: &RunningDemoApiserver) -> (App, Client, Watch) {
     // Decisions are cached for longer than any test takes.
     let remembering = zone(up).with(|config| {
         config.auth = AuthMode::Delegated;

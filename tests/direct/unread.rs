@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use demo::RunningUpstream;
+use demo::RunningDemoApiserver;
 use futures_util::stream;
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
@@ -256,7 +256,7 @@ const TRIES_MAX: usize = 20;
 const ROOM_HELD: Duration = Duration::from_secs(3);
 
 /// A proxy with a limit of four MiB of responses, and a short timeout for clients that do not read.
-async fn with_little_room(up: &RunningUpstream) -> App {
+async fn with_little_room(up: &RunningDemoApiserver) -> App {
     let plan = direct::app(up).with(|config| {
         config.serve.body_max = ROOM_HELD;
         config.serve.limits.lists_bytes_max = 4 << 20;

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Method;
 
@@ -17,7 +17,7 @@ const NEW: u32 = 37;
 const MARK: &str = r#""release":"1.37""#;
 
 /// Number of lists and watch-lists of all pods, or of one page, that proxies have requested.
-fn lists(up: &RunningUpstream) -> usize {
+fn lists(up: &RunningDemoApiserver) -> usize {
     let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
     let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
     direct::asked_by_proxies(up, PODS).iter().filter(is_state).filter(is_whole).count()
@@ -46,7 +46,7 @@ fn marks(text: &str) -> usize {
 }
 
 /// Stops the server, and restarts it as the new release.
-async fn upgrade(up: &RunningUpstream, app: &App, meanwhile: impl FnOnce()) {
+async fn upgrade(up: &RunningDemoApiserver, app: &App, meanwhile: impl FnOnce()) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().upgrade(NEW);
@@ -56,7 +56,7 @@ async fn upgrade(up: &RunningUpstream, app: &App, meanwhile: impl FnOnce()) {
 }
 
 /// Asserts the new bytes for every kind of read from the cache.
-async fn assert_all_are_new(up: &RunningUpstream, app: &App, pods: usize) {
+async fn assert_all_are_new(up: &RunningDemoApiserver, app: &App, pods: usize) {
     let (pod, _) = up.keys("pods").remove(0);
     let (namespace, name) = pod.split_once('/').expect("a namespace");
     let one = format!("/api/v1/namespaces/{namespace}/pods/{name}?resourceVersion=0");

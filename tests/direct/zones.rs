@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use serde_json::json;
 
 use crate::direct::{self, App, History, PODS, Watch, eventually, in_time};
@@ -11,7 +11,7 @@ use crate::endpoints;
 
 /// Two zones with one upstream, and a leaf that prefers the first.
 struct Tree {
-    up: RunningUpstream,
+    up: RunningDemoApiserver,
     first: App,
     second: App,
     leaf: App,
@@ -92,7 +92,7 @@ async fn zone_catches_up_with_resume_version_of_leaf() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaf_freshness_check_costs_upstream_one_zone_check() {
     let tree = tree(503).await;
-    let asked = |up: &RunningUpstream| direct::asked_by_proxies(up, PODS).len();
+    let asked = |up: &RunningDemoApiserver| direct::asked_by_proxies(up, PODS).len();
     for n in 0..3 {
         tree.up.put("nodes", json!({"metadata": {"name": format!("new-{n}")}}));
         let (before, began) = (asked(&tree.up), Instant::now());

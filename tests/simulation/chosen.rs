@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use demo::{CountPerResource, RequestCounts};
-use verify::Record;
+use verify::HistoryRecord;
 
 use crate::excuses;
 use crate::faults::{Fault, FaultKind};
@@ -41,7 +41,7 @@ fn kept(plan: Plan) -> Kept {
     let text = String::from_utf8(lines).expect("JSON");
     let (mut events, mut expired) = (Vec::new(), 0);
     for record in text.lines().map(|line| serde_json::from_str(line).expect("a record")) {
-        let Record::Event(event) = record else { continue };
+        let HistoryRecord::Event(event) = record else { continue };
         events.push(Duration::from_nanos(event.at_ns.saturating_sub(began_ns)));
         expired += usize::from(event.status.code == 410 && !event.status.message.contains(FROM_THE_FIRST));
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use demo::{RequestKind, RunningUpstream};
+use demo::{RequestKind, RunningDemoApiserver};
 
 use crate::network::Network;
 
@@ -97,7 +97,7 @@ pub const KINDS: [&str; 22] = [
 
 /// The parts to which faults are applied.
 pub struct Broken<'a> {
-    pub up: &'a RunningUpstream,
+    pub up: &'a RunningDemoApiserver,
     pub plural: &'static str,
     pub to_upstream: &'a Network,
     pub to_application: &'a Network,

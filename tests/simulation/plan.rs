@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use verify::{RecordedEncoding, Transport, VerifiedResource};
+use verify::{ClientTransport, RecordedEncoding, VerifiedResource};
 
 use crate::faults::{Fault, FaultKind};
 
@@ -21,7 +21,7 @@ pub struct Plan {
     pub rate: f64,
     pub pace: u32,
     pub duration: Duration,
-    pub transports: Vec<Transport>,
+    pub transports: Vec<ClientTransport>,
     pub latency: Duration,
     pub piece_bytes: usize,
     /// Whether connections to upstream use HTTP/2.
@@ -74,7 +74,7 @@ impl Plan {
             rate: 0.2 + rng.f64(),
             pace: rng.u32(5..=30),
             duration,
-            transports: vec![Transport::H1, Transport::H2, Transport::Ws],
+            transports: vec![ClientTransport::H1, ClientTransport::H2, ClientTransport::Ws],
             latency: LATENCIES[rng.usize(..LATENCIES.len())],
             piece_bytes: PIECES[rng.usize(..PIECES.len())],
             multiplexes: rng.bool(),

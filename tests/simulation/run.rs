@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::now_ns;
-use demo::{self, RequestCounts, RunningUpstream, StoreChanges};
-use kube_fanout::app::{BoundApp, InheritedSockets, TaskLost};
+use demo::{self, RequestCounts, RunningDemoApiserver, StoreSubscription};
+use kube_fanout::app::{BoundApp, InheritedSockets, TaskLostError};
 use kube_fanout::config::ServeSettings;
-use kube_fanout::net::{Address, Listener};
+use kube_fanout::net::{ListenAddress, Listener};
 use kube_fanout::upstream::{CredentialSource, InMemoryUpstream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use verify::{
-    ClientFleet, ClientFleetOptions, CompactedRecord, EventKind, FaultRecord, History, Record, Requirements,
-    RunVerdict, WindowRecord,
+    ClientFleet, ClientFleetOptions, CompactionRecord, FaultRecord, HistoryRecord, HistoryWindowRecord,
+    RecordedEventType, RunHistory, RunVerdict, VerdictRequirements,
 };
 
 use crate::faults::{Broken, FaultKind};
@@ -70,9 +70,9 @@ pub fn run_plan(plan: Plan) -> Ran {
         (began_ns, asked, lines, notes)
     });
     let text = std::str::from_utf8(&lines).expect("JSON");
-    let records = text.lines().map(|line| serde_json::from_str::<Record>(line).expect("a record"));
-    let history = History::of(records).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    let verdict = RunVerdict::of(&history, &Requirements::default());
+    let records = text.lines().map(|line| serde_json::from_str::<HistoryRecord>(line).expect("a record"));
+    let history = RunHistory::of(records).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let verdict = RunVerdict::of(&history, &VerdictRequirements::default());
     Ran { verdict, lines, notes, faults, began_ns, asked }
 }
 
@@ -89,15 +89,15 @@ fn runtime(seed: u64) -> Runtime {
 
 struct Simulation {
     plan: Plan,
-    up: RunningUpstream,
-    changes: StoreChanges,
+    up: RunningDemoApiserver,
+    changes: StoreSubscription,
     /// The version at which the truth starts.
     from: u64,
     to_upstream: Network,
     to_application: Network,
     clientele: Arc<ClientFleet>,
     stop: Option<oneshot::Sender<()>>,
-    app: tokio::task::JoinHandle<Result<(), TaskLost>>,
+    app: tokio::task::JoinHandle<Result<(), TaskLostError>>,
 }
 
 /// A scheduled action.
@@ -143,7 +143,7 @@ impl Simulation {
         inherited.add_memory(ADDRESS, listener);
         let upstream = InMemoryUpstream::new(to_upstream.over(up.connector()), plan.multiplexes);
         let mut config = ServeSettings::in_front_of(CredentialSource::Memory(upstream));
-        config.listen = vec![Address::Tcp(ADDRESS)];
+        config.listen = vec![ListenAddress::Tcp(ADDRESS)];
         config.admin = None;
         config.drain = DRAIN;
         config.reflect.idle_max = plan.idle_max;
@@ -200,8 +200,8 @@ impl Simulation {
                 Act::Break(kind) => {
                     let from_ns = now_ns();
                     if kind == FaultKind::Compact {
-                        let compacted = CompactedRecord { version: self.up.revision(), at_ns: from_ns };
-                        self.clientele.put(&Record::Compacted(compacted));
+                        let compacted = CompactionRecord { version: self.up.revision(), at_ns: from_ns };
+                        self.clientele.put(&HistoryRecord::Compacted(compacted));
                     }
                     kind.begin(&on).await;
                     acts.push((at + lasts(kind), Act::Mend { kind, from_ns }));
@@ -221,11 +221,16 @@ impl Simulation {
         if kind.breaks() {
             let (name, to_ns) = (format!("{kind:?}"), now_ns());
             let fault = FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() };
-            self.clientele.put(&Record::Fault(fault));
+            self.clientele.put(&HistoryRecord::Fault(fault));
         }
         if kind.hides_history() {
             let (resource, version) = (self.clientele.resource(), self.up.revision());
-            self.clientele.put(&Record::Window(WindowRecord { resource, version, at_ns: from_ns, server: None }));
+            self.clientele.put(&HistoryRecord::Window(HistoryWindowRecord {
+                resource,
+                version,
+                at_ns: from_ns,
+                server: None,
+            }));
         }
     }
 
@@ -237,7 +242,7 @@ impl Simulation {
         // No client is served any more.
         let (name, to_ns) = ("drain".to_owned(), now_ns() + FOR_EVER_NS);
         let fault = FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() };
-        self.clientele.put(&Record::Fault(fault));
+        self.clientele.put(&HistoryRecord::Fault(fault));
     }
 
     /// Records the state at which the truth starts. Older history may be unavailable.
@@ -246,9 +251,10 @@ impl Simulation {
         for (key, version) in self.up.keys(plural) {
             let (namespace, name) = key.split_once('/').expect("they are in namespaces");
             let object = self.up.object(plural, namespace, name);
-            self.clientele.learn(version, &key, EventKind::Added, object.as_deref());
+            self.clientele.learn(version, &key, RecordedEventType::Added, object.as_deref());
         }
-        self.clientele.put(&Record::Window(WindowRecord { version: self.from, ..WindowRecord::default() }));
+        self.clientele
+            .put(&HistoryRecord::Window(HistoryWindowRecord { version: self.from, ..HistoryWindowRecord::default() }));
         self.clientele.known(self.from, self.from);
     }
 
@@ -266,9 +272,9 @@ impl Simulation {
     fn learn(&mut self) {
         for change in self.changes.take() {
             let kind = match (&change.object, change.is_new) {
-                (None, _) => EventKind::Deleted,
-                (Some(_), true) => EventKind::Added,
-                (Some(_), false) => EventKind::Modified,
+                (None, _) => RecordedEventType::Deleted,
+                (Some(_), true) => RecordedEventType::Added,
+                (Some(_), false) => RecordedEventType::Modified,
             };
             self.clientele.learn(change.revision, &change.key, kind, change.object.as_deref());
         }

@@ -55,9 +55,9 @@ fn reason_labels_are_documented() {
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
     for (file, of) in [
-        ("src/serve/activity.rs", "WatchEnd"),
-        ("src/reflect/metrics.rs", "SideRequest"),
-        ("src/reflect/failure.rs", "FailureKind"),
+        ("src/serve/activity.rs", "WatchEndReason"),
+        ("src/reflect/metrics.rs", "SideRequestReason"),
+        ("src/reflect/failure.rs", "ReflectorFailureKind"),
     ] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");

@@ -34,7 +34,7 @@ const CRATES: [(&str, &[&str]); 9] = [
 
 /// Forbidden imports of lower layers: the importing room, the imported room, and the reason.
 const NEVER: [(&str, &str, &str); 2] = [
-    ("serve", "reflect", "a request asks for a feed through feeds::Feeds, and nothing else goes up from it"),
+    ("serve", "reflect", "a request asks for a feed through feeds::FeedRegistry, and nothing else goes up from it"),
     ("admin", "upstream", "a probe must not depend on upstream"),
 ];
 
@@ -159,7 +159,7 @@ fn layer_violations_are_detected_in_every_syntax() {
 #[test]
 fn allowed_imports_and_lookalikes_are_not_reported() {
     let fine = [
-        ("serve/frontend.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, net, serve::route};"),
+        ("serve/frontend.rs", "use crate::{auth::Gate, cache::{FeedRegistry, Lease}, net, serve::route};"),
         ("serve/frontend.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),
         ("serve/frontend.rs", "const TEXT: &str = \"crate::reflect\"; /* crate::reflect */ const C: char = '\"';"),
         ("serve/door/page.rs", "use super::super::route; mod tests { use super::*; use super::super::feed; }"),

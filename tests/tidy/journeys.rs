@@ -1,4 +1,5 @@
-//! The modules and functions that CONTRIBUTING.md and docs/dev/JOURNEYS.md show to newcomers exist, and call each other.
+//! The modules and functions that CONTRIBUTING.md and docs/dev/JOURNEYS.md show to newcomers exist, and call each
+//! other.
 
 use crate::assert_none;
 use crate::files;

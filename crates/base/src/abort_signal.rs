@@ -9,10 +9,10 @@ use futures_util::task::AtomicWaker;
 ///
 /// Clones share the state. One task runs the future, and any number may abort it. The first reason counts.
 #[derive(Debug, Clone, Default)]
-pub struct AbortSignal(Arc<Shared>);
+pub struct AbortSignal(Arc<AbortSignalState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct AbortSignalState {
     /// Whether `why` or `within` of the signal is set. Tasks check it for each event, and it needs only one cache line.
     is_touched: AtomicBool,
     why: OnceLock<&'static str>,

@@ -3,28 +3,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// A count of live bytes, whatever owns them. A [`Charge`] is made together with a value and released when the value is
-/// dropped. A charge on an account also counts on its total.
+/// A count of live bytes, whatever owns them. A [`MemoryCharge`] is made together with a value and released when the
+/// value is dropped. A charge on an account also counts on its total.
 #[derive(Debug, Default)]
-pub struct Account {
+pub struct MemoryAccount {
     bytes: AtomicUsize,
     total: Option<Arc<Self>>,
 }
 
 /// The bytes of one value, charged to an account for as long as the value lives.
 #[derive(Debug)]
-pub struct Charge {
-    account: Arc<Account>,
+pub struct MemoryCharge {
+    account: Arc<MemoryAccount>,
     bytes: usize,
 }
 
 /// Bytes together with their charge, so that they stay charged while they are being sent.
 struct ChargedBytes {
     bytes: Box<[u8]>,
-    _charge: Charge,
+    _charge: MemoryCharge,
 }
 
-impl Account {
+impl MemoryAccount {
     /// The overhead of charged bytes: their owner, the reference count, and the allocator's overhead for both.
     pub const KEPT_BYTES: usize = size_of::<ChargedBytes>() + 48;
 
@@ -44,9 +44,9 @@ impl Account {
     }
 
     /// Charges `bytes` to the account until the charge is dropped.
-    pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> MemoryCharge {
         self.add(bytes);
-        Charge { account: self.clone(), bytes }
+        MemoryCharge { account: self.clone(), bytes }
     }
 
     /// Returns the same bytes, charged until the last handle to any part of them is dropped. If `bytes` is not the only
@@ -78,7 +78,7 @@ impl Account {
     }
 }
 
-impl Charge {
+impl MemoryCharge {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -95,13 +95,13 @@ impl Charge {
 }
 
 /// A clone is charged like the original.
-impl Clone for Charge {
+impl Clone for MemoryCharge {
     fn clone(&self) -> Self {
         self.account.charge(self.bytes)
     }
 }
 
-impl Drop for Charge {
+impl Drop for MemoryCharge {
     fn drop(&mut self) {
         self.account.take(self.bytes);
     }
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn charge_is_released_on_drop_and_added_again_on_clone() {
-        let total = Account::new();
-        let (one, other) = (Account::of(&total), Account::of(&total));
+        let total = MemoryAccount::new();
+        let (one, other) = (MemoryAccount::of(&total), MemoryAccount::of(&total));
         let mut first = one.charge(100);
         let second = other.charge(10);
         assert_eq!((one.bytes(), other.bytes(), total.bytes()), (100, 10, 110));
@@ -137,10 +137,10 @@ mod tests {
 
     #[test]
     fn kept_bytes_are_charged_once_until_the_last_slice_drops() {
-        let account = Account::new();
+        let account = MemoryAccount::new();
         let kept = account.keep(Bytes::from_static(b"a long text"));
         let charged = account.bytes();
-        assert_eq!(charged, 11 + Account::KEPT_BYTES);
+        assert_eq!(charged, 11 + MemoryAccount::KEPT_BYTES);
         let (part, clone) = (kept.slice(2..6), kept.clone());
         assert_eq!((&*part, &*clone, account.bytes()), (&b"long"[..], &b"a long text"[..], charged));
         drop((kept, clone));

@@ -16,21 +16,21 @@ use super::random;
 /// until the deadline (as in ztunnel's drain).
 #[derive(Debug)]
 pub struct DrainTrigger {
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<DrainStage>,
     under_way: TaskTracker,
     done: mpsc::Receiver<Never>,
     blocker: mpsc::Sender<Never>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Stage {
+enum DrainStage {
     Serving,
-    Leaving(Deadline),
+    Leaving(DrainDeadline),
     Closing,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Deadline {
+struct DrainDeadline {
     started: Instant,
     /// The maximum duration of the leaving phase, if work is in progress that long.
     leaving: Duration,
@@ -39,7 +39,7 @@ struct Deadline {
 /// Observes a drain, and keeps the drain from ending until it is dropped.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
-    stage: watch::Receiver<Stage>,
+    stage: watch::Receiver<DrainStage>,
     under_way: TaskTracker,
     blocker: mpsc::Sender<Never>,
 }
@@ -72,7 +72,7 @@ const NOTICE: f64 = 0.1;
 /// and the closing phase remain for final output, such as the rest of a version on a watch.
 const LEAVING: f64 = 0.8;
 
-impl Deadline {
+impl DrainDeadline {
     /// Returns the time at which a fraction of the leaving phase has passed.
     fn at(self, part: f64) -> Instant {
         self.started + self.leaving.mul_f64(part)
@@ -81,7 +81,7 @@ impl Deadline {
 
 impl DrainTrigger {
     pub fn new() -> (Self, DrainWatch) {
-        let (stage, watch) = watch::channel(Stage::Serving);
+        let (stage, watch) = watch::channel(DrainStage::Serving);
         let (blocker, done) = mpsc::channel(1);
         let under_way = TaskTracker::new();
         let watch = DrainWatch { stage: watch, under_way: under_way.clone(), blocker: blocker.clone() };
@@ -96,28 +96,28 @@ impl DrainTrigger {
         drop(blocker);
         let closing_max = CLOSING_MAX.min(grace / CLOSING_SHARE);
         let leaving = grace.saturating_sub(closing_max);
-        stage.send_replace(Stage::Leaving(Deadline { started: Instant::now(), leaving }));
+        stage.send_replace(DrainStage::Leaving(DrainDeadline { started: Instant::now(), leaving }));
         under_way.close();
         let _ = timeout(leaving, under_way.wait()).await;
-        stage.send_replace(Stage::Closing);
+        stage.send_replace(DrainStage::Closing);
         timeout(closing_max, done.recv()).await.is_ok()
     }
 }
 
 impl DrainWatch {
     pub fn has_started(&self) -> bool {
-        !matches!(*self.stage.borrow(), Stage::Serving)
+        !matches!(*self.stage.borrow(), DrainStage::Serving)
     }
 
     /// Completes when the drain starts.
     pub async fn started(&mut self) {
         // An error means that the trigger was dropped: the process is ending, which is a drain without grace.
-        let _ = self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await;
+        let _ = self.stage.wait_for(|stage| !matches!(stage, DrainStage::Serving)).await;
     }
 
     /// Completes when the closing phase starts: no new clients are accepted, and everything must end.
     pub async fn closing(&mut self) {
-        let _ = self.stage.wait_for(|stage| matches!(stage, Stage::Closing)).await;
+        let _ = self.stage.wait_for(|stage| matches!(stage, DrainStage::Closing)).await;
     }
 
     /// Completes when the drain starts, with the interval over which earlier work ends. The spread keeps a thousand
@@ -125,9 +125,9 @@ impl DrainWatch {
     /// everything closes at once. Clients that arrive during the drain have found no other server, and stay until the
     /// closing phase.
     pub async fn slots(&mut self) -> Option<(Instant, Instant)> {
-        match *self.stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.ok()? {
-            Stage::Leaving(deadline) => Some((deadline.at(NOTICE), deadline.at(LEAVING))),
-            Stage::Serving | Stage::Closing => None,
+        match *self.stage.wait_for(|stage| !matches!(stage, DrainStage::Serving)).await.ok()? {
+            DrainStage::Leaving(deadline) => Some((deadline.at(NOTICE), deadline.at(LEAVING))),
+            DrainStage::Serving | DrainStage::Closing => None,
         }
     }
 
@@ -135,13 +135,13 @@ impl DrainWatch {
     pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
         let (mut stage, is_late) = (self.stage.clone(), self.has_started());
         async move {
-            let slot = stage.wait_for(|stage| !matches!(stage, Stage::Serving)).await.map(|stage| match *stage {
-                Stage::Leaving(deadline) if !is_late => Some(deadline),
+            let slot = stage.wait_for(|stage| !matches!(stage, DrainStage::Serving)).await.map(|stage| match *stage {
+                DrainStage::Leaving(deadline) if !is_late => Some(deadline),
                 _ => None,
             });
             match slot {
                 Ok(Some(deadline)) => sleep_until(deadline.at(NOTICE * random::f64())).await,
-                Ok(None) => drop(stage.wait_for(|stage| matches!(stage, Stage::Closing)).await),
+                Ok(None) => drop(stage.wait_for(|stage| matches!(stage, DrainStage::Closing)).await),
                 Err(_) => {}
             }
         }

@@ -6,18 +6,18 @@ use tokio::time::Instant;
 /// Limits how often a recurring failure is logged: the first one at once, then one line a minute with the number of
 /// failures since the previous line.
 #[derive(Debug, Default)]
-pub struct LogLimit {
-    window: Mutex<Option<Window>>,
+pub struct LogRateLimit {
+    window: Mutex<Option<LogRateWindow>>,
 }
 
 #[derive(Debug)]
-struct Window {
+struct LogRateWindow {
     logged: Instant,
     /// The number of failures since the last log line.
     unlogged: u64,
 }
 
-impl LogLimit {
+impl LogRateLimit {
     /// The minimum interval between two log lines about the same condition.
     pub const EVERY: Duration = Duration::from_secs(60);
 
@@ -30,7 +30,8 @@ impl LogLimit {
                 None
             }
             other => {
-                let unlogged = other.replace(Window { logged: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
+                let unlogged =
+                    other.replace(LogRateWindow { logged: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
                 Some(unlogged + 1)
             }
         }
@@ -53,18 +54,18 @@ mod tests {
 
     #[test]
     fn first_failure_is_logged_and_later_ones_are_counted() {
-        let (limit, start) = (LogLimit::default(), Instant::now());
+        let (limit, start) = (LogRateLimit::default(), Instant::now());
         assert_eq!(limit.unlogged(start), None);
         assert_eq!(limit.failed(start), Some(1));
         for second in 1..=58 {
             assert_eq!(limit.failed(start + Duration::from_secs(second)), None);
         }
-        let second_line = start + LogLimit::EVERY;
+        let second_line = start + LogRateLimit::EVERY;
         assert_eq!(limit.failed(second_line), Some(59));
         assert_eq!(limit.failed(second_line), None);
         assert_eq!(limit.unlogged(second_line), None, "no line is due yet");
-        assert_eq!(limit.unlogged(second_line + LogLimit::EVERY), Some(1));
-        assert_eq!(limit.unlogged(second_line + LogLimit::EVERY), None);
-        assert_eq!(limit.failed(second_line + LogLimit::EVERY), Some(1));
+        assert_eq!(limit.unlogged(second_line + LogRateLimit::EVERY), Some(1));
+        assert_eq!(limit.unlogged(second_line + LogRateLimit::EVERY), None);
+        assert_eq!(limit.failed(second_line + LogRateLimit::EVERY), Some(1));
     }
 }

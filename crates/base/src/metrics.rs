@@ -9,13 +9,13 @@ pub fn describe() {
 }
 
 /// The metrics of one [`WatchedFile`](super::WatchedFile).
-pub(super) struct ReloadMetrics {
+pub(super) struct FileReloadMetrics {
     replaced: Counter,
     failed: Counter,
     failing: Gauge,
 }
 
-impl ReloadMetrics {
+impl FileReloadMetrics {
     pub(super) fn new(what: &'static str) -> Self {
         let reloads = |outcome| counter!("kube_fanout_reloads_total", "what" => what, "outcome" => outcome);
         let failing = gauge!("kube_fanout_reload_failing", "what" => what);

@@ -12,18 +12,18 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// The address of a running proxy's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PageAddress {
+pub enum AdminPageAddress {
     /// The host and the port of a TCP address, as in a URL.
     Tcp(String),
     Unix(PathBuf),
 }
 
 /// The status and the body of a response.
-type Page = Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>>;
+type AdminPageFetchResult = Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>>;
 
 const HTTP_PORT: u16 = 80;
 
-impl PageAddress {
+impl AdminPageAddress {
     /// Parses `http://HOST[:PORT][/PATH]` or `unix:PATH`. Returns the address, and the path if the URL has one.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ impl PageAddress {
     ///
     /// # Errors
     /// The connection fails, or the response is not HTTP/1.1.
-    pub async fn read(&self, path: &str, token: Option<&str>, bytes_max: usize) -> Page {
+    pub async fn read(&self, path: &str, token: Option<&str>, bytes_max: usize) -> AdminPageFetchResult {
         let request = |host: &str| {
             let mut request = Request::get(path).header(HOST, host).header(CONNECTION, "close");
             if let Some(token) = token {
@@ -73,7 +73,7 @@ async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Empty<Bytes>>,
     bytes_max: usize,
-) -> Page {
+) -> AdminPageFetchResult {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let asking = async {
         let answer = sender.send_request(request).await?;
@@ -97,18 +97,19 @@ mod tests {
 
     #[test]
     fn url_parses_with_and_without_path() {
-        let tcp = |place: &str, path: Option<&str>| Ok((PageAddress::Tcp(place.to_owned()), path.map(str::to_owned)));
+        let tcp =
+            |place: &str, path: Option<&str>| Ok((AdminPageAddress::Tcp(place.to_owned()), path.map(str::to_owned)));
         for (url, expected) in [
             ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", None)),
             ("http://127.0.0.1:10256/", tcp("127.0.0.1:10256", None)),
             ("http://fanout.internal/readyz?verbose", tcp("fanout.internal:80", Some("/readyz?verbose"))),
             ("http://[::1]:7/healthz", tcp("[::1]:7", Some("/healthz"))),
-            ("unix:/run/admin.sock", Ok((PageAddress::Unix("/run/admin.sock".into()), None))),
+            ("unix:/run/admin.sock", Ok((AdminPageAddress::Unix("/run/admin.sock".into()), None))),
         ] {
-            assert_eq!(PageAddress::parse(url), expected, "{url}");
+            assert_eq!(AdminPageAddress::parse(url), expected, "{url}");
         }
         for url in ["https://127.0.0.1:10256", "127.0.0.1:10256", "/livez", "", "http://"] {
-            assert!(PageAddress::parse(url).is_err(), "{url}");
+            assert!(AdminPageAddress::parse(url).is_err(), "{url}");
         }
     }
 }

@@ -11,11 +11,11 @@ use super::now_ns;
 /// Detects runtimes that no longer run their tasks. Each runtime [beats](Self::beat); a caller on another thread gets
 /// the longest silence of any of them. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<Beats>>>>);
+pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<RuntimeBeats>>>>);
 
 /// The heartbeats of one runtime.
 #[derive(Debug)]
-struct Beats {
+struct RuntimeBeats {
     /// The time of the runtime's last heartbeat.
     last: AtomicU64,
     /// The metrics of the runtime, set at its first heartbeat.
@@ -37,7 +37,7 @@ impl RuntimeHeartbeat {
     /// Sends heartbeats on the runtime that runs the future. The silence is measured from this call, even if that
     /// runtime never runs the future.
     pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
-        let beats = Arc::new(Beats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
+        let beats = Arc::new(RuntimeBeats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
         self.0.lock().push(beats.clone());
         async move {
             beats.runtime.get_or_init(|| Handle::current().metrics());

@@ -9,25 +9,25 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::{CoreSlot, Cores};
+use super::{CoreLoadGuard, CoreRuntimes};
 use tokio::sync::watch;
 
 /// The owner of background tasks: each has a name, and all end with their owner.
 ///
 /// Clones share the owner. Every long-lived task is spawned here, so that none outlives a shutdown unnoticed.
 #[derive(Clone, Debug, Default)]
-pub struct Tasks {
+pub struct BackgroundTasks {
     tracker: TaskTracker,
     /// The runtime of tasks that are not spread over cores; `None` for the runtime on which they are spawned.
     home: Option<Handle>,
-    cores: Cores,
-    running: Arc<Mutex<Running>>,
+    cores: CoreRuntimes,
+    running: Arc<Mutex<RunningTasks>>,
     /// The first critical task that has panicked.
     lost: watch::Sender<Option<&'static str>>,
 }
 
 #[derive(Debug, Default)]
-struct Running {
+struct RunningTasks {
     /// The abort handles of the tasks, once they are spawned. If a task also waited for a stop signal, it would check
     /// that at each poll.
     ///
@@ -39,25 +39,25 @@ struct Running {
 }
 
 /// Reports a panic when it is dropped by one, because the runtime catches it and it would go unnoticed.
-struct PanicGuard {
+struct TaskPanicGuard {
     name: &'static str,
     lost: watch::Sender<Option<&'static str>>,
 }
 
 /// Removes a task from the list when it ends in any way.
-struct Entry {
-    running: Arc<Mutex<Running>>,
+struct TaskEntryGuard {
+    running: Arc<Mutex<RunningTasks>>,
     number: u64,
 }
 
-impl Tasks {
+impl BackgroundTasks {
     pub fn new() -> Self {
         Self::default()
     }
 
     /// An owner whose tasks run on the current runtime, wherever they are spawned, except those that are
     /// [spread](Self::spread) over `cores`.
-    pub fn beside(cores: Cores) -> Self {
+    pub fn beside(cores: CoreRuntimes) -> Self {
         Self { home: Some(Handle::current()), cores, ..Self::default() }
     }
 
@@ -77,7 +77,12 @@ impl Tasks {
         self.cores.each().for_each(|place| self.spawn_at(Some(place), name, make()));
     }
 
-    fn spawn_at(&self, place: Option<CoreSlot>, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_at(
+        &self,
+        place: Option<CoreLoadGuard>,
+        name: &'static str,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) {
         // Boxed once: a future that is moved into a block that awaits it would take twice its size.
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
@@ -106,7 +111,7 @@ impl Tasks {
     /// [`lost`](Self::lost) completes. Other tasks serve one connection or one resource, and are replaced by later
     /// ones.
     pub fn spawn_needed(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        let needed = PanicGuard { name, lost: self.lost.clone() };
+        let needed = TaskPanicGuard { name, lost: self.lost.clone() };
         let future = Box::pin(future);
         self.spawn(name, async move {
             let _needed = needed;
@@ -122,7 +127,7 @@ impl Tasks {
     }
 
     /// Adds a task to the list; returns `None` once the tasks are stopped.
-    fn enter(&self) -> Option<Entry> {
+    fn enter(&self) -> Option<TaskEntryGuard> {
         let mut running = self.running.lock();
         if running.are_stopped {
             return None;
@@ -130,7 +135,7 @@ impl Tasks {
         let number = running.next;
         running.next += 1;
         running.handles.insert(number, None);
-        Some(Entry { running: self.running.clone(), number })
+        Some(TaskEntryGuard { running: self.running.clone(), number })
     }
 
     /// Waits at most `longest` for tasks to end, then aborts the others.
@@ -153,7 +158,7 @@ impl Tasks {
     }
 }
 
-impl Drop for PanicGuard {
+impl Drop for TaskPanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lost.send_if_modified(|lost| lost.replace(lost.unwrap_or(self.name)).is_none());
@@ -161,7 +166,7 @@ impl Drop for PanicGuard {
     }
 }
 
-impl Drop for Entry {
+impl Drop for TaskEntryGuard {
     fn drop(&mut self) {
         self.running.lock().handles.remove(&self.number);
     }
@@ -178,7 +183,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn spawn_uses_the_home_runtime_even_when_called_on_a_core() {
-        let tasks = Tasks::beside(Cores::start(2).expect("threads"));
+        let tasks = BackgroundTasks::beside(CoreRuntimes::start(2).expect("threads"));
         let (say, mut said) = mpsc::unbounded_channel();
         let told = |what: &'static str| {
             let say = say.clone();
@@ -209,20 +214,20 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_panicked_needed_task_is_reported_as_lost() {
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         tasks.spawn("one of many", async { panic!("nobody minds") });
         tasks.spawn_needed("ended", async {});
         tasks.spawn_needed("aborted", pending());
         tasks.join().await;
         assert_eq!(*tasks.lost.borrow(), None);
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         tasks.spawn_needed("rights", async { panic!("it is over") });
         assert_eq!(tasks.lost().await, "rights");
     }
 
     #[tokio::test]
     async fn join_ends_all_tasks_and_later_spawns_never_run() {
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         let (tx, mut told) = oneshot::channel();
         let held = Held(Some(tx));
         tasks.spawn("short", async {});

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::metrics::ReloadMetrics;
+use super::metrics::FileReloadMetrics;
 use tokio::sync::watch;
 
 /// A value that is read from files, and reloaded when they change. Clones share it.
@@ -21,35 +21,35 @@ use tokio::sync::watch;
 pub struct WatchedFile<T> {
     value: watch::Receiver<Arc<T>>,
     /// The files of the value; `None` for a fixed value.
-    origin: Option<Arc<FileSource<T>>>,
+    origin: Option<Arc<WatchedFileSource<T>>>,
 }
 
 /// The error if the files of a value cannot be used, and there is no earlier value.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError<E> {
+pub enum FileLoadError<E> {
     #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Content(E),
 }
 
-type ListFiles = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
-type ParseFiles<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
+type ListFilesFn = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
+type ParseFilesFn<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
 /// The files of a value, and the function that parses them.
-struct FileSource<T> {
+struct WatchedFileSource<T> {
     /// The name of the value in logs and metrics.
     what: &'static str,
-    files: ListFiles,
-    read: ParseFiles<T>,
+    files: ListFilesFn,
+    read: ParseFilesFn<T>,
     value: watch::Sender<Arc<T>>,
-    known: Mutex<LastLoad>,
+    known: Mutex<LastFileLoad>,
     hasher: RandomState,
-    metrics: ReloadMetrics,
+    metrics: FileReloadMetrics,
 }
 
 #[derive(Debug)]
-struct LastLoad {
+struct LastFileLoad {
     /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
     /// The reason that the current files cannot be used; `None` if they can.
@@ -68,7 +68,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         what: &'static str,
         files: Vec<PathBuf>,
         read: impl Fn(&[Vec<u8>]) -> Result<T, E> + Send + Sync + 'static,
-    ) -> Result<Self, LoadError<E>> {
+    ) -> Result<Self, FileLoadError<E>> {
         Self::load_listed(what, move || files.clone(), read)
     }
 
@@ -78,17 +78,17 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         what: &'static str,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
         read: impl Fn(&[Vec<u8>]) -> Result<T, E> + Send + Sync + 'static,
-    ) -> Result<Self, LoadError<E>> {
+    ) -> Result<Self, FileLoadError<E>> {
         let hasher = RandomState::new();
         let paths = files();
-        let contents = read_all(&paths).map_err(|(path, source)| LoadError::File { path, source })?;
+        let contents = read_all(&paths).map_err(|(path, source)| FileLoadError::File { path, source })?;
         let fingerprint = hasher.hash_one((&paths, &contents));
-        let first = read(&contents).map_err(LoadError::Content)?;
+        let first = read(&contents).map_err(FileLoadError::Content)?;
         let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
-        let known = Mutex::new(LastLoad { fingerprint, trouble: None });
+        let known = Mutex::new(LastFileLoad { fingerprint, trouble: None });
         let (sender, value) = watch::channel(Arc::new(first));
-        let (files, read, metrics) = (Box::new(files), Box::new(read), ReloadMetrics::new(what));
-        let origin = FileSource { what, files, read, value: sender, known, hasher, metrics };
+        let (files, read, metrics) = (Box::new(files), Box::new(read), FileReloadMetrics::new(what));
+        let origin = WatchedFileSource { what, files, read, value: sender, known, hasher, metrics };
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
 
@@ -133,7 +133,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     }
 }
 
-impl<T> FileSource<T> {
+impl<T> WatchedFileSource<T> {
     fn look(&self) {
         match self.read_if_changed(&(self.files)()) {
             Ok(None) => {
@@ -142,7 +142,7 @@ impl<T> FileSource<T> {
             }
             Ok(Some((fingerprint, value))) => {
                 self.metrics.replaced();
-                *self.known.lock() = LastLoad { fingerprint, trouble: None };
+                *self.known.lock() = LastFileLoad { fingerprint, trouble: None };
                 self.value.send_replace(Arc::new(value));
                 tracing::info!(what = self.what, "reloaded changed files");
             }

@@ -1,5 +1,5 @@
-use super::plan::Plan;
-use super::scenario::Variant;
+use super::plan::BenchPlan;
+use super::scenario::ScenarioVariant;
 use probe::{TargetCredentials, WatchProtocol};
 
 /// A server that is measured.
@@ -17,8 +17,8 @@ pub struct MeasuredServer {
 
 impl MeasuredServer {
     /// Returns the plan for this server, with the server's own protocol.
-    pub fn plan(&self, plan: &Plan) -> Plan {
-        Plan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
+    pub fn plan(&self, plan: &BenchPlan) -> BenchPlan {
+        BenchPlan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
     }
 }
 
@@ -27,7 +27,7 @@ impl MeasuredServer {
 pub struct BenchOptions {
     pub scenario: String,
     pub about: String,
-    pub variants: Vec<Variant>,
+    pub variants: Vec<ScenarioVariant>,
     pub sides: Vec<MeasuredServer>,
     /// The URL of the server to which objects are written, for all sides.
     pub write: String,

@@ -1,43 +1,43 @@
 use serde::Serialize;
 
 use super::bench_options::BenchOptions;
-use super::outcome::{BetterDirection, CATALOGUE, Figures, RunOutcome};
-use super::process::Machine;
-use super::scenario::Variant;
+use super::outcome::{BenchFigures, BenchRunOutcome, BetterDirection, CATALOGUE};
+use super::process::MachineInfo;
+use super::scenario::ScenarioVariant;
 
 /// All measurements of a benchmark command, and the ratios between them.
 #[derive(Clone, Debug, Serialize)]
-pub struct Results {
+pub struct BenchResults {
     pub scenario: String,
     pub about: String,
     pub command: Vec<String>,
-    pub machine: Machine,
-    pub plans: Vec<Variant>,
-    pub outcomes: Vec<RunOutcome>,
+    pub machine: MachineInfo,
+    pub plans: Vec<ScenarioVariant>,
+    pub outcomes: Vec<BenchRunOutcome>,
     /// The medians of all rounds, per variant and server.
-    pub cells: Vec<Cell>,
-    pub ratios: Vec<Ratio>,
+    pub cells: Vec<VariantFigures>,
+    pub ratios: Vec<FigureRatios>,
 }
 
 /// The figures of one plan variant against one server.
 #[derive(Clone, Debug, Serialize)]
-pub struct Cell {
+pub struct VariantFigures {
     pub variant: String,
     pub side: String,
     pub rounds: usize,
-    pub figures: Figures,
+    pub figures: BenchFigures,
 }
 
 /// The ratios of one cell's figures to another's.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ratio {
+pub struct FigureRatios {
     /// The indexes of the two cells.
     pub of: usize,
     pub over: usize,
-    pub figures: Figures,
+    pub figures: BenchFigures,
 }
 
-impl Cell {
+impl VariantFigures {
     pub(super) fn title(&self) -> String {
         match (self.side.as_str(), self.variant.as_str()) {
             (side, "") => side.to_owned(),
@@ -46,15 +46,15 @@ impl Cell {
     }
 }
 
-impl Results {
-    pub(super) fn of(order: &BenchOptions, outcomes: Vec<RunOutcome>) -> Self {
+impl BenchResults {
+    pub(super) fn of(order: &BenchOptions, outcomes: Vec<BenchRunOutcome>) -> Self {
         let cells = cells(order, &outcomes);
         let ratios = ratios(&cells);
         Self {
             scenario: order.scenario.clone(),
             about: order.about.clone(),
             command: order.command.clone(),
-            machine: Machine::this(),
+            machine: MachineInfo::this(),
             plans: order.variants.clone(),
             outcomes,
             cells,
@@ -68,40 +68,45 @@ impl Results {
     }
 }
 
-fn cells(order: &BenchOptions, outcomes: &[RunOutcome]) -> Vec<Cell> {
+fn cells(order: &BenchOptions, outcomes: &[BenchRunOutcome]) -> Vec<VariantFigures> {
     let mut cells = Vec::new();
     for variant in &order.variants {
         for side in &order.sides {
-            let of_cell = |outcome: &&RunOutcome| outcome.variant == variant.name && outcome.side == side.name;
+            let of_cell = |outcome: &&BenchRunOutcome| outcome.variant == variant.name && outcome.side == side.name;
             let runs: Vec<_> = outcomes.iter().filter(of_cell).collect();
             if runs.is_empty() {
                 continue;
             }
-            let mut figures = Figures::default();
+            let mut figures = BenchFigures::default();
             for (name, ..) in CATALOGUE {
                 let values: Vec<_> = runs.iter().filter_map(|outcome| outcome.figures.of(name)).collect();
                 figures.put_some(name, median(values));
             }
-            cells.push(Cell { variant: variant.name.clone(), side: side.name.clone(), rounds: runs.len(), figures });
+            cells.push(VariantFigures {
+                variant: variant.name.clone(),
+                side: side.name.clone(),
+                rounds: runs.len(),
+                figures,
+            });
         }
     }
     cells
 }
 
 /// Compares each side with the first of the same variant, and each variant with the first of the same side.
-fn ratios(cells: &[Cell]) -> Vec<Ratio> {
+fn ratios(cells: &[VariantFigures]) -> Vec<FigureRatios> {
     let mut ratios = Vec::new();
     for (of, cell) in cells.iter().enumerate() {
         let same_variant = cells.iter().position(|other| other.variant == cell.variant);
         let same_side = cells.iter().position(|other| other.side == cell.side);
         let over = [same_variant, same_side].into_iter().flatten().filter(|over| *over != of);
-        ratios.extend(over.map(|over| Ratio { of, over, figures: ratio(&cell.figures, &cells[over].figures) }));
+        ratios.extend(over.map(|over| FigureRatios { of, over, figures: ratio(&cell.figures, &cells[over].figures) }));
     }
     ratios
 }
 
-fn ratio(of: &Figures, over: &Figures) -> Figures {
-    let mut figures = Figures::default();
+fn ratio(of: &BenchFigures, over: &BenchFigures) -> BenchFigures {
+    let mut figures = BenchFigures::default();
     for (name, _, better, _) in CATALOGUE.iter().filter(|(_, _, better, _)| *better != BetterDirection::Neither) {
         debug_assert_ne!(*better, BetterDirection::Neither);
         if let (Some(of), Some(over)) = (of.of(name), over.of(name).filter(|over| *over != 0.0)) {
@@ -133,12 +138,12 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 
-    fn cell(variant: &str, side: &str, cpu: f64) -> Cell {
-        let mut figures = Figures::default();
+    fn cell(variant: &str, side: &str, cpu: f64) -> VariantFigures {
+        let mut figures = BenchFigures::default();
         figures.put("cpu_us_per_delivery", cpu);
         figures.put("missed", 0.0);
         figures.put("watches", 5.0);
-        Cell { variant: variant.to_owned(), side: side.to_owned(), rounds: 1, figures }
+        VariantFigures { variant: variant.to_owned(), side: side.to_owned(), rounds: 1, figures }
     }
 
     #[test]
@@ -150,7 +155,7 @@ mod tests {
             .map(|ratio| (ratio.of, ratio.over, ratio.figures.of("cpu_us_per_delivery").unwrap()))
             .collect();
         assert_eq!(found, [(1, 0, 0.25), (2, 0, 2.0), (3, 2, 0.1875), (3, 1, 1.5)]);
-        let of_nothing = |ratio: &Ratio| ratio.figures.of("missed").or(ratio.figures.of("watches"));
+        let of_nothing = |ratio: &FigureRatios| ratio.figures.of("missed").or(ratio.figures.of("watches"));
         assert!(ratios.iter().all(|ratio| of_nothing(ratio).is_none()), "nothing over nothing, and no counts");
     }
 }

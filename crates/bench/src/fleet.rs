@@ -5,46 +5,46 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use super::load_connection::{LoadConnection, companion};
-use super::plan::{ObjectGroup, Plan};
-use super::shared::FleetState;
+use super::load_connection::{WatchLoadConnection, companion};
+use super::plan::{BenchPlan, ResolvedWatchGroup};
+use super::shared::WatchFleetState;
 use super::tally::{WatchCounts, WatchProgress};
-use super::watcher::{Watcher, WatcherRole};
-use base::{Tasks, now_ns};
-use probe::Target;
+use super::watcher::{BenchWatcher, WatcherRole};
+use base::{BackgroundTasks, now_ns};
+use probe::TargetServer;
 
 /// The polling interval for counts that do not notify.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A set of watches of one server that run in the background, with their counts.
-pub struct Fleet {
-    shared: Arc<FleetState>,
+pub struct WatchFleet {
+    shared: Arc<WatchFleetState>,
     watches: usize,
     lanes: usize,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
 }
 
-impl Fleet {
+impl WatchFleet {
     /// Connects the watches of a plan. No request is sent before [`set_out`](Self::set_out).
-    pub fn start(plan: &Plan, target: &Target) -> Self {
+    pub fn start(plan: &BenchPlan, target: &TargetServer) -> Self {
         Self::start_at(plan, target, None)
     }
 
     /// Like [`start`](Self::start), with the version at which watches without one begin. This saves one request for
     /// each watch.
-    pub(super) fn start_at(plan: &Plan, target: &Target, version: Option<u64>) -> Self {
-        let (tasks, shared) = (Tasks::new(), FleetState::new(plan, target, version));
+    pub(super) fn start_at(plan: &BenchPlan, target: &TargetServer, version: Option<u64>) -> Self {
+        let (tasks, shared) = (BackgroundTasks::new(), WatchFleetState::new(plan, target, version));
         let kinds = shared.kinds.iter().enumerate();
         let all: Vec<_> = kinds.flat_map(|(kind, of)| (0..of.kind.watches).map(move |nth| (kind, nth))).collect();
         let lanes = plan.connection_count().max(1);
         let role = |lane| role(lane, plan);
-        let mut watchers: Vec<Vec<Watcher>> = (0..lanes).map(|_| Vec::new()).collect();
+        let mut watchers: Vec<Vec<BenchWatcher>> = (0..lanes).map(|_| Vec::new()).collect();
         for (index, place) in all.iter().enumerate() {
             let lane = index % lanes;
-            watchers[lane].push(Watcher::new(&shared, index, *place, lane, role(lane)));
+            watchers[lane].push(BenchWatcher::new(&shared, index, *place, lane, role(lane)));
         }
         for (lane, watchers) in watchers.into_iter().enumerate().filter(|(_, watchers)| !watchers.is_empty()) {
-            tasks.spawn("bench connection", LoadConnection::new(&shared, watchers, role(lane)).run());
+            tasks.spawn("bench connection", WatchLoadConnection::new(&shared, watchers, role(lane)).run());
         }
         let every = (plan.companion_reconnect_ms > 0).then(|| Duration::from_millis(plan.companion_reconnect_ms));
         for _ in 0..plan.companions {
@@ -130,7 +130,7 @@ impl Fleet {
     /// the number of the watch within it.
     pub(super) fn balance(
         &self,
-        expected: impl Fn(&ObjectGroup, usize) -> u64,
+        expected: impl Fn(&ResolvedWatchGroup, usize) -> u64,
         had: fn(&WatchProgress) -> &AtomicU64,
     ) -> (u64, u64) {
         let (mut missed, mut unexpected) = (0, 0);
@@ -168,7 +168,7 @@ impl Fleet {
 }
 
 /// Spreads the stuck and the slow readers evenly among the connections.
-fn role(lane: usize, plan: &Plan) -> WatcherRole {
+fn role(lane: usize, plan: &BenchPlan) -> WatcherRole {
     let (stuck, odd) = (plan.stuck as usize, (plan.stuck + plan.slow) as usize);
     let (before, after) = (lane * odd / 100, (lane + 1) * odd / 100);
     if after == before {
@@ -186,13 +186,13 @@ mod tests {
 
     #[test]
     fn stuck_and_slow_watchers_match_the_planned_share() {
-        let plan = Plan { stuck: 30, slow: 10, ..Plan::default() };
+        let plan = BenchPlan { stuck: 30, slow: 10, ..BenchPlan::default() };
         let roles: Vec<_> = (0..1000).map(|lane| role(lane, &plan)).collect();
         let count = |wanted: WatcherRole| roles.iter().filter(|role| **role == wanted).count();
         assert_eq!(
             (count(WatcherRole::Stuck), count(WatcherRole::Slow(64 << 10)), count(WatcherRole::Reads)),
             (300, 100, 600)
         );
-        assert!((0..1000).all(|lane| role(lane, &Plan::default()) == WatcherRole::Reads));
+        assert!((0..1000).all(|lane| role(lane, &BenchPlan::default()) == WatcherRole::Reads));
     }
 }

@@ -7,7 +7,7 @@ use kubeapi::WRITTEN_AT;
 
 /// The type of a watch frame, as recognised from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecognisedFrame {
+pub(super) enum ClassifiedFrame {
     /// The event is ADDED or MODIFIED. It may contain its write time.
     Written,
     /// The event is DELETED. A write time in it belongs to an earlier write.
@@ -23,7 +23,7 @@ pub(super) enum RecognisedFrame {
 
 /// Prepared byte searches that recognise watch frames.
 #[derive(Clone, Debug)]
-pub(super) struct Recogniser {
+pub(super) struct FrameClassifier {
     is_protobuf: bool,
     version: Finder<'static>,
     written: Finder<'static>,
@@ -31,7 +31,7 @@ pub(super) struct Recogniser {
     expired: Finder<'static>,
 }
 
-impl Recogniser {
+impl FrameClassifier {
     pub(super) fn new(is_protobuf: bool) -> Self {
         let (written, initial_end, expired) = if is_protobuf {
             // The key of a map's entry, and the tag of its value. The code of a Status is its sixth field.
@@ -48,15 +48,15 @@ impl Recogniser {
         }
     }
 
-    pub(super) fn classify(&self, frame: &[u8]) -> RecognisedFrame {
+    pub(super) fn classify(&self, frame: &[u8]) -> ClassifiedFrame {
         let kind = if self.is_protobuf { field(frame, 1) } else { json_type(frame) };
         match kind {
-            Some(b"ADDED" | b"MODIFIED") => RecognisedFrame::Written,
-            Some(b"DELETED") => RecognisedFrame::Deleted,
-            Some(b"BOOKMARK") => RecognisedFrame::Bookmark { initial_end: self.initial_end.find(frame).is_some() },
-            Some(b"ERROR") if self.expired.find(frame).is_some() => RecognisedFrame::Expired,
-            Some(b"ERROR") => RecognisedFrame::Error,
-            _ => RecognisedFrame::Unknown,
+            Some(b"ADDED" | b"MODIFIED") => ClassifiedFrame::Written,
+            Some(b"DELETED") => ClassifiedFrame::Deleted,
+            Some(b"BOOKMARK") => ClassifiedFrame::Bookmark { initial_end: self.initial_end.find(frame).is_some() },
+            Some(b"ERROR") if self.expired.find(frame).is_some() => ClassifiedFrame::Expired,
+            Some(b"ERROR") => ClassifiedFrame::Error,
+            _ => ClassifiedFrame::Unknown,
         }
     }
 

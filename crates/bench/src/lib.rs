@@ -7,7 +7,7 @@
 //!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
 //! ```
 //!
-//! A caller that needs only the watches can use [`Fleet`] alone.
+//! A caller that needs only the watches can use [`WatchFleet`] alone.
 //!
 //! **Invariants.** The bench does not import `cache`, `serve` or anything else that it measures. A delivery takes no
 //! allocation and no lock of its own. A figure that cannot be measured is omitted. If the generator itself was the
@@ -19,6 +19,7 @@
 )]
 
 mod bench_options;
+mod bench_run;
 mod compare;
 mod fleet;
 mod frame_classifier;
@@ -32,7 +33,6 @@ mod population;
 mod process;
 mod report;
 mod scenario;
-mod session;
 mod shared;
 mod storm;
 mod stream_outcome;
@@ -42,20 +42,20 @@ mod watcher;
 mod writer;
 
 pub use bench_options::{BenchOptions, MeasuredServer};
-pub use compare::{Cell, Ratio, Results};
-pub use fleet::Fleet;
-pub use option_values::{ObjectEncoding, ObjectShape, Rate, SelectorKind, Storm, WriteMethod};
+pub use compare::{BenchResults, FigureRatios, VariantFigures};
+pub use fleet::WatchFleet;
+pub use option_values::{ObjectEncoding, RequestStormKind, SelectorKind, WorkloadObjectKind, WriteMethod, WriteRate};
 pub use order::run;
-pub use outcome::{Figures, RunOutcome};
-pub use plan::{Group, Plan, PlanProblems};
-pub use process::Machine;
+pub use outcome::{BenchFigures, BenchRunOutcome};
+pub use plan::{BenchPlan, BenchPlanErrors, WatchGroup};
+pub use process::MachineInfo;
 pub use report::html;
-pub use scenario::{SCENARIOS, Scenario, Variant};
+pub use scenario::{BenchScenario, SCENARIOS, ScenarioVariant};
 pub use tally::WatchCounts;
 pub use text::render;
 
-use probe::LinkError;
-pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};
+use probe::ProbeRequestError;
+pub use probe::{ProgressLine, TargetCredentials, TargetError, TargetServer, WatchProtocol};
 
 /// The reason that nothing could be measured.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    fn write(error: &LinkError) -> Self {
+    fn write(error: &ProbeRequestError) -> Self {
         Self::Write(error.to_string())
     }
 }

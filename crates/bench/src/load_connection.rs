@@ -7,23 +7,25 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{sleep, timeout};
 
-use super::shared::FleetState;
-use super::watcher::{OpenWatchGuard, Watcher, WatcherRole};
+use super::shared::WatchFleetState;
+use super::watcher::{BenchWatcher, OpenWatchGuard, WatcherRole};
 use base::random;
-use probe::{self, Driver, EstablishedConnection, Sender, WatchProtocol, Windows};
+use probe::{
+    self, ConnectionDriverFuture, EstablishedConnection, FlowControlWindows, HttpRequestSender, WatchProtocol,
+};
 
 /// The receive window of a stuck or slow reader: so small that its server notices at once.
 const NARROW_BYTES: u32 = 16 << 10;
 
 /// One connection with its watches, in one task. Each wakeup reads the socket and all its streams.
-pub(super) struct LoadConnection {
-    shared: Arc<FleetState>,
-    watchers: Vec<Watcher>,
+pub(super) struct WatchLoadConnection {
+    shared: Arc<WatchFleetState>,
+    watchers: Vec<BenchWatcher>,
     role: WatcherRole,
 }
 
-impl LoadConnection {
-    pub(super) fn new(shared: &Arc<FleetState>, watchers: Vec<Watcher>, role: WatcherRole) -> Self {
+impl WatchLoadConnection {
+    pub(super) fn new(shared: &Arc<WatchFleetState>, watchers: Vec<BenchWatcher>, role: WatcherRole) -> Self {
         Self { shared: shared.clone(), watchers, role }
     }
 
@@ -88,38 +90,38 @@ impl LoadConnection {
 
 /// Opens the watches and never reads them. Over HTTP/2 the connection is driven, for its pings, and no stream's window
 /// is ever refreshed. Over other protocols nothing is driven, and the socket is not read.
-async fn hold(watchers: &mut [Watcher], sender: &Sender, mut driver: Driver) {
+async fn hold(watchers: &mut [BenchWatcher], sender: &HttpRequestSender, mut driver: ConnectionDriverFuture) {
     let opening = join_all(watchers.iter_mut().map(|watcher| watcher.open(sender)));
     let opened = tokio::select! {
         biased;
         () = &mut driver => return,
         opened = opening => opened,
     };
-    let of = |watcher: &Watcher| OpenWatchGuard::new(watcher.shared(), watcher.lane());
+    let of = |watcher: &BenchWatcher| OpenWatchGuard::new(watcher.shared(), watcher.lane());
     let held: Vec<_> =
         watchers.iter().zip(opened).filter_map(|(watcher, answer)| Some((of(watcher), answer.ok()?))).collect();
     if held.is_empty() {
         return sleep(Duration::from_millis(200)).await;
     }
     match sender {
-        Sender::H2(_) => driver.await,
-        Sender::H1(_) | Sender::Ws(_) => pending().await,
+        HttpRequestSender::H2(_) => driver.await,
+        HttpRequestSender::H1(_) | HttpRequestSender::Ws(_) => pending().await,
     }
     drop(held);
 }
 
-fn windows(shared: &FleetState, role: WatcherRole) -> Windows {
+fn windows(shared: &WatchFleetState, role: WatcherRole) -> FlowControlWindows {
     match role {
         WatcherRole::Reads => shared.windows,
         WatcherRole::Slow(_) | WatcherRole::Stuck => {
             // A connection's window cannot be smaller than HTTP/2's initial value.
-            Windows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES), as_go: false }
+            FlowControlWindows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES), as_go: false }
         }
     }
 }
 
 /// Runs an additional, unmeasured watch on a connection of its own, and reconnects it at an interval.
-pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, reads: bool) {
+pub(super) async fn companion(shared: Arc<WatchFleetState>, every: Option<Duration>, reads: bool) {
     // Version 0 lets the server choose where to begin.
     let mut version = shared.version.unwrap_or(0);
     loop {
@@ -134,7 +136,7 @@ pub(super) async fn companion(shared: Arc<FleetState>, every: Option<Duration>, 
     }
 }
 
-async fn companion_once(shared: &FleetState, version: &mut u64, reads: bool) {
+async fn companion_once(shared: &WatchFleetState, version: &mut u64, reads: bool) {
     let role = if reads { WatcherRole::Reads } else { WatcherRole::Stuck };
     let Ok(EstablishedConnection { sender, mut driver, .. }) =
         probe::open(&shared.target, shared.protocol, windows(shared, role)).await

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 
-use super::option_values::{ObjectShape, SelectorKind};
-use super::plan::{ObjectGroup, Plan};
+use super::option_values::{SelectorKind, WorkloadObjectKind};
+use super::plan::{BenchPlan, ResolvedWatchGroup};
 use kubeapi::WRITTEN_AT;
 
 /// The label whose values are spread over the objects, and the annotation that pads them to their size.
@@ -11,7 +11,7 @@ const PADDING: &str = "kube-fanout.io/padding";
 /// The objects that are written: their names, namespaces and content. All of it follows from an index.
 #[derive(Clone, Debug)]
 pub(super) struct WorkloadObjects {
-    pub(super) shape: ObjectShape,
+    pub(super) shape: WorkloadObjectKind,
     pub(super) count: usize,
     namespace: String,
     namespaces: usize,
@@ -20,8 +20,8 @@ pub(super) struct WorkloadObjects {
 
 impl WorkloadObjects {
     /// Derives the objects from a plan. Objects of another size or spread get namespaces of their own.
-    pub(super) fn of(plan: &Plan) -> Self {
-        let Plan { namespace, shape, objects, object_bytes, namespaces, spread, .. } = plan;
+    pub(super) fn of(plan: &BenchPlan) -> Self {
+        let BenchPlan { namespace, shape, objects, object_bytes, namespaces, spread, .. } = plan;
         let kind = shape.collection();
         Self {
             shape: *shape,
@@ -75,10 +75,10 @@ impl WorkloadObjects {
         let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
         let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
         match self.shape {
-            ObjectShape::Configmap => {
+            WorkloadObjectKind::Configmap => {
                 format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{meta},"data":{{"slot":"{slot}"}}}}"#)
             }
-            ObjectShape::Pod => {
+            WorkloadObjectKind::Pod => {
                 let container = r#"{"name":"main","image":"registry.example/bench:1","args":["serve"]}"#;
                 let spec = format!(
                     r#"{{"nodeName":"{node}","automountServiceAccountToken":false,"containers":[{container}]}}"#
@@ -89,7 +89,7 @@ impl WorkloadObjects {
     }
 
     /// Returns the path of the `n`-th watch of a kind, with the query that selects its objects.
-    pub(super) fn question(&self, kind: &ObjectGroup, n: usize) -> String {
+    pub(super) fn question(&self, kind: &ResolvedWatchGroup, n: usize) -> String {
         let path = kind.path.replace("{i}", &n.to_string());
         let value = |value: fn(usize) -> String, of: usize| {
             if kind.non_matching { format!("nobody-{n}") } else { value(n % of) }
@@ -112,7 +112,7 @@ impl WorkloadObjects {
         }
     }
 
-    fn watched_namespace(&self, kind: &ObjectGroup, n: usize) -> String {
+    fn watched_namespace(&self, kind: &ResolvedWatchGroup, n: usize) -> String {
         if kind.non_matching { format!("nobody-{n}") } else { self.nth_namespace(n % self.namespaces) }
     }
 }
@@ -161,7 +161,7 @@ impl<'a> WriteCounts<'a> {
     }
 
     /// Returns how many events the `n`-th watch of a kind should receive.
-    pub(super) fn expected(&self, kind: &ObjectGroup, n: usize) -> u64 {
+    pub(super) fn expected(&self, kind: &ResolvedWatchGroup, n: usize) -> u64 {
         match kind.select {
             _ if kind.non_matching || !kind.hears_writes => 0,
             SelectorKind::All => self.total,
@@ -178,8 +178,8 @@ mod tests {
 
     use super::*;
 
-    fn plan(more: &serde_json::Value) -> Plan {
-        Plan::of_layers([more.as_object().unwrap()]).unwrap()
+    fn plan(more: &serde_json::Value) -> BenchPlan {
+        BenchPlan::of_layers([more.as_object().unwrap()]).unwrap()
     }
 
     #[test]

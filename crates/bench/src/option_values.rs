@@ -62,12 +62,12 @@ pub enum SelectorKind {
 /// The kind of objects that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ObjectShape {
+pub enum WorkloadObjectKind {
     Pod,
     Configmap,
 }
 
-impl ObjectShape {
+impl WorkloadObjectKind {
     pub(super) fn collection(self) -> &'static str {
         match self {
             Self::Pod => "pods",
@@ -89,7 +89,7 @@ pub enum WriteMethod {
 /// A burst of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Storm {
+pub enum RequestStormKind {
     /// A storm of informers that all start at the same moment.
     Join,
     /// A storm of full LISTs.
@@ -113,13 +113,13 @@ pub(super) enum WatchStartMode {
 
 /// A rate of writes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rate {
+pub enum WriteRate {
     PerSecond(f64),
     /// The writers send as fast as they can.
     Max,
 }
 
-impl Serialize for Rate {
+impl Serialize for WriteRate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::PerSecond(rate) => serializer.serialize_f64(*rate),
@@ -128,19 +128,19 @@ impl Serialize for Rate {
     }
 }
 
-impl<'de> Deserialize<'de> for Rate {
+impl<'de> Deserialize<'de> for WriteRate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum RateValue {
+        enum WriteRateValue {
             Number(f64),
             Text(String),
         }
         let wrong = || serde::de::Error::custom("expected writes per second, or max");
-        match RateValue::deserialize(deserializer).map_err(|_| wrong())? {
-            RateValue::Number(rate) => Ok(Self::PerSecond(rate)),
-            RateValue::Text(text) if text == "max" => Ok(Self::Max),
-            RateValue::Text(text) => text.parse().map(Self::PerSecond).map_err(|_| wrong()),
+        match WriteRateValue::deserialize(deserializer).map_err(|_| wrong())? {
+            WriteRateValue::Number(rate) => Ok(Self::PerSecond(rate)),
+            WriteRateValue::Text(text) if text == "max" => Ok(Self::Max),
+            WriteRateValue::Text(text) => text.parse().map(Self::PerSecond).map_err(|_| wrong()),
         }
     }
 }

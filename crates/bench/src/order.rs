@@ -2,15 +2,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::bench_options::{BenchOptions, MeasuredServer};
-use super::compare::Results;
+use super::bench_run::{BenchRun, mib};
+use super::compare::BenchResults;
 use super::objects::WorkloadObjects;
-use super::outcome::{Figures, RunOutcome};
+use super::outcome::{BenchFigures, BenchRunOutcome};
 use super::population;
-use super::process::UsageSource;
-use super::session::{Session, mib};
+use super::process::ServerUsageSource;
 use super::storm::requests;
-use base::Tasks;
-use probe::{ProgressLine, Target, UnaryClient, WatchProtocol};
+use base::BackgroundTasks;
+use probe::{ProgressLine, TargetServer, UnaryClient, WatchProtocol};
 
 /// Runs every variant against every side for the configured number of rounds. The sides alternate in going first.
 ///
@@ -20,20 +20,20 @@ pub async fn run(
     order: &BenchOptions,
     progress: &ProgressLine,
     stop: &CancellationToken,
-) -> Result<Results, BenchError> {
-    let tasks = Tasks::new();
+) -> Result<BenchResults, BenchError> {
+    let tasks = BackgroundTasks::new();
     let ran = run_all(order, progress, stop, &tasks).await;
     tasks.join().await;
     progress.close();
-    Ok(Results::of(order, ran?))
+    Ok(BenchResults::of(order, ran?))
 }
 
 async fn run_all(
     order: &BenchOptions,
     progress: &ProgressLine,
     stop: &CancellationToken,
-    tasks: &Tasks,
-) -> Result<Vec<RunOutcome>, BenchError> {
+    tasks: &BackgroundTasks,
+) -> Result<Vec<BenchRunOutcome>, BenchError> {
     let write = order.credentials.target(&order.write).await?;
     let mut sides = Vec::new();
     for side in &order.sides {
@@ -62,7 +62,7 @@ async fn run_all(
             let turn = |n: usize| if round % 2 == 0 { n } else { sides.len() - 1 - n };
             for n in 0..sides.len() {
                 let (side, target, costs) = &sides[turn(n)];
-                let session = Session {
+                let session = BenchRun {
                     plan: &side.plan(&variant.plan),
                     objects: &objects,
                     target,
@@ -75,7 +75,7 @@ async fn run_all(
                 let of = [side.name.as_str(), variant.name.as_str()].join(" ");
                 progress.phase(format!("{}, round {}", of.trim_end(), round + 1));
                 match measured(&session).await {
-                    Ok(outcome) => outcomes.push(RunOutcome {
+                    Ok(outcome) => outcomes.push(BenchRunOutcome {
                         side: side.name.clone(),
                         variant: variant.name.clone(),
                         round,
@@ -99,14 +99,14 @@ async fn run_all(
 ///
 /// # Errors
 /// If nothing could be measured.
-async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {
-    let mut outcome = RunOutcome {
+async fn measured(session: &BenchRun<'_>) -> Result<BenchRunOutcome, BenchError> {
+    let mut outcome = BenchRunOutcome {
         side: String::new(),
         target: session.target.url().to_owned(),
         variant: String::new(),
         round: 0,
         interrupted: false,
-        figures: Figures::default(),
+        figures: BenchFigures::default(),
         percentiles: Vec::new(),
         cipher: None,
         notes: Vec::new(),
@@ -134,11 +134,15 @@ async fn clean_up(caller: &UnaryClient, made: &[WorkloadObjects], progress: &Pro
     }
 }
 
-async fn costs(side: &MeasuredServer, order: &BenchOptions, tasks: &Tasks) -> Result<UsageSource, BenchError> {
-    let Some(metrics) = &side.metrics else { return Ok(UsageSource::of(side.pid, None, tasks)) };
+async fn costs(
+    side: &MeasuredServer,
+    order: &BenchOptions,
+    tasks: &BackgroundTasks,
+) -> Result<ServerUsageSource, BenchError> {
+    let Some(metrics) = &side.metrics else { return Ok(ServerUsageSource::of(side.pid, None, tasks)) };
     let at = metrics.find("://").map_or(0, |at| at + 3);
     let (server, path) = metrics.split_at(metrics[at..].find('/').map_or(metrics.len(), |slash| at + slash));
-    let target: Target = order.credentials.target(server).await?;
+    let target: TargetServer = order.credentials.target(server).await?;
     let path = if path.is_empty() { "/metrics" } else { path };
-    Ok(UsageSource::of(side.pid, Some((&target, path)), tasks))
+    Ok(ServerUsageSource::of(side.pid, Some((&target, path)), tasks))
 }

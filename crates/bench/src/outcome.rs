@@ -79,9 +79,9 @@ const CURVE: [f64; 12] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 
 
 /// The measured figures, by the names of the catalogue and in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figures(Vec<(&'static str, f64)>);
+pub struct BenchFigures(Vec<(&'static str, f64)>);
 
-impl Figures {
+impl BenchFigures {
     pub(super) fn put(&mut self, name: &'static str, value: f64) {
         debug_assert!(CATALOGUE.iter().any(|(known, ..)| *known == name), "{name} is in no catalogue");
         if value.is_finite() {
@@ -101,7 +101,7 @@ impl Figures {
     }
 }
 
-impl Serialize for Figures {
+impl Serialize for BenchFigures {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         let known = CATALOGUE.iter().filter_map(|(name, ..)| Some((name, self.of(name)?)));
@@ -114,14 +114,14 @@ impl Serialize for Figures {
 
 /// The result of one run against one server.
 #[derive(Clone, Debug, Serialize)]
-pub struct RunOutcome {
+pub struct BenchRunOutcome {
     pub side: String,
     pub target: String,
     pub variant: String,
     pub round: usize,
     /// Whether the run was interrupted; the figures cover the time until then.
     pub interrupted: bool,
-    pub figures: Figures,
+    pub figures: BenchFigures,
     /// The latency in milliseconds, by percentile.
     pub percentiles: Vec<(f64, f64)>,
     /// The negotiated cipher suite, if the watches use TLS.
@@ -130,7 +130,7 @@ pub struct RunOutcome {
     pub notes: Vec<String>,
 }
 
-impl RunOutcome {
+impl BenchRunOutcome {
     /// Whether every watch received every event exactly once.
     pub fn is_complete(&self) -> bool {
         let none = |name| self.figures.of(name).unwrap_or(0.0) == 0.0;

@@ -3,8 +3,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::option_values::{ObjectEncoding, ObjectShape, Rate, SelectorKind, Storm, WatchStartMode, WriteMethod};
-use probe::{WatchProtocol, Windows};
+use super::option_values::{
+    ObjectEncoding, RequestStormKind, SelectorKind, WatchStartMode, WorkloadObjectKind, WriteMethod, WriteRate,
+};
+use probe::{FlowControlWindows, WatchProtocol};
 
 /// A workload: everything except which server it runs against.
 ///
@@ -12,7 +14,7 @@ use probe::{WatchProtocol, Windows};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
-pub struct Plan {
+pub struct BenchPlan {
     /// A description of the plan in one line.
     pub about: String,
     pub watches: usize,
@@ -27,7 +29,7 @@ pub struct Plan {
     pub non_matching: bool,
     pub watch_list: bool,
     /// The kinds of watches, if there are several instead of one.
-    pub groups: Vec<Group>,
+    pub groups: Vec<WatchGroup>,
     /// The number of connections and watches that are opened at the same time.
     pub opening: usize,
     pub stream_window_kib: u32,
@@ -44,12 +46,12 @@ pub struct Plan {
     /// The reconnect interval of companions. 0 means never.
     pub companion_reconnect_ms: u64,
     pub companion_reads: bool,
-    pub rate: Rate,
+    pub rate: WriteRate,
     pub writers: usize,
     pub write_with: WriteMethod,
     pub objects: usize,
     pub object_bytes: usize,
-    pub shape: ObjectShape,
+    pub shape: WorkloadObjectKind,
     pub namespace: String,
     pub namespaces: usize,
     /// The number of different nodes and label values among the objects.
@@ -58,7 +60,7 @@ pub struct Plan {
     pub seconds: f64,
     /// The timeout of the last deliveries, and of opening, in seconds.
     pub patience: f64,
-    pub storm: Option<Storm>,
+    pub storm: Option<RequestStormKind>,
     /// The total number of requests in a storm of LISTs or GETs. 0 means as many as the duration allows.
     pub requests: usize,
     /// The number of concurrent requests on each connection.
@@ -68,7 +70,7 @@ pub struct Plan {
 /// Watches of one kind among several. Missing values come from the plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
-pub struct Group {
+pub struct WatchGroup {
     pub name: String,
     pub watches: usize,
     pub path: Option<String>,
@@ -79,7 +81,7 @@ pub struct Group {
 
 /// A group whose values are all resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ObjectGroup {
+pub(super) struct ResolvedWatchGroup {
     pub(super) watches: usize,
     pub(super) path: String,
     pub(super) select: SelectorKind,
@@ -91,7 +93,7 @@ pub(super) struct ObjectGroup {
 
 /// Every problem that makes a benchmark plan invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanProblems(pub Vec<String>);
+pub struct BenchPlanErrors(pub Vec<String>);
 
 const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
@@ -102,7 +104,7 @@ const RATE_MAX: f64 = 1e6;
 const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
 const SECONDS_MAX: f64 = 86_400.0;
 
-impl Default for Plan {
+impl Default for BenchPlan {
     fn default() -> Self {
         Self {
             about: String::new(),
@@ -125,12 +127,12 @@ impl Default for Plan {
             companions: 0,
             companion_reconnect_ms: 0,
             companion_reads: false,
-            rate: Rate::PerSecond(50.0),
+            rate: WriteRate::PerSecond(50.0),
             writers: 4,
             write_with: WriteMethod::Patch,
             objects: 100,
             object_bytes: 2500,
-            shape: ObjectShape::Pod,
+            shape: WorkloadObjectKind::Pod,
             namespace: "kube-fanout-bench".to_owned(),
             namespaces: 1,
             spread: 100,
@@ -144,12 +146,12 @@ impl Default for Plan {
     }
 }
 
-impl Plan {
+impl BenchPlan {
     /// Builds a plan from layers of keys; later layers override earlier ones.
     ///
     /// # Errors
     /// All problems at once: unknown keys, values of the wrong kind, and combinations that are not supported.
-    pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, PlanProblems> {
+    pub fn of_layers<'a>(layers: impl IntoIterator<Item = &'a Map<String, Value>>) -> Result<Self, BenchPlanErrors> {
         let mut merged = Map::new();
         layers.into_iter().for_each(|layer| merged.extend(layer.clone()));
         // Each key is parsed separately, because serde stops at the first problem.
@@ -159,10 +161,10 @@ impl Plan {
         };
         let problems: Vec<_> = merged.iter().filter_map(alone).collect();
         if !problems.is_empty() {
-            return Err(PlanProblems(problems));
+            return Err(BenchPlanErrors(problems));
         }
         let plan: Self =
-            serde_json::from_value(Value::Object(merged)).map_err(|error| PlanProblems(vec![error.to_string()]))?;
+            serde_json::from_value(Value::Object(merged)).map_err(|error| BenchPlanErrors(vec![error.to_string()]))?;
         plan.check()?;
         Ok(plan)
     }
@@ -171,7 +173,7 @@ impl Plan {
     ///
     /// # Errors
     /// One sentence for each problem.
-    pub fn check(&self) -> Result<(), PlanProblems> {
+    pub fn check(&self) -> Result<(), BenchPlanErrors> {
         let mut problems = Vec::new();
         self.check_bounds(&mut problems);
         let mut refuse = |wrong: bool, why: &str| problems.extend(wrong.then(|| why.to_owned()));
@@ -191,16 +193,19 @@ impl Plan {
             "protocol: WebSocket carries watches, not LISTs and GETs",
         );
         refuse(
-            self.storm == Some(Storm::Join) && self.protocol == WatchProtocol::Ws && !self.watch_list,
+            self.storm == Some(RequestStormKind::Join) && self.protocol == WatchProtocol::Ws && !self.watch_list,
             "protocol: an informer over WebSocket joins by watch-list only",
         );
         refuse(self.is_of_requests() && !self.groups.is_empty(), "groups: a storm of requests has one kind");
-        refuse(self.storm == Some(Storm::List) && self.requests == 0, "requests is required for a storm of LISTs");
+        refuse(
+            self.storm == Some(RequestStormKind::List) && self.requests == 0,
+            "requests is required for a storm of LISTs",
+        );
         let of_pods =
             self.kinds().iter().any(|kind| kind.select == SelectorKind::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
         refuse(self.namespace.is_empty(), "namespace: it needs a name");
-        if problems.is_empty() { Ok(()) } else { Err(PlanProblems(problems)) }
+        if problems.is_empty() { Ok(()) } else { Err(BenchPlanErrors(problems)) }
     }
 
     fn check_bounds(&self, problems: &mut Vec<String>) {
@@ -227,7 +232,7 @@ impl Plan {
         problems.extend(
             out.map(|(name, value, min)| format!("{name} {value} is out of range: expected {min} to {SECONDS_MAX}")),
         );
-        if let Rate::PerSecond(rate) = self.rate
+        if let WriteRate::PerSecond(rate) = self.rate
             && !(0.0..=RATE_MAX).contains(&rate)
         {
             problems.push(format!("rate {rate} is out of range: expected 0 to {RATE_MAX} per second, or max"));
@@ -236,23 +241,23 @@ impl Plan {
 
     /// Whether the plan sends LISTs or GETs instead of holding watches.
     pub(super) fn is_of_requests(&self) -> bool {
-        matches!(self.storm, Some(Storm::List | Storm::Get))
+        matches!(self.storm, Some(RequestStormKind::List | RequestStormKind::Get))
     }
 
     /// Returns the position at which the plan's watches start.
     pub(super) fn start(&self) -> WatchStartMode {
         match (self.watch_list, self.storm) {
             (true, _) => WatchStartMode::WatchList,
-            (false, Some(Storm::Join)) => WatchStartMode::List,
+            (false, Some(RequestStormKind::Join)) => WatchStartMode::List,
             (false, _) => WatchStartMode::Now,
         }
     }
 
     /// Returns the windows of a reader that reads as fast as it can.
-    pub(super) fn windows(&self) -> Windows {
+    pub(super) fn windows(&self) -> FlowControlWindows {
         let said = (self.stream_window_kib << 10, self.connection_window_kib << 10);
         let (stream, connection) = if self.go_windows { GO_WINDOWS } else { said };
-        Windows { stream, connection, socket: None, as_go: self.go_windows }
+        FlowControlWindows { stream, connection, socket: None, as_go: self.go_windows }
     }
 
     /// Returns the number of counted watches, of all groups.
@@ -271,17 +276,17 @@ impl Plan {
     }
 
     /// Returns the groups, or the plan itself as the only group.
-    pub(super) fn kinds(&self) -> Vec<ObjectGroup> {
-        let only = Group { watches: self.watches, non_matching: self.non_matching, ..Group::default() };
+    pub(super) fn kinds(&self) -> Vec<ResolvedWatchGroup> {
+        let only = WatchGroup { watches: self.watches, non_matching: self.non_matching, ..WatchGroup::default() };
         let groups = if self.groups.is_empty() { std::slice::from_ref(&only) } else { &self.groups };
         groups.iter().map(|group| self.kind(group)).collect()
     }
 
-    fn kind(&self, group: &Group) -> ObjectGroup {
+    fn kind(&self, group: &WatchGroup) -> ResolvedWatchGroup {
         let written = self.shape.collection();
         let path = group.path.clone().or_else(|| self.path.clone()).unwrap_or_else(|| format!("/api/v1/{written}"));
         let collection = path.split('?').next().unwrap_or_default();
-        ObjectGroup {
+        ResolvedWatchGroup {
             watches: group.watches,
             select: group.select.unwrap_or(self.select),
             non_matching: group.non_matching,
@@ -292,13 +297,13 @@ impl Plan {
     }
 }
 
-impl fmt::Display for PlanProblems {
+impl fmt::Display for BenchPlanErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
     }
 }
 
-impl std::error::Error for PlanProblems {}
+impl std::error::Error for BenchPlanErrors {}
 
 #[cfg(test)]
 mod tests {
@@ -306,13 +311,13 @@ mod tests {
 
     use super::*;
 
-    fn of(value: &Value) -> Result<Plan, PlanProblems> {
-        Plan::of_layers([value.as_object().unwrap()])
+    fn of(value: &Value) -> Result<BenchPlan, BenchPlanErrors> {
+        BenchPlan::of_layers([value.as_object().unwrap()])
     }
 
     #[test]
     fn empty_plan_equals_the_default() {
-        assert_eq!(of(&json!({})).unwrap(), Plan::default());
+        assert_eq!(of(&json!({})).unwrap(), BenchPlan::default());
     }
 
     #[test]
@@ -329,8 +334,8 @@ mod tests {
     #[test]
     fn later_layers_override_earlier_ones() {
         let (file, flags) = (json!({"watches": 5, "rate": "max"}), json!({"watches": 7}));
-        let plan = Plan::of_layers([&file, &flags].map(|layer| layer.as_object().unwrap())).unwrap();
-        assert_eq!((plan.watches, plan.rate), (7, Rate::Max));
+        let plan = BenchPlan::of_layers([&file, &flags].map(|layer| layer.as_object().unwrap())).unwrap();
+        assert_eq!((plan.watches, plan.rate), (7, WriteRate::Max));
     }
 
     #[test]

@@ -11,11 +11,11 @@ use linux as system;
 use portable as system;
 use rustix::time::{ClockId, clock_gettime};
 
-use base::Tasks;
-use probe::{Target, UnaryClient, WatchProtocol};
+use base::BackgroundTasks;
+use probe::{TargetServer, UnaryClient, WatchProtocol};
 
 /// The source of a server's CPU and memory figures.
-pub(super) enum UsageSource {
+pub(super) enum ServerUsageSource {
     Process(u32),
     Metrics(Box<UnaryClient>, String),
     Unknown,
@@ -23,7 +23,7 @@ pub(super) enum UsageSource {
 
 /// A server's resource usage so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct UsageSample {
+pub(super) struct ServerUsageSample {
     pub(super) cpu: Option<Duration>,
     pub(super) resident_bytes: Option<u64>,
     /// The proportional set size: shared memory counts only with the process's share.
@@ -31,9 +31,9 @@ pub(super) struct UsageSample {
     pub(super) peak_bytes: Option<u64>,
 }
 
-impl UsageSource {
+impl ServerUsageSource {
     /// Selects the process, or the metrics at a URL, as the source.
-    pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
+    pub(super) fn of(pid: Option<u32>, metrics: Option<(&TargetServer, &str)>, tasks: &BackgroundTasks) -> Self {
         match (pid, metrics) {
             (Some(pid), _) => Self::Process(pid),
             (None, Some((target, path))) => {
@@ -59,14 +59,14 @@ impl UsageSource {
         }
     }
 
-    pub(super) async fn sample(&self) -> UsageSample {
+    pub(super) async fn sample(&self) -> ServerUsageSample {
         match self {
             Self::Process(pid) => system::sample(*pid),
             Self::Metrics(caller, path) => match caller.get(path, "text/plain").await {
                 Ok(reply) => of_metrics(&String::from_utf8_lossy(&reply.body)),
-                Err(_) => UsageSample::default(),
+                Err(_) => ServerUsageSample::default(),
             },
-            Self::Unknown => UsageSample::default(),
+            Self::Unknown => ServerUsageSample::default(),
         }
     }
 }
@@ -84,21 +84,21 @@ pub(super) fn cores() -> f64 {
 
 /// The machine on which the figures were measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Machine {
+pub struct MachineInfo {
     pub cores: usize,
     pub processor: String,
     pub memory_mib: u64,
     pub kernel: String,
 }
 
-impl Machine {
+impl MachineInfo {
     pub fn this() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         system::machine(cores)
     }
 }
 
-impl std::fmt::Display for Machine {
+impl std::fmt::Display for MachineInfo {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { cores, processor, memory_mib, kernel } = self;
         write!(f, "{cores} cores")?;
@@ -112,7 +112,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-fn of_metrics(text: &str) -> UsageSample {
+fn of_metrics(text: &str) -> ServerUsageSample {
     let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         line.split_ascii_whitespace().next()?.parse::<f64>().ok().filter(|value| *value >= 0.0)
@@ -120,7 +120,7 @@ fn of_metrics(text: &str) -> UsageSample {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
     let resident_bytes = value("process_resident_memory_bytes").map(|bytes| bytes as u64);
     let cpu = value("process_cpu_seconds_total").map(Duration::from_secs_f64);
-    UsageSample { cpu, resident_bytes, ..UsageSample::default() }
+    ServerUsageSample { cpu, resident_bytes, ..ServerUsageSample::default() }
 }
 
 #[cfg(test)]
@@ -137,6 +137,6 @@ mod tests {
         let text = "# HELP x\nprocess_cpu_seconds_total 1.5\nprocess_resident_memory_bytes 1.048576e+06\n";
         let sample = of_metrics(text);
         assert_eq!((sample.cpu, sample.resident_bytes), (Some(Duration::from_millis(1500)), Some(1 << 20)));
-        assert_eq!(of_metrics(""), UsageSample::default());
+        assert_eq!(of_metrics(""), ServerUsageSample::default());
     }
 }

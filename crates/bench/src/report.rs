@@ -1,6 +1,6 @@
 use std::fmt::Write as _;
 
-use super::compare::{Cell, Results};
+use super::compare::{BenchResults, VariantFigures};
 use super::outcome::CATALOGUE;
 use super::text::{number, title};
 
@@ -26,8 +26,8 @@ const WIDTH: f64 = 560.0;
 const ROW: f64 = 26.0;
 
 /// Formats results as one self-contained page.
-pub fn html(results: &Results) -> String {
-    let Results { scenario, about, command, machine, plans, outcomes, cells, .. } = results;
+pub fn html(results: &BenchResults) -> String {
+    let BenchResults { scenario, about, command, machine, plans, outcomes, cells, .. } = results;
     let mut charts = percentiles(results);
     DRAWN.iter().for_each(|name| bars(&mut charts, cells, name));
     let mut notes = String::new();
@@ -61,7 +61,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Draws one figure of every cell, as bars.
-fn bars(out: &mut String, cells: &[Cell], name: &str) {
+fn bars(out: &mut String, cells: &[VariantFigures], name: &str) {
     let rows: Vec<_> =
         cells.iter().enumerate().filter_map(|(n, cell)| Some((n, cell, cell.figures.of(name)?))).collect();
     let most = rows.iter().map(|(.., value)| *value).fold(0.0, f64::max);
@@ -88,8 +88,8 @@ fn bars(out: &mut String, cells: &[Cell], name: &str) {
 }
 
 /// Draws the latency of every cell's first run by percentile. Lower and flatter is better.
-fn percentiles(results: &Results) -> String {
-    let of = |cell: &Cell| {
+fn percentiles(results: &BenchResults) -> String {
+    let of = |cell: &VariantFigures| {
         let same = results.outcomes.iter().find(|run| run.side == cell.side && run.variant == cell.variant);
         same.map(|run| run.percentiles.clone()).unwrap_or_default()
     };
@@ -146,10 +146,10 @@ fn nines(percentile: f64) -> f64 {
     (-(1.0 - percentile / 100.0).max(5e-5).log10()).max(0.0)
 }
 
-fn table(results: &Results) -> String {
-    let Results { cells, ratios, .. } = results;
+fn table(results: &BenchResults) -> String {
+    let BenchResults { cells, ratios, .. } = results;
     let mut out = "<table><tr><th>figure</th>".to_owned();
-    let titles = cells.iter().map(Cell::title).chain(ratios.iter().map(|ratio| title(results, ratio)));
+    let titles = cells.iter().map(VariantFigures::title).chain(ratios.iter().map(|ratio| title(results, ratio)));
     titles.for_each(|title| put(&mut out, format_args!("<th>{}</th>", escaped(&title))));
     out.push_str("<th>description</th></tr>\n");
     for (name, unit, _, what) in CATALOGUE {
@@ -173,18 +173,22 @@ fn table(results: &Results) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::compare::Ratio;
-    use super::super::outcome::{Figures, RunOutcome};
-    use super::super::process::Machine;
+    use super::super::compare::FigureRatios;
+    use super::super::outcome::{BenchFigures, BenchRunOutcome};
+    use super::super::process::MachineInfo;
     use super::*;
 
-    fn results() -> Results {
-        let mut figures = Figures::default();
+    fn results() -> BenchResults {
+        let mut figures = BenchFigures::default();
         figures.put("latency_p99_ms", 12.5);
         figures.put("cpu_us_per_delivery", 7.0);
-        let cell =
-            |side: &str| Cell { variant: String::new(), side: side.to_owned(), rounds: 1, figures: figures.clone() };
-        let outcome = |side: &str| RunOutcome {
+        let cell = |side: &str| VariantFigures {
+            variant: String::new(),
+            side: side.to_owned(),
+            rounds: 1,
+            figures: figures.clone(),
+        };
+        let outcome = |side: &str| BenchRunOutcome {
             side: side.to_owned(),
             target: "https://127.0.0.1:1".to_owned(),
             variant: String::new(),
@@ -195,15 +199,15 @@ mod tests {
             cipher: None,
             notes: vec!["a <note>".to_owned()],
         };
-        Results {
+        BenchResults {
             scenario: "gentle".to_owned(),
             about: "<script>".to_owned(),
             command: ["bench", "--target", "https://127.0.0.1:1"].map(str::to_owned).to_vec(),
-            machine: Machine::default(),
+            machine: MachineInfo::default(),
             plans: vec![],
             outcomes: vec![outcome("a & b"), outcome("proxy")],
             cells: vec![cell("a & b"), cell("proxy")],
-            ratios: vec![Ratio { of: 1, over: 0, figures: figures.clone() }],
+            ratios: vec![FigureRatios { of: 1, over: 0, figures: figures.clone() }],
         }
     }
 

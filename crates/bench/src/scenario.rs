@@ -1,18 +1,18 @@
 use serde_json::{Map, Value};
 
-use super::plan::{Plan, PlanProblems};
+use super::plan::{BenchPlan, BenchPlanErrors};
 
 /// One of the plans that a benchmark scenario compares.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Variant {
+pub struct ScenarioVariant {
     /// The name of the variant; empty if there is only one.
     pub name: String,
-    pub plan: Plan,
+    pub plan: BenchPlan,
 }
 
-/// A named set of plans. Its keys are those of a [`Plan`], and `variants`: a list of such keys with a `name` each.
+/// A named set of plans. Its keys are those of a [`BenchPlan`], and `variants`: a list of such keys with a `name` each.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scenario {
+pub struct BenchScenario {
     pub name: String,
     keys: Map<String, Value>,
     variants: Vec<Map<String, Value>>,
@@ -52,9 +52,9 @@ pub const SCENARIOS: [(&str, &str); 24] = embedded!(
     "stuck",
 );
 
-impl Scenario {
+impl BenchScenario {
     /// Returns a scenario that is built into the program.
-    pub fn embedded(name: &str) -> Option<Result<Self, PlanProblems>> {
+    pub fn embedded(name: &str) -> Option<Result<Self, BenchPlanErrors>> {
         let (name, text) = SCENARIOS.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text))
     }
@@ -63,8 +63,8 @@ impl Scenario {
     ///
     /// # Errors
     /// If it is not YAML, or does not have the form of a scenario.
-    pub fn parse(name: &str, text: &str) -> Result<Self, PlanProblems> {
-        let fail = |why: String| PlanProblems(vec![format!("scenario {name}: {why}")]);
+    pub fn parse(name: &str, text: &str) -> Result<Self, BenchPlanErrors> {
+        let fail = |why: String| BenchPlanErrors(vec![format!("scenario {name}: {why}")]);
         let Value::Object(mut keys) = serde_saphyr::from_str(text).map_err(|error| fail(error.to_string()))? else {
             return Err(fail("expected keys and values".to_owned()));
         };
@@ -84,9 +84,9 @@ impl Scenario {
     ///
     /// # Errors
     /// Every problem of any of the plans.
-    pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<Variant>, PlanProblems> {
+    pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<ScenarioVariant>, BenchPlanErrors> {
         if self.variants.is_empty() {
-            return Ok(vec![Variant { name: String::new(), plan: Plan::of_layers([&self.keys, flags])? }]);
+            return Ok(vec![ScenarioVariant { name: String::new(), plan: BenchPlan::of_layers([&self.keys, flags])? }]);
         }
         let (mut plans, mut problems) = (Vec::new(), Vec::new());
         for keys in &self.variants {
@@ -95,12 +95,12 @@ impl Scenario {
             if name.is_empty() {
                 problems.push("a variant without a name".to_owned());
             }
-            match Plan::of_layers([&self.keys, &keys, flags]) {
-                Ok(plan) => plans.push(Variant { name, plan }),
+            match BenchPlan::of_layers([&self.keys, &keys, flags]) {
+                Ok(plan) => plans.push(ScenarioVariant { name, plan }),
                 Err(wrong) => problems.extend(wrong.0.into_iter().map(|why| format!("variant {name}: {why}"))),
             }
         }
-        if problems.is_empty() { Ok(plans) } else { Err(PlanProblems(problems)) }
+        if problems.is_empty() { Ok(plans) } else { Err(BenchPlanErrors(problems)) }
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn every_scenario_is_valid_and_has_a_description() {
         for (name, _) in SCENARIOS {
-            let scenario = Scenario::embedded(name).unwrap().unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
+            let scenario = BenchScenario::embedded(name).unwrap().unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             assert!(scenario.about().len() > 10, "{name}");
             let plans = scenario.plans(&Map::new()).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             assert!(!plans.is_empty());
@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn flags_override_variants_and_variants_override_the_scenario() {
         let text = "watches: 5\nobjects: 7\nvariants:\n- name: a\n- {name: b, watches: 6, rate: max}\n";
-        let scenario = Scenario::parse("x", text).unwrap();
+        let scenario = BenchScenario::parse("x", text).unwrap();
         let flags = serde_json::json!({"objects": 8});
         let plans = scenario.plans(flags.as_object().unwrap()).unwrap();
         let found: Vec<_> = plans.iter().map(|of| (of.name.as_str(), of.plan.watches, of.plan.objects)).collect();
         assert_eq!(found, [("a", 5, 8), ("b", 6, 8)]);
-        let wrong = Scenario::parse("x", "variants:\n- {watches: many}\n- {name: c, colour: red}\n").unwrap();
+        let wrong = BenchScenario::parse("x", "variants:\n- {watches: many}\n- {name: c, colour: red}\n").unwrap();
         assert_eq!(wrong.plans(&Map::new()).unwrap_err().0.len(), 3);
-        assert!(Scenario::parse("x", "- a\n").is_err());
+        assert!(BenchScenario::parse("x", "- a\n").is_err());
     }
 }

@@ -5,30 +5,32 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
-use super::frame_classifier::Recogniser;
+use super::frame_classifier::FrameClassifier;
 use super::objects::{WorkloadObjects, with};
 use super::option_values::WatchStartMode;
-use super::plan::{ObjectGroup, Plan};
+use super::plan::{BenchPlan, ResolvedWatchGroup};
 use super::stream_outcome::StreamOutcome;
-use super::tally::Tally;
+use super::tally::WatchTally;
 use base::now_ns;
-use probe::{Frames, Framing, RequestSpec, Sender, Target, WatchProtocol, Windows};
+use probe::{
+    FlowControlWindows, HttpRequestSender, RequestSpec, StreamFrameSplitter, StreamFraming, TargetServer, WatchProtocol,
+};
 
 const LIST_BYTES_MAX: usize = 1024;
 
 /// The state that all watches of a fleet share.
-pub(super) struct FleetState {
-    pub(super) target: Target,
+pub(super) struct WatchFleetState {
+    pub(super) target: TargetServer,
     pub(super) protocol: WatchProtocol,
-    pub(super) windows: Windows,
+    pub(super) windows: FlowControlWindows,
     pub(super) start: WatchStartMode,
     /// The version at which watches without one begin; `None` lets each of them find it.
     pub(super) version: Option<u64>,
     /// The start of the run. Earlier writes do not belong to it.
     pub(super) began_ns: u64,
     pub(super) objects: WorkloadObjects,
-    pub(super) kinds: Vec<WatchKind>,
-    pub(super) tally: Tally,
+    pub(super) kinds: Vec<FleetWatchKind>,
+    pub(super) tally: WatchTally,
     /// The permits for opening connections and watches.
     pub(super) opening: Semaphore,
     /// Whether the watches may send requests.
@@ -44,14 +46,17 @@ pub(super) struct FleetState {
 }
 
 /// One kind of watch, with the recogniser for its frames.
-pub(super) struct WatchKind {
-    pub(super) kind: ObjectGroup,
-    pub(super) recogniser: Recogniser,
+pub(super) struct FleetWatchKind {
+    pub(super) kind: ResolvedWatchGroup,
+    pub(super) recogniser: FrameClassifier,
 }
 
-impl FleetState {
-    pub(super) fn new(plan: &Plan, target: &Target, version: Option<u64>) -> Arc<Self> {
-        let watched = |kind: ObjectGroup| WatchKind { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
+impl WatchFleetState {
+    pub(super) fn new(plan: &BenchPlan, target: &TargetServer, version: Option<u64>) -> Arc<Self> {
+        let watched = |kind: ResolvedWatchGroup| FleetWatchKind {
+            recogniser: FrameClassifier::new(kind.encoding.is_protobuf()),
+            kind,
+        };
         let all_at_once = plan.storm.is_some();
         Arc::new(Self {
             target: target.clone(),
@@ -62,7 +67,7 @@ impl FleetState {
             began_ns: now_ns(),
             objects: WorkloadObjects::of(plan),
             kinds: plan.kinds().into_iter().map(watched).collect(),
-            tally: Tally::new(plan.watch_count()),
+            tally: WatchTally::new(plan.watch_count()),
             opening: Semaphore::new(if all_at_once { Semaphore::MAX_PERMITS } else { plan.opening }),
             gate: watch::Sender::new(false),
             cut: watch::Sender::new(()),
@@ -108,20 +113,20 @@ impl FleetState {
     }
 
     /// Returns the current version of the collection.
-    pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, StreamOutcome> {
+    pub(super) async fn version_now(&self, sender: &HttpRequestSender, path: &str) -> Result<u64, StreamOutcome> {
         let path = with(path, "limit=1");
         let mut answer = sender.get(&self.target, &RequestSpec::get(&path, "application/json")).await?;
         let (head, _) = answer.body.read(LIST_BYTES_MAX).await?;
         if !answer.status.is_success() {
             return Err(StreamOutcome::Refused(answer.status));
         }
-        let version = Recogniser::new(false).list_version(&head);
+        let version = FrameClassifier::new(false).list_version(&head);
         version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))
     }
 
     /// Runs one stream of a companion: reads it, or leaves it unread.
-    pub(super) async fn read_aside(&self, sender: &Sender, version: &mut u64, reads: bool) {
-        let Some(WatchKind { kind, recogniser }) = self.kinds.first() else { return };
+    pub(super) async fn read_aside(&self, sender: &HttpRequestSender, version: &mut u64, reads: bool) {
+        let Some(FleetWatchKind { kind, recogniser }) = self.kinds.first() else { return };
         let path = with(&kind.path, &format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
         let Ok(mut answer) = sender.get(&self.target, &RequestSpec::get(&path, kind.encoding.of_watch())).await else {
             return;
@@ -136,11 +141,11 @@ impl FleetState {
             return pending().await;
         }
         let framing = match (answer.body.is_of_messages(), kind.encoding.is_protobuf()) {
-            (true, _) => Framing::Messages,
-            (false, true) => Framing::Lengths,
-            (false, false) => Framing::Lines,
+            (true, _) => StreamFraming::Messages,
+            (false, true) => StreamFraming::Lengths,
+            (false, false) => StreamFraming::Lines,
         };
-        let mut frames = Frames::new(framing);
+        let mut frames = StreamFrameSplitter::new(framing);
         while let Some(Ok(chunk)) = answer.body.chunk().await {
             let fed = frames.feed(&chunk, |frame| *version = recogniser.version(frame).unwrap_or(*version));
             if fed.is_err() {

@@ -1,6 +1,6 @@
 use http::StatusCode;
 
-use probe::LinkError;
+use probe::ProbeRequestError;
 
 /// The reason that a watch stream ended.
 #[derive(Debug)]
@@ -13,8 +13,8 @@ pub(super) enum StreamOutcome {
     Broken(String),
 }
 
-impl From<LinkError> for StreamOutcome {
-    fn from(error: LinkError) -> Self {
+impl From<ProbeRequestError> for StreamOutcome {
+    fn from(error: ProbeRequestError) -> Self {
         Self::Broken(error.to_string())
     }
 }

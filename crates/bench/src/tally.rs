@@ -80,7 +80,7 @@ impl WatchCounts {
 
 /// The recorder of some connections. It is locked once for each read of a socket, not for each event.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct WatchTallyShard {
     pub(super) counts: WatchCounts,
     /// The time from the scheduled time of a write to the arrival of its event, in microseconds.
     pub(super) latency: Histogram<u64>,
@@ -90,10 +90,10 @@ pub(super) struct Shard {
 
 /// The recorders of a fleet, and the counts of each watch.
 #[derive(Debug)]
-pub(super) struct Tally {
-    shards: Box<[Mutex<Shard>]>,
+pub(super) struct WatchTally {
+    shards: Box<[Mutex<WatchTallyShard>]>,
     pub(super) seen: Box<[WatchProgress]>,
-    pub(super) window: Window,
+    pub(super) window: MeasurementWindow,
 }
 
 /// The events of one watch, stored by its connection after every chunk.
@@ -113,12 +113,12 @@ pub(super) struct WatchProgress {
 
 /// The period of time whose writes are measured.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct MeasurementWindow {
     from_ns: AtomicU64,
     until_ns: AtomicU64,
 }
 
-impl Window {
+impl MeasurementWindow {
     pub(super) fn open(&self, from_ns: u64) {
         self.from_ns.store(from_ns, Ordering::Relaxed);
     }
@@ -132,18 +132,20 @@ impl Window {
     }
 }
 
-impl Tally {
+impl WatchTally {
     pub(super) fn new(watches: usize) -> Self {
-        let shard = || Mutex::new(Shard { counts: WatchCounts::default(), latency: histogram(), synced: histogram() });
+        let shard = || {
+            Mutex::new(WatchTallyShard { counts: WatchCounts::default(), latency: histogram(), synced: histogram() })
+        };
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             seen: (0..watches).map(|_| WatchProgress::default()).collect(),
-            window: Window { from_ns: AtomicU64::new(u64::MAX), until_ns: AtomicU64::new(u64::MAX) },
+            window: MeasurementWindow { from_ns: AtomicU64::new(u64::MAX), until_ns: AtomicU64::new(u64::MAX) },
         }
     }
 
     /// Returns the recorder of the `n`-th connection.
-    pub(super) fn shard(&self, n: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, n: usize) -> MutexGuard<'_, WatchTallyShard> {
         self.shards[n % self.shards.len()].lock()
     }
 
@@ -161,7 +163,7 @@ impl Tally {
         self.merged(|shard| &shard.synced)
     }
 
-    fn merged(&self, of: impl Fn(&Shard) -> &Histogram<u64>) -> Histogram<u64> {
+    fn merged(&self, of: impl Fn(&WatchTallyShard) -> &Histogram<u64>) -> Histogram<u64> {
         let mut sum = histogram();
         for shard in &self.shards {
             sum.add(of(&shard.lock())).expect("histograms of the same bounds");
@@ -176,7 +178,7 @@ mod tests {
 
     #[test]
     fn tally_sums_counts_and_latencies_of_all_shards() {
-        let tally = Tally::new(0);
+        let tally = WatchTally::new(0);
         for n in 0..100 {
             let mut shard = tally.shard(n);
             shard.counts.deliveries += 2;

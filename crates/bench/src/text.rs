@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::compare::{Ratio, Results};
-use super::outcome::{CATALOGUE, RunOutcome};
+use super::compare::{BenchResults, FigureRatios};
+use super::outcome::{BenchRunOutcome, CATALOGUE};
 
 /// Formats benchmark results for a terminal.
-pub fn render(results: &Results) -> String {
+pub fn render(results: &BenchResults) -> String {
     let mut out = String::new();
-    let Results { scenario, about, machine, cells, ratios, outcomes, .. } = results;
+    let BenchResults { scenario, about, machine, cells, ratios, outcomes, .. } = results;
     // Writing to a String does not fail.
     let _ = writeln!(out, "{scenario}{}{about}", if about.is_empty() { "" } else { ": " });
     let _ = writeln!(out, "{machine}");
@@ -16,7 +16,7 @@ pub fn render(results: &Results) -> String {
         let _ = writeln!(out, "medians of {runs} runs");
     }
     let titles: Vec<_> =
-        cells.iter().map(super::Cell::title).chain(ratios.iter().map(|of| title(results, of))).collect();
+        cells.iter().map(super::VariantFigures::title).chain(ratios.iter().map(|of| title(results, of))).collect();
     let widths: Vec<_> = titles.iter().map(|title| title.chars().count().max(10)).collect();
     let _ = write!(out, "\n{:<32}", "");
     for (title, width) in titles.iter().zip(&widths) {
@@ -52,7 +52,7 @@ pub fn render(results: &Results) -> String {
 }
 
 /// Reports the cipher suite, or that of each server if they differ.
-fn ciphers(outcomes: &[RunOutcome]) -> String {
+fn ciphers(outcomes: &[BenchRunOutcome]) -> String {
     let known: BTreeSet<_> = outcomes.iter().filter_map(|of| Some((of.cipher?, of.side.as_str()))).collect();
     let suites: BTreeSet<_> = known.iter().map(|(cipher, _)| *cipher).collect();
     match Vec::from_iter(&suites)[..] {
@@ -65,7 +65,7 @@ fn ciphers(outcomes: &[RunOutcome]) -> String {
     }
 }
 
-pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
+pub(super) fn title(results: &BenchResults, ratio: &FigureRatios) -> String {
     let (of, over) = (&results.cells[ratio.of], &results.cells[ratio.over]);
     if of.variant == over.variant {
         return match of.variant.as_str() {
@@ -96,18 +96,18 @@ pub(super) fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Figures;
+    use crate::BenchFigures;
 
     #[test]
     fn different_cipher_suites_print_a_warning() {
         type Sides = [(&'static str, Option<&'static str>)];
-        let outcome = |(side, cipher): &(&str, Option<&'static str>)| RunOutcome {
+        let outcome = |(side, cipher): &(&str, Option<&'static str>)| BenchRunOutcome {
             side: (*side).to_owned(),
             target: String::new(),
             variant: String::new(),
             round: 0,
             interrupted: false,
-            figures: Figures::default(),
+            figures: BenchFigures::default(),
             percentiles: Vec::new(),
             cipher: *cipher,
             notes: Vec::new(),

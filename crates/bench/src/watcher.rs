@@ -6,14 +6,14 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
-use super::frame_classifier::RecognisedFrame;
+use super::frame_classifier::ClassifiedFrame;
 use super::objects::with;
 use super::option_values::WatchStartMode;
-use super::shared::FleetState;
+use super::shared::WatchFleetState;
 use super::stream_outcome::StreamOutcome;
-use super::tally::Shard;
+use super::tally::WatchTallyShard;
 use base::{now_ns, random};
-use probe::{Frames, Framing, PendingResponse, RequestSpec, ResponseStream, Sender};
+use probe::{HttpRequestSender, PendingResponse, RequestSpec, ResponseStream, StreamFrameSplitter, StreamFraming};
 
 /// The number of bytes of a LIST that are searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
@@ -32,8 +32,8 @@ pub(super) enum WatcherRole {
 }
 
 /// One measured watch, from its first stream to the end of the fleet.
-pub(super) struct Watcher {
-    shared: Arc<FleetState>,
+pub(super) struct BenchWatcher {
+    shared: Arc<WatchFleetState>,
     /// The watch's index among all watches, its index within its kind, and its kind.
     pub(super) index: usize,
     nth: usize,
@@ -53,9 +53,9 @@ pub(super) struct Watcher {
     repeated: u64,
 }
 
-impl Watcher {
+impl BenchWatcher {
     pub(super) fn new(
-        shared: &Arc<FleetState>,
+        shared: &Arc<WatchFleetState>,
         index: usize,
         (kind, nth): (usize, usize),
         lane: usize,
@@ -81,14 +81,14 @@ impl Watcher {
     }
 
     /// Opens streams one after another and reads them. Over HTTP/2 it never returns, because its connection ends first.
-    pub(super) async fn follow(&mut self, sender: &Sender) {
+    pub(super) async fn follow(&mut self, sender: &HttpRequestSender) {
         loop {
             let ended = self.stream(sender).await;
             let pause = self.note(&ended);
             if let Some(pause) = pause {
                 sleep(pause.mul_f64(0.5 + random::f64())).await;
             }
-            if !matches!(sender, Sender::H2(_)) {
+            if !matches!(sender, HttpRequestSender::H2(_)) {
                 return;
             }
         }
@@ -121,7 +121,7 @@ impl Watcher {
         }
     }
 
-    async fn stream(&mut self, sender: &Sender) -> StreamOutcome {
+    async fn stream(&mut self, sender: &HttpRequestSender) -> StreamOutcome {
         match self.open(sender).await {
             Ok(answer) => {
                 let open = OpenWatchGuard::new(&self.shared.clone(), self.lane);
@@ -134,7 +134,7 @@ impl Watcher {
     }
 
     /// Opens one stream; its body is not read yet.
-    pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingResponse, StreamOutcome> {
+    pub(super) async fn open(&mut self, sender: &HttpRequestSender) -> Result<PendingResponse, StreamOutcome> {
         let shared = self.shared.clone();
         shared.gate_open().await;
         let _permit = shared.opening.acquire().await;
@@ -170,7 +170,7 @@ impl Watcher {
     }
 
     /// Sends the LIST of an informer, reads all of it, and stores its version.
-    async fn list(&mut self, sender: &Sender, question: &str) -> Result<(), StreamOutcome> {
+    async fn list(&mut self, sender: &HttpRequestSender, question: &str) -> Result<(), StreamOutcome> {
         let kind = &self.shared.kinds[self.kind];
         // client-go's reflectors send the same parameter, which permits any version.
         let path = with(question, "resourceVersion=0");
@@ -194,11 +194,11 @@ impl Watcher {
         let shared = self.shared.clone();
         let is_protobuf = shared.kinds[self.kind].kind.encoding.is_protobuf();
         let framing = match (body.is_of_messages(), is_protobuf) {
-            (true, _) => Framing::Messages,
-            (false, true) => Framing::Lengths,
-            (false, false) => Framing::Lines,
+            (true, _) => StreamFraming::Messages,
+            (false, true) => StreamFraming::Lengths,
+            (false, false) => StreamFraming::Lines,
         };
-        let (began, mut is_empty, mut frames) = (Instant::now(), true, Frames::new(framing));
+        let (began, mut is_empty, mut frames) = (Instant::now(), true, StreamFrameSplitter::new(framing));
         while let Some(chunk) = body.chunk().await {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
@@ -223,7 +223,12 @@ impl Watcher {
     }
 
     /// Processes the bytes of one read from the connection.
-    fn take(&mut self, shared: &FleetState, frames: &mut Frames, chunk: &[u8]) -> Option<StreamOutcome> {
+    fn take(
+        &mut self,
+        shared: &WatchFleetState,
+        frames: &mut StreamFrameSplitter,
+        chunk: &[u8],
+    ) -> Option<StreamOutcome> {
         let arrived_ns = now_ns();
         let window = shared.tally.window.read();
         let mut ended = None;
@@ -243,19 +248,19 @@ impl Watcher {
 
     fn frame(
         &mut self,
-        shared: &FleetState,
+        shared: &WatchFleetState,
         frame: &[u8],
         arrived_ns: u64,
         window: &std::ops::Range<u64>,
-        shard: &mut Shard,
+        shard: &mut WatchTallyShard,
     ) -> Option<StreamOutcome> {
         let recogniser = &shared.kinds[self.kind].recogniser;
         let found = recogniser.classify(frame);
         match found {
-            RecognisedFrame::Written | RecognisedFrame::Deleted if self.live => {
+            ClassifiedFrame::Written | ClassifiedFrame::Deleted if self.live => {
                 shard.counts.deliveries += 1;
                 self.events += 1;
-                if found == RecognisedFrame::Written
+                if found == ClassifiedFrame::Written
                     && let Some(written_ns) = recogniser.written_at_ns(frame).filter(|at| *at >= shared.began_ns)
                 {
                     self.ours += 1;
@@ -264,17 +269,17 @@ impl Watcher {
                     }
                 }
             }
-            RecognisedFrame::Written | RecognisedFrame::Deleted => shard.counts.initial += 1,
-            RecognisedFrame::Bookmark { initial_end } => {
+            ClassifiedFrame::Written | ClassifiedFrame::Deleted => shard.counts.initial += 1,
+            ClassifiedFrame::Bookmark { initial_end } => {
                 shard.counts.bookmarks += 1;
                 self.live |= initial_end;
                 if initial_end {
                     self.note_synced(shard, arrived_ns);
                 }
             }
-            RecognisedFrame::Expired => return Some(StreamOutcome::Expired),
-            RecognisedFrame::Error => return Some(StreamOutcome::Broken("an ERROR event".to_owned())),
-            RecognisedFrame::Unknown => {
+            ClassifiedFrame::Expired => return Some(StreamOutcome::Expired),
+            ClassifiedFrame::Error => return Some(StreamOutcome::Broken("an ERROR event".to_owned())),
+            ClassifiedFrame::Unknown => {
                 return Some(StreamOutcome::Broken("a frame that is no watch event".to_owned()));
             }
         }
@@ -282,7 +287,7 @@ impl Watcher {
         if self.live
             && let Some(version) = recogniser.version(frame)
         {
-            let is_event = matches!(found, RecognisedFrame::Written | RecognisedFrame::Deleted);
+            let is_event = matches!(found, ClassifiedFrame::Written | ClassifiedFrame::Deleted);
             let is_repeated = is_event && self.version.is_some_and(|last| version <= last);
             self.repeated += u64::from(is_repeated);
             self.version = Some(version.max(self.version.unwrap_or(0)));
@@ -291,7 +296,7 @@ impl Watcher {
     }
 
     /// Records the sync once for each storm. The first storm is the opening.
-    fn note_synced(&mut self, shard: &mut Shard, at_ns: u64) {
+    fn note_synced(&mut self, shard: &mut WatchTallyShard, at_ns: u64) {
         let (storm, began_ns) = self.shared.storm();
         if self.synced_in < storm {
             self.synced_in = storm;
@@ -300,7 +305,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn shared(&self) -> &Arc<FleetState> {
+    pub(super) fn shared(&self) -> &Arc<WatchFleetState> {
         &self.shared
     }
 
@@ -320,12 +325,12 @@ fn request(question: &str, version: Option<u64>) -> String {
 
 /// A guard that counts a stream as open until it is dropped.
 pub(super) struct OpenWatchGuard {
-    shared: Arc<FleetState>,
+    shared: Arc<WatchFleetState>,
     lane: usize,
 }
 
 impl OpenWatchGuard {
-    pub(super) fn new(shared: &Arc<FleetState>, lane: usize) -> Self {
+    pub(super) fn new(shared: &Arc<WatchFleetState>, lane: usize) -> Self {
         shared.tally.shard(lane).counts.opened += 1;
         Self { shared: shared.clone(), lane }
     }

@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::objects::WorkloadObjects;
-use super::option_values::{Rate, WriteMethod};
-use super::plan::Plan;
+use super::option_values::{WriteMethod, WriteRate};
+use super::plan::BenchPlan;
 use super::tally::histogram;
-use base::{Tasks, now_ns};
+use base::{BackgroundTasks, now_ns};
 use kubeapi::WRITTEN_AT;
-use probe::{Target, UnaryClient, WatchProtocol};
+use probe::{TargetServer, UnaryClient, WatchProtocol};
 
 /// The number of writers per connection, below a server's limit of streams.
 const WRITERS_PER_CONNECTION: usize = 50;
@@ -31,7 +31,7 @@ const BREATH: Duration = Duration::from_millis(50);
 /// A pool of writers that change objects at a rate, or as fast as possible, until they are stopped.
 pub(super) struct WriterPool {
     objects: WorkloadObjects,
-    rate: Rate,
+    rate: WriteRate,
     with: WriteMethod,
     writers: usize,
     callers: Vec<UnaryClient>,
@@ -56,7 +56,12 @@ pub(super) struct WriterReport {
 }
 
 impl WriterPool {
-    pub(super) fn new(plan: &Plan, objects: &WorkloadObjects, target: &Target, tasks: &Tasks) -> Arc<Self> {
+    pub(super) fn new(
+        plan: &BenchPlan,
+        objects: &WorkloadObjects,
+        target: &TargetServer,
+        tasks: &BackgroundTasks,
+    ) -> Arc<Self> {
         let writers = plan.writers.min(objects.count);
         let callers = (0..writers.div_ceil(WRITERS_PER_CONNECTION))
             .map(|_| UnaryClient::new(target, WatchProtocol::H2, tasks))
@@ -77,8 +82,8 @@ impl WriterPool {
     }
 
     /// Starts the writers, which run until [`stop`](Self::stop).
-    pub(super) fn start(self: &Arc<Self>, tasks: &Tasks) {
-        if self.rate == Rate::PerSecond(0.0) {
+    pub(super) fn start(self: &Arc<Self>, tasks: &BackgroundTasks) {
+        if self.rate == WriteRate::PerSecond(0.0) {
             return;
         }
         self.began_ns.store(now_ns(), Ordering::Relaxed);
@@ -112,7 +117,7 @@ impl WriterPool {
     /// order.
     async fn write(&self, writer: usize) {
         let caller = &self.callers[writer % self.callers.len()];
-        let mut bodies = Bodies::new(self.with);
+        let mut bodies = WriteBodies::new(self.with);
         for n in (writer..self.objects.count).step_by(self.writers).cycle() {
             let Some(meant_ns) = self.next().await else { return };
             if let Err(error) = self.write_one(caller, &mut bodies, n, meant_ns).await {
@@ -129,7 +134,7 @@ impl WriterPool {
     async fn write_one(
         &self,
         caller: &UnaryClient,
-        bodies: &mut Bodies,
+        bodies: &mut WriteBodies,
         n: usize,
         meant_ns: u64,
     ) -> Result<(), BenchError> {
@@ -157,8 +162,8 @@ impl WriterPool {
             return None;
         }
         let rate = match self.rate {
-            Rate::Max => return Some(now_ns()),
-            Rate::PerSecond(rate) => rate,
+            WriteRate::Max => return Some(now_ns()),
+            WriteRate::PerSecond(rate) => rate,
         };
         let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a run is shorter than centuries")]
@@ -176,20 +181,20 @@ impl WriterPool {
 }
 
 /// The request bodies for writing objects: bytes with a placeholder for the time.
-struct Bodies {
+struct WriteBodies {
     with: WriteMethod,
-    patch: Template,
+    patch: WriteBodyTemplate,
     /// The objects for PUTs, each read once.
-    whole: HashMap<usize, Template>,
+    whole: HashMap<usize, WriteBodyTemplate>,
 }
 
 #[derive(Clone)]
-struct Template {
+struct WriteBodyTemplate {
     before: Bytes,
     after: Bytes,
 }
 
-impl Template {
+impl WriteBodyTemplate {
     fn at(&self, written_ns: u64) -> Bytes {
         let digits = written_ns.to_string();
         [&self.before[..], digits.as_bytes(), &self.after[..]].concat().into()
@@ -212,14 +217,14 @@ impl Template {
     }
 }
 
-impl Bodies {
+impl WriteBodies {
     fn new(with: WriteMethod) -> Self {
         let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITTEN_AT}":""#).into();
-        let patch = Template { before, after: Bytes::from_static(br#""}}}"#) };
+        let patch = WriteBodyTemplate { before, after: Bytes::from_static(br#""}}}"#) };
         Self { with, patch, whole: HashMap::new() }
     }
 
-    async fn of(&mut self, caller: &UnaryClient, path: &str, n: usize) -> Result<Template, BenchError> {
+    async fn of(&mut self, caller: &UnaryClient, path: &str, n: usize) -> Result<WriteBodyTemplate, BenchError> {
         if self.with == WriteMethod::Patch {
             return Ok(self.patch.clone());
         }
@@ -227,7 +232,7 @@ impl Bodies {
             return Ok(known.clone());
         }
         let reply = caller.get(path, "application/json").await.map_err(|error| BenchError::write(&error))?;
-        let template = Template::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
+        let template = WriteBodyTemplate::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
         self.whole.insert(n, template.clone());
         Ok(template)
     }
@@ -241,11 +246,11 @@ mod tests {
     fn put_body_sets_write_time_and_drops_resource_version() {
         let body =
             br#"{"metadata":{"resourceVersion":"7","annotations":{"kube-fanout.io/written-at-ns":"0","b":"c"}}}"#;
-        let text = String::from_utf8(Template::of(body).unwrap().at(42).to_vec()).unwrap();
+        let text = String::from_utf8(WriteBodyTemplate::of(body).unwrap().at(42).to_vec()).unwrap();
         assert!(text.contains(r#""kube-fanout.io/written-at-ns":"42""#) && text.contains(r#""b":"c""#), "{text}");
         assert!(!text.contains("resourceVersion"));
-        assert!(Template::of(b"{}").is_err());
-        let patch = Bodies::new(WriteMethod::Patch).patch.at(7);
+        assert!(WriteBodyTemplate::of(b"{}").is_err());
+        let patch = WriteBodies::new(WriteMethod::Patch).patch.at(7);
         assert_eq!(&patch[..], br#"{"metadata":{"annotations":{"kube-fanout.io/written-at-ns":"7"}}}"#);
     }
 }

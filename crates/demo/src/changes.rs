@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// A subscription to the changes of one resource, read from the store itself. No fault affects it.
 #[derive(Debug)]
-pub struct StoreChanges {
+pub struct StoreSubscription {
     store: Arc<ObjectStore>,
     kind: usize,
     position: u64,
@@ -26,7 +26,7 @@ pub struct StoredChange {
     pub is_new: bool,
 }
 
-impl StoreChanges {
+impl StoreSubscription {
     pub(crate) fn of(store: &Arc<ObjectStore>, kind: usize) -> Self {
         let (_, _, position) = store.now(kind);
         Self { store: store.clone(), kind, position, changed: store.subscribe(kind) }

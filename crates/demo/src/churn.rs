@@ -26,7 +26,7 @@ const BREATH: usize = 100;
 
 /// The pods that the churn creates, changes and deletes. It does not touch pods that tests or clients create.
 #[derive(Debug)]
-pub(crate) struct Population {
+pub(crate) struct ChurnPods {
     live: Vec<Pod>,
     /// The number of the next new pod.
     next: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Population {
     rng: Rng,
 }
 
-impl Population {
+impl ChurnPods {
     pub(crate) fn new(pods: usize, nodes: usize, seed: u64) -> Self {
         let live = (0..pods).map(|n| nth(n, nodes)).collect();
         Self { live, next: pods, target: pods, nodes, rng: Rng::with_seed(seed) }
@@ -95,7 +95,7 @@ pub(crate) fn delete_pod(store: &ObjectStore, key: &str) -> u64 {
 }
 
 /// Creates `n` events as fast as possible; returns the last revision.
-pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n: usize) -> u64 {
+pub(crate) async fn churn(shared: &DemoState, population: &Mutex<ChurnPods>, n: usize) -> u64 {
     let mut revision = shared.store.revision();
     for done in 1..=n {
         revision = population.lock().step(&shared.store);
@@ -116,7 +116,7 @@ pub struct RunningChurn {
 
 impl RunningChurn {
     /// Starts a task that changes pods at the configured rate.
-    pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
+    pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<ChurnPods>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();
         let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());
         Self { running: shared.tasks.spawn(running), stop: stop.drop_guard() }
@@ -132,7 +132,7 @@ impl RunningChurn {
 
 async fn run(
     shared: Arc<DemoState>,
-    population: Arc<Mutex<Population>>,
+    population: Arc<Mutex<ChurnPods>>,
     events_per_second: u32,
     stop: CancellationToken,
 ) {

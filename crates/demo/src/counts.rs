@@ -51,15 +51,15 @@ pub struct RequestCounts {
 
 /// The live counts, shared by all connections.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counter(Arc<Inner>);
+pub(crate) struct LiveRequestCounts(Arc<LiveRequestCountsInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct LiveRequestCountsInner {
     counts: Mutex<RequestCounts>,
     changed: watch::Sender<()>,
 }
 
-impl Counter {
+impl LiveRequestCounts {
     pub(crate) fn read(&self) -> RequestCounts {
         self.0.counts.lock().clone()
     }
@@ -78,22 +78,22 @@ impl Counter {
     }
 
     /// Counts a watch as open until the guard is dropped.
-    pub(crate) fn open_watch(&self, kind: usize) -> OpenWatch {
+    pub(crate) fn open_watch(&self, kind: usize) -> OpenWatchCountGuard {
         self.note(|counts| {
             counts.watches_open.up(kind);
             counts.watches_opened.up(kind);
         });
-        OpenWatch { counter: self.clone(), kind }
+        OpenWatchCountGuard { counter: self.clone(), kind }
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct OpenWatch {
-    counter: Counter,
+pub(crate) struct OpenWatchCountGuard {
+    counter: LiveRequestCounts,
     kind: usize,
 }
 
-impl Drop for OpenWatch {
+impl Drop for OpenWatchCountGuard {
     fn drop(&mut self) {
         self.counter.note(|counts| counts.watches_open.down(self.kind));
     }

@@ -4,9 +4,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use http::{HeaderValue, StatusCode};
 
-use super::kinds::{KINDS, ServedKind};
+use super::kinds::{DemoResourceKind, KINDS};
 use super::respond::{DemoReply, ResponseStyle};
-use super::route::Discovery;
+use super::route::DiscoveryRoute;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -36,10 +36,10 @@ fn versions(group: &str) -> Vec<&'static str> {
 }
 
 /// Answers a discovery request. `known` is the entity tag of the response that the client has (`If-None-Match`).
-pub(crate) fn reply(what: &Discovery, style: &ResponseStyle, known: Option<&HeaderValue>) -> DemoReply {
+pub(crate) fn reply(what: &DiscoveryRoute, style: &ResponseStyle, known: Option<&HeaderValue>) -> DemoReply {
     let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
-        Discovery::Api | Discovery::Apis if aggregated => {
+        DiscoveryRoute::Api | DiscoveryRoute::Apis if aggregated => {
             let list = aggregated_list(what);
             let etag = etag(&list);
             let mut reply = style.typed(AGGREGATED, list);
@@ -52,16 +52,16 @@ pub(crate) fn reply(what: &Discovery, style: &ResponseStyle, known: Option<&Head
             reply.headers_mut().insert(http::header::CACHE_CONTROL, HeaderValue::from_static("public"));
             return reply;
         }
-        Discovery::Api => {
+        DiscoveryRoute::Api => {
             let addresses = r#"[{"clientCIDR":"0.0.0.0/0","serverAddress":"127.0.0.1:6443"}]"#;
             format!(r#"{{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":{addresses}}}"#)
         }
-        Discovery::Apis => {
+        DiscoveryRoute::Apis => {
             let groups: Vec<_> = groups().into_iter().map(|group| api_group(group, "")).collect();
             format!(r#"{{"kind":"APIGroupList","apiVersion":"v1","groups":[{}]}}"#, groups.join(","))
         }
-        Discovery::Group(group) => api_group(group, r#""kind":"APIGroup","apiVersion":"v1","#),
-        Discovery::Version(group, version) => resource_list(group, version),
+        DiscoveryRoute::Group(group) => api_group(group, r#""kind":"APIGroup","apiVersion":"v1","#),
+        DiscoveryRoute::Version(group, version) => resource_list(group, version),
     };
     style.json(StatusCode::OK, format!("{body}\n").into_bytes())
 }
@@ -85,13 +85,13 @@ fn quoted_list(words: &[&str]) -> String {
 }
 
 fn resource_list(group: &str, version: &str) -> String {
-    let in_version = |kind: &&ServedKind| kind.group == group && kind.version == version;
-    let describe = |kind: &ServedKind| {
+    let in_version = |kind: &&DemoResourceKind| kind.group == group && kind.version == version;
+    let describe = |kind: &DemoResourceKind| {
         let optional = |name: &str, words: &[&str]| match words {
             [] => String::new(),
             words => format!(r#","{name}":{}"#, quoted_list(words)),
         };
-        let ServedKind { plural, singular, namespaced, name, .. } = kind;
+        let DemoResourceKind { plural, singular, namespaced, name, .. } = kind;
         let (short, categories) = (optional("shortNames", kind.short_names), optional("categories", kind.categories));
         let what = format!(r#""namespaced":{namespaced},"kind":"{name}""#);
         let head = format!(r#"{{"name":"{plural}","singularName":"{singular}",{what}"#);
@@ -109,12 +109,12 @@ fn resource_list(group: &str, version: &str) -> String {
     format!(r#"{{"kind":"APIResourceList",{api_version}"groupVersion":"{group_version}","resources":[{resources}]}}"#)
 }
 
-fn has_status(kind: &ServedKind) -> bool {
+fn has_status(kind: &DemoResourceKind) -> bool {
     !kind.custom && kind.layout.contains(&"status")
 }
 
-fn aggregated_list(what: &Discovery) -> String {
-    let groups = if *what == Discovery::Api { vec![""] } else { groups() };
+fn aggregated_list(what: &DiscoveryRoute) -> String {
+    let groups = if *what == DiscoveryRoute::Api { vec![""] } else { groups() };
     let items: Vec<_> = groups.into_iter().map(aggregated_group).collect();
     format!(
         r#"{{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{{}},"items":[{}]}}"#,
@@ -124,7 +124,7 @@ fn aggregated_list(what: &Discovery) -> String {
 
 fn aggregated_group(group: &str) -> String {
     let version = |version: &str| {
-        let in_version = |kind: &&ServedKind| kind.group == group && kind.version == version;
+        let in_version = |kind: &&DemoResourceKind| kind.group == group && kind.version == version;
         let resources: Vec<_> = KINDS.iter().filter(in_version).map(aggregated_resource).collect();
         format!(r#"{{"version":"{version}","resources":[{}],"freshness":"Current"}}"#, resources.join(","))
     };
@@ -133,8 +133,8 @@ fn aggregated_group(group: &str) -> String {
     format!(r#"{{"metadata":{metadata},"versions":[{}]}}"#, versions.join(","))
 }
 
-fn aggregated_resource(kind: &ServedKind) -> String {
-    let ServedKind { group, version, plural, singular, name, .. } = kind;
+fn aggregated_resource(kind: &DemoResourceKind) -> String {
+    let DemoResourceKind { group, version, plural, singular, name, .. } = kind;
     let scope = if kind.namespaced { "Namespaced" } else { "Cluster" };
     let response = format!(r#"{{"group":"{group}","version":"{version}","kind":"{name}"}}"#);
     let what = format!(r#""resource":"{plural}","responseKind":{response},"scope":"{scope}""#);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
-use super::freeze::Freeze;
+use super::freeze::SocketFreezeSwitch;
 use tokio::sync::watch;
 
 /// The number of ordered faults that an open watch may lag before it misses one.
@@ -50,7 +50,7 @@ pub(crate) enum FaultAction {
 
 /// An order to send nothing, for the watches that are open when it is given.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stall {
+pub(crate) struct WatchStall {
     /// The number of orders to stall so far. A watch carries out those given after it was opened.
     pub(crate) ordered: u64,
     /// The number of events that each watch may still send; `None` if the stall is over.
@@ -67,12 +67,12 @@ pub(super) struct ScriptedResponse {
     pub(super) retry_after: Option<u32>,
 }
 
-/// The switches that [`Faults`](super::Faults) sets and the parts of the upstream obey.
+/// The switches that [`FaultInjector`](super::FaultInjector) sets and the parts of the upstream obey.
 #[derive(Debug)]
 pub(crate) struct FaultSwitches {
     pub(super) orders: broadcast::Sender<FaultCommand>,
     pub(super) hushed: watch::Sender<bool>,
-    pub(super) stall: watch::Sender<Stall>,
+    pub(super) stall: watch::Sender<WatchStall>,
     pub(super) answers: Mutex<VecDeque<ScriptedResponse>>,
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
@@ -89,7 +89,7 @@ pub(crate) struct FaultSwitches {
     pub(super) releases: Mutex<VecDeque<u32>>,
     /// The revisions whose events are never sent.
     pub(super) lost: Mutex<BTreeSet<u64>>,
-    pub(crate) freeze: Freeze,
+    pub(crate) freeze: SocketFreezeSwitch,
 }
 
 impl FaultSwitches {
@@ -108,7 +108,7 @@ impl FaultSwitches {
             hollow_deletions: AtomicU64::new(0),
             releases: Mutex::default(),
             lost: Mutex::default(),
-            freeze: Freeze::default(),
+            freeze: SocketFreezeSwitch::default(),
         }
     }
 
@@ -116,7 +116,7 @@ impl FaultSwitches {
         self.orders.subscribe()
     }
 
-    pub(crate) fn stall(&self) -> watch::Receiver<Stall> {
+    pub(crate) fn stall(&self) -> watch::Receiver<WatchStall> {
         self.stall.subscribe()
     }
 
@@ -183,8 +183,8 @@ impl FaultSwitches {
 
     /// Waits while LISTs are held. A LIST counts as waiting until it continues or its client disconnects.
     pub(crate) async fn pass_gate(&self) {
-        struct WaiterGuard<'a>(&'a watch::Sender<usize>);
-        impl Drop for WaiterGuard<'_> {
+        struct HeldListWaiterGuard<'a>(&'a watch::Sender<usize>);
+        impl Drop for HeldListWaiterGuard<'_> {
             fn drop(&mut self) {
                 self.0.send_modify(|waiting| *waiting -= 1);
             }
@@ -192,7 +192,7 @@ impl FaultSwitches {
         let mut held = self.lists_held.subscribe();
         if *held.borrow_and_update() {
             self.lists_waiting.send_modify(|waiting| *waiting += 1);
-            let _waiting = WaiterGuard(&self.lists_waiting);
+            let _waiting = HeldListWaiterGuard(&self.lists_waiting);
             // The sender lives as long as `self`, so waiting cannot fail.
             let _ = held.wait_for(|held| !*held).await;
         }

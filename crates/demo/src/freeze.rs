@@ -12,15 +12,15 @@ use tokio::net::TcpStream;
 
 /// The switch that all sockets of one upstream share.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Freeze(Arc<Inner>);
+pub(crate) struct SocketFreezeSwitch(Arc<SocketFreezeState>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct SocketFreezeState {
     frozen: AtomicBool,
     sleepers: Mutex<Vec<Waker>>,
 }
 
-impl Freeze {
+impl SocketFreezeSwitch {
     pub(crate) fn set(&self, frozen: bool) {
         self.0.frozen.store(frozen, Ordering::SeqCst);
         if !frozen {
@@ -46,20 +46,20 @@ impl Freeze {
 }
 
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct FreezableSocket {
     inner: TcpStream,
-    freeze: Freeze,
+    freeze: SocketFreezeSwitch,
     /// Whether the connection must end with a reset (RST) instead of a FIN.
     reset: Arc<AtomicBool>,
 }
 
-impl Socket {
-    pub(crate) fn new(inner: TcpStream, freeze: Freeze, reset: Arc<AtomicBool>) -> Self {
+impl FreezableSocket {
+    pub(crate) fn new(inner: TcpStream, freeze: SocketFreezeSwitch, reset: Arc<AtomicBool>) -> Self {
         Self { inner, freeze, reset }
     }
 }
 
-impl Drop for Socket {
+impl Drop for FreezableSocket {
     fn drop(&mut self) {
         if self.reset.load(Ordering::SeqCst) {
             // If the option cannot be set, the connection ends with a FIN. Its streams still end without notice.
@@ -68,14 +68,14 @@ impl Drop for Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for FreezableSocket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         std::task::ready!(self.freeze.poll(cx));
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for FreezableSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         std::task::ready!(self.freeze.poll(cx));
         Pin::new(&mut self.inner).poll_write(cx, buf)

@@ -14,20 +14,20 @@ use hyper::body::Incoming;
 
 use super::discovery;
 use super::fault_switches::RequestKind;
-use super::kinds::{KINDS, ServedKind};
+use super::kinds::{DemoResourceKind, KINDS};
 use super::list;
 use super::object::StoredObject;
 use super::respond::{DemoReply, ResponseStyle};
-use super::response_form::Form;
+use super::response_form::ResponseForm;
 use super::reviews::ReviewResponses;
 use super::route::{DemoRoute, route, without_selectors};
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
 use super::table::IncludeObject;
-use super::watch::{Watch, WatchOrigin, WatchPlan};
+use super::watch::{DemoWatch, ValidatedWatchRequest, WatchStartPoint};
 use super::write::{self, WriteTarget};
-use kubeapi::{GetOptions, ListOptions, Query, ResourceVersion, VersionMatch, WatchStart, WatchTimeout};
+use kubeapi::{GetOptions, ListOptions, ResourceVersion, ResourceVersionMatch, UrlQuery, WatchStart, WatchTimeout};
 
 /// The maximum size of a request body.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
@@ -46,12 +46,12 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
 
 async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply {
     shared.counts.note(|counts| counts.requests += 1);
-    let query = Query::parse(head.uri.query().unwrap_or_default());
+    let query = UrlQuery::parse(head.uri.query().unwrap_or_default());
     let style = ResponseStyle::of(&head.headers, &query);
     if head.method == Method::POST && ReviewResponses::are_at(head.uri.path()) {
         return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
     }
-    let call = RequestContext { shared, style, query, method: head.method };
+    let call = DemoRequestContext { shared, style, query, method: head.method };
     let route = match route(call.method.as_str(), head.uri.path(), &call.query) {
         Ok(route) => route,
         Err(error) => return call.style.unread(&error),
@@ -90,14 +90,14 @@ async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply
     answer.unwrap_or_else(|status| call.style.status(&status))
 }
 
-struct RequestContext {
+struct DemoRequestContext {
     shared: Arc<DemoState>,
     style: ResponseStyle,
-    query: Query,
+    query: UrlQuery,
     method: Method,
 }
 
-impl RequestContext {
+impl DemoRequestContext {
     /// Returns the status that a test ordered for a kind of request, as an error.
     fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
@@ -107,7 +107,7 @@ impl RequestContext {
     }
 
     /// Refuses HEAD on built-in resources, as the apiserver does. On custom resources HEAD works like GET.
-    fn check_head(&self, kind: &ServedKind) -> Result<(), DemoStatus> {
+    fn check_head(&self, kind: &DemoResourceKind) -> Result<(), DemoStatus> {
         if self.method == Method::HEAD && !kind.custom { Err(DemoStatus::method_not_allowed()) } else { Ok(()) }
     }
 
@@ -160,13 +160,13 @@ impl RequestContext {
         if watch {
             let start = start(&options)?;
             let include = self.include()?;
-            if matches!(start, WatchOrigin::Initial { .. }) {
+            if matches!(start, WatchStartPoint::Initial { .. }) {
                 self.shared.counts.add(|counts| &mut counts.watch_lists, at);
             }
             let bookmarks = options.allow_watch_bookmarks;
             let timeout = watch_timeout(options.timeout_seconds);
-            let plan = WatchPlan { kind: at, selector, form, include, bookmarks, start, timeout };
-            let watch = Watch::new(plan, self.shared.clone());
+            let plan = ValidatedWatchRequest { kind: at, selector, form, include, bookmarks, start, timeout };
+            let watch = DemoWatch::new(plan, self.shared.clone());
             let events = stream::unfold(watch, |mut watch| async { watch.next().await.map(|chunk| (chunk, watch)) });
             return Ok(self.style.events(events));
         }
@@ -181,7 +181,7 @@ impl RequestContext {
         if outlasted > 0 && options.limit != 1 {
             self.shared.store.reach(page.revision + outlasted, LIST_MAX).await?;
         }
-        if form == (Form::Partial { list: false }) {
+        if form == (ResponseForm::Partial { list: false }) {
             let text = format!(
                 "you requested PartialObjectMetadata, but the requested object is a list (*core.{})",
                 kind.list_name()
@@ -206,7 +206,7 @@ impl RequestContext {
         self.shared.store.reach(list::least(version), self.shared.settings.future_wait).await?;
         let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
         let object = self.shared.store.get(at, &key).ok_or_else(|| DemoStatus::not_found(kind, name))?;
-        if form == (Form::Partial { list: true }) {
+        if form == (ResponseForm::Partial { list: true }) {
             let text = format!(
                 "you requested PartialObjectMetadataList, but the requested object is not a list (*core.{})",
                 kind.name
@@ -216,7 +216,12 @@ impl RequestContext {
         self.object(StatusCode::OK, kind, &object)
     }
 
-    fn object(&self, code: StatusCode, kind: &ServedKind, object: &StoredObject) -> Result<DemoReply, DemoStatus> {
+    fn object(
+        &self,
+        code: StatusCode,
+        kind: &DemoResourceKind,
+        object: &StoredObject,
+    ) -> Result<DemoReply, DemoStatus> {
         let form = self.style.form(kind, false)?;
         Ok(self.style.json(code, list::single(kind, object, form, self.include()?)))
     }
@@ -254,13 +259,15 @@ async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
     collected.map(http_body_util::Collected::to_bytes).map_err(|_| too_large())
 }
 
-fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
+fn start(options: &ListOptions) -> Result<WatchStartPoint, DemoStatus> {
     Ok(match options.watch_start()? {
-        WatchStart::State { at, end_bookmark } => {
-            WatchOrigin::Initial { rv: list::least(at), any: at == VersionMatch::Any, mark_end: end_bookmark }
-        }
-        WatchStart::FromCurrent | WatchStart::FromCached => WatchOrigin::Now,
-        WatchStart::After(ResourceVersion(rv)) => WatchOrigin::After(rv),
+        WatchStart::State { at, end_bookmark } => WatchStartPoint::Initial {
+            rv: list::least(at),
+            any: at == ResourceVersionMatch::Any,
+            mark_end: end_bookmark,
+        },
+        WatchStart::FromCurrent | WatchStart::FromCached => WatchStartPoint::Now,
+        WatchStart::After(ResourceVersion(rv)) => WatchStartPoint::After(rv),
     })
 }
 

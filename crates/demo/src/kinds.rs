@@ -3,7 +3,7 @@
 /// A resource as the server defines it. Every difference between resources is here, not in the handlers.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "four independent facts, none of which is a state")]
-pub(crate) struct ServedKind {
+pub(crate) struct DemoResourceKind {
     pub(crate) group: &'static str,
     pub(crate) version: &'static str,
     pub(crate) plural: &'static str,
@@ -37,7 +37,7 @@ pub(crate) struct SelectableFields {
     pub(crate) short_text: bool,
 }
 
-impl ServedKind {
+impl DemoResourceKind {
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
@@ -72,7 +72,7 @@ pub(crate) const PODS: usize = 0;
 const SPEC_STATUS: &[&str] = &["spec", "status"];
 const ONLY_METADATA: SelectableFields = SelectableFields { namespace: true, fields: &[], short_text: false };
 
-const CORE: ServedKind = ServedKind {
+const CORE: DemoResourceKind = DemoResourceKind {
     group: "",
     version: "v1",
     plural: "",
@@ -89,8 +89,8 @@ const CORE: ServedKind = ServedKind {
     selectable: ONLY_METADATA,
 };
 
-pub(crate) static KINDS: [ServedKind; 15] = [
-    ServedKind {
+pub(crate) static KINDS: [DemoResourceKind; 15] = [
+    DemoResourceKind {
         plural: "pods",
         singular: "pod",
         name: "Pod",
@@ -101,7 +101,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         selectable: SelectableFields { namespace: true, fields: POD_FIELDS, short_text: true },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "configmaps",
         singular: "configmap",
         name: "ConfigMap",
@@ -109,7 +109,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         layout: &["immutable", "data", "binaryData"],
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "namespaces",
         singular: "namespace",
         name: "Namespace",
@@ -123,7 +123,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "nodes",
         singular: "node",
         name: "Node",
@@ -141,7 +141,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "secrets",
         singular: "secret",
         name: "Secret",
@@ -149,7 +149,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         selectable: SelectableFields { namespace: true, fields: &[("type", "type", "")], short_text: true },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "services",
         singular: "service",
         name: "Service",
@@ -163,7 +163,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         plural: "events",
         singular: "event",
         name: "Event",
@@ -192,7 +192,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         selectable: SelectableFields { namespace: true, fields: EVENT_FIELDS, short_text: true },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         group: "apps",
         plural: "deployments",
         singular: "deployment",
@@ -206,7 +206,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         ),
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         group: "demo.kube-fanout.io",
         plural: "widgets",
         singular: "widget",
@@ -218,7 +218,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         selectable: SelectableFields { namespace: true, fields: &[("spec.color", "spec.color", "")], short_text: true },
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         group: "apiextensions.k8s.io",
         plural: "customresourcedefinitions",
         singular: "customresourcedefinition",
@@ -233,7 +233,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         ),
         ..CORE
     },
-    ServedKind {
+    DemoResourceKind {
         group: "apiregistration.k8s.io",
         plural: "apiservices",
         singular: "apiservice",
@@ -243,10 +243,16 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         zero: r#","spec":{"groupPriorityMinimum":0,"versionPriority":0},"status":{}"#,
         ..CORE
     },
-    ServedKind { plural: "roles", singular: "role", name: "Role", ..ROLE },
-    ServedKind { plural: "clusterroles", singular: "clusterrole", name: "ClusterRole", namespaced: false, ..ROLE },
-    ServedKind { plural: "rolebindings", singular: "rolebinding", name: "RoleBinding", ..BINDING },
-    ServedKind {
+    DemoResourceKind { plural: "roles", singular: "role", name: "Role", ..ROLE },
+    DemoResourceKind {
+        plural: "clusterroles",
+        singular: "clusterrole",
+        name: "ClusterRole",
+        namespaced: false,
+        ..ROLE
+    },
+    DemoResourceKind { plural: "rolebindings", singular: "rolebinding", name: "RoleBinding", ..BINDING },
+    DemoResourceKind {
         plural: "clusterrolebindings",
         singular: "clusterrolebinding",
         name: "ClusterRoleBinding",
@@ -255,14 +261,17 @@ pub(crate) static KINDS: [ServedKind; 15] = [
     },
 ];
 
-const ROLE: ServedKind = ServedKind {
+const ROLE: DemoResourceKind = DemoResourceKind {
     group: "rbac.authorization.k8s.io",
     layout: &["rules", "aggregationRule"],
     zero: r#","rules":null"#,
     ..CORE
 };
-const BINDING: ServedKind =
-    ServedKind { layout: &["subjects", "roleRef"], zero: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#, ..ROLE };
+const BINDING: DemoResourceKind = DemoResourceKind {
+    layout: &["subjects", "roleRef"],
+    zero: r#","roleRef":{"apiGroup":"","kind":"","name":""}"#,
+    ..ROLE
+};
 
 const POD_FIELDS: &[(&str, &str, &str)] = &[
     ("spec.nodeName", "spec.nodeName", ""),

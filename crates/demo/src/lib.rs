@@ -1,7 +1,7 @@
 //! The demo: an embedded upstream, and a live view of how its events are delivered.
 //!
 //! It has two independent parts. [`upstream()`] starts a small apiserver-alike over an in-memory store. Tests use it
-//! too, because it can inject faults. [`LiveView`] displays the numbers that it is given. The caller decides which
+//! too, because it can inject faults. [`DemoView`] displays the numbers that it is given. The caller decides which
 //! watches to open, and through which server.
 //!
 //! Invariant: nothing here imports the daemon. The store, watches, faults and selectors share no logic with the code
@@ -18,8 +18,8 @@ mod churn;
 mod clock;
 mod counts;
 mod discovery;
+mod fault_injector;
 mod fault_switches;
-mod faults;
 mod freeze;
 mod http;
 mod json;
@@ -49,17 +49,17 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use changes::{StoreChanges, StoredChange};
+pub use changes::{StoreSubscription, StoredChange};
 pub use churn::RunningChurn;
 pub use counts::{CountPerResource, RequestCounts};
+pub use fault_injector::{FaultInjector, StoreBackup};
 pub use fault_switches::RequestKind;
-pub use faults::{Backup, Faults};
-pub use options::Options;
+pub use options::DemoOptions;
 pub use pods::Pod;
 pub use reviews::{ReviewCounts, ReviewResponses};
 pub use shared::ReceivedRequest;
-pub use upstream::{RunningUpstream, Upstream, upstream};
-pub use view::{LiveFigures, LiveView, Summary};
+pub use upstream::{DemoApiserver, RunningDemoApiserver, upstream};
+pub use view::{DemoFigures, DemoSummary, DemoView};
 
 /// Returns a random UUID, version 4.
 fn uid() -> String {

@@ -6,14 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 
-use super::kinds::ServedKind;
+use super::kinds::DemoResourceKind;
 use super::object::StoredObject;
-use super::response_form::Form;
+use super::response_form::ResponseForm;
 use super::selector::ObjectSelector;
 use super::status::DemoStatus;
 use super::store::{ObjectMap, ObjectStore};
 use super::table::{self, IncludeObject};
-use kubeapi::{ContinueAt, ContinueToken, ListOptions, ListPlan, PageStore, ResourceVersion, VersionMatch};
+use kubeapi::{
+    ContinueToken, ContinueVersion, ListOptions, ListPageSource, ListPlan, ResourceVersion, ResourceVersionMatch,
+};
 
 /// The minimum size of a chunk of a list's body, except for the last one.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -42,7 +44,7 @@ pub(crate) async fn list(
     }
     let wanted = least(version);
     store.reach(wanted, patience).await?;
-    if matches!(version, VersionMatch::Exact(_)) {
+    if matches!(version, ResourceVersionMatch::Exact(_)) {
         let objects = store.at(kind, wanted)?;
         return Ok(page(&objects, wanted, "", limit, selector, true));
     }
@@ -51,10 +53,10 @@ pub(crate) async fn list(
 }
 
 /// Returns the minimum version of a response.
-pub(crate) fn least(version: VersionMatch) -> u64 {
+pub(crate) fn least(version: ResourceVersionMatch) -> u64 {
     match version {
-        VersionMatch::Unset | VersionMatch::Any => 0,
-        VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version) => version.0,
+        ResourceVersionMatch::Unset | ResourceVersionMatch::Any => 0,
+        ResourceVersionMatch::NotOlderThan(version) | ResourceVersionMatch::Exact(version) => version.0,
     }
 }
 
@@ -62,22 +64,22 @@ pub(crate) fn least(version: VersionMatch) -> u64 {
 fn continued(
     store: &ObjectStore,
     kind: usize,
-    version: VersionMatch,
+    version: ResourceVersionMatch,
     relative: &str,
     limit: Option<usize>,
     selector: &ObjectSelector,
 ) -> Result<DemoPage, DemoStatus> {
     let namespace = &selector.namespace;
     let start = if namespace.is_empty() { relative.to_owned() } else { format!("{namespace}/{relative}") };
-    let VersionMatch::Exact(ResourceVersion(rv)) = version else {
+    let ResourceVersionMatch::Exact(ResourceVersion(rv)) = version else {
         let (objects, revision, _) = store.now(kind);
         return Ok(page(&objects, revision, &start, limit, selector, false));
     };
     match store.at(kind, rv) {
         Ok(objects) => Ok(page(&objects, rv, &start, limit, selector, true)),
         Err(status) if status.code == 410 => {
-            let latest = ContinueToken { at: ContinueAt::Latest, start: relative.to_owned() };
-            Err(DemoStatus::expired_continue(latest.encode(PageStore::FromStorage)))
+            let latest = ContinueToken { at: ContinueVersion::Latest, start: relative.to_owned() };
+            Err(DemoStatus::expired_continue(latest.encode(ListPageSource::FromStorage)))
         }
         Err(status) => Err(status),
     }
@@ -103,8 +105,8 @@ fn page(
     let last = objects.last().filter(|_| objects.len() == limit && remaining > 0);
     let next = last.map(|last| {
         let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
-        let at = ContinueAt::Version(ResourceVersion(revision));
-        ContinueToken { at, start: format!("{key}\0") }.encode(PageStore::FromCache)
+        let at = ContinueVersion::Version(ResourceVersion(revision));
+        ContinueToken { at, start: format!("{key}\0") }.encode(ListPageSource::FromCache)
     });
     let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
     DemoPage { objects, revision, next, remaining }
@@ -113,17 +115,17 @@ fn page(
 impl DemoPage {
     /// Makes the page an empty one with a continue token, which no apiserver sends.
     pub(crate) fn leads_on(&mut self) {
-        let at = ContinueAt::Version(ResourceVersion(self.revision));
+        let at = ContinueVersion::Version(ResourceVersion(self.revision));
         let start = format!("nowhere/{:x}\0", fastrand::u64(..));
         self.objects.clear();
-        self.next = Some(ContinueToken { at, start }.encode(PageStore::FromCache));
+        self.next = Some(ContinueToken { at, start }.encode(ListPageSource::FromCache));
     }
 
     /// Returns the body, generated piece by piece while it is sent.
     pub(crate) fn into_chunks(
         self,
-        kind: &'static ServedKind,
-        form: Form,
+        kind: &'static DemoResourceKind,
+        form: ResponseForm,
         include: IncludeObject,
     ) -> impl Stream<Item = Bytes> {
         let (head, tail) = self.frame(kind, form);
@@ -145,11 +147,11 @@ impl DemoPage {
     }
 
     /// Returns the bytes before and after the items.
-    fn frame(&self, kind: &ServedKind, form: Form) -> (Vec<u8>, Vec<u8>) {
+    fn frame(&self, kind: &DemoResourceKind, form: ResponseForm) -> (Vec<u8>, Vec<u8>) {
         let revision = self.revision;
         let next = self.next.as_deref().unwrap_or_default();
         let remaining = self.remaining.map(|n| format!(r#","remainingItemCount":{n}"#)).unwrap_or_default();
-        if kind.custom && form == Form::Plain {
+        if kind.custom && form == ResponseForm::Plain {
             let head = format!(r#"{{"apiVersion":"{}","items":["#, kind.api_version());
             let name = kind.list_name();
             let metadata = format!(r#"{{"continue":"{next}"{remaining},"resourceVersion":"{revision}"}}"#);
@@ -158,12 +160,12 @@ impl DemoPage {
         let next = if next.is_empty() { String::new() } else { format!(r#","continue":"{next}""#) };
         let metadata = format!(r#"{{"resourceVersion":"{revision}"{next}{remaining}}}"#);
         let mut head = match form {
-            Form::Table => table::head(kind, &metadata, true),
-            Form::Partial { .. } => list_head("PartialObjectMetadataList", "meta.k8s.io/v1", &metadata),
-            Form::Plain => list_head(&kind.list_name(), &kind.api_version(), &metadata),
+            ResponseForm::Table => table::head(kind, &metadata, true),
+            ResponseForm::Partial { .. } => list_head("PartialObjectMetadataList", "meta.k8s.io/v1", &metadata),
+            ResponseForm::Plain => list_head(&kind.list_name(), &kind.api_version(), &metadata),
         };
         // Without items the apiserver writes `null` in metadata lists, and `[]` in all others (R-META-1).
-        if matches!(form, Form::Partial { .. }) && self.objects.is_empty() {
+        if matches!(form, ResponseForm::Partial { .. }) && self.objects.is_empty() {
             head.truncate(head.len() - 1);
             return (head, b"null}\n".to_vec());
         }
@@ -175,24 +177,35 @@ fn list_head(name: &str, api_version: &str, metadata: &str) -> Vec<u8> {
     format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata},"items":["#).into()
 }
 
-fn write_item(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject, out: &mut Vec<u8>) {
+fn write_item(
+    kind: &DemoResourceKind,
+    object: &StoredObject,
+    form: ResponseForm,
+    include: IncludeObject,
+    out: &mut Vec<u8>,
+) {
     match form {
-        Form::Plain => {
+        ResponseForm::Plain => {
             let (open, rest) = object.item();
             out.extend_from_slice(open);
             out.extend_from_slice(rest);
         }
-        Form::Table => out.extend_from_slice(&table::row(kind, object, object.meta.rv, include)),
-        Form::Partial { .. } => out.extend_from_slice(&object.partial(object.meta.rv)),
+        ResponseForm::Table => out.extend_from_slice(&table::row(kind, object, object.meta.rv, include)),
+        ResponseForm::Partial { .. } => out.extend_from_slice(&object.partial(object.meta.rv)),
     }
 }
 
 /// Returns the body of a GET.
-pub(crate) fn single(kind: &ServedKind, object: &StoredObject, form: Form, include: IncludeObject) -> Vec<u8> {
+pub(crate) fn single(
+    kind: &DemoResourceKind,
+    object: &StoredObject,
+    form: ResponseForm,
+    include: IncludeObject,
+) -> Vec<u8> {
     let mut body = match form {
-        Form::Plain => object.body.to_vec(),
-        Form::Table => table::single(kind, object, object.meta.rv, true, include),
-        Form::Partial { .. } => object.partial(object.meta.rv),
+        ResponseForm::Plain => object.body.to_vec(),
+        ResponseForm::Table => table::single(kind, object, object.meta.rv, true, include),
+        ResponseForm::Partial { .. } => object.partial(object.meta.rv),
     };
     body.push(b'\n');
     body

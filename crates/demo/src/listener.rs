@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::freeze::Socket;
+use super::freeze::FreezableSocket;
 use super::http::handle;
 use super::shared::DemoState;
 
@@ -121,7 +121,7 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
     }
     shared.counts.note(|counts| counts.connections += 1);
     let reset = Arc::new(AtomicBool::new(false));
-    let socket = Socket::new(stream, shared.faults.freeze.clone(), reset.clone());
+    let socket = FreezableSocket::new(stream, shared.faults.freeze.clone(), reset.clone());
     converse(socket, shared, || reset.store(true, Ordering::SeqCst)).await;
 }
 

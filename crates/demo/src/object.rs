@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::json::{Json, JsonMembers, write_string};
-use super::kinds::ServedKind;
+use super::kinds::DemoResourceKind;
 
 /// The `ObjectMeta` of an object, as far as the server itself reads or writes it. `others` has the remaining members.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Meta {
+pub(crate) struct DemoObjectMeta {
     pub(crate) name: String,
     pub(crate) namespace: String,
     pub(crate) uid: String,
@@ -24,10 +24,10 @@ pub(crate) struct Meta {
 /// One revision of an object. It is immutable, and shared by the store, the ring and every open watch.
 #[derive(Debug)]
 pub(crate) struct StoredObject {
-    pub(crate) meta: Meta,
+    pub(crate) meta: DemoObjectMeta,
     /// The JSON of the object with `kind` and `apiVersion`, without a final newline.
     pub(crate) body: Bytes,
-    /// The values for field selectors, in the order of `ServedKind::selectable.fields`.
+    /// The values for field selectors, in the order of `DemoResourceKind::selectable.fields`.
     pub(crate) fields: Vec<String>,
     /// The position of the digits of `metadata.resourceVersion` in `body`.
     rv_at: std::ops::Range<usize>,
@@ -67,11 +67,11 @@ const SORTED_ORDER: [&str; 13] = [
     "resourceVersion",
     "uid",
 ];
-/// The members of the metadata that `Meta` holds in `others`.
+/// The members of the metadata that `DemoObjectMeta` holds in `others`.
 const OTHERS: [&str; 5] =
     ["generateName", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences", "finalizers"];
 
-impl Meta {
+impl DemoObjectMeta {
     /// Reads the members that clients may set. A resourceVersion that is not a number is ignored.
     pub(crate) fn read(mut fields: JsonMembers) -> Self {
         let mut text = |key: &str| match fields.take(key) {
@@ -134,7 +134,7 @@ impl Meta {
 }
 
 impl StoredObject {
-    pub(crate) fn new(kind: &ServedKind, meta: Meta, rest: JsonMembers) -> Self {
+    pub(crate) fn new(kind: &DemoResourceKind, meta: DemoObjectMeta, rest: JsonMembers) -> Self {
         let fields = kind
             .selectable
             .fields
@@ -169,7 +169,7 @@ impl StoredObject {
     /// resources.
     pub(crate) fn partial(&self, rv: u64) -> Vec<u8> {
         let mut out = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#.to_vec();
-        Meta { rv, ..self.meta.clone() }.write(false, &mut out);
+        DemoObjectMeta { rv, ..self.meta.clone() }.write(false, &mut out);
         out.push(b'}');
         out
     }
@@ -183,7 +183,11 @@ impl StoredObject {
     }
 }
 
-fn struct_body(kind: &ServedKind, meta: &Meta, mut rest: JsonMembers) -> (Vec<u8>, std::ops::Range<usize>, usize) {
+fn struct_body(
+    kind: &DemoResourceKind,
+    meta: &DemoObjectMeta,
+    mut rest: JsonMembers,
+) -> (Vec<u8>, std::ops::Range<usize>, usize) {
     let rank = |key: &str| kind.layout.iter().position(|known| *known == key).unwrap_or(usize::MAX);
     rest.0.sort_by_key(|(key, _)| rank(key));
     let mut out = Vec::with_capacity(3072);
@@ -203,7 +207,11 @@ fn struct_body(kind: &ServedKind, meta: &Meta, mut rest: JsonMembers) -> (Vec<u8
     (out, rv_at, type_len)
 }
 
-fn sorted_body(kind: &ServedKind, meta: &Meta, mut rest: JsonMembers) -> (Vec<u8>, std::ops::Range<usize>, usize) {
+fn sorted_body(
+    kind: &DemoResourceKind,
+    meta: &DemoObjectMeta,
+    mut rest: JsonMembers,
+) -> (Vec<u8>, std::ops::Range<usize>, usize) {
     rest.set("apiVersion", kind.api_version().into());
     rest.set("kind", kind.name.into());
     rest.set("metadata", Json::Null);
@@ -256,7 +264,7 @@ mod tests {
 
     fn object(kind: usize) -> StoredObject {
         let metadata = br#"{"labels":{"app":"x"},"namespace":"n","name":"a","resourceVersion":"7","uid":"u"}"#;
-        let meta = Meta::read(Json::parse(metadata).unwrap().into_fields().unwrap());
+        let meta = DemoObjectMeta::read(Json::parse(metadata).unwrap().into_fields().unwrap());
         let rest = Json::parse(br#"{"status":{"phase":"Running"},"spec":{"nodeName":"n1","a":1}}"#).unwrap();
         StoredObject::new(&KINDS[kind], meta, rest.into_fields().unwrap())
     }

@@ -8,7 +8,7 @@ pub(super) const WATCHES: RangeInclusive<u32> = 1..=20_000;
 pub(super) const SECONDS: RangeInclusive<u64> = 1..=86_400;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct DemoOptions {
     pub pods: u32,
     /// The number of pod events per second.
     pub rate: u32,
@@ -17,13 +17,13 @@ pub struct Options {
     pub seconds: Option<u64>,
 }
 
-impl Default for Options {
+impl Default for DemoOptions {
     fn default() -> Self {
         Self { pods: 500, rate: 50, watches: 500, seconds: None }
     }
 }
 
-impl Options {
+impl DemoOptions {
     /// Checks that all options are within their bounds.
     ///
     /// # Errors
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_together() {
-        assert_eq!(Options::default().check(), Ok(()));
-        let options = Options { pods: 0, rate: 50, watches: 20_001, seconds: Some(0) };
+        assert_eq!(DemoOptions::default().check(), Ok(()));
+        let options = DemoOptions { pods: 0, rate: 50, watches: 20_001, seconds: Some(0) };
         assert_eq!(
             options.check().unwrap_err(),
             [

@@ -2,7 +2,7 @@
 
 use super::clock;
 use super::json::{Json, JsonMembers};
-use super::object::{Meta, StoredObject};
+use super::object::{DemoObjectMeta, StoredObject};
 use super::objects::{POD_SPEC, POD_STATUS, POD_STATUS_PENDING, fill};
 use base::now_ns;
 use kubeapi::WRITTEN_AT;
@@ -85,16 +85,16 @@ impl Pod {
 
     /// Generates the metadata and the other members, written now. If there is an object `before`, they keep its
     /// identity.
-    pub(crate) fn document(&self, before: Option<&Meta>) -> (Meta, JsonMembers) {
+    pub(crate) fn document(&self, before: Option<&DemoObjectMeta>) -> (DemoObjectMeta, JsonMembers) {
         let app = self.labels.iter().find(|(key, _)| key == "app").map_or("api", |(_, value)| value.as_str());
-        let mut meta = Meta {
+        let mut meta = DemoObjectMeta {
             name: self.name.clone(),
             namespace: self.namespace.clone(),
             uid: before.map_or_else(super::uid, |before| before.uid.clone()),
             generation: Some(before.and_then(|before| before.generation).unwrap_or(1)),
             created: before.map_or_else(|| clock::rfc3339(clock::unix_seconds()), |before| before.created.clone()),
             labels: self.labels.iter().cloned().collect(),
-            ..Meta::default()
+            ..DemoObjectMeta::default()
         };
         meta.labels.insert("pod-template-hash".to_owned(), format!("{:08x}", hash(app)));
         let annotations = [
@@ -184,7 +184,7 @@ mod tests {
     fn pod_size_is_about_two_and_a_half_kilobytes() {
         for phase in ["Running", "Failed", "Succeeded"] {
             let (meta, rest) = nth(7, 3).phase(phase).document(None);
-            let object = StoredObject::new(&KINDS[PODS], Meta { rv: 123_456, ..meta }, rest);
+            let object = StoredObject::new(&KINDS[PODS], DemoObjectMeta { rv: 123_456, ..meta }, rest);
             assert!((2_300..2_900).contains(&object.body.len()), "{}", object.body.len());
         }
     }

@@ -5,12 +5,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::json::{Json, JsonMembers};
-use super::kinds::ServedKind;
+use super::kinds::DemoResourceKind;
 
 const MAGIC: &[u8] = b"k8s\0";
 
 /// Reads the object in a `k8s\0` envelope. `None` if the kind is not supported or the bytes are not such an envelope.
-pub(crate) fn read(kind: &ServedKind, body: &[u8]) -> Option<Json> {
+pub(crate) fn read(kind: &DemoResourceKind, body: &[u8]) -> Option<Json> {
     // The envelope is a runtime.Unknown: its field 1 is the type, field 2 the message.
     let envelope = message(body.strip_prefix(MAGIC)?)?;
     let object = message(find(&envelope, 2)?)?;

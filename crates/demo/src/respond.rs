@@ -11,13 +11,13 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 
 use super::json;
-use super::kinds::ServedKind;
-use super::response_form::Form;
+use super::kinds::DemoResourceKind;
+use super::response_form::ResponseForm;
 use super::status::DemoStatus;
-use super::watch::BrokenWatch;
-use kubeapi::{Query, RequestInfoError, SupportedTypes, asks_for, negotiate, pretty};
+use super::watch::BrokenWatchError;
+use kubeapi::{RequestInfoError, SupportedMediaTypes, UrlQuery, asks_for, negotiate, pretty};
 
-pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatch>;
+pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatchError>;
 pub(crate) type DemoReply = Response<DemoBody>;
 
 const JSON: &str = "application/json";
@@ -43,18 +43,18 @@ pub(crate) struct ResponseStyle {
 }
 
 impl ResponseStyle {
-    pub(crate) fn of(headers: &HeaderMap, query: &Query) -> Self {
+    pub(crate) fn of(headers: &HeaderMap, query: &UrlQuery) -> Self {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let accept = text(ACCEPT);
-        let pretty = pretty(query, text(USER_AGENT), accept, SupportedTypes::BUILTIN.in_json());
+        let pretty = pretty(query, text(USER_AGENT), accept, SupportedMediaTypes::BUILTIN.in_json());
         let made = || HeaderValue::from_str(&super::uid()).ok();
         let audit_id = headers.get(AUDIT_ID).cloned().or_else(made);
         let audit_id = audit_id.unwrap_or_else(|| HeaderValue::from_static(""));
         Self { accept: accept.map(str::to_owned), pretty, audit_id }
     }
 
-    pub(crate) fn form(&self, kind: &ServedKind, watch: bool) -> Result<Form, DemoStatus> {
-        Form::negotiated(self.accept.as_deref(), kind, watch)
+    pub(crate) fn form(&self, kind: &DemoResourceKind, watch: bool) -> Result<ResponseForm, DemoStatus> {
+        ResponseForm::negotiated(self.accept.as_deref(), kind, watch)
     }
 
     pub(crate) fn asks_for(&self, kind: &str, group: &str, version: &str) -> bool {
@@ -70,7 +70,7 @@ impl ResponseStyle {
     pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
         // Errors are not converted: a client that accepts nothing but conversions gets the indented form.
-        let is_taken = negotiate(self.accept.as_deref(), SupportedTypes::ERROR.in_json()).media().is_some();
+        let is_taken = negotiate(self.accept.as_deref(), SupportedMediaTypes::ERROR.in_json()).media().is_some();
         let body = if self.pretty || !is_taken {
             json::pretty(compact.as_bytes())
         } else {
@@ -123,7 +123,10 @@ impl ResponseStyle {
     }
 
     /// Returns a response with a watch stream, which is never indented.
-    pub(crate) fn events(&self, events: impl Stream<Item = Result<Bytes, BrokenWatch>> + Send + 'static) -> DemoReply {
+    pub(crate) fn events(
+        &self,
+        events: impl Stream<Item = Result<Bytes, BrokenWatchError>> + Send + 'static,
+    ) -> DemoReply {
         let frames = events.map(|event| event.map(Frame::data));
         self.reply(StatusCode::OK, JSON, StreamBody::new(frames).boxed_unsync())
     }

@@ -12,7 +12,7 @@ use super::status::DemoStatus;
 /// The demo upstream's responses to token and access reviews.
 #[derive(Debug, Default)]
 pub struct ReviewResponses {
-    rules: Mutex<Rules>,
+    rules: Mutex<ReviewResponseRules>,
 }
 
 /// The number of reviews that were requested since the start.
@@ -23,7 +23,7 @@ pub struct ReviewCounts {
 }
 
 #[derive(Debug, Default)]
-struct Rules {
+struct ReviewResponseRules {
     /// The users by their tokens, in the form of a review's status.
     holders: HashMap<String, Value>,
     /// The granted permissions: pairs of a user and a namespace, or a path that is not a resource's; `*` means

@@ -1,7 +1,7 @@
 //! Finds the target of a request on this server. `kubeapi` parses the request; the resource is looked up in the table.
 
 use super::kinds::{KINDS, position};
-use kubeapi::{Query, RequestInfo, RequestInfoError, Verb};
+use kubeapi::{RequestInfo, RequestInfoError, RequestVerb, UrlQuery};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum DemoRoute {
@@ -19,7 +19,7 @@ pub(crate) enum DemoRoute {
         subresource: String,
         watch: bool,
     },
-    Discovery(Discovery),
+    Discovery(DiscoveryRoute),
     /// A request for health, version or another fixed path.
     Fixed(String),
     /// A path below a group that this server has, but not a resource, which is answered with 404 and a Status.
@@ -29,7 +29,7 @@ pub(crate) enum DemoRoute {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Discovery {
+pub(crate) enum DiscoveryRoute {
     Api,
     Apis,
     Group(String),
@@ -38,20 +38,20 @@ pub(crate) enum Discovery {
 
 /// Returns the query without its selectors. The demo parses those itself, because the checker of guarantees judges by
 /// them. An error of `kubeapi` must not hide there.
-pub(crate) fn without_selectors(query: &Query) -> Query {
+pub(crate) fn without_selectors(query: &UrlQuery) -> UrlQuery {
     let is_selector = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
         matches!(name, "labelSelector" | "fieldSelector")
     };
     let rest: Vec<_> = query.raw().split('&').filter(|pair| !is_selector(pair)).collect();
-    Query::parse(&rest.join("&"))
+    UrlQuery::parse(&rest.join("&"))
 }
 
 /// Determines the target of a request.
 ///
 /// # Errors
 /// The apiserver refuses the request before it determines the target.
-pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
+pub(crate) fn route(method: &str, path: &str, query: &UrlQuery) -> Result<DemoRoute, RequestInfoError> {
     let info = RequestInfo::parse(method, path, &without_selectors(query))?;
     if path.starts_with("//") {
         return Ok(DemoRoute::NoGroup);
@@ -62,10 +62,10 @@ pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute
     let path = info.path.trim_matches('/');
     let parts: Vec<&str> = path.split('/').collect();
     Ok(match parts.as_slice() {
-        ["api"] => DemoRoute::Discovery(Discovery::Api),
+        ["api"] => DemoRoute::Discovery(DiscoveryRoute::Api),
         ["api", "v1"] => version("", "v1"),
-        ["apis"] => DemoRoute::Discovery(Discovery::Apis),
-        ["apis", group] if served(group) => DemoRoute::Discovery(Discovery::Group((*group).to_owned())),
+        ["apis"] => DemoRoute::Discovery(DiscoveryRoute::Apis),
+        ["apis", group] if served(group) => DemoRoute::Discovery(DiscoveryRoute::Group((*group).to_owned())),
         ["apis", group, version_name] if served(group) => version(group, version_name),
         ["api" | "apis", ..] => DemoRoute::NoGroup,
         _ => DemoRoute::Fixed(path.to_owned()),
@@ -78,7 +78,7 @@ fn served(group: &str) -> bool {
 
 fn version(group: &str, version: &str) -> DemoRoute {
     if KINDS.iter().any(|kind| kind.group == group && kind.version == version) {
-        DemoRoute::Discovery(Discovery::Version(group.to_owned(), version.to_owned()))
+        DemoRoute::Discovery(DiscoveryRoute::Version(group.to_owned(), version.to_owned()))
     } else {
         unknown(group)
     }
@@ -96,7 +96,7 @@ fn resource(info: &RequestInfo) -> DemoRoute {
     if !is_served {
         return DemoRoute::NoGroup;
     }
-    let Some(kind) = position(group, version, resource).filter(|_| info.verb != Verb::Proxy) else {
+    let Some(kind) = position(group, version, resource).filter(|_| info.verb != RequestVerb::Proxy) else {
         return unknown(group);
     };
     let depth = format!("{}/", info.path.trim_end_matches('/')).matches("/namespaces/").count();
@@ -108,7 +108,7 @@ fn resource(info: &RequestInfo) -> DemoRoute {
         return DemoRoute::NoResource;
     }
     if name.is_empty() {
-        return DemoRoute::Collection { kind, namespace, watch: info.verb == Verb::Watch };
+        return DemoRoute::Collection { kind, namespace, watch: info.verb == RequestVerb::Watch };
     }
     if namespaced == namespace.is_empty() {
         return DemoRoute::NoResource;
@@ -137,7 +137,7 @@ mod tests {
 
     fn get(path: &str) -> Result<DemoRoute, RequestInfoError> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
-        route("GET", path, &Query::parse(query))
+        route("GET", path, &UrlQuery::parse(query))
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
             ("/apis/nope/v1/x", DemoRoute::NoGroup),
             ("/api/v2/pods", DemoRoute::NoGroup),
             ("//api/v1/pods", DemoRoute::NoGroup),
-            ("/apis/", DemoRoute::Discovery(Discovery::Apis)),
+            ("/apis/", DemoRoute::Discovery(DiscoveryRoute::Apis)),
             ("/readyz", DemoRoute::Fixed("readyz".to_owned())),
         ] {
             assert_eq!(get(path), Ok(expected), "{path}");
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn selectors_are_stripped_from_the_query() {
-        let query = Query::parse("labelSelector=a%3Db&limit=5&fieldSelector=,&watch=1&labelSelector");
+        let query = UrlQuery::parse("labelSelector=a%3Db&limit=5&fieldSelector=,&watch=1&labelSelector");
         let rest = without_selectors(&query);
         assert_eq!(rest.raw(), "limit=5&watch=1");
         assert_eq!(without_selectors(&rest), rest);

@@ -2,7 +2,7 @@
 
 use super::clock;
 use super::json::Json;
-use super::kinds::{KINDS, PODS, ServedKind, by_plural};
+use super::kinds::{DemoResourceKind, KINDS, PODS, by_plural};
 use super::objects::{API_SERVICE, CRD, DEPLOYMENT, EVENT, NODE, SERVICE, fill};
 use super::pods::{NAMESPACES, nth};
 use super::store::{ObjectStore, WriteDecision};
@@ -43,7 +43,7 @@ pub(crate) fn seed(store: &ObjectStore, pods: usize, nodes: usize) {
         add(store, "widgets", WIDGET, &[("name", name), ("color", color)]);
     }
     add(store, "customresourcedefinitions", CRD, &[("now", &now)]);
-    let mut versions: Vec<_> = KINDS.iter().map(|ServedKind { group, version, .. }| (group, version)).collect();
+    let mut versions: Vec<_> = KINDS.iter().map(|DemoResourceKind { group, version, .. }| (group, version)).collect();
     versions.dedup();
     for (group, version) in versions {
         add(store, "apiservices", API_SERVICE, &[("group", group), ("version", version), ("now", &now)]);

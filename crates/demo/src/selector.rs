@@ -3,7 +3,7 @@
 mod fields;
 mod labels;
 
-use super::kinds::ServedKind;
+use super::kinds::DemoResourceKind;
 use super::object::StoredObject;
 use super::status::DemoStatus;
 
@@ -12,13 +12,13 @@ pub(crate) struct ObjectSelector {
     /// The namespace of the path; empty for all namespaces and for cluster-wide resources.
     pub(crate) namespace: String,
     labels: Vec<labels::LabelRequirement>,
-    fields: Vec<Condition>,
+    fields: Vec<SelectorCondition>,
 }
 
 /// A condition of a selector: one `key=value` or `key!=value`. `source` says where an object's value is.
 #[derive(Clone, Debug)]
-struct Condition {
-    source: Source,
+struct SelectorCondition {
+    source: SelectorValueSource,
     value: String,
     equal: bool,
     /// Whether the apiserver's cache has an index of this field, and so does not scan.
@@ -26,14 +26,19 @@ struct Condition {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Source {
+enum SelectorValueSource {
     Name,
     Namespace,
     Field(usize),
 }
 
 impl ObjectSelector {
-    pub(crate) fn parse(kind: &ServedKind, namespace: &str, labels: &str, fields: &str) -> Result<Self, DemoStatus> {
+    pub(crate) fn parse(
+        kind: &DemoResourceKind,
+        namespace: &str,
+        labels: &str,
+        fields: &str,
+    ) -> Result<Self, DemoStatus> {
         let labels = labels::parse(labels).map_err(DemoStatus::bad_request)?;
         let fields = fields::parse(fields).map_err(DemoStatus::bad_request)?;
         let fields = fields.into_iter().map(|term| resolve(kind, term)).collect::<Result<_, _>>()?;
@@ -46,9 +51,9 @@ impl ObjectSelector {
             && self.labels.iter().all(|requirement| requirement.matches(&meta.labels))
             && self.fields.iter().all(|condition| {
                 let found = match condition.source {
-                    Source::Name => &meta.name,
-                    Source::Namespace => &meta.namespace,
-                    Source::Field(at) => &object.fields[at],
+                    SelectorValueSource::Name => &meta.name,
+                    SelectorValueSource::Namespace => &meta.namespace,
+                    SelectorValueSource::Field(at) => &object.fields[at],
                 };
                 (*found == condition.value) == condition.equal
             })
@@ -62,11 +67,13 @@ impl ObjectSelector {
     /// Whether the apiserver would scan this object after a page was full, and so return a continue token. A list of
     /// one name never scans. At an exact version, the apiserver does not use its cache's indexes.
     pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
-        let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
+        let namespace = self.fields.iter().find(|c| c.source == SelectorValueSource::Namespace && c.equal);
         let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);
         let of_one = self.name().is_some() && (!namespace.is_empty() || object.meta.namespace.is_empty());
-        let found = |condition: &Condition| match condition.source {
-            Source::Field(at) if condition.indexed && condition.equal => object.fields[at] == condition.value,
+        let found = |condition: &SelectorCondition| match condition.source {
+            SelectorValueSource::Field(at) if condition.indexed && condition.equal => {
+                object.fields[at] == condition.value
+            }
             _ => true,
         };
         !of_one
@@ -76,24 +83,27 @@ impl ObjectSelector {
 
     /// Returns the name that the field selector requires, if it requires one.
     pub(crate) fn name(&self) -> Option<&str> {
-        self.fields.iter().find(|c| c.source == Source::Name && c.equal).map(|c| c.value.as_str())
+        self.fields.iter().find(|c| c.source == SelectorValueSource::Name && c.equal).map(|c| c.value.as_str())
     }
 }
 
-fn resolve(kind: &ServedKind, (key, value, equal): fields::FieldCondition) -> Result<Condition, DemoStatus> {
+fn resolve(
+    kind: &DemoResourceKind,
+    (key, value, equal): fields::FieldCondition,
+) -> Result<SelectorCondition, DemoStatus> {
     let source = match key.as_str() {
-        "metadata.name" => Source::Name,
-        "metadata.namespace" if kind.selectable.namespace => Source::Namespace,
+        "metadata.name" => SelectorValueSource::Name,
+        "metadata.namespace" if kind.selectable.namespace => SelectorValueSource::Namespace,
         _ => {
             let at = kind.selectable.fields.iter().position(|(known, ..)| *known == key);
-            Source::Field(at.ok_or_else(|| DemoStatus::bad_request(unknown_text(kind, &key)))?)
+            SelectorValueSource::Field(at.ok_or_else(|| DemoStatus::bad_request(unknown_text(kind, &key)))?)
         }
     };
     let indexed = key == "spec.nodeName";
-    Ok(Condition { source, value, equal, indexed })
+    Ok(SelectorCondition { source, value, equal, indexed })
 }
 
-fn unknown_text(kind: &ServedKind, key: &str) -> String {
+fn unknown_text(kind: &DemoResourceKind, key: &str) -> String {
     if kind.selectable.short_text {
         format!("field label not supported: {key}")
     } else {

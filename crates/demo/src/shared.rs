@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::counts::Counter;
+use super::counts::LiveRequestCounts;
 use super::fault_switches::FaultSwitches;
 use super::reviews::ReviewResponses;
 use super::store::ObjectStore;
@@ -32,7 +32,7 @@ pub struct ReceivedRequest {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct DemoSettings {
     pub(crate) bookmark_period: Duration,
     /// How long a read waits for a revision that does not exist yet.
     pub(crate) future_wait: Duration,
@@ -44,10 +44,10 @@ pub(crate) struct Settings {
 pub(crate) struct DemoState {
     /// The storage, which several servers may share.
     pub(crate) store: Arc<ObjectStore>,
-    pub(crate) settings: Settings,
+    pub(crate) settings: DemoSettings,
     pub(crate) faults: FaultSwitches,
     pub(crate) reviews: ReviewResponses,
-    pub(crate) counts: Counter,
+    pub(crate) counts: LiveRequestCounts,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
     /// Whether the accept loop should listen; `bound` is whether it does.
@@ -66,13 +66,13 @@ struct RequestLog {
 }
 
 impl DemoState {
-    pub(crate) fn new(store: Arc<ObjectStore>, settings: Settings) -> Self {
+    pub(crate) fn new(store: Arc<ObjectStore>, settings: DemoSettings) -> Self {
         Self {
             store,
             settings,
             faults: FaultSwitches::new(),
             reviews: ReviewResponses::default(),
-            counts: Counter::default(),
+            counts: LiveRequestCounts::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
             listening: watch::Sender::new(true),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::json::{Json, write_string};
-use super::kinds::ServedKind;
+use super::kinds::DemoResourceKind;
 
 /// A refusal. The HTTP layer turns it into a response, the watch into an ERROR event.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ impl DemoStatus {
         Self { details: Some(details.into()), ..self }
     }
 
-    fn about(self, kind: &ServedKind, name: &str) -> Self {
+    fn about(self, kind: &DemoResourceKind, name: &str) -> Self {
         let mut members = vec![];
         if !name.is_empty() {
             members.push(format!(r#""name":{}"#, quoted(name)));
@@ -44,7 +44,7 @@ impl DemoStatus {
         Self::new(400, "BadRequest", message)
     }
 
-    pub(crate) fn not_found(kind: &ServedKind, name: &str) -> Self {
+    pub(crate) fn not_found(kind: &DemoResourceKind, name: &str) -> Self {
         Self::new(404, "NotFound", format!("{} {name:?} not found", kind.qualified())).about(kind, name)
     }
 
@@ -57,11 +57,11 @@ impl DemoStatus {
             .details("{}")
     }
 
-    pub(crate) fn already_exists(kind: &ServedKind, name: &str) -> Self {
+    pub(crate) fn already_exists(kind: &DemoResourceKind, name: &str) -> Self {
         Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", kind.qualified())).about(kind, name)
     }
 
-    pub(crate) fn conflict(kind: &ServedKind, name: &str) -> Self {
+    pub(crate) fn conflict(kind: &DemoResourceKind, name: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the object has been modified; \
              please apply your changes to the latest version and try again",
@@ -71,7 +71,7 @@ impl DemoStatus {
     }
 
     /// Refuses a write whose uid is not the current one. The apiserver's text for it names the kind, not the resource.
-    pub(crate) fn precondition(kind: &ServedKind, name: &str, expected: &str, found: &str) -> Self {
+    pub(crate) fn precondition(kind: &DemoResourceKind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {name:?}: the UID in the precondition ({expected}) does not match the \
              UID in record ({found}). The object might have been deleted and then recreated",
@@ -80,7 +80,7 @@ impl DemoStatus {
         Self::new(409, "Conflict", message).details(format!(r#"{{"name":{},"kind":"{}"}}"#, quoted(name), kind.name))
     }
 
-    pub(crate) fn name_required(kind: &ServedKind) -> Self {
+    pub(crate) fn name_required(kind: &DemoResourceKind) -> Self {
         let text = "Required value: name or generateName is required";
         let cause = format!(r#"{{"reason":"FieldValueRequired","message":"{text}","field":"metadata.name"}}"#);
         let details = format!(r#"{{"kind":"{}","causes":[{cause}]}}"#, kind.name);
@@ -110,7 +110,7 @@ impl DemoStatus {
     }
 
     /// Refuses a watch from a revision that is older than the ring.
-    pub(crate) fn too_old(kind: &ServedKind, wanted: u64, oldest: u64) -> Self {
+    pub(crate) fn too_old(kind: &DemoResourceKind, wanted: u64, oldest: u64) -> Self {
         if kind.cached {
             Self::expired(format!("too old resource version: {wanted} ({oldest})"))
         } else {
@@ -181,7 +181,7 @@ impl From<kubeapi::Status> for DemoStatus {
 }
 
 /// Returns the body of a successful DELETE.
-pub(crate) fn deleted(kind: &ServedKind, name: &str, uid: &str) -> String {
+pub(crate) fn deleted(kind: &DemoResourceKind, name: &str, uid: &str) -> String {
     let group = if kind.group.is_empty() { String::new() } else { format!(r#","group":"{}""#, kind.group) };
     let details = format!(r#"{{"name":{}{group},"kind":"{}","uid":"{uid}"}}"#, quoted(name), kind.plural);
     let head = r#""kind":"Status","apiVersion":"v1","metadata":{},"status":"Success""#;

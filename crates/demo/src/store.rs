@@ -12,8 +12,8 @@ use parking_lot::RwLock;
 use tokio::time::timeout;
 
 use super::json::JsonMembers;
-use super::kinds::{KINDS, ServedKind};
-use super::object::{Meta, StoredObject};
+use super::kinds::{DemoResourceKind, KINDS};
+use super::object::{DemoObjectMeta, StoredObject};
 use super::status::DemoStatus;
 use tokio::sync::watch;
 
@@ -22,7 +22,7 @@ pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;
 
 #[derive(Debug)]
 pub(crate) struct ObjectStore {
-    state: RwLock<State>,
+    state: RwLock<ObjectStoreState>,
     /// The sequence number of the next event of each resource.
     changed: Vec<watch::Sender<u64>>,
     revised: watch::Sender<u64>,
@@ -30,17 +30,17 @@ pub(crate) struct ObjectStore {
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct ObjectStoreState {
     revision: u64,
-    tables: Vec<Table>,
+    tables: Vec<ResourceTable>,
 }
 
 /// A copy of a storage's contents.
 #[derive(Clone, Debug)]
-pub struct Backup(State);
+pub struct StoreBackup(ObjectStoreState);
 
 #[derive(Clone, Debug, Default)]
-struct Table {
+struct ResourceTable {
     objects: BTreeMap<String, Arc<StoredObject>>,
     /// The objects as a slice, built at most once between two writes.
     listed: OnceLock<ObjectMap>,
@@ -74,7 +74,7 @@ pub(crate) enum StoreEventType {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack of one write")]
 pub(crate) enum WriteDecision {
-    Put(Meta, JsonMembers),
+    Put(DemoObjectMeta, JsonMembers),
     Remove,
 }
 
@@ -97,9 +97,9 @@ pub(crate) struct EventBatch {
 
 impl ObjectStore {
     pub(crate) fn new(ring_events_max: usize) -> Self {
-        let tables = KINDS.iter().map(|_| Table::default()).collect();
+        let tables = KINDS.iter().map(|_| ResourceTable::default()).collect();
         Self {
-            state: RwLock::new(State { revision: 1, tables }),
+            state: RwLock::new(ObjectStoreState { revision: 1, tables }),
             changed: KINDS.iter().map(|_| watch::Sender::new(0)).collect(),
             revised: watch::Sender::new(1),
             ring_events_max: ring_events_max.max(1),
@@ -241,12 +241,12 @@ impl ObjectStore {
         }
     }
 
-    pub(crate) fn backup(&self) -> Backup {
-        Backup(self.state.read().clone())
+    pub(crate) fn backup(&self) -> StoreBackup {
+        StoreBackup(self.state.read().clone())
     }
 
     /// Restores a backup. Later revisions are assigned a second time; open watches get no event.
-    pub(crate) fn restore(&self, Backup(state): &Backup) {
+    pub(crate) fn restore(&self, StoreBackup(state): &StoreBackup) {
         let mut now = self.state.write();
         *now = state.clone();
         self.revised.send_replace(now.revision);
@@ -262,7 +262,7 @@ impl ObjectStore {
 
     /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions. A server of another release
     /// does so with objects that it reads from storage. There is no event, and the history stays the same.
-    pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut Meta)) {
+    pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut DemoObjectMeta)) {
         let mut state = self.state.write();
         for (number, (kind, table)) in KINDS.iter().zip(&mut state.tables).enumerate() {
             for (_, object) in table.objects.iter_mut().filter(|(key, _)| is_meant(number, key)) {
@@ -283,7 +283,7 @@ impl ObjectStore {
     }
 }
 
-impl Table {
+impl ResourceTable {
     fn listed(&self) -> ObjectMap {
         self.listed.get_or_init(|| self.objects.values().cloned().collect()).clone()
     }
@@ -294,7 +294,7 @@ impl Table {
 
     fn apply(
         &mut self,
-        kind: &ServedKind,
+        kind: &DemoResourceKind,
         key: &str,
         revision: u64,
         previous: Option<Arc<StoredObject>>,
@@ -302,7 +302,7 @@ impl Table {
     ) -> Option<WriteResult> {
         let current = match change {
             WriteDecision::Put(meta, rest) => {
-                Some(Arc::new(StoredObject::new(kind, Meta { rv: revision, ..meta }, rest)))
+                Some(Arc::new(StoredObject::new(kind, DemoObjectMeta { rv: revision, ..meta }, rest)))
             }
             WriteDecision::Remove => None,
         };

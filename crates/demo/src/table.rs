@@ -2,7 +2,7 @@
 
 use super::clock;
 use super::json::{Json, JsonMembers, write_string};
-use super::kinds::{KINDS, PODS, ServedKind};
+use super::kinds::{DemoResourceKind, KINDS, PODS};
 use super::object::StoredObject;
 
 /// The part of its object that a Table row contains besides its cells.
@@ -29,9 +29,9 @@ impl IncludeObject {
 }
 
 /// The name, type, format and priority of a column. Columns of `-o wide` have a priority above zero.
-type Column = (&'static str, &'static str, &'static str, u8);
+type TableColumnSpec = (&'static str, &'static str, &'static str, u8);
 
-const POD_COLUMNS: &[Column] = &[
+const POD_COLUMNS: &[TableColumnSpec] = &[
     ("Name", "string", "name", 0),
     ("Ready", "string", "", 0),
     ("Status", "string", "", 0),
@@ -42,16 +42,16 @@ const POD_COLUMNS: &[Column] = &[
     ("Nominated Node", "string", "", 1),
     ("Readiness Gates", "string", "", 1),
 ];
-const OTHER_COLUMNS: &[Column] = &[("Name", "string", "name", 0), ("Age", "string", "", 0)];
+const OTHER_COLUMNS: &[TableColumnSpec] = &[("Name", "string", "name", 0), ("Age", "string", "", 0)];
 
-fn is_pod(kind: &ServedKind) -> bool {
+fn is_pod(kind: &DemoResourceKind) -> bool {
     kind.plural == KINDS[PODS].plural && kind.group.is_empty()
 }
 
 /// Writes a `Table` up to the opening bracket of its rows. `metadata` is a whole JSON object.
-pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec<u8> {
+pub(crate) fn head(kind: &DemoResourceKind, metadata: &str, with_columns: bool) -> Vec<u8> {
     let columns = if is_pod(kind) { POD_COLUMNS } else { OTHER_COLUMNS };
-    let define = |(name, column_type, format, priority): &Column| {
+    let define = |(name, column_type, format, priority): &TableColumnSpec| {
         let (head, description) = (format!(r#""name":"{name}","type":"{column_type}""#), "as kubectl shows it");
         format!(r#"{{{head},"format":"{format}","description":"{description}","priority":{priority}}}"#)
     };
@@ -65,7 +65,7 @@ pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec
 }
 
 /// Writes one row of a table, whose object has the given resourceVersion.
-pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: IncludeObject) -> Vec<u8> {
+pub(crate) fn row(kind: &DemoResourceKind, object: &StoredObject, rv: u64, include: IncludeObject) -> Vec<u8> {
     let cells = if is_pod(kind) { pod_cells(object) } else { vec![object.meta.name.clone(), age(object)] };
     let mut out = br#"{"cells":["#.to_vec();
     for (n, cell) in cells.iter().enumerate() {
@@ -92,7 +92,7 @@ pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: In
 
 /// Writes a whole table with one row: the object of a watch event, or of a GET.
 pub(crate) fn single(
-    kind: &ServedKind,
+    kind: &DemoResourceKind,
     object: &StoredObject,
     rv: u64,
     with_columns: bool,
@@ -105,7 +105,7 @@ pub(crate) fn single(
 }
 
 /// Writes the table of a bookmark. Its row has the cells of a zero object, and an object with the revision.
-pub(crate) fn bookmark(kind: &ServedKind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
+pub(crate) fn bookmark(kind: &DemoResourceKind, zero_object: &str, rv: u64, with_columns: bool) -> Vec<u8> {
     let cells = if is_pod(kind) {
         r#""","0/0","","0","<unknown>","<none>","<none>","<none>","<none>""#
     } else {

@@ -9,16 +9,16 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 
-use super::changes::StoreChanges;
-use super::churn::{self, Population, RunningChurn};
+use super::changes::StoreSubscription;
+use super::churn::{self, ChurnPods, RunningChurn};
 use super::counts::RequestCounts;
-use super::faults::Faults;
+use super::fault_injector::FaultInjector;
 use super::kinds::{PODS, known};
 use super::listener::{ReservedPort, accept, connect, follow_orders};
 use super::pods::{NODES, Pod};
 use super::reviews::ReviewResponses;
 use super::seed;
-use super::shared::{DemoState, ReceivedRequest, Settings};
+use super::shared::{DemoSettings, DemoState, ReceivedRequest};
 use super::store::{ObjectStore, WriteDecision};
 
 /// The seconds of churn for which a resource keeps its events, by default; `RING_EVENTS` bounds their number.
@@ -27,27 +27,27 @@ const RING_EVENTS: std::ops::RangeInclusive<usize> = 10_000..=102_400;
 
 /// An upstream that is not running yet.
 #[derive(Clone, Debug)]
-pub struct Upstream {
+pub struct DemoApiserver {
     address: SocketAddr,
     pods: usize,
     nodes: usize,
     rate: u32,
     seed: u64,
     ring_events_max: Option<usize>,
-    settings: Settings,
+    settings: DemoSettings,
 }
 
 /// Describes a small apiserver-alike on a loopback port, by default with no pods and no churn.
 #[must_use]
-pub fn upstream() -> Upstream {
-    Upstream {
+pub fn upstream() -> DemoApiserver {
+    DemoApiserver {
         address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         pods: 0,
         nodes: NODES,
         rate: 0,
         seed: 1,
         ring_events_max: None,
-        settings: Settings {
+        settings: DemoSettings {
             bookmark_period: Duration::from_secs(60),
             future_wait: Duration::from_secs(3),
             streams_max: 100,
@@ -56,7 +56,7 @@ pub fn upstream() -> Upstream {
     }
 }
 
-impl Upstream {
+impl DemoApiserver {
     /// Sets the number of pods at the start, which are spread over ten namespaces and all nodes. The churn keeps it
     /// roughly constant.
     #[must_use]
@@ -69,7 +69,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Sets the number of pod events per second once [`RunningUpstream::churning`] is called.
+    /// Sets the number of pod events per second once [`RunningDemoApiserver::churning`] is called.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -107,7 +107,7 @@ impl Upstream {
         self
     }
 
-    /// Sets whether requests are remembered for [`RunningUpstream::requests`].
+    /// Sets whether requests are remembered for [`RunningDemoApiserver::requests`].
     #[must_use]
     pub fn remember_requests(mut self, remember: bool) -> Self {
         self.settings.remember_requests = remember;
@@ -124,7 +124,7 @@ impl Upstream {
     ///
     /// # Panics
     /// If the address cannot be bound.
-    pub async fn run(self) -> RunningUpstream {
+    pub async fn run(self) -> RunningDemoApiserver {
         match self.try_run().await {
             Ok(running) => running,
             Err(error) => panic!("the demo upstream cannot listen: {error}"),
@@ -135,7 +135,7 @@ impl Upstream {
     ///
     /// # Errors
     /// If the address cannot be bound.
-    pub async fn try_run(self) -> io::Result<RunningUpstream> {
+    pub async fn try_run(self) -> io::Result<RunningDemoApiserver> {
         let port = ReservedPort::hold(self.address)?;
         let listener = port.listen()?;
         let running = self.seeded(port.address).await?;
@@ -145,10 +145,10 @@ impl Upstream {
         Ok(running)
     }
 
-    /// Starts the upstream without a port, reachable only through [`RunningUpstream::connector`]. This is for tests
-    /// that pause the clock, which does not stop a kernel's sockets. No work runs on another thread.
+    /// Starts the upstream without a port, reachable only through [`RunningDemoApiserver::connector`]. This is for
+    /// tests that pause the clock, which does not stop a kernel's sockets. No work runs on another thread.
     #[must_use]
-    pub fn in_memory(self) -> RunningUpstream {
+    pub fn in_memory(self) -> RunningDemoApiserver {
         let address = self.address;
         let store = self.store();
         let running = self.of(store, address);
@@ -158,7 +158,7 @@ impl Upstream {
         running
     }
 
-    async fn seeded(self, address: SocketAddr) -> io::Result<RunningUpstream> {
+    async fn seeded(self, address: SocketAddr) -> io::Result<RunningDemoApiserver> {
         let seeding = self.clone();
         let store = tokio::task::spawn_blocking(move || seeding.store()).await.map_err(io::Error::other)?;
         Ok(self.of(store, address))
@@ -174,23 +174,24 @@ impl Upstream {
         store
     }
 
-    fn of(self, store: ObjectStore, address: SocketAddr) -> RunningUpstream {
+    fn of(self, store: ObjectStore, address: SocketAddr) -> RunningDemoApiserver {
         let shared = Arc::new(DemoState::new(Arc::new(store), self.settings));
-        let population = Arc::new(Mutex::new(Population::new(self.pods, self.nodes, self.seed)));
-        RunningUpstream { address, shared, population, rate: self.rate }
+        let population = Arc::new(Mutex::new(ChurnPods::new(self.pods, self.nodes, self.seed)));
+        RunningDemoApiserver { address, shared, population, rate: self.rate }
     }
 }
 
-/// A running upstream. It stops when it is dropped; [`RunningUpstream::stop`] also waits for the last stream to end.
+/// A running upstream. It stops when it is dropped; [`RunningDemoApiserver::stop`] also waits for the last stream to
+/// end.
 #[derive(Debug)]
-pub struct RunningUpstream {
+pub struct RunningDemoApiserver {
     address: SocketAddr,
     shared: Arc<DemoState>,
-    population: Arc<Mutex<Population>>,
+    population: Arc<Mutex<ChurnPods>>,
     rate: u32,
 }
 
-impl RunningUpstream {
+impl RunningDemoApiserver {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -219,8 +220,8 @@ impl RunningUpstream {
         format!("http://{}", self.address)
     }
 
-    /// Returns a function that opens connections within this process, or `None` while the upstream is down. [`Faults`]
-    /// that freeze sockets do not freeze them.
+    /// Returns a function that opens connections within this process, or `None` while the upstream is down.
+    /// [`FaultInjector`] that freeze sockets do not freeze them.
     pub fn connector(&self) -> impl Fn() -> Option<DuplexStream> + Send + Sync + 'static + use<> {
         let shared = self.shared.clone();
         move || connect(&shared)
@@ -258,8 +259,8 @@ impl RunningUpstream {
         self.shared.seen()
     }
 
-    pub fn faults(&self) -> Faults {
-        Faults::new(self.shared.clone())
+    pub fn faults(&self) -> FaultInjector {
+        FaultInjector::new(self.shared.clone())
     }
 
     /// Returns the responses to reviews, which a test can set: which tokens are valid, and which users may do what.
@@ -310,11 +311,11 @@ impl RunningUpstream {
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
-    pub fn changes(&self, plural: &str) -> StoreChanges {
-        StoreChanges::of(&self.shared.store, known(plural))
+    pub fn changes(&self, plural: &str) -> StoreSubscription {
+        StoreSubscription::of(&self.shared.store, known(plural))
     }
 
-    /// Starts pod events in the demo's mix, at the configured [`rate`](Upstream::rate).
+    /// Starts pod events in the demo's mix, at the configured [`rate`](DemoApiserver::rate).
     pub fn churning(&self) -> RunningChurn {
         RunningChurn::start(&self.shared, &self.population, self.rate)
     }
@@ -371,7 +372,7 @@ impl RunningUpstream {
     }
 }
 
-impl Drop for RunningUpstream {
+impl Drop for RunningDemoApiserver {
     fn drop(&mut self) {
         self.shared.stopping.cancel();
         self.shared.faults.freeze.set(false);

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-pub use summary::Summary;
+pub use summary::DemoSummary;
 use summary::{count, latency, per_second};
 
 /// A snapshot of the demo. Counters only grow; latencies cover the time since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LiveFigures {
+pub struct DemoFigures {
     pub elapsed: Duration,
     /// The remaining time of the demo; `None` when it runs until it is interrupted.
     pub remaining: Option<Duration>,
@@ -30,23 +30,23 @@ pub struct LiveFigures {
 
 /// The rates per second between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Rates {
+struct DemoRates {
     events: f64,
     deliveries: f64,
 }
 
-impl LiveFigures {
-    fn rates_since(&self, earlier: &Self) -> Rates {
+impl DemoFigures {
+    fn rates_since(&self, earlier: &Self) -> DemoRates {
         let seconds = self.elapsed.saturating_sub(earlier.elapsed).as_secs_f64();
         let rate = |now: u64, then: u64| per_second(now.saturating_sub(then), seconds);
-        Rates {
+        DemoRates {
             events: rate(self.upstream_events, earlier.upstream_events),
             deliveries: rate(self.deliveries, earlier.deliveries),
         }
     }
 
     /// Writes the whole update in one line, for logs and pipes.
-    fn line(&self, rates: Rates) -> String {
+    fn line(&self, rates: DemoRates) -> String {
         let left = self.remaining.map(|left| format!(" left={}s", left.as_secs())).unwrap_or_default();
         format!(
             "elapsed={}s{left} upstream_watches={} upstream_events_per_s={:.0} watches={} deliveries_per_s={:.0} \
@@ -66,19 +66,19 @@ impl LiveFigures {
 
 /// Shows each update. About one per second is readable.
 #[derive(Debug)]
-pub struct LiveView {
-    last: LiveFigures,
-    output: Output,
+pub struct DemoView {
+    last: DemoFigures,
+    output: DemoOutput,
 }
 
 #[derive(Debug)]
-enum Output {
+enum DemoOutput {
     Lines,
-    Terminal(Box<Screen>),
+    Terminal(Box<DemoScreen>),
 }
 
 #[derive(Debug)]
-struct Screen {
+struct DemoScreen {
     all: MultiProgress,
     time: ProgressBar,
     upstream: ProgressBar,
@@ -86,20 +86,24 @@ struct Screen {
     latency: ProgressBar,
 }
 
-impl LiveView {
+impl DemoView {
     /// Opens a live view if stderr is a terminal; otherwise it writes plain lines.
     pub fn open() -> Self {
-        let output = if io::stderr().is_terminal() { Output::Terminal(Box::new(Screen::new())) } else { Output::Lines };
-        Self { last: LiveFigures::default(), output }
+        let output = if io::stderr().is_terminal() {
+            DemoOutput::Terminal(Box::new(DemoScreen::new()))
+        } else {
+            DemoOutput::Lines
+        };
+        Self { last: DemoFigures::default(), output }
     }
 
-    pub fn update(&mut self, now: LiveFigures) {
+    pub fn update(&mut self, now: DemoFigures) {
         let rates = now.rates_since(&self.last);
         self.last = now;
         match &self.output {
             // A closed stderr is no reason to stop the demo.
-            Output::Lines => drop(writeln!(io::stderr(), "{}", now.line(rates))),
-            Output::Terminal(screen) => screen.draw(&now, rates),
+            DemoOutput::Lines => drop(writeln!(io::stderr(), "{}", now.line(rates))),
+            DemoOutput::Terminal(screen) => screen.draw(&now, rates),
         }
     }
 
@@ -107,8 +111,8 @@ impl LiveView {
     ///
     /// # Errors
     /// If stdout cannot be written.
-    pub fn close(self, summary: &Summary) -> io::Result<()> {
-        if let Output::Terminal(screen) = &self.output {
+    pub fn close(self, summary: &DemoSummary) -> io::Result<()> {
+        if let DemoOutput::Terminal(screen) = &self.output {
             screen.all.clear()?;
         }
         let mut out = io::stdout().lock();
@@ -117,7 +121,7 @@ impl LiveView {
     }
 }
 
-impl Screen {
+impl DemoScreen {
     fn new() -> Self {
         let all = MultiProgress::new();
         let line = |template: &str, len: Option<u64>| {
@@ -137,7 +141,7 @@ impl Screen {
         }
     }
 
-    fn draw(&self, now: &LiveFigures, rates: Rates) {
+    fn draw(&self, now: &DemoFigures, rates: DemoRates) {
         let elapsed = now.elapsed.as_secs();
         let (len, left) = match now.remaining {
             Some(left) => (elapsed + left.as_secs(), format!("{}s left", left.as_secs())),
@@ -176,8 +180,8 @@ mod tests {
 
     #[test]
     fn plain_line_has_rates_since_the_last_update() {
-        let first = LiveFigures { elapsed: Duration::from_secs(1), deliveries: 100, ..LiveFigures::default() };
-        let second = LiveFigures {
+        let first = DemoFigures { elapsed: Duration::from_secs(1), deliveries: 100, ..DemoFigures::default() };
+        let second = DemoFigures {
             elapsed: Duration::from_secs(3),
             remaining: Some(Duration::from_secs(7)),
             upstream_watches: 1,
@@ -193,6 +197,6 @@ mod tests {
             "elapsed=3s left=7s upstream_watches=1 upstream_events_per_s=50 watches=500 deliveries_per_s=25000 \
              deliveries=50100 p50=1.2ms p99=12ms errors=0"
         );
-        assert_eq!(first.rates_since(&first), Rates::default());
+        assert_eq!(first.rates_since(&first), DemoRates::default());
     }
 }

@@ -10,10 +10,10 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::counts::OpenWatch;
-use super::fault_switches::{FaultAction, FaultCommand, Stall};
+use super::counts::OpenWatchCountGuard;
+use super::fault_switches::{FaultAction, FaultCommand, WatchStall};
 use super::kinds::KINDS;
-use super::response_form::Form;
+use super::response_form::ResponseForm;
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
@@ -33,18 +33,18 @@ const BEFORE_CUT: Duration = Duration::from_millis(10);
 
 /// A validated request for a watch.
 #[derive(Debug)]
-pub(crate) struct WatchPlan {
+pub(crate) struct ValidatedWatchRequest {
     pub(crate) kind: usize,
     pub(crate) selector: ObjectSelector,
-    pub(crate) form: Form,
+    pub(crate) form: ResponseForm,
     pub(crate) include: IncludeObject,
     pub(crate) bookmarks: bool,
-    pub(crate) start: WatchOrigin,
+    pub(crate) start: WatchStartPoint,
     pub(crate) timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum WatchOrigin {
+pub(crate) enum WatchStartPoint {
     /// The watch starts with all objects at a revision of at least `rv`, then a bookmark that marks their end if
     /// `mark_end` is set. If `any` is set, the objects may come from a stale cache.
     Initial { rv: u64, any: bool, mark_end: bool },
@@ -55,7 +55,7 @@ pub(crate) enum WatchOrigin {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum DemoWatchPhase {
     Opening,
     Replaying {
         objects: ObjectMap,
@@ -67,10 +67,10 @@ enum Phase {
     Over,
 }
 
-pub(crate) struct Watch {
-    plan: WatchPlan,
+pub(crate) struct DemoWatch {
+    plan: ValidatedWatchRequest,
     shared: Arc<DemoState>,
-    phase: Phase,
+    phase: DemoWatchPhase,
     /// The ring position to pull from next.
     position: u64,
     /// The revision that the watch began at. Events and bookmarks up to it are not sent.
@@ -79,9 +79,9 @@ pub(crate) struct Watch {
     last_frame: Option<Bytes>,
     /// The revision of the last event that was sent.
     last_sent: Option<u64>,
-    stall: watch::Receiver<Stall>,
+    stall: watch::Receiver<WatchStall>,
     /// The last stall order that this watch has received, with the number of events that it may still send.
-    stalled: Stall,
+    stalled: WatchStall,
     /// The bytes that were ready when the watch was silenced. They are sent first when the watch may send again.
     kept_back: Option<Bytes>,
     deadline: Instant,
@@ -89,33 +89,33 @@ pub(crate) struct Watch {
     changed: watch::Receiver<u64>,
     hushed: watch::Receiver<bool>,
     orders: broadcast::Receiver<FaultCommand>,
-    _open: OpenWatch,
+    _open: OpenWatchCountGuard,
 }
 
 /// The error of a stream that a test breaks. The HTTP layer turns it into a reset.
 #[derive(Debug)]
-pub(crate) struct BrokenWatch;
+pub(crate) struct BrokenWatchError;
 
-impl fmt::Display for BrokenWatch {
+impl fmt::Display for BrokenWatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cut by the test")
     }
 }
 
-impl std::error::Error for BrokenWatch {}
+impl std::error::Error for BrokenWatchError {}
 
-impl Watch {
-    pub(crate) fn new(plan: WatchPlan, shared: Arc<DemoState>) -> Self {
+impl DemoWatch {
+    pub(crate) fn new(plan: ValidatedWatchRequest, shared: Arc<DemoState>) -> Self {
         let now = Instant::now();
         let deadline = now + plan.timeout;
         Self {
-            phase: Phase::Opening,
+            phase: DemoWatchPhase::Opening,
             position: 0,
             after: 0,
             columns_sent: false,
             last_frame: None,
             last_sent: None,
-            stalled: Stall { after_events: None, ..*shared.faults.stall().borrow() },
+            stalled: WatchStall { after_events: None, ..*shared.faults.stall().borrow() },
             stall: shared.faults.stall(),
             kept_back: None,
             deadline,
@@ -130,7 +130,7 @@ impl Watch {
     }
 
     /// Returns the next bytes to send; `None` ends the stream cleanly.
-    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, BrokenWatch>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, BrokenWatchError>> {
         loop {
             if *self.hushed.borrow_and_update() {
                 let stopping = self.shared.stopping.cancelled();
@@ -144,20 +144,22 @@ impl Watch {
                 return Some(Ok(chunk));
             }
             let chunk = match &mut self.phase {
-                Phase::Opening => self.open().await,
-                Phase::Replaying { objects, at } => {
+                DemoWatchPhase::Opening => self.open().await,
+                DemoWatchPhase::Replaying { objects, at } => {
                     let (objects, from) = (objects.clone(), *at);
                     Some(self.replay(&objects, from))
                 }
-                Phase::Live => match self.pull() {
-                    Some(events) if events.is_empty() && matches!(self.phase, Phase::Live) => self.idle().await,
+                DemoWatchPhase::Live => match self.pull() {
+                    Some(events) if events.is_empty() && matches!(self.phase, DemoWatchPhase::Live) => {
+                        self.idle().await
+                    }
                     other => other,
                 },
-                Phase::Breaking => {
+                DemoWatchPhase::Breaking => {
                     sleep(BEFORE_CUT).await;
-                    return Some(Err(BrokenWatch));
+                    return Some(Err(BrokenWatchError));
                 }
-                Phase::Over => return None,
+                DemoWatchPhase::Over => return None,
             };
             match chunk {
                 Some(bytes) if bytes.is_empty() => {}
@@ -174,7 +176,7 @@ impl Watch {
             return None;
         }
         match self.plan.start {
-            WatchOrigin::Initial { rv, any, .. } => {
+            WatchStartPoint::Initial { rv, any, .. } => {
                 if let Err(status) = store.reach(rv, self.shared.settings.future_wait).await {
                     return Some(self.fail(&status));
                 }
@@ -187,19 +189,19 @@ impl Watch {
                 let selective = self.plan.selector.is_selective();
                 let told = if selective { self.shared.faults.told_of(revision) } else { revision };
                 (self.position, self.after) = (next, told);
-                self.phase = Phase::Replaying { objects, at: 0 };
+                self.phase = DemoWatchPhase::Replaying { objects, at: 0 };
             }
-            WatchOrigin::After(rv) => match store.since(kind, rv) {
+            WatchStartPoint::After(rv) => match store.since(kind, rv) {
                 Ok(position) => {
                     (self.position, self.after) = (position, rv);
-                    self.phase = Phase::Live;
+                    self.phase = DemoWatchPhase::Live;
                 }
                 Err(status) => return Some(self.fail(&status)),
             },
-            WatchOrigin::Now => {
+            WatchStartPoint::Now => {
                 let (_, revision, next) = store.now(kind);
                 (self.position, self.after) = (next, revision);
-                self.phase = Phase::Live;
+                self.phase = DemoWatchPhase::Live;
             }
         }
         Some(Bytes::new())
@@ -207,7 +209,7 @@ impl Watch {
 
     /// Writes a refusal as an ERROR event, because the response has already begun. It is the last event.
     fn fail(&mut self, status: &DemoStatus) -> Bytes {
-        self.phase = Phase::Over;
+        self.phase = DemoWatchPhase::Over;
         frame("ERROR", status.to_json().as_bytes())
     }
 
@@ -222,10 +224,10 @@ impl Watch {
                 out.extend_from_slice(&line);
             }
         }
-        self.phase = Phase::Replaying { objects: objects.clone(), at };
+        self.phase = DemoWatchPhase::Replaying { objects: objects.clone(), at };
         if at == objects.len() {
-            self.phase = Phase::Live;
-            if matches!(self.plan.start, WatchOrigin::Initial { mark_end: true, .. }) {
+            self.phase = DemoWatchPhase::Live;
+            if matches!(self.plan.start, WatchStartPoint::Initial { mark_end: true, .. }) {
                 let line = self.bookmark_line(self.after, true);
                 out.extend_from_slice(&line);
             }
@@ -281,8 +283,8 @@ impl Watch {
     /// Ends a watch that requests `PartialObjectMetadataList` at its first event, as the apiserver does, because an
     /// event cannot have that form.
     fn end_if_unencodable(&mut self, chunk: Bytes) -> Bytes {
-        if self.plan.form == (Form::Partial { list: true }) && !chunk.is_empty() {
-            self.phase = Phase::Over;
+        if self.plan.form == (ResponseForm::Partial { list: true }) && !chunk.is_empty() {
+            self.phase = DemoWatchPhase::Over;
             return Bytes::new();
         }
         chunk
@@ -331,16 +333,16 @@ impl Watch {
             },
             FaultAction::End => return None,
             FaultAction::Reset => {
-                self.phase = Phase::Breaking;
+                self.phase = DemoWatchPhase::Breaking;
                 Bytes::new()
             }
             FaultAction::BreakFrame { after_bytes } => {
-                self.phase = Phase::Breaking;
+                self.phase = DemoWatchPhase::Breaking;
                 let whole = self.made_up_frame();
                 whole.slice(..after_bytes.min(whole.len() - 1))
             }
             FaultAction::TearFrame { after_bytes } => {
-                self.phase = Phase::Over;
+                self.phase = DemoWatchPhase::Over;
                 let whole = self.made_up_frame();
                 whole.slice(..after_bytes.min(whole.len() - 1))
             }

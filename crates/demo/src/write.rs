@@ -6,13 +6,13 @@ use http::Method;
 
 use super::clock;
 use super::json::{Json, JsonMembers, merge_patch, strategic_patch};
-use super::kinds::{KINDS, ServedKind};
-use super::object::{Meta, StoredObject};
+use super::kinds::{DemoResourceKind, KINDS};
+use super::object::{DemoObjectMeta, StoredObject};
 use super::protobuf;
 use super::selector::ObjectSelector;
 use super::status::{self, DemoStatus};
 use super::store::{ObjectStore, WriteDecision};
-use kubeapi::Query;
+use kubeapi::UrlQuery;
 
 #[derive(Clone, Debug)]
 pub(crate) struct WriteTarget {
@@ -34,7 +34,7 @@ pub(crate) enum WriteOutcome {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Patch {
+enum PatchType {
     Apply,
     Merge,
     Strategic,
@@ -46,7 +46,7 @@ pub(crate) fn write(
     target: &WriteTarget,
     media: &str,
     body: &[u8],
-    query: &Query,
+    query: &UrlQuery,
 ) -> Result<WriteOutcome, DemoStatus> {
     let kind = &KINDS[target.kind];
     let has_status = !kind.custom && kind.layout.contains(&"status");
@@ -55,7 +55,7 @@ pub(crate) fn write(
         "status" if has_status && matches!(*method, Method::PUT | Method::PATCH) => {}
         _ => return Err(DemoStatus::no_resource()),
     }
-    let writer = Writer { store, target, kind, dry_run: query.first("dryRun").is_some() };
+    let writer = DemoWriteHandler { store, target, kind, dry_run: query.first("dryRun").is_some() };
     match (method, target.name.is_empty()) {
         (&Method::POST, true) if kind.namespaced != target.namespace.is_empty() => {
             writer.create(document(kind, media, body)?)
@@ -75,7 +75,7 @@ pub(crate) fn write(
     }
 }
 
-fn document(kind: &ServedKind, media: &str, body: &[u8]) -> Result<Json, DemoStatus> {
+fn document(kind: &DemoResourceKind, media: &str, body: &[u8]) -> Result<Json, DemoStatus> {
     match media {
         "application/json" => parse(body),
         "application/vnd.kubernetes.protobuf" => protobuf::read(kind, body).ok_or_else(DemoStatus::unsupported_body),
@@ -96,23 +96,23 @@ fn parse_options(body: &[u8]) -> Json {
     Json::parse(body).unwrap_or_default()
 }
 
-fn patch_type(kind: &ServedKind, media: &str) -> Result<Patch, DemoStatus> {
+fn patch_type(kind: &DemoResourceKind, media: &str) -> Result<PatchType, DemoStatus> {
     match media {
-        "application/merge-patch+json" => Ok(Patch::Merge),
-        "application/strategic-merge-patch+json" if !kind.custom => Ok(Patch::Strategic),
-        "application/apply-patch+yaml" => Ok(Patch::Apply),
+        "application/merge-patch+json" => Ok(PatchType::Merge),
+        "application/strategic-merge-patch+json" if !kind.custom => Ok(PatchType::Strategic),
+        "application/apply-patch+yaml" => Ok(PatchType::Apply),
         _ => Err(DemoStatus::unsupported_patch()),
     }
 }
 
-struct Writer<'a> {
+struct DemoWriteHandler<'a> {
     store: &'a ObjectStore,
     target: &'a WriteTarget,
-    kind: &'static ServedKind,
+    kind: &'static DemoResourceKind,
     dry_run: bool,
 }
 
-impl Writer<'_> {
+impl DemoWriteHandler<'_> {
     fn create(&self, document: Json) -> Result<WriteOutcome, DemoStatus> {
         let (mut meta, rest) = split(document);
         if meta.name.is_empty() {
@@ -150,11 +150,11 @@ impl Writer<'_> {
         })
     }
 
-    fn patch(&self, how: Patch, patch: Json) -> Result<WriteOutcome, DemoStatus> {
+    fn patch(&self, how: PatchType, patch: Json) -> Result<WriteOutcome, DemoStatus> {
         self.commit(&self.key(), |current| {
             let mut document = match (current, how) {
                 (Some(current), _) => Json::parse(&current.body).unwrap_or_default(),
-                (None, Patch::Apply) => Json::Object(JsonMembers::default()),
+                (None, PatchType::Apply) => Json::Object(JsonMembers::default()),
                 (None, _) => return Err(DemoStatus::not_found(self.kind, &self.target.name)),
             };
             let (wanted, _) = split(patch.clone());
@@ -162,8 +162,8 @@ impl Writer<'_> {
                 self.check(current, &wanted)?;
             }
             match how {
-                Patch::Merge => merge_patch(&mut document, patch),
-                Patch::Apply | Patch::Strategic => strategic_patch(&mut document, patch),
+                PatchType::Merge => merge_patch(&mut document, patch),
+                PatchType::Apply | PatchType::Strategic => strategic_patch(&mut document, patch),
             }
             Ok(split(document))
         })
@@ -202,7 +202,7 @@ impl Writer<'_> {
     }
 
     /// Refuses a request whose resourceVersion or uid is not the current one.
-    fn check(&self, current: &StoredObject, wanted: &Meta) -> Result<(), DemoStatus> {
+    fn check(&self, current: &StoredObject, wanted: &DemoObjectMeta) -> Result<(), DemoStatus> {
         if wanted.rv != 0 && wanted.rv != current.meta.rv {
             return Err(DemoStatus::conflict(self.kind, &self.target.name));
         }
@@ -216,13 +216,13 @@ impl Writer<'_> {
     /// revision.
     fn commit<D>(&self, key: &str, decide: D) -> Result<WriteOutcome, DemoStatus>
     where
-        D: FnOnce(Option<&Arc<StoredObject>>) -> Result<(Meta, JsonMembers), DemoStatus>,
+        D: FnOnce(Option<&Arc<StoredObject>>) -> Result<(DemoObjectMeta, JsonMembers), DemoStatus>,
     {
         let mut previewed = None;
         let written = self.store.write(self.target.kind, key, |current| {
             let (meta, rest) = self.complete(current, decide(current)?);
             let rv = current.map_or(0, |current| current.meta.rv);
-            let preview = StoredObject::new(self.kind, Meta { rv, ..meta.clone() }, rest.clone());
+            let preview = StoredObject::new(self.kind, DemoObjectMeta { rv, ..meta.clone() }, rest.clone());
             if self.dry_run || current.is_some_and(|current| current.body == preview.body) {
                 previewed = Some((Arc::new(preview), current.is_none()));
                 return Ok(None);
@@ -244,8 +244,8 @@ impl Writer<'_> {
     fn complete(
         &self,
         current: Option<&Arc<StoredObject>>,
-        (mut meta, mut rest): (Meta, JsonMembers),
-    ) -> (Meta, JsonMembers) {
+        (mut meta, mut rest): (DemoObjectMeta, JsonMembers),
+    ) -> (DemoObjectMeta, JsonMembers) {
         meta.name = if self.target.name.is_empty() { meta.name } else { self.target.name.clone() };
         meta.namespace.clone_from(&self.target.namespace);
         let old = current.map(|current| current.rest());
@@ -272,7 +272,7 @@ impl Writer<'_> {
     }
 }
 
-fn first_status(kind: &ServedKind) -> Json {
+fn first_status(kind: &DemoResourceKind) -> Json {
     let text = match kind.plural {
         "pods" => r#"{"phase":"Pending","qosClass":"BestEffort"}"#,
         "namespaces" => r#"{"phase":"Active"}"#,
@@ -283,9 +283,9 @@ fn first_status(kind: &ServedKind) -> Json {
 }
 
 /// Splits a document into its metadata and its other members, without the type.
-pub(crate) fn split(document: Json) -> (Meta, JsonMembers) {
+pub(crate) fn split(document: Json) -> (DemoObjectMeta, JsonMembers) {
     let mut fields = document.into_fields().unwrap_or_default();
     let metadata = fields.take("metadata").and_then(Json::into_fields).unwrap_or_default();
     fields.0.retain(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion"));
-    (Meta::read(metadata), fields)
+    (DemoObjectMeta::read(metadata), fields)
 }

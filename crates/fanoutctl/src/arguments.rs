@@ -11,7 +11,7 @@ mod verify;
 pub(crate) use bench::BenchArguments;
 pub(crate) use credentials::CredentialArguments;
 pub(crate) use estimate::EstimateArguments;
-pub(crate) use fanout::{AdminArguments, FanoutVerb, OutputFormat, ServerArguments, terminal_colours};
+pub(crate) use fanout::{AdminArguments, FanoutSubcommand, OutputFormat, ServerArguments, terminal_colours};
 pub(crate) use trial::TryArguments;
 pub(crate) use verify::{JudgeCommand, VerifyArguments};
 
@@ -64,7 +64,7 @@ pub(crate) enum ToolCommand {
     /// Inspect running proxies: status, clients and decisions; also as `kubectl fanout`
     Fanout {
         #[command(subcommand)]
-        verb: FanoutVerb,
+        verb: FanoutSubcommand,
     },
     /// Run the proxy of `try`, which kills and restarts it
     #[command(hide = true)]

@@ -5,5 +5,5 @@ mod credentials;
 pub(crate) mod demo;
 pub(crate) mod estimate;
 pub(crate) mod fanout;
-pub(crate) mod trial;
+pub(crate) mod try_command;
 pub(crate) mod verify;

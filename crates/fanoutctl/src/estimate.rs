@@ -11,9 +11,9 @@ use std::io::{BufRead, Read as _};
 
 use serde::Serialize;
 
-use audit_event::AuditLine;
+use audit_event::AuditLogEvent;
+use tally::AuditLogTally;
 pub use tally::EstimateRow;
-use tally::LogTally;
 
 /// The proxies whose effect on the apiserver's load is estimated.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct EstimateOptions {
 /// The estimate for a log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Estimate {
+pub struct LoadEstimate {
     /// The number of seconds from the first record to the last.
     pub seconds: f64,
     /// The number of all requests, except those that an apiserver sends to itself.
@@ -63,8 +63,8 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 ///
 /// # Errors
 /// If the log cannot be read.
-pub fn estimate(mut log: impl BufRead, order: &EstimateOptions) -> std::io::Result<Estimate> {
-    let mut tally = LogTally::default();
+pub fn estimate(mut log: impl BufRead, order: &EstimateOptions) -> std::io::Result<LoadEstimate> {
+    let mut tally = AuditLogTally::default();
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -74,7 +74,7 @@ pub fn estimate(mut log: impl BufRead, order: &EstimateOptions) -> std::io::Resu
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        match serde_json::from_slice::<AuditLine<'_>>(&line) {
+        match serde_json::from_slice::<AuditLogEvent<'_>>(&line) {
             Ok(event) => tally.add(&event, &order.sensitive),
             Err(_) => tally.unreadable(),
         }
@@ -97,7 +97,7 @@ mod tests {
         .replace('\n', "")
     }
 
-    fn read(lines: &[String]) -> Estimate {
+    fn read(lines: &[String]) -> LoadEstimate {
         let order = EstimateOptions { proxies: 2, sensitive: BTreeSet::new() };
         estimate(lines.join("\n").as_bytes(), &order).expect("bytes can be read")
     }
@@ -148,7 +148,7 @@ mod tests {
                     &format!(r#""stageTimestamp":"{}""#, at(reached)),
                 )
         };
-        let near = |found: &Estimate, seconds: f64, open: f64| {
+        let near = |found: &LoadEstimate, seconds: f64, open: f64| {
             assert!((found.seconds - seconds).abs() < 1e-6 && (found.watches_open - open).abs() < 1e-6, "{found:?}");
         };
         let begun: Vec<_> = (0..60).map(|id| watch(id, "ResponseStarted", 60, 60)).collect();

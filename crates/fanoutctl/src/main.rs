@@ -12,16 +12,16 @@ mod trial;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
-use kube_fanout::cli::{EX_USAGE, FAILED, INCONCLUSIVE, Program};
+use kube_fanout::cli::{EX_USAGE, FAILED, INCONCLUSIVE, ProgramName};
 
-use arguments::{BenchArguments, FanoutVerb, ToolArguments, ToolCommand, TryArguments, VerifyArguments};
+use arguments::{BenchArguments, FanoutSubcommand, ToolArguments, ToolCommand, TryArguments, VerifyArguments};
 
 /// The same allocator as in the proxy, because `demo` and `try` run the proxy in this process.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const PROGRAM: Program = Program("fanoutctl");
+const PROGRAM: ProgramName = ProgramName("fanoutctl");
 
 fn main() -> ExitCode {
     let command = match ToolCommand::of_process() {
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         Err(error) => return PROGRAM.reject(&error),
     };
     match command {
-        ToolCommand::Demo { pods, rate, watches, seconds } => demo(demo::Options { pods, rate, watches, seconds }),
+        ToolCommand::Demo { pods, rate, watches, seconds } => demo(demo::DemoOptions { pods, rate, watches, seconds }),
         ToolCommand::Try(arguments) => try_it(arguments),
         ToolCommand::Bench(arguments) => bench(*arguments),
         ToolCommand::Verify(arguments) => verify(*arguments),
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn demo(options: demo::Options) -> ExitCode {
+fn demo(options: demo::DemoOptions) -> ExitCode {
     if let Err(problems) = options.check() {
         return PROGRAM.fail(EX_USAGE, &problems.join("\n"));
     }
@@ -59,7 +59,7 @@ fn demo(options: demo::Options) -> ExitCode {
 }
 
 fn try_it(arguments: TryArguments) -> ExitCode {
-    let trial = match commands::trial::Trial::of(arguments) {
+    let trial = match commands::try_command::TryCommand::of(arguments) {
         Ok(trial) => trial,
         Err(problem) => return PROGRAM.fail(EX_USAGE, &problem),
     };
@@ -75,7 +75,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
     if arguments.list_scenarios {
         return PROGRAM.print(&commands::bench::scenarios());
     }
-    let bench = match commands::bench::Bench::of(arguments, command_line()) {
+    let bench = match commands::bench::BenchCommand::of(arguments, command_line()) {
         Ok(bench) => bench,
         Err(problems) => return PROGRAM.fail(EX_USAGE, &problems),
     };
@@ -87,7 +87,7 @@ fn bench(arguments: BenchArguments) -> ExitCode {
 }
 
 fn verify(arguments: VerifyArguments) -> ExitCode {
-    let verification = match commands::verify::Verification::of(arguments, command_line()) {
+    let verification = match commands::verify::VerifyCommand::of(arguments, command_line()) {
         Ok(verification) => verification,
         Err(problems) => return PROGRAM.fail(EX_USAGE, &problems.join("\n")),
     };
@@ -98,7 +98,7 @@ fn verify(arguments: VerifyArguments) -> ExitCode {
     })
 }
 
-fn fanout(verb: FanoutVerb) -> ExitCode {
+fn fanout(verb: FanoutSubcommand) -> ExitCode {
     PROGRAM.block_on(async {
         match commands::fanout::ask(verb).await {
             Ok(printed) => {

@@ -24,10 +24,10 @@ mod writers;
 pub use control_plane::{ControlPlane, TestbedSource, find_testbed};
 pub use informer_fleet::{InformerFleet, InformerFleetCounts};
 pub use keys::PressedKeys;
-pub use proxy::{ProxyOptions, ProxyProcess};
-pub use script::{Script, TrialAction};
+pub use proxy::{ProxyProcess, TrialProxyOptions};
+pub use script::{TrialAction, TrialScript};
 pub use wait::until;
-pub use writers::{PODS_PATH, Writers};
+pub use writers::{PODS_PATH, TrialWriters};
 
 pub use probe::TargetCredentials;
 

@@ -2,14 +2,14 @@ use std::collections::VecDeque;
 
 use tokio::time::{Duration, Instant};
 
-use super::error::{ErrorCode, Http2Error};
+use super::error::{Http2Error, Http2ErrorCode};
 
 /// The budget for frames without use: pings, settings, priorities, empty frames, window updates that no data accounts
 /// for, data of closed streams, and requests that the client cancels before the response.
 ///
 /// Each costs the server about as much as the client, but no other limit counts them.
 #[derive(Debug)]
-pub(super) struct AbuseBudget {
+pub(super) struct ClientAbuseBudget {
     spent: u32,
     since: Instant,
     /// The number of `WINDOW_UPDATE` frames that the client may still send for received data.
@@ -28,7 +28,7 @@ const WINDOW_UPDATES_PER_BYTE: usize = 2;
 /// outstanding.
 const WINDOW_UPDATES_MAX: usize = 1 << 20;
 
-impl AbuseBudget {
+impl ClientAbuseBudget {
     pub(super) fn new() -> Self {
         Self { spent: 0, since: Instant::now(), window_updates: 0 }
     }
@@ -60,7 +60,7 @@ impl AbuseBudget {
         let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
         if forgotten == 0 {
             self.spent = AT_ONCE_MAX;
-            return Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many frames without effect"));
+            return Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many frames without effect"));
         }
         self.spent = self.spent.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX));
         self.since = now;
@@ -71,7 +71,7 @@ impl AbuseBudget {
 /// The streams that the server has reset most recently. Frames that the client sent on them before it received the
 /// reset are legitimate.
 #[derive(Debug, Default)]
-pub(super) struct RecentResets(VecDeque<ResetStream>);
+pub(super) struct RecentStreamResets(VecDeque<ResetStream>);
 
 #[derive(Debug)]
 struct ResetStream {
@@ -83,7 +83,7 @@ struct ResetStream {
 /// The maximum number of remembered resets: more than the streams of a connection, by default.
 const REMEMBERED_MAX: usize = 256;
 
-impl RecentResets {
+impl RecentStreamResets {
     /// Records a reset stream and the window that the client had left on it.
     pub(super) fn note(&mut self, id: u32, window: usize) {
         if self.0.len() == REMEMBERED_MAX {
@@ -116,7 +116,7 @@ impl RecentResets {
 
 /// Detects clients that no longer respond: pings a client that has sent nothing for a while.
 #[derive(Debug)]
-pub(super) struct Heartbeat {
+pub(super) struct ConnectionKeepAlive {
     after: Duration,
     heard: Instant,
     pinged: Option<Instant>,
@@ -124,14 +124,14 @@ pub(super) struct Heartbeat {
 
 /// The next action for a client that has sent nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeartbeatStep {
+pub(super) enum KeepAliveAction {
     Nothing,
     Ping,
     /// The client did not reply to the ping in time.
     Dead,
 }
 
-impl Heartbeat {
+impl ConnectionKeepAlive {
     pub(super) fn new(after: Duration) -> Self {
         Self { after, heard: Instant::now(), pinged: None }
     }
@@ -140,15 +140,15 @@ impl Heartbeat {
         (self.heard, self.pinged) = (Instant::now(), None);
     }
 
-    pub(super) fn beat(&mut self, now: Instant) -> HeartbeatStep {
+    pub(super) fn beat(&mut self, now: Instant) -> KeepAliveAction {
         if now < self.next() {
-            return HeartbeatStep::Nothing;
+            return KeepAliveAction::Nothing;
         }
         if self.pinged.is_some() {
-            return HeartbeatStep::Dead;
+            return KeepAliveAction::Dead;
         }
         self.pinged = Some(now);
-        HeartbeatStep::Ping
+        KeepAliveAction::Ping
     }
 
     /// Returns the time of the next heartbeat check.
@@ -163,8 +163,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn abuse_budget_is_exhausted_and_refills_over_time() {
-        let mut abuse_budget = AbuseBudget::new();
-        let spend = |abuse_budget: &mut AbuseBudget, count: u32| (0..count).all(|_| abuse_budget.spend().is_ok());
+        let mut abuse_budget = ClientAbuseBudget::new();
+        let spend = |abuse_budget: &mut ClientAbuseBudget, count: u32| (0..count).all(|_| abuse_budget.spend().is_ok());
         assert!(spend(&mut abuse_budget, AT_ONCE_MAX));
         assert!(!spend(&mut abuse_budget, 1));
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn window_updates_are_free_in_proportion_to_data_sent() {
-        let mut abuse_budget = AbuseBudget::new();
-        let free = |abuse_budget: &mut AbuseBudget| {
+        let mut abuse_budget = ClientAbuseBudget::new();
+        let free = |abuse_budget: &mut ClientAbuseBudget| {
             let before = abuse_budget.spent;
             std::iter::repeat_with(|| abuse_budget.spend_on_window().is_ok() && abuse_budget.spent == before)
                 .take_while(|is_free| *is_free)
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn data_on_reset_stream_is_accepted_up_to_its_window() {
-        let mut reset = RecentResets::default();
+        let mut reset = RecentStreamResets::default();
         reset.note(1, 100);
         reset.note(3, 100);
         let taken = [(60, false), (40, false), (1, false), (0, false), (0, true), (0, true)]
@@ -205,23 +205,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn heartbeat_pings_silent_client_then_reports_timeout() {
         let after = Duration::from_secs(30);
-        let mut heartbeat = Heartbeat::new(after);
+        let mut heartbeat = ConnectionKeepAlive::new(after);
         let begun = Instant::now();
-        assert_eq!((heartbeat.next(), heartbeat.beat(begun)), (begun + after, HeartbeatStep::Nothing));
+        assert_eq!((heartbeat.next(), heartbeat.beat(begun)), (begun + after, KeepAliveAction::Nothing));
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Ping);
-        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Nothing);
+        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Ping);
+        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Nothing);
         tokio::time::advance(after / 2).await;
         heartbeat.hear();
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Ping);
+        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Ping);
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), HeartbeatStep::Dead);
+        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Dead);
     }
 
     #[test]
     fn recent_resets_are_bounded() {
-        let mut reset = RecentResets::default();
+        let mut reset = RecentStreamResets::default();
         (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream, 0));
         assert!(!reset.has(0) && reset.has(1) && reset.has(256));
         assert_eq!(reset.0.len(), REMEMBERED_MAX);

@@ -56,7 +56,7 @@ fn date() -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hpack::Decoder;
+    use super::super::hpack::HpackDecoder;
     use super::*;
 
     fn written(status: u16, mut fields: HeaderMap, length: Option<u64>) -> Vec<(String, String)> {
@@ -64,7 +64,9 @@ mod tests {
         put(&mut block, status, &mut fields, length);
         let mut read = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Decoder::new().read(&block, 1_000, |name, value| read.push((text(name), text(value.bytes())))).expect("right");
+        HpackDecoder::new()
+            .read(&block, 1_000, |name, value| read.push((text(name), text(value.bytes()))))
+            .expect("right");
         read
     }
 

@@ -11,17 +11,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::abuse_budget::{AbuseBudget, Heartbeat, HeartbeatStep, RecentResets};
-use super::error::{ConnectionError, ErrorCode, Http2Error};
-use super::exchange::{Exchange, Phase, Streams};
+use super::abuse_budget::{ClientAbuseBudget, ConnectionKeepAlive, KeepAliveAction, RecentStreamResets};
+use super::error::{Http2ConnectionError, Http2Error, Http2ErrorCode};
+use super::exchange::{ExchangePhase, Http2Exchange, StreamTable};
 use super::frame::HIGHEST;
-use super::head_budget::ConnectionHeads;
-use super::hpack::Decoder;
-use super::input::Input;
-use super::output::Output;
-use super::service::Service;
-use super::wake_set::{WakePart, WakeSet};
-use super::windows::{ReceiveWindow, SendLimits};
+use super::head_budget::ConnectionHeadBudget;
+use super::hpack::HpackDecoder;
+use super::input::FrameInputBuffer;
+use super::output::FrameOutputBuffer;
+use super::service::HttpService;
+use super::wake_set::{ConnectionPart, WakeSet};
+use super::windows::{Http2SendLimits, ReceiveWindow};
 
 /// The server's end of an HTTP/2 connection and all its streams, as one task. So an event for a hundred streams wakes
 /// one task, and their frames go out in a few large writes.
@@ -31,12 +31,12 @@ use super::windows::{ReceiveWindow, SendLimits};
 /// The fields that an event needs come first and stay together. With a thousand connections, each one's memory is cold
 /// when its turn comes, and every cache line costs a wait. This order also drops the streams before the socket.
 #[repr(C)]
-pub struct Http2Connection<I, S: Service> {
+pub struct Http2Connection<I, S: HttpService> {
     pub(super) wake_set: Arc<WakeSet>,
-    pub(super) streams: Streams<S::Answer, S::Body>,
-    pub(super) output: Output,
+    pub(super) streams: StreamTable<S::Answer, S::Body>,
+    pub(super) output: FrameOutputBuffer,
     pub(super) writer: Waker,
-    pub(super) send: SendLimits,
+    pub(super) send: Http2SendLimits,
     /// The number of bytes of responses that may still be sent before other tasks run.
     pub(super) allowance: usize,
     /// The streams that wait for room in the output or for the connection's window, in order of arrival.
@@ -44,7 +44,7 @@ pub struct Http2Connection<I, S: Service> {
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
     /// The reason that the connection ended; set once nothing more is read and no stream is left.
-    over: Option<ConnectionEnd>,
+    over: Option<Http2ConnectionEnd>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
@@ -52,9 +52,9 @@ pub struct Http2Connection<I, S: Service> {
     reads_paused: bool,
     pub(super) io: I,
     pub(super) service: S,
-    pub(super) limits: Limits,
-    pub(super) input: Input,
-    pub(super) decoder: Decoder,
+    pub(super) limits: Http2Limits,
+    pub(super) input: FrameInputBuffer,
+    pub(super) decoder: HpackDecoder,
     pub(super) receive: ReceiveWindow,
     /// Whether the client has sent its SETTINGS, which must come first.
     pub(super) has_settings: bool,
@@ -62,15 +62,15 @@ pub struct Http2Connection<I, S: Service> {
     pub(super) highest_stream: u32,
     /// The highest identifier of a processed stream, for GOAWAY.
     pub(super) last_stream: u32,
-    pub(super) lately_reset: RecentResets,
-    pub(super) abuse_budget: AbuseBudget,
+    pub(super) lately_reset: RecentStreamResets,
+    pub(super) abuse_budget: ClientAbuseBudget,
     /// The charges for the heads of requests, and for those of responses that wait.
-    pub(super) heads: Arc<ConnectionHeads>,
+    pub(super) heads: Arc<ConnectionHeadBudget>,
     /// The number of response heads that wait for room in the output.
     pub(super) waiting_heads: usize,
     /// The number of requests that have begun and may not have been polled yet.
     pub(super) begun: usize,
-    heartbeat: Heartbeat,
+    heartbeat: ConnectionKeepAlive,
     /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
     clock: Pin<Box<Sleep>>,
     reader: Waker,
@@ -78,18 +78,18 @@ pub struct Http2Connection<I, S: Service> {
 }
 
 /// The result of an HTTP/2 connection.
-type ConnectionResult = Result<(), ConnectionError>;
+type Http2ConnectionResult = Result<(), Http2ConnectionError>;
 
 #[derive(Debug)]
-struct ConnectionEnd {
-    how: ConnectionResult,
+struct Http2ConnectionEnd {
+    how: Http2ConnectionResult,
     /// Whether everything is sent, and the connection only waits for the client to close.
     is_lingering: bool,
 }
 
 /// The limits of one HTTP/2 connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct Http2Limits {
     pub streams_max: usize,
     pub header_bytes_max: usize,
     /// The maximum time that a header block may be unfinished.
@@ -118,7 +118,8 @@ pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 pub(super) const HEADER_BLOCKS: usize = 2;
 
 /// The error of a connection whose unfinished header block has no room beside those of others.
-const UNFINISHED: Http2Error = Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many incomplete header blocks");
+const UNFINISHED: Http2Error =
+    Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many incomplete header blocks");
 
 /// The maximum number of turns of streams and connection before other tasks run.
 const TURNS_MAX: usize = 16;
@@ -151,32 +152,32 @@ thread_local! {
     static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     /// Creates a connection after the preface has been read.
-    pub fn new(io: I, limits: Limits, heads: Arc<ConnectionHeads>, service: S) -> Self {
+    pub fn new(io: I, limits: Http2Limits, heads: Arc<ConnectionHeadBudget>, service: S) -> Self {
         let wake_set = WakeSet::shared();
-        wake_set.put(WakePart::Clock);
-        let (writer, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
-        let heartbeat = Heartbeat::new(limits.ping_after);
-        let mut output = Output::default();
+        wake_set.put(ConnectionPart::Clock);
+        let (writer, reader) = (wake_set.waker(ConnectionPart::Codec), wake_set.waker(ConnectionPart::Reader));
+        let heartbeat = ConnectionKeepAlive::new(limits.ping_after);
+        let mut output = FrameOutputBuffer::default();
         let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
         // It may wait for its first turn, beside thousands of others.
         output.give_spare();
         Self {
             io,
             service,
-            input: Input::new(HEADER_BLOCKS * limits.header_bytes_max),
+            input: FrameInputBuffer::new(HEADER_BLOCKS * limits.header_bytes_max),
             limits,
             output,
-            decoder: Decoder::new(),
-            streams: Streams::new(),
-            send: SendLimits::new(),
+            decoder: HpackDecoder::new(),
+            streams: StreamTable::new(),
+            send: Http2SendLimits::new(),
             receive,
             has_settings: false,
             highest_stream: 0,
             last_stream: 0,
-            lately_reset: RecentResets::default(),
-            abuse_budget: AbuseBudget::new(),
+            lately_reset: RecentStreamResets::default(),
+            abuse_budget: ClientAbuseBudget::new(),
             heads,
             waiting_heads: 0,
             begun: 0,
@@ -189,7 +190,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             waiting_again: Vec::new(),
             allowance: 0,
             over: None,
-            ticker: wake_set.waker(WakePart::Clock),
+            ticker: wake_set.waker(ConnectionPart::Clock),
             wake_set,
             writer,
             reader,
@@ -199,7 +200,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// Polls the parts that were woken, without losing a wake-up, although the parts may wake each other meanwhile.
     ///
     /// Ready when the connection is over. An error of the client is answered with GOAWAY before.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Http2ConnectionError>> {
         self.wake_set.begin_polling(cx);
         // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
         // counted instead.
@@ -223,11 +224,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     pub fn begin_goaway(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
-            self.output.put_goaway(HIGHEST, ErrorCode::No);
+            self.output.put_goaway(HIGHEST, Http2ErrorCode::No);
             self.output.put_ping(GOODBYE);
             // It may wait for its turn.
             self.output.give_spare();
-            self.wake_set.put(WakePart::Codec);
+            self.wake_set.put(ConnectionPart::Codec);
         }
     }
 
@@ -238,20 +239,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
 
     fn take_turn(&mut self) {
         // Cleared first, because work added from here on sets it again.
-        self.wake_set.take(WakePart::Codec);
-        if self.wake_set.take(WakePart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
+        self.wake_set.take(ConnectionPart::Codec);
+        if self.wake_set.take(ConnectionPart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
             self.look_at_clock();
         }
-        if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
+        if self.wake_set.take(ConnectionPart::Reader) && self.over.is_none() {
             self.read();
         }
         let mut woken = WOKEN.take();
         self.wake_set.take_streams(&mut woken);
         // The event of a single lasting stream is written directly.
-        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
+        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Http2Exchange::is_lasting);
         let mut polled = 0;
         while let Some(key) = woken.get(polled) {
-            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Exchange::is_lasting));
+            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Http2Exchange::is_lasting));
             self.poll_stream(key, is_alone);
             polled += 1;
             if (!lasts || polled.is_multiple_of(STREAMS_PER_LOOK)) && self.wake_set.is_turn_over() {
@@ -267,26 +268,26 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
         if self.over.is_none() && self.input.waits && self.takes_requests() {
-            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(ConnectionPart::Reader);
         }
     }
 
     /// Writes the output. If the client does not read, the rest is written when it does.
-    fn poll_out(&mut self) -> Poll<ConnectionResult> {
+    fn poll_out(&mut self) -> Poll<Http2ConnectionResult> {
         let flushed = self.output.poll_flush(&mut self.io, &mut Context::from_waker(&self.writer))?;
         if !self.output.is_full() {
             self.wake_waiting();
         }
         if self.reads_paused && !self.output.is_stuck() {
             self.reads_paused = false;
-            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(ConnectionPart::Reader);
         }
         let has_left = self.goaway == GoAwayState::Sent || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
             self.end(Ok(()));
         }
         let Some(over) = &self.over else { return Poll::Pending };
-        if !matches!(over.how, Err(ConnectionError::Dead | ConnectionError::Io(_))) {
+        if !matches!(over.how, Err(Http2ConnectionError::Dead | Http2ConnectionError::Io(_))) {
             ready!(flushed);
             ready!(self.poll_close());
         }
@@ -315,7 +316,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             }
         }
         // Other tasks run before the next reads.
-        self.wake_set.put(WakePart::Codec);
+        self.wake_set.put(ConnectionPart::Codec);
         Poll::Pending
     }
 
@@ -328,7 +329,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         for key in take(&mut self.waiting) {
             match self.streams.get_mut(key) {
                 // A head needs no window.
-                Some(stream) if is_open || matches!(stream.phase, Phase::HeadReady { .. }) => {
+                Some(stream) if is_open || matches!(stream.phase, ExchangePhase::HeadReady { .. }) => {
                     stream.is_waiting = false;
                     stream.wake();
                 }
@@ -361,7 +362,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             }
             if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
                 // Other tasks run before the next reads.
-                self.wake_set.put(WakePart::Reader);
+                self.wake_set.put(ConnectionPart::Reader);
                 break;
             }
             left -= 1;
@@ -402,7 +403,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
         if let Err(Http2Error::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
-            self.end(Err(ConnectionError::Rule(what)));
+            self.end(Err(Http2ConnectionError::Rule(what)));
         } else if let Some(since) = self.input.unfinished_since {
             self.look_until(since + self.limits.header_max);
         }
@@ -416,9 +417,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 
     /// Ends the connection once its output is written.
-    fn end(&mut self, how: ConnectionResult) {
-        self.over = Some(ConnectionEnd { how, is_lingering: false });
-        self.input = Input::default();
+    fn end(&mut self, how: Http2ConnectionResult) {
+        self.over = Some(Http2ConnectionEnd { how, is_lingering: false });
+        self.input = FrameInputBuffer::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 
@@ -427,16 +428,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             let now = Instant::now();
             match self.heartbeat.beat(now) {
-                HeartbeatStep::Nothing => {}
-                HeartbeatStep::Ping => self.output.put_ping([0; 8]),
-                HeartbeatStep::Dead => return self.end(Err(ConnectionError::Dead)),
+                KeepAliveAction::Nothing => {}
+                KeepAliveAction::Ping => self.output.put_ping([0; 8]),
+                KeepAliveAction::Dead => return self.end(Err(Http2ConnectionError::Dead)),
             }
             let mut next = self.heartbeat.next();
             if let Some(since) = self.input.unfinished_since {
                 let until = since + self.limits.header_max;
                 if until <= now {
-                    self.output.put_goaway(self.last_stream, ErrorCode::EnhanceYourCalm);
-                    return self.end(Err(ConnectionError::Rule("header block not completed in time")));
+                    self.output.put_goaway(self.last_stream, Http2ErrorCode::EnhanceYourCalm);
+                    return self.end(Err(Http2ConnectionError::Rule("header block not completed in time")));
                 }
                 next = next.min(until);
             }

@@ -3,7 +3,7 @@ use std::io;
 /// An error code of HTTP/2 (RFC 9113 §7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum ErrorCode {
+pub(super) enum Http2ErrorCode {
     No = 0x0,
     Protocol = 0x1,
     Internal = 0x2,
@@ -20,14 +20,14 @@ pub(super) enum ErrorCode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Http2Error {
     /// The error ends the connection. The text gives the cause in the log.
-    Connection(ErrorCode, &'static str),
+    Connection(Http2ErrorCode, &'static str),
     /// The error resets one stream, with this error code.
-    Stream(u32, ErrorCode),
+    Stream(u32, Http2ErrorCode),
 }
 
 /// The reason that a connection has ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectionError {
+pub enum Http2ConnectionError {
     #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
     #[error("the client did not acknowledge a PING in time")]
@@ -38,6 +38,6 @@ pub enum ConnectionError {
 
 impl Http2Error {
     pub(super) const fn protocol(what: &'static str) -> Self {
-        Self::Connection(ErrorCode::Protocol, what)
+        Self::Connection(Http2ErrorCode::Protocol, what)
     }
 }

@@ -6,16 +6,16 @@ use http::Response;
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::head_budget::HeadCharge;
-use super::received_body::BodyBuffer;
+use super::head_budget::RequestHeadCharge;
+use super::received_body::ReceivedBodyBuffer;
 use super::wake_set::StreamWaker;
 use super::windows::grow;
 use base::AbortSignal;
 
 /// A request and its response. `F` is the future that creates the response, and `B` the response body.
-pub(super) struct Exchange<F, B> {
+pub(super) struct Http2Exchange<F, B> {
     pub(super) id: u32,
-    pub(super) phase: Phase<F, B>,
+    pub(super) phase: ExchangePhase<F, B>,
     /// The rest of the last chunk taken from the response body.
     pub(super) chunk: Bytes,
     /// Whether the chunk is the last one of the body.
@@ -24,7 +24,7 @@ pub(super) struct Exchange<F, B> {
     /// window.
     pub(super) window: i64,
     /// The request body, until it is complete.
-    pub(super) upload: Option<Box<Upload>>,
+    pub(super) upload: Option<Box<RequestUpload>>,
     /// The waker that the stream is polled with.
     pub(super) waker: Arc<StreamWaker>,
     pub(super) cut: AbortSignal,
@@ -36,16 +36,16 @@ pub(super) struct Exchange<F, B> {
     pub(super) is_waiting: bool,
 }
 
-pub(super) enum Phase<F, B> {
+pub(super) enum ExchangePhase<F, B> {
     Handling {
         answering: F,
         /// The charge for the request's head, which is held until there is a response.
-        head: HeadCharge,
+        head: RequestHeadCharge,
     },
     /// The response's head waits for room in the output.
     HeadReady {
         answer: Box<Response<B>>,
-        _head: HeadCharge,
+        _head: RequestHeadCharge,
     },
     /// The stream is between two states while it is being changed.
     Transition,
@@ -57,8 +57,8 @@ pub(super) enum Phase<F, B> {
 const LASTING_POLLS: u8 = 8;
 
 /// The incoming body of a request.
-pub(super) struct Upload {
-    pub(super) inbox: Arc<BodyBuffer>,
+pub(super) struct RequestUpload {
+    pub(super) inbox: Arc<ReceivedBodyBuffer>,
     /// The number of bytes that the client may still send on the stream.
     pub(super) window: usize,
     /// The number of bytes that were read from the body and not yet returned to the client's window.
@@ -66,17 +66,17 @@ pub(super) struct Upload {
     /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.
-    pub(super) trailers: Option<HeadCharge>,
+    pub(super) trailers: Option<RequestHeadCharge>,
 }
 
-impl Drop for Upload {
+impl Drop for RequestUpload {
     /// Reports the end of the body to its reader, as broken off if it is incomplete.
     fn drop(&mut self) {
         self.inbox.break_off();
     }
 }
 
-impl<F, B> Exchange<F, B> {
+impl<F, B> Http2Exchange<F, B> {
     pub(super) fn note_poll(&mut self) {
         self.polls = (self.polls + 1).min(LASTING_POLLS);
     }
@@ -113,13 +113,13 @@ impl<F, B> Exchange<F, B> {
 }
 
 /// The streams of a connection, by key and by stream identifier.
-pub(super) struct Streams<F, B> {
-    by_key: Slab<Exchange<F, B>>,
+pub(super) struct StreamTable<F, B> {
+    by_key: Slab<Http2Exchange<F, B>>,
     /// The stream identifiers with their keys. They are sorted, because stream identifiers only increase.
     keys: Vec<(u32, usize)>,
 }
 
-impl<F, B> Streams<F, B> {
+impl<F, B> StreamTable<F, B> {
     pub(super) fn new() -> Self {
         Self { by_key: Slab::new(), keys: Vec::new() }
     }
@@ -137,7 +137,7 @@ impl<F, B> Streams<F, B> {
         self.by_key.vacant_key()
     }
 
-    pub(super) fn put(&mut self, stream: Exchange<F, B>) {
+    pub(super) fn put(&mut self, stream: Http2Exchange<F, B>) {
         let id = stream.id;
         self.keys.push((id, self.by_key.insert(stream)));
     }
@@ -148,15 +148,15 @@ impl<F, B> Streams<F, B> {
     }
 
     /// Returns the stream with the identifier `id`.
-    pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
+    pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Http2Exchange<F, B>> {
         self.key(id).and_then(|key| self.by_key.get_mut(key))
     }
 
-    pub(super) fn get_mut(&mut self, key: usize) -> Option<&mut Exchange<F, B>> {
+    pub(super) fn get_mut(&mut self, key: usize) -> Option<&mut Http2Exchange<F, B>> {
         self.by_key.get_mut(key)
     }
 
-    pub(super) fn get(&self, key: usize) -> Option<&Exchange<F, B>> {
+    pub(super) fn get(&self, key: usize) -> Option<&Http2Exchange<F, B>> {
         self.by_key.get(key)
     }
 
@@ -165,11 +165,11 @@ impl<F, B> Streams<F, B> {
         self.keys.iter().map(|(_, key)| *key).collect()
     }
 
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Exchange<F, B>> {
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Http2Exchange<F, B>> {
         self.by_key.iter_mut().map(|(_, stream)| stream)
     }
 
-    pub(super) fn remove(&mut self, key: usize) -> Option<Exchange<F, B>> {
+    pub(super) fn remove(&mut self, key: usize) -> Option<Http2Exchange<F, B>> {
         let stream = self.by_key.try_remove(key)?;
         if let Ok(place) = self.keys.binary_search_by_key(&stream.id, |(id, _)| *id) {
             self.keys.remove(place);
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn stream_state_size_is_bounded() {
         // The response future is boxed, and so are the large parts of the body.
-        type Stream = Exchange<Box<()>, [usize; 7]>;
+        type Stream = Http2Exchange<Box<()>, [usize; 7]>;
         assert!(size_of::<Stream>() <= 160, "{} bytes", size_of::<Stream>());
     }
 }

@@ -1,6 +1,6 @@
 //! Encoding of frame headers, and parsing of the client's frames (RFC 9113 §4, RFC 9113 §6).
 
-use super::error::{ErrorCode, Http2Error};
+use super::error::{Http2Error, Http2ErrorCode};
 
 pub(super) const HEAD_BYTES: usize = 9;
 /// The maximum payload of a client's frame: the minimum that every server must accept, which is also announced.
@@ -15,7 +15,7 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FrameKind {
+pub(super) enum Http2FrameType {
     Data,
     Headers,
     Priority,
@@ -31,17 +31,17 @@ pub(super) enum FrameKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FrameHead {
+pub(super) struct Http2FrameHeader {
     /// The size of the payload in bytes.
     pub(super) length: usize,
-    pub(super) kind: FrameKind,
+    pub(super) kind: Http2FrameType,
     pub(super) flags: u8,
     pub(super) stream: u32,
 }
 
 /// A frame that a client sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Frame<'a> {
+pub(super) enum Http2Frame<'a> {
     Data {
         stream: u32,
         data: &'a [u8],
@@ -79,14 +79,14 @@ pub(super) enum Frame<'a> {
 
 /// A setting of the client that affects what the server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Setting {
+pub(super) enum Http2Setting {
     HeaderTable,
     InitialWindow(u32),
     FrameBytesMax(u32),
 }
 
-impl FrameHead {
-    pub(super) fn new(kind: FrameKind, flags: u8, stream: u32, length: usize) -> Self {
+impl Http2FrameHeader {
+    pub(super) fn new(kind: Http2FrameType, flags: u8, stream: u32, length: usize) -> Self {
         Self { length, kind, flags, stream }
     }
 
@@ -96,7 +96,7 @@ impl FrameHead {
         let length = u32::from_be_bytes([0, l1, l2, l3]) as usize;
         // The highest bit is reserved.
         let stream = u32::from_be_bytes([s1, s2, s3, s4]) & HIGHEST;
-        Some(Self { length, kind: FrameKind::of(kind), flags, stream })
+        Some(Self { length, kind: Http2FrameType::of(kind), flags, stream })
     }
 
     pub(super) fn bytes(self) -> [u8; HEAD_BYTES] {
@@ -110,7 +110,7 @@ impl FrameHead {
     }
 }
 
-impl FrameKind {
+impl Http2FrameType {
     fn of(byte: u8) -> Self {
         match byte {
             0 => Self::Data,
@@ -128,76 +128,78 @@ impl FrameKind {
     }
 }
 
-impl<'a> Frame<'a> {
+impl<'a> Http2Frame<'a> {
     /// Parses a frame with a complete payload.
     ///
     /// # Errors
     /// The frame is invalid regardless of the frames before it.
-    pub(super) fn read(head: FrameHead, payload: &'a [u8]) -> Result<Self, Http2Error> {
-        let FrameHead { kind, stream, .. } = head;
+    pub(super) fn read(head: Http2FrameHeader, payload: &'a [u8]) -> Result<Self, Http2Error> {
+        let Http2FrameHeader { kind, stream, .. } = head;
         let of_connection = match kind {
-            FrameKind::Settings | FrameKind::Ping | FrameKind::GoAway => stream != 0,
-            FrameKind::WindowUpdate | FrameKind::Unknown => false,
+            Http2FrameType::Settings | Http2FrameType::Ping | Http2FrameType::GoAway => stream != 0,
+            Http2FrameType::WindowUpdate | Http2FrameType::Unknown => false,
             _ => stream == 0,
         };
         if of_connection {
             return Err(Http2Error::protocol("frame with an invalid stream identifier"));
         }
         Ok(match kind {
-            FrameKind::Data => {
+            Http2FrameType::Data => {
                 let data = without_padding(head, payload)?;
                 Self::Data { stream, data, flow: payload.len(), ends: head.has(END_STREAM) }
             }
-            FrameKind::Headers => {
+            Http2FrameType::Headers => {
                 let block = without_priority(head, without_padding(head, payload)?)?;
                 Self::Headers { stream, block, ends: head.has(END_STREAM), is_whole: head.has(END_HEADERS) }
             }
-            FrameKind::Continuation => Self::Continuation { stream, block: payload, is_whole: head.has(END_HEADERS) },
-            FrameKind::Priority => match payload.first_chunk() {
+            Http2FrameType::Continuation => {
+                Self::Continuation { stream, block: payload, is_whole: head.has(END_HEADERS) }
+            }
+            Http2FrameType::Priority => match payload.first_chunk() {
                 Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Priority)?,
-                _ => return Err(Http2Error::Stream(stream, ErrorCode::FrameSize)),
+                _ => return Err(Http2Error::Stream(stream, Http2ErrorCode::FrameSize)),
             },
-            FrameKind::Reset => number(payload).map(|_| Self::Reset { stream })?,
-            FrameKind::Settings if head.has(ACK) && payload.is_empty() => Self::SettingsAck,
-            FrameKind::Settings if head.has(ACK) || !payload.len().is_multiple_of(6) => return Err(wrong_size()),
-            FrameKind::Settings => Self::Settings(payload),
-            FrameKind::Ping => {
+            Http2FrameType::Reset => number(payload).map(|_| Self::Reset { stream })?,
+            Http2FrameType::Settings if head.has(ACK) && payload.is_empty() => Self::SettingsAck,
+            Http2FrameType::Settings if head.has(ACK) || !payload.len().is_multiple_of(6) => return Err(wrong_size()),
+            Http2FrameType::Settings => Self::Settings(payload),
+            Http2FrameType::Ping => {
                 let Ok(opaque) = payload.try_into() else { return Err(wrong_size()) };
                 if head.has(ACK) { Self::Pong(opaque) } else { Self::Ping(opaque) }
             }
-            FrameKind::GoAway if payload.len() < 8 => return Err(wrong_size()),
-            FrameKind::GoAway => Self::GoAway,
-            FrameKind::WindowUpdate => match number(payload)? & HIGHEST {
+            Http2FrameType::GoAway if payload.len() < 8 => return Err(wrong_size()),
+            Http2FrameType::GoAway => Self::GoAway,
+            Http2FrameType::WindowUpdate => match number(payload)? & HIGHEST {
                 0 if stream == 0 => return Err(Http2Error::protocol("WINDOW_UPDATE with an increment of 0")),
-                0 => return Err(Http2Error::Stream(stream, ErrorCode::Protocol)),
+                0 => return Err(Http2Error::Stream(stream, Http2ErrorCode::Protocol)),
                 increment => Self::WindowUpdate { stream, increment },
             },
-            FrameKind::PushPromise => return Err(Http2Error::protocol("PUSH_PROMISE from a client")),
-            FrameKind::Unknown => Self::Unknown,
+            Http2FrameType::PushPromise => return Err(Http2Error::protocol("PUSH_PROMISE from a client")),
+            Http2FrameType::Unknown => Self::Unknown,
         })
     }
 }
 
 /// Parses the settings in a frame, and skips those that do not concern the server (RFC 9113 §6.5.2).
-pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, Http2Error>> {
+pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Http2Setting, Http2Error>> {
     payload.chunks_exact(6).filter_map(|setting| {
         let (name, value) = setting.split_first_chunk()?;
         let value = u32::from_be_bytes(value.try_into().ok()?);
         Some(match (u16::from_be_bytes(*name), value) {
-            (0x1, _) => Ok(Setting::HeaderTable),
+            (0x1, _) => Ok(Http2Setting::HeaderTable),
             (0x2, 2..) => Err(Http2Error::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
-            (0x4, ..=HIGHEST) => Ok(Setting::InitialWindow(value)),
+            (0x4, ..=HIGHEST) => Ok(Http2Setting::InitialWindow(value)),
             (0x4, _) => {
-                Err(Http2Error::Connection(ErrorCode::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1"))
+                Err(Http2Error::Connection(Http2ErrorCode::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1"))
             }
-            (0x5, 0x4000..=0xff_ffff) => Ok(Setting::FrameBytesMax(value)),
+            (0x5, 0x4000..=0xff_ffff) => Ok(Http2Setting::FrameBytesMax(value)),
             (0x5, _) => Err(Http2Error::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
             _ => return None,
         })
     })
 }
 
-fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Http2Error> {
+fn without_padding(head: Http2FrameHeader, payload: &[u8]) -> Result<&[u8], Http2Error> {
     if !head.has(PADDED) {
         return Ok(payload);
     }
@@ -206,7 +208,7 @@ fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Http2Error>
     kept.map(|kept| &rest[..kept]).ok_or(Http2Error::protocol("padding exceeds the frame"))
 }
 
-fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Http2Error> {
+fn without_priority(head: Http2FrameHeader, payload: &[u8]) -> Result<&[u8], Http2Error> {
     if !head.has(PRIORITY) {
         return Ok(payload);
     }
@@ -228,7 +230,7 @@ fn number(payload: &[u8]) -> Result<u32, Http2Error> {
 }
 
 fn wrong_size() -> Http2Error {
-    Http2Error::Connection(ErrorCode::FrameSize, "invalid frame size")
+    Http2Error::Connection(Http2ErrorCode::FrameSize, "invalid frame size")
 }
 
 #[cfg(test)]
@@ -236,33 +238,33 @@ mod tests {
     use super::*;
 
     /// The result, or the stream reset (0 for the connection) and the reason.
-    type Outcome = Result<(), (u32, ErrorCode)>;
+    type Outcome = Result<(), (u32, Http2ErrorCode)>;
 
-    fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> FrameHead {
-        FrameHead::new(FrameKind::of(kind), flags, stream, payload.len())
+    fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Http2FrameHeader {
+        Http2FrameHeader::new(Http2FrameType::of(kind), flags, stream, payload.len())
     }
 
     #[test]
     fn frame_head_round_trips() {
         for (head, bytes) in [
-            (FrameHead::new(FrameKind::Data, END_STREAM, 1, 5), [0, 0, 5, 0, 1, 0, 0, 0, 1]),
-            (FrameHead::new(FrameKind::GoAway, 0, 0, 8), [0, 0, 8, 7, 0, 0, 0, 0, 0]),
+            (Http2FrameHeader::new(Http2FrameType::Data, END_STREAM, 1, 5), [0, 0, 5, 0, 1, 0, 0, 0, 1]),
+            (Http2FrameHeader::new(Http2FrameType::GoAway, 0, 0, 8), [0, 0, 8, 7, 0, 0, 0, 0, 0]),
             (
-                FrameHead::new(FrameKind::Continuation, END_HEADERS, HIGHEST, 0xff_ffff),
+                Http2FrameHeader::new(Http2FrameType::Continuation, END_HEADERS, HIGHEST, 0xff_ffff),
                 [255, 255, 255, 9, 4, 127, 255, 255, 255],
             ),
         ] {
             assert_eq!(head.bytes(), bytes);
-            assert_eq!(FrameHead::read(&bytes), Some(head));
-            assert_eq!(FrameHead::read(&bytes[..8]), None);
+            assert_eq!(Http2FrameHeader::read(&bytes), Some(head));
+            assert_eq!(Http2FrameHeader::read(&bytes[..8]), None);
         }
-        let reserved = FrameHead::read(&[0, 0, 0, 77, 0, 128, 0, 0, 3]).expect("whole");
-        assert_eq!((reserved.kind, reserved.stream), (FrameKind::Unknown, 3));
+        let reserved = Http2FrameHeader::read(&[0, 0, 0, 77, 0, 128, 0, 0, 3]).expect("whole");
+        assert_eq!((reserved.kind, reserved.stream), (Http2FrameType::Unknown, 3));
     }
 
     #[test]
     fn invalid_frame_is_stream_or_connection_error() {
-        use ErrorCode::{FrameSize, Protocol};
+        use Http2ErrorCode::{FrameSize, Protocol};
         let connection = |reason| Err((0, reason));
         let rows: &[(u8, u8, u32, &[u8], Outcome)] = &[
             (0, 0, 1, b"data", Ok(())),
@@ -300,7 +302,7 @@ mod tests {
             (10, 255, 0, b"anything", Ok(())),
         ];
         for (kind, flags, stream, payload, expected) in rows {
-            let read = Frame::read(head(*kind, *flags, *stream, payload), payload);
+            let read = Http2Frame::read(head(*kind, *flags, *stream, payload), payload);
             let told = read.map(|_| ()).map_err(|fault| match fault {
                 Http2Error::Connection(reason, _) => (0, reason),
                 Http2Error::Stream(stream, reason) => (stream, reason),
@@ -312,8 +314,8 @@ mod tests {
     #[test]
     fn padding_counts_for_flow_control_but_is_not_data() {
         let payload = [2, b'a', 0, 0];
-        let read = Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
-        assert_eq!(read.expect("right"), Frame::Data { stream: 1, data: b"a", flow: 4, ends: true });
+        let read = Http2Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
+        assert_eq!(read.expect("right"), Http2Frame::Data { stream: 1, data: b"a", flow: 4, ends: true });
     }
 
     #[test]
@@ -323,12 +325,12 @@ mod tests {
             payload.extend(value.to_be_bytes());
             settings(&payload).next().map(Result::ok)
         };
-        assert_eq!(read(1, 0), Some(Some(Setting::HeaderTable)));
+        assert_eq!(read(1, 0), Some(Some(Http2Setting::HeaderTable)));
         assert_eq!([read(2, 0), read(2, 1), read(2, 2)], [None, None, Some(None)]);
-        assert_eq!(read(4, HIGHEST), Some(Some(Setting::InitialWindow(HIGHEST))));
+        assert_eq!(read(4, HIGHEST), Some(Some(Http2Setting::InitialWindow(HIGHEST))));
         assert_eq!(read(4, HIGHEST + 1), Some(None));
         assert_eq!([read(5, 16_383), read(5, 1 << 24)], [Some(None), Some(None)]);
-        assert_eq!(read(5, 16_384), Some(Some(Setting::FrameBytesMax(16_384))));
+        assert_eq!(read(5, 16_384), Some(Some(Http2Setting::FrameBytesMax(16_384))));
         assert_eq!([read(3, 7), read(99, 7)], [None, None]);
     }
 }

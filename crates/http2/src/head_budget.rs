@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The bytes of heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
 /// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
 #[derive(Debug, Default)]
-pub struct HeadBudget {
+pub struct RequestHeadBudget {
     charged: AtomicUsize,
     /// The bytes of unfinished heads beyond the guaranteed size of each connection.
     unfinished: AtomicUsize,
@@ -15,16 +15,16 @@ pub struct HeadBudget {
 
 /// One connection's part of the budget for request heads.
 #[derive(Debug)]
-pub struct ConnectionHeads {
-    all: Arc<HeadBudget>,
+pub struct ConnectionHeadBudget {
+    all: Arc<RequestHeadBudget>,
     charged: AtomicUsize,
     unfinished: AtomicUsize,
 }
 
 /// The charge of one head, until it is dropped.
 #[derive(Debug)]
-pub struct HeadCharge {
-    heads: Arc<ConnectionHeads>,
+pub struct RequestHeadCharge {
+    heads: Arc<ConnectionHeadBudget>,
     bytes: usize,
 }
 
@@ -41,16 +41,20 @@ const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
 /// The maximum number of bytes of all unfinished heads of a listener, beyond the guaranteed size of each.
 const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
-impl HeadBudget {
+impl RequestHeadBudget {
     /// Creates the part of a new connection.
-    pub fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
-        Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0), unfinished: AtomicUsize::new(0) })
+    pub fn connection(self: &Arc<Self>) -> Arc<ConnectionHeadBudget> {
+        Arc::new(ConnectionHeadBudget {
+            all: self.clone(),
+            charged: AtomicUsize::new(0),
+            unfinished: AtomicUsize::new(0),
+        })
     }
 }
 
-impl ConnectionHeads {
+impl ConnectionHeadBudget {
     /// Charges a head of `bytes` bytes; `None` if it does not fit.
-    pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<RequestHeadCharge> {
         let charged = self.charged.load(Ordering::Relaxed);
         let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));
         let max = if charged == 0 {
@@ -63,7 +67,7 @@ impl ConnectionHeads {
         }
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         self.all.charged.fetch_add(bytes, Ordering::Relaxed);
-        Some(HeadCharge { heads: self.clone(), bytes })
+        Some(RequestHeadCharge { heads: self.clone(), bytes })
     }
 
     /// Records how many bytes of an unfinished head the connection holds; 0 when the head is finished.
@@ -86,7 +90,7 @@ impl ConnectionHeads {
     }
 }
 
-impl HeadCharge {
+impl RequestHeadCharge {
     /// Replaces a request's head with its response's; `None` if that is larger and does not fit.
     pub(super) fn replace_with(mut self, bytes: usize) -> Option<Self> {
         if bytes > self.bytes {
@@ -102,13 +106,13 @@ impl HeadCharge {
     }
 }
 
-impl Drop for ConnectionHeads {
+impl Drop for ConnectionHeadBudget {
     fn drop(&mut self) {
         self.all.unfinished.fetch_sub(*self.unfinished.get_mut(), Ordering::Relaxed);
     }
 }
 
-impl Drop for HeadCharge {
+impl Drop for RequestHeadCharge {
     fn drop(&mut self) {
         self.heads.charged.fetch_sub(self.bytes, Ordering::Relaxed);
         self.heads.all.charged.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -122,13 +126,13 @@ mod tests {
     const LARGE: usize = 64 << 10;
 
     /// Charges heads of that size until one does not fit.
-    fn fill(heads: &Arc<ConnectionHeads>, bytes: usize) -> Vec<HeadCharge> {
+    fn fill(heads: &Arc<ConnectionHeadBudget>, bytes: usize) -> Vec<RequestHeadCharge> {
         std::iter::from_fn(|| heads.charge(bytes)).collect()
     }
 
     #[test]
     fn connection_head_budget_is_released_with_each_response() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let heads = budget.connection();
         let mut charges = fill(&heads, LARGE);
         // Its own heads reduce the free budget, which makes its maximum a little smaller.
@@ -142,7 +146,7 @@ mod tests {
 
     #[test]
     fn new_connection_gets_head_budget_while_others_are_at_maximum() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let others: Vec<_> = (0..150).map(|_| budget.connection()).collect();
         let held: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
         let total = budget.charged.load(Ordering::Relaxed);
@@ -155,7 +159,7 @@ mod tests {
 
     #[test]
     fn unfinished_heads_share_maximum_and_small_ones_always_fit() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let all = || budget.unfinished.load(Ordering::Relaxed);
         let connections: Vec<_> = (0..1_000).map(|_| budget.connection()).collect();
         let (large, small): (Vec<_>, Vec<_>) = connections.iter().partition(|heads| heads.hold_unfinished(2 * LARGE));
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn response_replaces_request_head_charge_if_budget_allows() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let all = || budget.charged.load(Ordering::Relaxed);
         let heads = budget.connection();
         let [small, large] = [(); 2].map(|()| heads.charge(2_000).expect("the budget is empty"));
@@ -187,7 +191,7 @@ mod tests {
 
     #[test]
     fn exhausted_budget_admits_one_small_head_per_connection() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let full = budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
         let heads = budget.connection();
         assert!(heads.charge(ONLY_HEAD_BYTES_MAX + 1).is_none());

@@ -18,9 +18,9 @@ pub(super) const FIELD_BYTES: usize = 32;
 
 /// The decoder of a connection's header blocks, which it must read in order.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(super) struct HpackDecoder {
     /// The entries of the dynamic table, newest first.
-    table: VecDeque<Entry>,
+    table: VecDeque<HpackTableEntry>,
     table_bytes: usize,
     /// The maximum table size that the client has chosen.
     chosen_bytes_max: usize,
@@ -28,15 +28,15 @@ pub(super) struct Decoder {
 
 /// An entry of the HPACK dynamic table.
 #[derive(Debug)]
-struct Entry {
+struct HpackTableEntry {
     name: Box<[u8]>,
-    value: TableValue,
+    value: HpackTableValue,
 }
 
 /// The value of a field in the dynamic table. It is validated once, when the client sends it, because a later request
 /// refers to it by a single byte.
 #[derive(Debug)]
-pub(super) enum TableValue {
+pub(super) enum HpackTableValue {
     Header(HeaderValue),
     /// A value that is not valid as a header value.
     Invalid(Bytes),
@@ -44,25 +44,25 @@ pub(super) enum TableValue {
 
 /// The value of a decoded header field.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum FieldValue<'a> {
+pub(super) enum HeaderFieldValue<'a> {
     /// A value in the connection's dynamic table. All requests that refer to it share its bytes, because a client sends
     /// one byte to refer to 4 KiB.
-    Shared(&'a TableValue),
+    Shared(&'a HpackTableValue),
     Own(&'a [u8]),
 }
 
 /// The reason that a header block was not read to its end. No later block can be read either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BlockError {
+pub(super) enum HeaderBlockError {
     Unreadable,
     /// The fields exceed the limit. One byte can refer to 4 KiB in the dynamic table.
     TooLarge,
 }
 
 /// The unread rest of a header block.
-struct Reader<'a>(&'a [u8]);
+struct HeaderBlockReader<'a>(&'a [u8]);
 
-impl Decoder {
+impl HpackDecoder {
     pub(super) fn new() -> Self {
         Self { table: VecDeque::new(), table_bytes: 0, chosen_bytes_max: TABLE_BYTES_MAX }
     }
@@ -77,33 +77,34 @@ impl Decoder {
         &mut self,
         block: &[u8],
         bytes_max: usize,
-        mut field: impl FnMut(&[u8], FieldValue<'_>),
-    ) -> Result<(), BlockError> {
+        mut field: impl FnMut(&[u8], HeaderFieldValue<'_>),
+    ) -> Result<(), HeaderBlockError> {
         let mut left = bytes_max;
-        let mut field = |name: &[u8], value: FieldValue<'_>| {
-            left = left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(BlockError::TooLarge)?;
+        let mut field = |name: &[u8], value: HeaderFieldValue<'_>| {
+            left =
+                left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(HeaderBlockError::TooLarge)?;
             field(name, value);
             Ok(())
         };
-        let mut rest = Reader(block);
+        let mut rest = HeaderBlockReader(block);
         let (mut name, mut value) = (Vec::new(), Vec::new());
         let mut has_begun = false;
         while let Some(first) = rest.0.first().copied() {
             if first & 0xe0 == 0x20 && !has_begun {
                 let chosen = rest.number(5)?;
                 if chosen > TABLE_BYTES_MAX {
-                    return Err(BlockError::Unreadable);
+                    return Err(HeaderBlockError::Unreadable);
                 }
                 self.chosen_bytes_max = chosen;
                 self.make_room(0);
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                return Err(BlockError::Unreadable);
+                return Err(HeaderBlockError::Unreadable);
             }
             has_begun = true;
             if first & 0x80 != 0 {
-                let (name, value) = self.at(rest.number(7)?).ok_or(BlockError::Unreadable)?;
+                let (name, value) = self.at(rest.number(7)?).ok_or(HeaderBlockError::Unreadable)?;
                 field(name, value)?;
                 continue;
             }
@@ -111,43 +112,43 @@ impl Decoder {
             name.clear();
             match rest.number(if is_kept { 6 } else { 4 })? {
                 0 => rest.string(&mut name)?,
-                at => name.extend_from_slice(self.at(at).ok_or(BlockError::Unreadable)?.0),
+                at => name.extend_from_slice(self.at(at).ok_or(HeaderBlockError::Unreadable)?.0),
             }
             value.clear();
             rest.string(&mut value)?;
             if is_kept {
-                let value = TableValue::new(&value);
-                field(&name, FieldValue::Shared(&value))?;
+                let value = HpackTableValue::new(&value);
+                field(&name, HeaderFieldValue::Shared(&value))?;
                 self.keep(&name, value);
             } else {
-                field(&name, FieldValue::Own(&value))?;
+                field(&name, HeaderFieldValue::Own(&value))?;
             }
         }
         Ok(())
     }
 
-    fn at(&self, place: usize) -> Option<(&[u8], FieldValue<'_>)> {
+    fn at(&self, place: usize) -> Option<(&[u8], HeaderFieldValue<'_>)> {
         let place = place.checked_sub(1)?;
         if let Some((name, value)) = STATIC_TABLE.get(place) {
-            return Some((name.as_bytes(), FieldValue::Own(value.as_bytes())));
+            return Some((name.as_bytes(), HeaderFieldValue::Own(value.as_bytes())));
         }
-        let Entry { name, value } = self.table.get(place - STATIC_TABLE.len())?;
-        Some((name, FieldValue::Shared(value)))
+        let HpackTableEntry { name, value } = self.table.get(place - STATIC_TABLE.len())?;
+        Some((name, HeaderFieldValue::Shared(value)))
     }
 
-    fn keep(&mut self, name: &[u8], value: TableValue) {
+    fn keep(&mut self, name: &[u8], value: HpackTableValue) {
         let bytes = name.len() + value.bytes().len() + FIELD_BYTES;
         self.make_room(bytes);
         // A field that is larger than the table empties it (RFC 7541 §4.4).
         if bytes <= self.chosen_bytes_max {
-            self.table.push_front(Entry { name: name.into(), value });
+            self.table.push_front(HpackTableEntry { name: name.into(), value });
             self.table_bytes += bytes;
         }
     }
 
     fn make_room(&mut self, bytes: usize) {
         while self.table_bytes + bytes > self.chosen_bytes_max {
-            let Some(Entry { name, value }) = self.table.pop_back() else { break };
+            let Some(HpackTableEntry { name, value }) = self.table.pop_back() else { break };
             self.table_bytes -= name.len() + value.bytes().len() + FIELD_BYTES;
         }
         if self.table.is_empty() {
@@ -156,7 +157,7 @@ impl Decoder {
     }
 }
 
-impl TableValue {
+impl HpackTableValue {
     fn new(value: &[u8]) -> Self {
         let bytes = Bytes::copy_from_slice(value);
         HeaderValue::from_maybe_shared(bytes.clone()).map_or(Self::Invalid(bytes), Self::Header)
@@ -170,7 +171,7 @@ impl TableValue {
     }
 }
 
-impl FieldValue<'_> {
+impl HeaderFieldValue<'_> {
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Shared(value) => value.bytes(),
@@ -181,16 +182,16 @@ impl FieldValue<'_> {
     /// Returns the value as a header value, if it is valid. A shared one is neither copied nor validated again.
     pub(super) fn to_header(self) -> Option<HeaderValue> {
         match self {
-            Self::Shared(TableValue::Header(value)) => Some(value.clone()),
-            Self::Shared(TableValue::Invalid(_)) => None,
+            Self::Shared(HpackTableValue::Header(value)) => Some(value.clone()),
+            Self::Shared(HpackTableValue::Invalid(_)) => None,
             Self::Own(value) => HeaderValue::from_bytes(value).ok(),
         }
     }
 }
 
-impl Reader<'_> {
+impl HeaderBlockReader<'_> {
     /// Reads a number whose prefix is the last `bits` of a byte (RFC 7541 §5.1).
-    fn number(&mut self, bits: u32) -> Result<usize, BlockError> {
+    fn number(&mut self, bits: u32) -> Result<usize, HeaderBlockError> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
@@ -204,23 +205,23 @@ impl Reader<'_> {
                 return Ok(number);
             }
         }
-        Err(BlockError::Unreadable)
+        Err(HeaderBlockError::Unreadable)
     }
 
-    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), BlockError> {
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), HeaderBlockError> {
         let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.number(7)?;
-        let (string, rest) = self.0.split_at_checked(length).ok_or(BlockError::Unreadable)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(HeaderBlockError::Unreadable)?;
         self.0 = rest;
         if is_coded {
-            return huffman::decode(string, into).ok_or(BlockError::Unreadable);
+            return huffman::decode(string, into).ok_or(HeaderBlockError::Unreadable);
         }
         into.extend_from_slice(string);
         Ok(())
     }
 
-    fn byte(&mut self) -> Result<u8, BlockError> {
-        let (byte, rest) = self.0.split_first().ok_or(BlockError::Unreadable)?;
+    fn byte(&mut self) -> Result<u8, HeaderBlockError> {
+        let (byte, rest) = self.0.split_first().ok_or(HeaderBlockError::Unreadable)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -307,7 +308,7 @@ fn low(number: usize) -> u8 {
 mod tests {
     use super::*;
 
-    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, BlockError> {
+    fn read(decoder: &mut HpackDecoder, block: &[u8]) -> Result<Vec<String>, HeaderBlockError> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value.bytes()))))?;
@@ -335,7 +336,7 @@ mod tests {
             "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf",
         ];
         for blocks in [plain, coded] {
-            let mut decoder = Decoder::new();
+            let mut decoder = HpackDecoder::new();
             let read = blocks.map(|block| read(&mut decoder, &bytes(block)).expect("right"));
             assert_eq!(read[0], [":method: GET", ":scheme: http", ":path: /", ":authority: www.example.com"]);
             assert_eq!(read[1][3..], [":authority: www.example.com", "cache-control: no-cache"]);
@@ -356,7 +357,7 @@ mod tests {
     /// The example of RFC 7541, Appendix C.5: a table of 256 bytes evicts its oldest entries.
     #[test]
     fn dynamic_table_evicts_oldest_entries() {
-        let mut decoder = Decoder::new();
+        let mut decoder = HpackDecoder::new();
         assert_eq!(read(&mut decoder, &bytes("3fe101")), Ok(vec![]), "256 bytes");
         let first = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 \
                      3a32 3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
@@ -389,19 +390,19 @@ mod tests {
             ("82 20", "a table that changes behind a field"),
             ("00 81 00 00", "a name that is no code"),
         ] {
-            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(BlockError::Unreadable), "{what}");
+            assert_eq!(read(&mut HpackDecoder::new(), &bytes(block)), Err(HeaderBlockError::Unreadable), "{what}");
         }
     }
 
     /// Two bytes refer to a name of 4,000.
     #[test]
     fn hpack_bomb_is_refused_as_too_large() {
-        let mut decoder = Decoder::new();
+        let mut decoder = HpackDecoder::new();
         let mut block = vec![0x40];
         put_string(&mut block, &[b'x'; 4_000]);
         block.push(0);
         assert_eq!(read(&mut decoder, &block).expect("once").len(), 1);
-        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(BlockError::TooLarge));
+        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(HeaderBlockError::TooLarge));
     }
 
     #[test]
@@ -419,13 +420,13 @@ mod tests {
             put_fields(&mut block, &fields);
             let mut expected = vec![format!(":status: {status}")];
             expected.extend(fields.iter().map(|(name, value)| format!("{name}: {}", value.to_str().expect("text"))));
-            assert_eq!(read(&mut Decoder::new(), &block), Ok(expected));
+            assert_eq!(read(&mut HpackDecoder::new(), &block), Ok(expected));
         }
     }
 
     #[test]
     fn indexed_value_is_shared_and_outlives_its_entry() {
-        let (mut decoder, mut values) = (Decoder::new(), Vec::new());
+        let (mut decoder, mut values) = (HpackDecoder::new(), Vec::new());
         let mut block = vec![0x40];
         put_string(&mut block, b"x");
         put_string(&mut block, &[b'v'; 1_000]);
@@ -440,7 +441,7 @@ mod tests {
 
     #[test]
     fn invalid_indexed_value_is_refused_each_time() {
-        let (mut decoder, mut values) = (Decoder::new(), Vec::new());
+        let (mut decoder, mut values) = (HpackDecoder::new(), Vec::new());
         let mut block = vec![0x40];
         put_string(&mut block, b"x");
         put_string(&mut block, b"a\nb");
@@ -454,7 +455,7 @@ mod tests {
     /// The decoder reads or refuses any block, and the memory it keeps is bounded.
     #[test]
     fn decoder_survives_random_blocks_within_table_limit() {
-        let mut decoder = Decoder::new();
+        let mut decoder = HpackDecoder::new();
         let mut random = fastrand::Rng::with_seed(7541);
         for _ in 0..20_000 {
             let block: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();

@@ -3,14 +3,14 @@ use std::mem::take;
 
 use tokio::time::Instant;
 
-use super::error::{ErrorCode, Http2Error};
-use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
+use super::error::{Http2Error, Http2ErrorCode};
+use super::frame::{HEAD_BYTES, Http2Frame, Http2FrameHeader, Http2FrameType, PAYLOAD_BYTES_MAX};
 
 /// The client's bytes that do not form a complete frame or header block yet.
 #[derive(Debug, Default)]
-pub(super) struct Input {
+pub(super) struct FrameInputBuffer {
     partial: Vec<u8>,
-    block: Option<Block>,
+    block: Option<PartialHeaderBlock>,
     block_bytes_max: usize,
     /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
     pub(super) waits: bool,
@@ -20,19 +20,19 @@ pub(super) struct Input {
 
 /// A frame, or a complete header block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ReceivedFrame<'a> {
+pub(super) enum ReceivedHttp2Frame<'a> {
     /// The header block of a request or of its trailers.
     Fields {
         stream: u32,
         block: Cow<'a, [u8]>,
         ends: bool,
     },
-    Other(Frame<'a>),
+    Other(Http2Frame<'a>),
 }
 
 /// A header block that is not complete.
 #[derive(Debug)]
-struct Block {
+struct PartialHeaderBlock {
     stream: u32,
     bytes: Vec<u8>,
     ends: bool,
@@ -42,7 +42,7 @@ struct Block {
 /// The maximum number of frames of a header block.
 const BLOCK_FRAMES_MAX: usize = 64;
 
-impl Input {
+impl FrameInputBuffer {
     pub(super) fn new(block_bytes_max: usize) -> Self {
         Self { block_bytes_max, ..Self::default() }
     }
@@ -52,8 +52,8 @@ impl Input {
         self.block.as_ref().map_or(0, |block| block.bytes.len())
     }
 
-    /// Joins received bytes with the incomplete frame before them. The result is to be read by [`next`](Self::next), and
-    /// its rest kept by [`keep`](Self::keep).
+    /// Joins received bytes with the incomplete frame before them. The result is to be read by [`next`](Self::next),
+    /// and its rest kept by [`keep`](Self::keep).
     pub(super) fn join<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let mut joined = take(&mut self.partial);
         if joined.is_empty() {
@@ -71,21 +71,21 @@ impl Input {
         &mut self,
         rest: &mut &'a [u8],
         may_begin: impl Fn(u32) -> bool,
-    ) -> Option<Result<ReceivedFrame<'a>, Http2Error>> {
+    ) -> Option<Result<ReceivedHttp2Frame<'a>, Http2Error>> {
         self.waits = false;
         loop {
-            let head = FrameHead::read(rest)?;
+            let head = Http2FrameHeader::read(rest)?;
             if head.length > PAYLOAD_BYTES_MAX {
-                return Some(Err(Http2Error::Connection(ErrorCode::FrameSize, "frame too large")));
+                return Some(Err(Http2Error::Connection(Http2ErrorCode::FrameSize, "frame too large")));
             }
             let (frame, more) = rest.split_at_checked(HEAD_BYTES + head.length)?;
-            if head.kind == FrameKind::Headers && self.block.is_none() && !may_begin(head.stream) {
+            if head.kind == Http2FrameType::Headers && self.block.is_none() && !may_begin(head.stream) {
                 self.waits = true;
                 return None;
             }
             *rest = more;
-            let (block, is_whole) = match (self.block.take(), Frame::read(head, &frame[HEAD_BYTES..])) {
-                (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole }))
+            let (block, is_whole) = match (self.block.take(), Http2Frame::read(head, &frame[HEAD_BYTES..])) {
+                (Some(mut block), Ok(Http2Frame::Continuation { stream, block: more, is_whole }))
                     if stream == block.stream =>
                 {
                     block.bytes.extend_from_slice(more);
@@ -93,25 +93,25 @@ impl Input {
                     (block, is_whole)
                 }
                 (Some(_), _) => return Some(Err(Http2Error::protocol("frame inside a header block"))),
-                (None, Ok(Frame::Continuation { .. })) => {
+                (None, Ok(Http2Frame::Continuation { .. })) => {
                     return Some(Err(Http2Error::protocol("CONTINUATION without a header block")));
                 }
-                (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
+                (None, Ok(Http2Frame::Headers { stream, block, ends, is_whole: true })) => {
                     self.unfinished_since = None;
-                    return Some(Ok(ReceivedFrame::Fields { stream, block: block.into(), ends }));
+                    return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: block.into(), ends }));
                 }
-                (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
-                    (Block { stream, bytes: block.to_vec(), ends, frames: 1 }, false)
+                (None, Ok(Http2Frame::Headers { stream, block, ends, is_whole: false })) => {
+                    (PartialHeaderBlock { stream, bytes: block.to_vec(), ends, frames: 1 }, false)
                 }
-                (None, frame) => return Some(frame.map(ReceivedFrame::Other)),
+                (None, frame) => return Some(frame.map(ReceivedHttp2Frame::Other)),
             };
             if is_whole {
                 self.unfinished_since = None;
-                let Block { stream, bytes, ends, .. } = block;
-                return Some(Ok(ReceivedFrame::Fields { stream, block: bytes.into(), ends }));
+                let PartialHeaderBlock { stream, bytes, ends, .. } = block;
+                return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: bytes.into(), ends }));
             }
             if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
-                return Some(Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "header block too large")));
+                return Some(Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "header block too large")));
             }
             self.block = Some(block);
         }
@@ -121,8 +121,9 @@ impl Input {
     /// block and not finished it.
     pub(super) fn keep(&mut self, bytes: Cow<'_, [u8]>, left: usize) {
         let used = bytes.len() - left;
-        let begins = FrameHead::read(&bytes[used..])
-            .is_some_and(|head| matches!(head.kind, FrameKind::Headers | FrameKind::Continuation) && !self.waits);
+        let begins = Http2FrameHeader::read(&bytes[used..]).is_some_and(|head| {
+            matches!(head.kind, Http2FrameType::Headers | Http2FrameType::Continuation) && !self.waits
+        });
         if self.block.is_none() && !begins {
             self.unfinished_since = None;
         } else if self.unfinished_since.is_none() {
@@ -142,20 +143,24 @@ impl Input {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame::{END_HEADERS, END_STREAM, FrameKind};
+    use super::super::frame::{END_HEADERS, END_STREAM, Http2FrameType};
     use super::*;
 
-    fn frame(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-        [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
+    fn frame(kind: Http2FrameType, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        [&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     }
 
     /// Notes the frames in these bytes, and lets a number of requests begin.
-    fn hear(input: &mut Input, bytes: &[u8], (notes, begin): &mut (Vec<String>, usize)) -> Result<(), Http2Error> {
+    fn hear(
+        input: &mut FrameInputBuffer,
+        bytes: &[u8],
+        (notes, begin): &mut (Vec<String>, usize),
+    ) -> Result<(), Http2Error> {
         let bytes = input.join(bytes);
         let mut rest = &*bytes;
         while let Some(frame) = input.next(&mut rest, |_| *begin > 0) {
             let frame = frame?;
-            *begin -= usize::from(matches!(frame, ReceivedFrame::Fields { .. }));
+            *begin -= usize::from(matches!(frame, ReceivedHttp2Frame::Fields { .. }));
             notes.push(format!("{frame:?}"));
         }
         let left = rest.len();
@@ -165,7 +170,7 @@ mod tests {
 
     /// The frames received when the bytes arrive in pieces of that size.
     fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Http2Error> {
-        let (mut input, mut notes) = (Input::new(100), (Vec::new(), usize::MAX));
+        let (mut input, mut notes) = (FrameInputBuffer::new(100), (Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {
             hear(&mut input, piece, &mut notes)?;
         }
@@ -175,13 +180,13 @@ mod tests {
 
     #[test]
     fn blocked_request_holds_back_all_later_frames() {
-        let [first, second] = [1, 3].map(|stream| frame(FrameKind::Headers, END_STREAM, stream, b"ab"));
-        let rest = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
-        let [ping, last] = [(FrameKind::Ping, 0), (FrameKind::Continuation, 3)]
+        let [first, second] = [1, 3].map(|stream| frame(Http2FrameType::Headers, END_STREAM, stream, b"ab"));
+        let rest = frame(Http2FrameType::Continuation, END_HEADERS, 1, b"cd");
+        let [ping, last] = [(Http2FrameType::Ping, 0), (Http2FrameType::Continuation, 3)]
             .map(|(kind, stream)| frame(kind, END_HEADERS, stream, &[0; 8]));
         let bytes = [first, rest, second, last, ping].concat();
         for piece in 1..=bytes.len() {
-            let (mut input, mut notes) = (Input::new(100), (Vec::new(), 1));
+            let (mut input, mut notes) = (FrameInputBuffer::new(100), (Vec::new(), 1));
             let mut pieces = bytes.chunks(piece);
             while !input.waits {
                 hear(&mut input, pieces.next().expect("it waits before the end"), &mut notes).expect("valid frames");
@@ -197,23 +202,23 @@ mod tests {
     #[test]
     fn frames_are_parsed_for_any_chunking() {
         let bytes = [
-            frame(FrameKind::Settings, 0, 0, &[]),
-            frame(FrameKind::Headers, END_STREAM, 1, b"ab"),
-            frame(FrameKind::Continuation, 0, 1, b""),
-            frame(FrameKind::Continuation, END_HEADERS, 1, b"cd"),
-            frame(FrameKind::Headers, END_HEADERS, 3, b"ef"),
-            frame(FrameKind::Data, END_STREAM, 3, b"data"),
+            frame(Http2FrameType::Settings, 0, 0, &[]),
+            frame(Http2FrameType::Headers, END_STREAM, 1, b"ab"),
+            frame(Http2FrameType::Continuation, 0, 1, b""),
+            frame(Http2FrameType::Continuation, END_HEADERS, 1, b"cd"),
+            frame(Http2FrameType::Headers, END_HEADERS, 3, b"ef"),
+            frame(Http2FrameType::Data, END_STREAM, 3, b"data"),
         ]
         .concat();
         let whole = heard(&bytes, bytes.len()).expect("right");
         assert_eq!(whole.len(), 4);
         assert_eq!(
             whole[1],
-            format!("{:?}", ReceivedFrame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), ends: true })
+            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), ends: true })
         );
         assert_eq!(
             whole[2],
-            format!("{:?}", ReceivedFrame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), ends: false })
+            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), ends: false })
         );
         for piece in 1..bytes.len() {
             assert_eq!(heard(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
@@ -222,36 +227,36 @@ mod tests {
 
     #[test]
     fn interleaved_or_endless_header_block_is_connection_error() {
-        let begun = frame(FrameKind::Headers, 0, 1, b"ab");
+        let begun = frame(Http2FrameType::Headers, 0, 1, b"ab");
         let wrong = [
-            frame(FrameKind::Ping, 0, 0, &[0; 8]),
-            frame(FrameKind::Unknown, 0, 0, b""),
-            frame(FrameKind::Continuation, END_HEADERS, 3, b"cd"),
-            frame(FrameKind::Headers, END_HEADERS, 1, b"cd"),
+            frame(Http2FrameType::Ping, 0, 0, &[0; 8]),
+            frame(Http2FrameType::Unknown, 0, 0, b""),
+            frame(Http2FrameType::Continuation, END_HEADERS, 3, b"cd"),
+            frame(Http2FrameType::Headers, END_HEADERS, 1, b"cd"),
         ];
         for frame in wrong {
             assert!(matches!(
                 heard(&[&begun[..], &frame].concat(), 1_000),
-                Err(Http2Error::Connection(ErrorCode::Protocol, _))
+                Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))
             ));
             assert!(matches!(
                 heard(&[&begun[..], &frame].concat(), 1),
-                Err(Http2Error::Connection(ErrorCode::Protocol, _))
+                Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))
             ));
         }
-        let alone = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
-        assert!(matches!(heard(&alone, 100), Err(Http2Error::Connection(ErrorCode::Protocol, _))));
-        let crumbs = frame(FrameKind::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
-        let large = frame(FrameKind::Continuation, 0, 1, &[0; 99]);
+        let alone = frame(Http2FrameType::Continuation, END_HEADERS, 1, b"cd");
+        assert!(matches!(heard(&alone, 100), Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))));
+        let crumbs = frame(Http2FrameType::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
+        let large = frame(Http2FrameType::Continuation, 0, 1, &[0; 99]);
         for more in [crumbs, large] {
             let told = heard(&[&begun[..], &more].concat(), 1_000);
-            assert!(matches!(told, Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, _))));
+            assert!(matches!(told, Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, _))));
         }
     }
 
     #[test]
     fn oversized_frame_is_refused_from_its_head() {
-        let head = FrameHead::new(FrameKind::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
-        assert!(matches!(heard(&head, 9), Err(Http2Error::Connection(ErrorCode::FrameSize, _))));
+        let head = Http2FrameHeader::new(Http2FrameType::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
+        assert!(matches!(heard(&head, 9), Err(Http2Error::Connection(Http2ErrorCode::FrameSize, _))));
     }
 }

@@ -6,13 +6,13 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::AsyncWrite;
 
-use super::error::ErrorCode;
-use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
+use super::error::Http2ErrorCode;
+use super::frame::{ACK, END_HEADERS, END_STREAM, HEAD_BYTES, HIGHEST, Http2FrameHeader, Http2FrameType};
 
 /// The output of a connection. The frames of a turn are buffered and go out in a few large writes. Each write to a TLS
 /// stream costs a record and a system call.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct FrameOutputBuffer {
     /// The complete frames that were not written yet. An idle connection keeps no buffer.
     held: Vec<u8>,
     /// The number of bytes of `held` that have been written.
@@ -39,7 +39,7 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-impl Output {
+impl FrameOutputBuffer {
     /// Whether no more response data is accepted for now.
     pub(super) fn is_full(&self) -> bool {
         self.waiting() >= GATHERED_BYTES_MAX
@@ -61,48 +61,48 @@ impl Output {
     }
 
     /// Appends a frame to the output.
-    pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
+    pub(super) fn put(&mut self, kind: Http2FrameType, flags: u8, stream: u32, payload: &[u8]) {
         if self.held.capacity() == 0 {
             self.held = SPARE.take();
             if self.held.capacity() == 0 {
                 self.held.reserve_exact(WAITING_BYTES_MAX);
             }
         }
-        self.held.extend_from_slice(&FrameHead::new(kind, flags, stream, payload.len()).bytes());
+        self.held.extend_from_slice(&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes());
         self.held.extend_from_slice(payload);
     }
 
     /// Appends a header block, in as many frames as the client's limit requires.
     pub(super) fn put_block(&mut self, stream: u32, block: &[u8], ends: bool, frame_bytes_max: usize) {
-        let (mut kind, mut flags, mut rest) = (FrameKind::Headers, if ends { END_STREAM } else { 0 }, block);
+        let (mut kind, mut flags, mut rest) = (Http2FrameType::Headers, if ends { END_STREAM } else { 0 }, block);
         while let Some((part, more)) = rest.split_at_checked(frame_bytes_max).filter(|(_, more)| !more.is_empty()) {
             self.put(kind, flags, stream, part);
-            (kind, flags, rest) = (FrameKind::Continuation, 0, more);
+            (kind, flags, rest) = (Http2FrameType::Continuation, 0, more);
         }
         self.put(kind, flags | END_HEADERS, stream, rest);
     }
 
-    pub(super) fn put_reset(&mut self, stream: u32, reason: ErrorCode) {
-        self.put(FrameKind::Reset, 0, stream, &(reason as u32).to_be_bytes());
+    pub(super) fn put_reset(&mut self, stream: u32, reason: Http2ErrorCode) {
+        self.put(Http2FrameType::Reset, 0, stream, &(reason as u32).to_be_bytes());
     }
 
-    pub(super) fn put_goaway(&mut self, last: u32, reason: ErrorCode) {
+    pub(super) fn put_goaway(&mut self, last: u32, reason: Http2ErrorCode) {
         let [last, reason] = [last, reason as u32].map(u32::to_be_bytes);
-        self.put(FrameKind::GoAway, 0, 0, &[last, reason].concat());
+        self.put(Http2FrameType::GoAway, 0, 0, &[last, reason].concat());
     }
 
     pub(super) fn put_ping(&mut self, opaque: [u8; 8]) {
-        self.put(FrameKind::Ping, 0, 0, &opaque);
+        self.put(Http2FrameType::Ping, 0, 0, &opaque);
     }
 
     pub(super) fn put_pong(&mut self, opaque: [u8; 8]) {
-        self.put(FrameKind::Ping, ACK, 0, &opaque);
+        self.put(Http2FrameType::Ping, ACK, 0, &opaque);
     }
 
     /// Returns window to the client: that of a stream, or of the connection for stream 0.
     pub(super) fn put_window(&mut self, stream: u32, bytes: usize) {
         let increment = u32::try_from(bytes).unwrap_or(HIGHEST).min(HIGHEST);
-        self.put(FrameKind::WindowUpdate, 0, stream, &increment.to_be_bytes());
+        self.put(Http2FrameType::WindowUpdate, 0, stream, &increment.to_be_bytes());
     }
 
     /// Writes data directly, without a copy before encryption.
@@ -129,7 +129,7 @@ impl Output {
         let mut frames = [([0; HEAD_BYTES], &data[..0]); RECORDS];
         for (place, (frame, part)) in frames.iter_mut().zip(data.chunks(size)).enumerate() {
             let flags = if place + 1 == count { flags } else { 0 };
-            *frame = (FrameHead::new(FrameKind::Data, flags, stream, part.len()).bytes(), part);
+            *frame = (Http2FrameHeader::new(Http2FrameType::Data, flags, stream, part.len()).bytes(), part);
         }
         let mut slices = [IoSlice::new(&[]); 2 * RECORDS];
         for (pair, (head, part)) in slices.chunks_exact_mut(2).zip(&frames) {
@@ -217,9 +217,9 @@ mod tests {
     #[tokio::test]
     async fn frames_are_sent_in_order_and_idle_output_frees_buffer() {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
-        let mut output = Output::default();
+        let mut output = FrameOutputBuffer::default();
         output.put_pong(*b"12345678");
-        output.put_reset(3, ErrorCode::Refused);
+        output.put_reset(3, Http2ErrorCode::Refused);
         assert_eq!(output.put_directly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"), 4);
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready() && output.waiting() == 0);
         assert_eq!(output.held.capacity(), 0);
@@ -233,10 +233,10 @@ mod tests {
     #[tokio::test]
     async fn output_buffers_only_bytes_the_socket_did_not_accept() {
         let (mut near, mut far) = tokio::io::duplex(10);
-        let mut output = Output::default();
+        let mut output = FrameOutputBuffer::default();
         assert_eq!(output.put_directly(&mut near, &mut cx(), (0, 1, b"abcd")).expect("open"), 4);
         assert_eq!(output.put_directly(&mut near, &mut cx(), (0, 1, b"later")).expect("open"), 0, "others come first");
-        output.put(FrameKind::Data, 0, 1, &[b'x'; 200]);
+        output.put(Http2FrameType::Data, 0, 1, &[b'x'; 200]);
         let sent = 13 + 9 + 200;
         let (mut seen, mut most) = (Vec::new(), 0);
         while seen.len() < sent {
@@ -260,7 +260,7 @@ mod tests {
         let sent: Vec<u8> = (0..=250).cycle().take(3 * RECORD_DATA + 100).collect();
         for room in [1 << 20, RECORD_DATA + HEAD_BYTES, 20_000, 5] {
             let (mut near, mut far) = tokio::io::duplex(room);
-            let mut output = Output::default();
+            let mut output = FrameOutputBuffer::default();
             let (mut seen, mut put) = (Vec::new(), 0);
             while put < sent.len() || output.waiting() > 0 {
                 let rest = (END_STREAM, 7, &sent[put..]);
@@ -278,7 +278,7 @@ mod tests {
             drop((near, output));
             far.read_to_end(&mut seen).await.expect("open");
             let (mut data, mut flags) = (Vec::new(), Vec::new());
-            while let Some(head) = FrameHead::read(&seen) {
+            while let Some(head) = Http2FrameHeader::read(&seen) {
                 assert!(head.length <= RECORD_DATA);
                 flags.push(head.flags);
                 data.extend_from_slice(&seen[HEAD_BYTES..HEAD_BYTES + head.length]);
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test]
     async fn end_stream_is_set_only_on_last_part_of_data() {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
-        let mut output = Output::default();
+        let mut output = FrameOutputBuffer::default();
         let data = vec![b'x'; DIRECT_BYTES_MAX + 1];
         let taken = output.put_directly(&mut near, &mut cx(), (END_STREAM, 1, &data)).expect("open");
         assert_eq!(taken, DIRECT_BYTES_MAX);
@@ -301,14 +301,14 @@ mod tests {
         let mut seen = Vec::new();
         far.read_to_end(&mut seen).await.expect("open");
         assert_eq!(seen.len(), RECORDS << 14, "each fills a record");
-        assert_eq!(FrameHead::read(&seen[3 << 14..]).expect("whole").flags, 0);
+        assert_eq!(Http2FrameHeader::read(&seen[3 << 14..]).expect("whole").flags, 0);
     }
 
     #[tokio::test]
     async fn output_reports_full_then_stuck_when_client_does_not_read() {
         let (mut near, _far) = tokio::io::duplex(10);
-        let mut output = Output::default();
-        output.put(FrameKind::Data, 0, 1, &vec![0; GATHERED_BYTES_MAX + 10]);
+        let mut output = FrameOutputBuffer::default();
+        output.put(Http2FrameType::Data, 0, 1, &vec![0; GATHERED_BYTES_MAX + 10]);
         assert!(output.poll_flush(&mut near, &mut cx()).is_pending());
         assert!(output.is_full() && !output.is_stuck());
         while !output.is_stuck() {
@@ -319,17 +319,17 @@ mod tests {
 
     #[test]
     fn large_header_block_is_split_into_continuation_frames() {
-        let mut output = Output::default();
+        let mut output = FrameOutputBuffer::default();
         output.put_block(1, &[7; 25], true, 10);
         let frames: Vec<_> = [(10, 1, END_STREAM), (10, 9, 0), (5, 9, END_HEADERS)].into();
         let mut at = 0;
         for (length, kind, flags) in frames {
-            let head = FrameHead::read(&output.held[at..]).expect("whole");
+            let head = Http2FrameHeader::read(&output.held[at..]).expect("whole");
             assert_eq!((head.length, head.kind as u8, head.flags), (length, kind, flags));
             at += HEAD_BYTES + length;
         }
         assert_eq!(at, output.held.len());
-        let mut one = Output::default();
+        let mut one = FrameOutputBuffer::default();
         one.put_block(1, &[7; 10], false, 10);
         assert_eq!(one.held.len(), 19);
     }

@@ -10,48 +10,48 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
 use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2Connection};
-use super::error::{ErrorCode, Http2Error};
-use super::exchange::{Exchange, Phase, Upload};
-use super::frame::{ACK, Frame, FrameKind};
-use super::head_budget::HeadCharge;
-use super::hpack::BlockError;
-use super::input::ReceivedFrame;
-use super::received_body::{BodyBuffer, ReceivedBody, WrongLength};
+use super::error::{Http2Error, Http2ErrorCode};
+use super::exchange::{ExchangePhase, Http2Exchange, RequestUpload};
+use super::frame::{ACK, Http2Frame, Http2FrameType};
+use super::head_budget::RequestHeadCharge;
+use super::hpack::HeaderBlockError;
+use super::input::ReceivedHttp2Frame;
+use super::received_body::{ContentLengthMismatch, ReceivedBody, ReceivedBodyBuffer};
 use super::request_head::{RequestHead, RequestHeadError};
-use super::service::Service;
+use super::service::HttpService;
 use super::wake_set::StreamWaker;
 use super::windows::{UPLOAD_BYTES_MAX, grow};
 
 /// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
-const TOO_LARGE: Http2Error = Http2Error::Connection(ErrorCode::FlowControl, "flow-control window overflow");
+const TOO_LARGE: Http2Error = Http2Error::Connection(Http2ErrorCode::FlowControl, "flow-control window overflow");
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
-    pub(super) fn receive_frame(&mut self, heard: ReceivedFrame<'_>) -> Result<(), Http2Error> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
+    pub(super) fn receive_frame(&mut self, heard: ReceivedHttp2Frame<'_>) -> Result<(), Http2Error> {
         if !self.has_settings {
-            let ReceivedFrame::Other(Frame::Settings(_)) = heard else {
+            let ReceivedHttp2Frame::Other(Http2Frame::Settings(_)) = heard else {
                 return Err(Http2Error::protocol("the first frame is not SETTINGS"));
             };
             self.has_settings = true;
         }
         let frame = match heard {
-            ReceivedFrame::Fields { stream, block, ends } => return self.receive_fields(stream, &block, ends),
-            ReceivedFrame::Other(frame) => frame,
+            ReceivedHttp2Frame::Fields { stream, block, ends } => return self.receive_fields(stream, &block, ends),
+            ReceivedHttp2Frame::Other(frame) => frame,
         };
         match frame {
-            Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow, ends),
-            Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
-            Frame::Reset { stream } => return self.receive_reset(stream),
-            Frame::Settings(payload) => self.receive_settings(payload)?,
-            Frame::Ping(opaque) => self.output.put_pong(opaque),
-            Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
+            Http2Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow, ends),
+            Http2Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
+            Http2Frame::Reset { stream } => return self.receive_reset(stream),
+            Http2Frame::Settings(payload) => self.receive_settings(payload)?,
+            Http2Frame::Ping(opaque) => self.output.put_pong(opaque),
+            Http2Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
                 self.goaway = GoAwayState::Sent;
-                self.output.put_goaway(self.last_stream, ErrorCode::No);
+                self.output.put_goaway(self.last_stream, Http2ErrorCode::No);
             }
-            Frame::GoAway => self.is_client_leaving = true,
-            Frame::SettingsAck | Frame::Pong(_) | Frame::Priority | Frame::Unknown => {}
-            Frame::Headers { .. } | Frame::Continuation { .. } => unreachable!("they are made into fields"),
+            Http2Frame::GoAway => self.is_client_leaving = true,
+            Http2Frame::SettingsAck | Http2Frame::Pong(_) | Http2Frame::Priority | Http2Frame::Unknown => {}
+            Http2Frame::Headers { .. } | Http2Frame::Continuation { .. } => unreachable!("they are made into fields"),
         }
         self.abuse_budget.spend()
     }
@@ -62,8 +62,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             head.take(name, value);
         });
         read.map_err(|unread| match unread {
-            BlockError::Unreadable => Http2Error::Connection(ErrorCode::Compression, "cannot decode a header block"),
-            BlockError::TooLarge => Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many header fields"),
+            HeaderBlockError::Unreadable => {
+                Http2Error::Connection(Http2ErrorCode::Compression, "cannot decode a header block")
+            }
+            HeaderBlockError::TooLarge => {
+                Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many header fields")
+            }
         })?;
         let bytes = head.bytes;
         if let Some(exchange) = self.streams.with_id(stream) {
@@ -76,7 +80,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             if self.lately_reset.has(stream) {
                 return self.abuse_budget.spend();
             }
-            return Err(Http2Error::Connection(ErrorCode::StreamClosed, "frame on a closed stream"));
+            return Err(Http2Error::Connection(Http2ErrorCode::StreamClosed, "frame on a closed stream"));
         }
         self.highest_stream = stream;
         if self.goaway == GoAwayState::Sent {
@@ -87,20 +91,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
-            return self.refuse(stream, ErrorCode::Refused, ends);
+            return self.refuse(stream, Http2ErrorCode::Refused, ends);
         }
         match head.into_request(ends) {
             Ok((request, length)) => match self.heads.charge(bytes) {
                 Some(charge) => self.begin(stream, request, (length, ends), charge),
-                None => return self.refuse(stream, ErrorCode::Refused, ends),
+                None => return self.refuse(stream, Http2ErrorCode::Refused, ends),
             },
-            Err(RequestHeadError::Malformed) => return self.refuse(stream, ErrorCode::Protocol, ends),
+            Err(RequestHeadError::Malformed) => return self.refuse(stream, Http2ErrorCode::Protocol, ends),
             Err(RequestHeadError::TooLarge) => {
                 let mut block = self.begun_block();
                 answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
                 self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
                 if !ends {
-                    self.output.put_reset(stream, ErrorCode::No);
+                    self.output.put_reset(stream, Http2ErrorCode::No);
                     self.lately_reset.note(stream, body_window(ends));
                 }
                 return self.abuse_budget.spend();
@@ -110,13 +114,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 
     /// Resets a stream that is refused before it begins. The rest of its body is discarded.
-    fn refuse(&mut self, id: u32, reason: ErrorCode, ends: bool) -> Result<(), Http2Error> {
+    fn refuse(&mut self, id: u32, reason: Http2ErrorCode, ends: bool) -> Result<(), Http2Error> {
         self.output.put_reset(id, reason);
         self.lately_reset.note(id, body_window(ends));
         self.abuse_budget.spend()
     }
 
-    fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
+    fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: RequestHeadCharge) {
         // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
         self.abuse_budget.note_sent(1);
         self.begun += 1;
@@ -124,20 +128,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         let (upload, body) = if ends {
             (None, ReceivedBody::empty())
         } else {
-            let (inbox, body) = BodyBuffer::new(length, task::waker(waker.clone()));
-            let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
+            let (inbox, body) = ReceivedBodyBuffer::new(length, task::waker(waker.clone()));
+            let upload = RequestUpload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
-            self.output.put_reset(id, ErrorCode::Refused);
+            self.output.put_reset(id, Http2ErrorCode::Refused);
             self.lately_reset.note(id, body_window(ends));
             return;
         };
         // Registered once, because the waker stays the same. A stream that is already cut is polled in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
-        let stream = Exchange {
+        let stream = Http2Exchange {
             id,
-            phase: Phase::Handling { answering: future, head: charge },
+            phase: ExchangePhase::Handling { answering: future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
@@ -160,16 +164,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             return match self.lately_reset.take(id, flow, ends) {
                 Some(true) => Ok(()),
                 Some(false) => self.abuse_budget.spend(),
-                None => Err(Http2Error::Stream(id, ErrorCode::StreamClosed)),
+                None => Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed)),
             };
         };
         let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
             self.receive.give_back(flow, &mut self.output);
-            return Err(Http2Error::Stream(id, ErrorCode::StreamClosed));
+            return Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed));
         };
         let Some(left) = upload.window.checked_sub(flow) else {
             self.receive.give_back(flow, &mut self.output);
-            return Err(Http2Error::Stream(id, ErrorCode::FlowControl));
+            return Err(Http2Error::Stream(id, Http2ErrorCode::FlowControl));
         };
         upload.window = left;
         // Padding is not delivered, so its window is returned at once.
@@ -177,11 +181,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         self.receive.give_back(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
             self.receive.give_back(data.len(), &mut self.output);
-            return Err(Http2Error::Stream(id, ErrorCode::Protocol));
+            return Err(Http2Error::Stream(id, Http2ErrorCode::Protocol));
         }
         if ends {
             upload.has_ended = true;
-            return upload.inbox.end(None).map_err(|WrongLength| Http2Error::Stream(id, ErrorCode::Protocol));
+            return upload
+                .inbox
+                .end(None)
+                .map_err(|ContentLengthMismatch| Http2Error::Stream(id, Http2ErrorCode::Protocol));
         }
         if data.is_empty() { self.abuse_budget.spend() } else { Ok(()) }
     }
@@ -197,7 +204,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             // Clients return the window for data they have read, long after the response has ended.
             return self.has_begun(id);
         };
-        stream.widen(increment).ok_or(Http2Error::Stream(id, ErrorCode::FlowControl))
+        stream.widen(increment).ok_or(Http2Error::Stream(id, Http2ErrorCode::FlowControl))
     }
 
     fn receive_reset(&mut self, id: u32) -> Result<(), Http2Error> {
@@ -207,7 +214,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             self.lately_reset.forget(id);
             return self.abuse_budget.spend();
         };
-        let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Handling { .. }));
+        let is_answered =
+            self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, ExchangePhase::Handling { .. }));
         self.remove(key);
         // Cancelling a request without a response costs the client nothing, so it is charged.
         if is_answered { Ok(()) } else { self.abuse_budget.spend() }
@@ -226,7 +234,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         if by != 0 && !self.streams.all().all(|stream| stream.widen(by).is_some()) {
             return Err(TOO_LARGE);
         }
-        self.output.put(FrameKind::Settings, ACK, 0, &[]);
+        self.output.put(Http2FrameType::Settings, ACK, 0, &[]);
         Ok(())
     }
 }
@@ -236,20 +244,24 @@ fn body_window(ends: bool) -> usize {
     if ends { 0 } else { UPLOAD_BYTES_MAX }
 }
 
-impl<F, B> Exchange<F, B> {
+impl<F, B> Http2Exchange<F, B> {
     fn receive_trailers(
         &mut self,
         head: RequestHead,
         ends: bool,
-        charge: Option<HeadCharge>,
+        charge: Option<RequestHeadCharge>,
     ) -> Result<(), Http2Error> {
         let id = self.id;
         let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
-            return Err(Http2Error::Stream(id, ErrorCode::StreamClosed));
+            return Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed));
         };
-        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Http2Error::Stream(id, ErrorCode::Protocol))?;
-        upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, ErrorCode::EnhanceYourCalm))?);
+        let trailers =
+            head.into_trailers().ok().filter(|_| ends).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
+        upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, Http2ErrorCode::EnhanceYourCalm))?);
         upload.has_ended = true;
-        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Http2Error::Stream(id, ErrorCode::Protocol))
+        upload
+            .inbox
+            .end(Some(trailers))
+            .map_err(|ContentLengthMismatch| Http2Error::Stream(id, Http2ErrorCode::Protocol))
     }
 }

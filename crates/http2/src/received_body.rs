@@ -10,22 +10,22 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// The body of a request: none, or one whose frames are received on its stream.
 #[derive(Debug)]
-pub struct ReceivedBody(Option<Arc<BodyBuffer>>);
+pub struct ReceivedBody(Option<Arc<ReceivedBodyBuffer>>);
 
 /// The received part of a body, shared by the connection that adds data and the reader of the body.
 #[derive(Debug)]
-pub(super) struct BodyBuffer {
-    arrived: Mutex<Arrived>,
+pub(super) struct ReceivedBodyBuffer {
+    arrived: Mutex<ReceivedBodyState>,
     /// The waker of the stream's own task.
     stream: Waker,
 }
 
 #[derive(Debug, Default)]
-struct Arrived {
+struct ReceivedBodyState {
     /// The unread data, in one contiguous buffer, however small the frames were.
     data: BytesMut,
     trailers: Option<HeaderMap>,
-    end: Option<End>,
+    end: Option<BodyEnd>,
     /// The number of bytes that are still to be received, if the client has declared a length.
     left: Option<u64>,
     /// The number of bytes that were read and not yet returned to the client's window.
@@ -36,7 +36,7 @@ struct Arrived {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum BodyEnd {
     Whole,
     Broken,
 }
@@ -44,16 +44,16 @@ enum End {
 /// The stream or its connection ended before the body was complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the request ended before its body was complete")]
-pub struct IncompleteBody;
+pub struct IncompleteBodyError;
 
 /// The error of a body that does not have the declared length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WrongLength;
+pub(super) struct ContentLengthMismatch;
 
-impl BodyBuffer {
+impl ReceivedBodyBuffer {
     /// Creates a buffer for a body of the length `length`, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
-        let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
+        let arrived = Mutex::new(ReceivedBodyState { left: length, ..ReceivedBodyState::default() });
         let inbox = Arc::new(Self { arrived, stream });
         (inbox.clone(), ReceivedBody(Some(inbox)))
     }
@@ -62,10 +62,10 @@ impl BodyBuffer {
     ///
     /// # Errors
     /// The data exceeds the declared length.
-    pub(super) fn put(&self, data: &[u8]) -> Result<(), WrongLength> {
+    pub(super) fn put(&self, data: &[u8]) -> Result<(), ContentLengthMismatch> {
         let mut arrived = self.arrived.lock();
         if let Some(left) = &mut arrived.left {
-            *left = left.checked_sub(data.len() as u64).ok_or(WrongLength)?;
+            *left = left.checked_sub(data.len() as u64).ok_or(ContentLengthMismatch)?;
         }
         if arrived.is_dropped {
             arrived.taken += data.len();
@@ -82,12 +82,12 @@ impl BodyBuffer {
     ///
     /// # Errors
     /// The body is shorter than declared.
-    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), WrongLength> {
+    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), ContentLengthMismatch> {
         let mut arrived = self.arrived.lock();
         if arrived.left.is_some_and(|left| left > 0) {
-            return Err(WrongLength);
+            return Err(ContentLengthMismatch);
         }
-        (arrived.trailers, arrived.end) = (trailers, Some(End::Whole));
+        (arrived.trailers, arrived.end) = (trailers, Some(BodyEnd::Whole));
         wake_taker(arrived);
         Ok(())
     }
@@ -96,7 +96,7 @@ impl BodyBuffer {
     pub(super) fn break_off(&self) {
         let mut arrived = self.arrived.lock();
         if arrived.end.is_none() {
-            arrived.end = Some(End::Broken);
+            arrived.end = Some(BodyEnd::Broken);
         }
         wake_taker(arrived);
     }
@@ -115,7 +115,7 @@ impl BodyBuffer {
 }
 
 /// Wakes the reader after releasing the lock, because it may read or drop the body at once.
-fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
+fn wake_taker(mut arrived: MutexGuard<'_, ReceivedBodyState>) {
     let taker = arrived.taker.take();
     drop(arrived);
     if let Some(taker) = taker {
@@ -146,14 +146,17 @@ impl ReceivedBody {
 
 impl Body for ReceivedBody {
     type Data = Bytes;
-    type Error = IncompleteBody;
+    type Error = IncompleteBodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, IncompleteBodyError>>> {
         let Some(inbox) = &self.0 else { return Poll::Ready(None) };
         let mut arrived = inbox.arrived.lock();
         // A broken body returns no more data, because the reader could mistake it for the whole.
-        if arrived.end == Some(End::Broken) {
-            return Poll::Ready(Some(Err(IncompleteBody)));
+        if arrived.end == Some(BodyEnd::Broken) {
+            return Poll::Ready(Some(Err(IncompleteBodyError)));
         }
         if !arrived.data.is_empty() {
             let data = take(&mut arrived.data).freeze();
@@ -172,7 +175,7 @@ impl Body for ReceivedBody {
     fn is_end_stream(&self) -> bool {
         self.0.as_ref().is_none_or(|inbox| {
             let arrived = inbox.arrived.lock();
-            arrived.end == Some(End::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
+            arrived.end == Some(BodyEnd::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
         })
     }
 
@@ -211,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_body_is_taken_as_it_arrives_and_says_so() {
-        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
+        let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         assert_eq!(next(&mut body), Poll::Pending);
         inbox.put(b"one").expect("no length was said");
         inbox.put(b"").expect("no length was said");
@@ -225,24 +228,24 @@ mod tests {
 
     #[test]
     fn a_length_is_kept() {
-        let (inbox, body) = BodyBuffer::new(Some(3), Waker::noop().clone());
+        let (inbox, body) = ReceivedBodyBuffer::new(Some(3), Waker::noop().clone());
         inbox.put(b"ab").expect("less than was said");
         assert_eq!(body.size_hint().exact(), Some(3));
-        assert_eq!(inbox.end(None), Err(WrongLength));
-        assert_eq!(inbox.put(b"cd"), Err(WrongLength));
+        assert_eq!(inbox.end(None), Err(ContentLengthMismatch));
+        assert_eq!(inbox.put(b"cd"), Err(ContentLengthMismatch));
         inbox.put(b"c").expect("what was said");
         assert_eq!(inbox.end(None), Ok(()));
     }
 
     #[test]
     fn what_is_broken_off_is_never_taken_for_whole() {
-        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
+        let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         inbox.put(b"one").expect("no length was said");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
         assert!(!body.is_end_stream());
         inbox.break_off();
-        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
+        let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         inbox.end(None).expect("no length was said");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
@@ -251,7 +254,7 @@ mod tests {
     #[test]
     fn what_nobody_takes_is_given_back() {
         let woken = Arc::new(AtomicUsize::new(0));
-        let (inbox, body) = BodyBuffer::new(None, Waker::from(Arc::new(Count(woken.clone()))));
+        let (inbox, body) = ReceivedBodyBuffer::new(None, Waker::from(Arc::new(Count(woken.clone()))));
         inbox.put(b"one").expect("no length was said");
         drop(body);
         assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), ((3, true), 1));

@@ -4,7 +4,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, TE, TRANSFER_ENCODING, UP
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, uri};
 
-use super::hpack::{FIELD_BYTES, FieldValue};
+use super::hpack::{FIELD_BYTES, HeaderFieldValue};
 
 /// A request head that is being decoded.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl RequestHead {
     }
 
     /// Adds the next field.
-    pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
+    pub(super) fn take(&mut self, name: &[u8], value: HeaderFieldValue<'_>) {
         self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
             return;
@@ -43,7 +43,7 @@ impl RequestHead {
         self.is_malformed = self.take_valid(name, value).is_none();
     }
 
-    fn take_valid(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
+    fn take_valid(&mut self, name: &[u8], value: HeaderFieldValue<'_>) -> Option<()> {
         let Some(name) = name.strip_prefix(b":") else {
             let name = HeaderName::from_lowercase(name).ok()?;
             // Connection-specific fields of HTTP/1.
@@ -167,7 +167,7 @@ mod tests {
 
     fn head(fields: &[(&str, &str)]) -> RequestHead {
         let mut head = RequestHead::new(1_000);
-        fields.iter().for_each(|(name, value)| head.take(name.as_bytes(), FieldValue::Own(value.as_bytes())));
+        fields.iter().for_each(|(name, value)| head.take(name.as_bytes(), HeaderFieldValue::Own(value.as_bytes())));
         head
     }
 

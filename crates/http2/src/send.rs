@@ -13,18 +13,18 @@ use tokio::time::Instant;
 
 use super::answer;
 use super::connection::Http2Connection;
-use super::error::{ErrorCode, Http2Error};
-use super::exchange::{Exchange, Phase};
-use super::frame::{END_STREAM, FrameKind};
+use super::error::{Http2Error, Http2ErrorCode};
+use super::exchange::{ExchangePhase, Http2Exchange};
+use super::frame::{END_STREAM, Http2FrameType};
 use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
-use super::service::{ParkableBody as _, Service};
+use super::service::{HttpService, IdleAwareBody as _};
 use super::windows::UPLOAD_BYTES_MAX;
 
 /// The number of bytes of a response that are sent before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     /// Polls a woken stream. If `is_alone`, no other stream is sent in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
@@ -32,15 +32,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         stream.waker.unmark();
         stream.note_poll();
         if stream.cut.is_cut() {
-            return self.reset(key, ErrorCode::Cancel);
+            return self.reset(key, Http2ErrorCode::Cancel);
         }
-        if let Phase::Handling { answering, .. } = &mut stream.phase {
+        if let ExchangePhase::Handling { answering, .. } = &mut stream.phase {
             match Pin::new(answering).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
                 Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
                 Poll::Ready(answer) => self.delay_answer(key, answer),
             }
-        } else if matches!(stream.phase, Phase::HeadReady { .. }) {
+        } else if matches!(stream.phase, ExchangePhase::HeadReady { .. }) {
             self.resume_answer(key);
         }
         self.tell_what_was_taken(key);
@@ -52,11 +52,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// reset.
     fn delay_answer(&mut self, key: usize, answer: Response<S::Body>) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let Phase::Handling { head, .. } = replace(&mut stream.phase, Phase::Transition) else { return };
-        let Some(head) = head.replace_with(head_bytes(&answer)) else {
-            return self.reset(key, ErrorCode::EnhanceYourCalm);
+        let ExchangePhase::Handling { head, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
+            return;
         };
-        stream.phase = Phase::HeadReady { answer: Box::new(answer), _head: head };
+        let Some(head) = head.replace_with(head_bytes(&answer)) else {
+            return self.reset(key, Http2ErrorCode::EnhanceYourCalm);
+        };
+        stream.phase = ExchangePhase::HeadReady { answer: Box::new(answer), _head: head };
         self.waiting_heads += 1;
         self.wait(key, false);
     }
@@ -66,7 +68,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             return self.wait(key, false);
         }
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let Phase::HeadReady { answer, .. } = replace(&mut stream.phase, Phase::Transition) else { return };
+        let ExchangePhase::HeadReady { answer, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
+            return;
+        };
         self.waiting_heads -= 1;
         self.begin_answer(key, *answer);
     }
@@ -78,7 +82,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         let length = body.size_hint().exact().filter(|_| !ends);
         answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.phase = Phase::SendingBody(body);
+        stream.phase = ExchangePhase::SendingBody(body);
         self.output.put_block(stream.id, &block, ends, self.send.frame_bytes_max);
         if ends {
             self.finish(key);
@@ -99,7 +103,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         let mut left = TURN_BYTES;
         let mut is_parked = false;
         while let Some(stream) = self.streams.get_mut(key) {
-            let Phase::SendingBody(_) = stream.phase else { return };
+            let ExchangePhase::SendingBody(_) = stream.phase else { return };
             let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
             if !(is_between && is_last) {
                 if stream.window <= 0 {
@@ -116,7 +120,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
                     return;
                 }
                 let Some(stream) = self.streams.get_mut(key) else { return };
-                let Phase::SendingBody(body) = &mut stream.phase else { return };
+                let ExchangePhase::SendingBody(body) = &mut stream.phase else { return };
                 let polled = Pin::new(&mut *body).poll_frame(&mut Context::from_waker(&waker_ref(&stream.waker)));
                 match polled.map_ok(Frame::into_data) {
                     Poll::Pending => return,
@@ -129,7 +133,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
                         Ok(trailers) => return self.send_trailers(key, &trailers),
                         Err(_) => stream.is_last = true,
                     },
-                    Poll::Ready(Some(Err(_))) => return self.reset(key, ErrorCode::Internal),
+                    Poll::Ready(Some(Err(_))) => return self.reset(key, Http2ErrorCode::Internal),
                     Poll::Ready(None) => stream.is_last = true,
                 }
             }
@@ -156,7 +160,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
         if sent == 0 {
             sent = length.min(self.send.frame_bytes_max);
-            self.output.put(FrameKind::Data, flags(sent), id, &stream.chunk[..sent]);
+            self.output.put(Http2FrameType::Data, flags(sent), id, &stream.chunk[..sent]);
         }
         let ends = flags(sent) != 0;
         stream.chunk.advance(sent);
@@ -234,14 +238,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
 
     /// Ends a stream whose response is complete. The rest of the request is not awaited (RFC 9113 §8.1).
     fn finish(&mut self, key: usize) {
-        if self.streams.get(key).is_some_and(Exchange::is_open_for_more) {
-            self.reset(key, ErrorCode::No);
+        if self.streams.get(key).is_some_and(Http2Exchange::is_open_for_more) {
+            self.reset(key, Http2ErrorCode::No);
         } else {
             self.remove(key);
         }
     }
 
-    fn reset(&mut self, key: usize, reason: ErrorCode) {
+    fn reset(&mut self, key: usize, reason: Http2ErrorCode) {
         if let Some(stream) = self.streams.get(key) {
             self.lately_reset.note(stream.id, stream.upload_window());
             self.output.put_reset(stream.id, reason);
@@ -250,7 +254,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 
     /// Resets the stream with the identifier `id` because of a client error.
-    pub(super) fn reset_for(&mut self, id: u32, reason: ErrorCode) -> Result<(), Http2Error> {
+    pub(super) fn reset_for(&mut self, id: u32, reason: Http2ErrorCode) -> Result<(), Http2Error> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
             None if id > self.highest_stream => return Err(Http2Error::Connection(reason, "frame on an idle stream")),
@@ -266,7 +270,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// end.
     pub(super) fn remove(&mut self, key: usize) {
         let Some(stream) = self.streams.remove(key) else { return };
-        if matches!(stream.phase, Phase::HeadReady { .. }) {
+        if matches!(stream.phase, ExchangePhase::HeadReady { .. }) {
             self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {

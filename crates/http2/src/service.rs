@@ -8,8 +8,8 @@ use super::received_body::ReceivedBody;
 use base::AbortSignal;
 
 /// The application's side of a connection: it answers the requests.
-pub trait Service {
-    type Body: ParkableBody + Unpin;
+pub trait HttpService {
+    type Body: IdleAwareBody + Unpin;
     type Answer: Future<Output = Response<Self::Body>> + Unpin;
 
     /// Begins to answer a request. Returns the future of the response, and the handle that aborts the stream.
@@ -23,7 +23,7 @@ pub trait Service {
 }
 
 /// A response body that can report that it has no more data for now.
-pub trait ParkableBody: Body<Data = Bytes> {
+pub trait IdleAwareBody: Body<Data = Bytes> {
     /// Whether the body has no more data until it wakes the waker of its last poll.
     ///
     /// A body may be parked right after it returned data. The caller then need not poll it again only to get `Pending`.
@@ -32,8 +32,8 @@ pub trait ParkableBody: Body<Data = Bytes> {
     }
 }
 
-impl ParkableBody for Full<Bytes> {}
+impl IdleAwareBody for Full<Bytes> {}
 
-impl ParkableBody for Empty<Bytes> {}
+impl IdleAwareBody for Empty<Bytes> {}
 
-impl<E> ParkableBody for UnsyncBoxBody<Bytes, E> {}
+impl<E> IdleAwareBody for UnsyncBoxBody<Bytes, E> {}

@@ -17,13 +17,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::connection::{Http2Connection, Limits, SENT_BYTES_MAX};
-use super::error::ErrorCode;
-use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
-use super::head_budget::HeadBudget;
+use super::connection::{Http2Connection, Http2Limits, SENT_BYTES_MAX};
+use super::error::Http2ErrorCode;
+use super::frame::{ACK, END_HEADERS, END_STREAM, HEAD_BYTES, HIGHEST, Http2FrameHeader, Http2FrameType};
+use super::head_budget::RequestHeadBudget;
 use super::output::DIRECT_BYTES_MAX;
 use super::received_body::ReceivedBody;
-use super::service::{ParkableBody, Service};
+use super::service::{HttpService, IdleAwareBody};
 use base::AbortSignal;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -38,11 +38,11 @@ type Asked = (Request<ReceivedBody>, mpsc::UnboundedSender<Bytes>, AbortSignal);
 /// A service that is a closure, and whether its caller is known.
 pub(crate) struct Answering<A>(A, Arc<AtomicBool>);
 
-impl<A, F, B> Service for Answering<A>
+impl<A, F, B> HttpService for Answering<A>
 where
     A: FnMut(Request<ReceivedBody>) -> Option<(F, AbortSignal)>,
     F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
+    B: IdleAwareBody + Unpin,
 {
     type Body = B;
     type Answer = F;
@@ -96,13 +96,13 @@ struct Client {
     server: Server,
     /// Whether a caller has been authenticated on the connection.
     is_known: Arc<AtomicBool>,
-    budget: Arc<HeadBudget>,
+    budget: Arc<RequestHeadBudget>,
     ended: tokio::task::JoinHandle<Result<(), String>>,
     /// Starts the graceful shutdown when it is dropped.
     leave: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
-const LIMITS: Limits = Limits {
+const LIMITS: Http2Limits = Http2Limits {
     streams_max: 4,
     header_bytes_max: 1_000,
     header_max: Duration::from_secs(10),
@@ -118,8 +118,8 @@ impl Client {
         Self::limited(LIMITS, true, buffer).await
     }
 
-    async fn limited(limits: Limits, is_known: bool, buffer: usize) -> Self {
-        let budget = Arc::<HeadBudget>::default();
+    async fn limited(limits: Http2Limits, is_known: bool, buffer: usize) -> Self {
+        let budget = Arc::<RequestHeadBudget>::default();
         let (heads, is_known) = (budget.connection(), Arc::new(AtomicBool::new(is_known)));
         let (near, far) = tokio::io::duplex(buffer);
         let server = Server::default();
@@ -142,46 +142,46 @@ impl Client {
             ended.map_err(|error| error.to_string())
         });
         let mut this = Self { io: near, server, is_known, budget, ended, leave: Some(leave) };
-        this.put(FrameKind::Settings, 0, 0, &[]).await;
-        assert_eq!(this.next().await.0.kind, FrameKind::Settings);
-        assert_eq!(this.next().await.0.kind, FrameKind::WindowUpdate);
-        assert_eq!(this.next().await.0, FrameHead::new(FrameKind::Settings, ACK, 0, 0));
+        this.put(Http2FrameType::Settings, 0, 0, &[]).await;
+        assert_eq!(this.next().await.0.kind, Http2FrameType::Settings);
+        assert_eq!(this.next().await.0.kind, Http2FrameType::WindowUpdate);
+        assert_eq!(this.next().await.0, Http2FrameHeader::new(Http2FrameType::Settings, ACK, 0, 0));
         this
     }
 
-    async fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
-        let bytes = [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat();
+    async fn put(&mut self, kind: Http2FrameType, flags: u8, stream: u32, payload: &[u8]) {
+        let bytes = [&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes(), payload].concat();
         self.io.write_all(&bytes).await.expect("open");
     }
 
     async fn ask(&mut self, stream: u32, block: &[u8], ends: bool) {
         let flags = END_HEADERS | if ends { END_STREAM } else { 0 };
-        self.put(FrameKind::Headers, flags, stream, block).await;
+        self.put(Http2FrameType::Headers, flags, stream, block).await;
     }
 
-    async fn next(&mut self) -> (FrameHead, Vec<u8>) {
+    async fn next(&mut self) -> (Http2FrameHeader, Vec<u8>) {
         let mut head = [0; HEAD_BYTES];
         self.io.read_exact(&mut head).await.expect("open");
-        let head = FrameHead::read(&head).expect("whole");
+        let head = Http2FrameHeader::read(&head).expect("whole");
         let mut payload = vec![0; head.length];
         self.io.read_exact(&mut payload).await.expect("open");
         (head, payload)
     }
 
     /// The next frame, whose payload consists of 32-bit numbers.
-    async fn numbers(&mut self) -> (FrameKind, u32, Vec<u32>) {
+    async fn numbers(&mut self) -> (Http2FrameType, u32, Vec<u32>) {
         let (head, payload) = self.next().await;
         let numbers = payload.chunks_exact(4).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four")));
         (head.kind, head.stream, numbers.collect())
     }
 
     async fn window(&mut self, stream: u32, bytes: u32) {
-        self.put(FrameKind::WindowUpdate, 0, stream, &bytes.to_be_bytes()).await;
+        self.put(Http2FrameType::WindowUpdate, 0, stream, &bytes.to_be_bytes()).await;
     }
 }
 
-fn reset(stream: u32, reason: ErrorCode) -> (FrameKind, u32, Vec<u32>) {
-    (FrameKind::Reset, stream, vec![reason as u32])
+fn reset(stream: u32, reason: Http2ErrorCode) -> (Http2FrameType, u32, Vec<u32>) {
+    (Http2FrameType::Reset, stream, vec![reason as u32])
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,18 +191,18 @@ async fn responses_are_streamed_and_interleaved() {
     client.ask(3, GET, true).await;
     for stream in [1, 3] {
         let (head, block) = client.next().await;
-        assert_eq!((head.kind, head.flags, head.stream), (FrameKind::Headers, END_HEADERS, stream));
+        assert_eq!((head.kind, head.flags, head.stream), (Http2FrameType::Headers, END_HEADERS, stream));
         assert_eq!(block.first(), Some(if stream == 1 { &0x20 } else { &0x88 }), "that there is no table is said once");
     }
     for (request, stream) in [(1, 3), (0, 1), (1, 3)] {
         client.server.send(request, &b"event"[..]);
         let (head, data) = client.next().await;
-        assert_eq!((head, &data[..]), (FrameHead::new(FrameKind::Data, 0, stream, 5), &b"event"[..]));
+        assert_eq!((head, &data[..]), (Http2FrameHeader::new(Http2FrameType::Data, 0, stream, 5), &b"event"[..]));
     }
     client.server.0.lock().clear();
     for _ in 0..2 {
         let (head, _) = client.next().await;
-        assert_eq!((head.kind, head.flags, head.length), (FrameKind::Data, END_STREAM, 0));
+        assert_eq!((head.kind, head.flags, head.length), (Http2FrameType::Data, END_STREAM, 0));
     }
     drop(client.io);
     assert_eq!(client.ended.await.expect("no panic"), Ok(()));
@@ -213,8 +213,8 @@ async fn responses_are_streamed_and_interleaved() {
 async fn response_data_respects_flow_control_windows() {
     let mut client = Client::new(1 << 20).await;
     let setting = |bytes: u32| [&[0, 4][..], &bytes.to_be_bytes()].concat();
-    client.put(FrameKind::Settings, 0, 0, &setting(10)).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.put(Http2FrameType::Settings, 0, 0, &setting(10)).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Settings);
     client.ask(1, GET, true).await;
     client.next().await;
     let sent: Vec<u8> = (0..200_000_u32).map(|n| (n % 251) as u8).collect();
@@ -222,8 +222,8 @@ async fn response_data_respects_flow_control_windows() {
     let mut seen = client.next().await.1;
     assert_eq!(seen.len(), 10);
     // The window is now -10, so the first update only brings it to zero.
-    client.put(FrameKind::Settings, 0, 0, &setting(0)).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.put(Http2FrameType::Settings, 0, 0, &setting(0)).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Settings);
     client.window(1, 10).await;
     client.window(1, 1).await;
     let one = client.next().await.1;
@@ -282,8 +282,8 @@ async fn large_responses_yield_to_other_tasks() {
     const LARGE: usize = 8 << 20;
     let mut client = Client::new(64 << 20).await;
     let setting = [&[0, 4][..], &HIGHEST.to_be_bytes()].concat();
-    client.put(FrameKind::Settings, 0, 0, &setting).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Settings);
+    client.put(Http2FrameType::Settings, 0, 0, &setting).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Settings);
     client.window(0, HIGHEST - 65_535).await;
     for stream in [1, 3, 5, 7] {
         client.ask(stream, GET, true).await;
@@ -311,7 +311,7 @@ async fn large_responses_yield_to_other_tasks() {
 async fn incomplete_upload_fails_when_connection_ends() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, POST, false).await;
-    client.put(FrameKind::Data, 0, 1, b"data").await;
+    client.put(Http2FrameType::Data, 0, 1, b"data").await;
     client.next().await;
     let (request, ..) = client.server.0.lock().remove(0);
     let taken = tokio::spawn(request.into_body().collect());
@@ -328,9 +328,9 @@ async fn reset_stream_does_not_affect_other_streams() {
         client.next().await;
     }
     client.server.0.lock()[0].2.cut("test");
-    assert_eq!(client.numbers().await, reset(1, ErrorCode::Cancel));
-    client.put(FrameKind::Reset, 0, 3, &8_u32.to_be_bytes()).await;
-    client.put(FrameKind::Ping, 0, 0, b"12345678").await;
+    assert_eq!(client.numbers().await, reset(1, Http2ErrorCode::Cancel));
+    client.put(Http2FrameType::Reset, 0, 3, &8_u32.to_be_bytes()).await;
+    client.put(Http2FrameType::Ping, 0, 0, b"12345678").await;
     assert_eq!(client.next().await.1, b"12345678");
     assert!(client.server.0.lock()[1].1.is_closed(), "its body is dropped");
     client.server.send(2, &b"event"[..]);
@@ -345,8 +345,8 @@ async fn streams_above_limit_are_refused_until_one_ends() {
         client.next().await;
     }
     client.ask(9, GET, true).await;
-    assert_eq!(client.numbers().await, reset(9, ErrorCode::Refused));
-    client.put(FrameKind::Reset, 0, 1, &8_u32.to_be_bytes()).await;
+    assert_eq!(client.numbers().await, reset(9, Http2ErrorCode::Refused));
+    client.put(Http2FrameType::Reset, 0, 1, &8_u32.to_be_bytes()).await;
     client.ask(11, GET, true).await;
     assert_eq!(client.next().await.0.stream, 11);
     assert_eq!(client.server.asked(), 5);
@@ -364,29 +364,29 @@ async fn upload_larger_than_windows_is_received_whole() {
     for (at, piece) in sent.chunks(16_000).enumerate() {
         while room.iter().any(|(_, room)| *room < piece.len()) {
             let (kind, stream, increment) = client.numbers().await;
-            assert_eq!(kind, FrameKind::WindowUpdate);
+            assert_eq!(kind, Http2FrameType::WindowUpdate);
             room[stream as usize].1 += increment[0] as usize;
         }
         room.iter_mut().for_each(|(_, room)| *room -= piece.len());
         let flags = if (at + 1) * 16_000 >= sent.len() { END_STREAM } else { 0 };
-        client.put(FrameKind::Data, flags, 1, piece).await;
+        client.put(Http2FrameType::Data, flags, 1, piece).await;
     }
     assert_eq!(taken.await.expect("no panic"), sent);
     drop(pieces);
     loop {
         let (head, _) = client.next().await;
-        if head.kind == FrameKind::Data {
+        if head.kind == Http2FrameType::Data {
             assert_eq!(head.flags, END_STREAM);
             break;
         }
-        assert_eq!((head.kind, head.stream), (FrameKind::WindowUpdate, 0), "the stream has ended");
+        assert_eq!((head.kind, head.stream), (Http2FrameType::WindowUpdate, 0), "the stream has ended");
     }
 }
 
 /// Reads a frame, and counts the connection window that it returns.
-async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
+async fn read(client: &mut Client, room: &mut usize) -> Http2FrameType {
     let (head, payload) = client.next().await;
-    if (head.kind, head.stream) == (FrameKind::WindowUpdate, 0) {
+    if (head.kind, head.stream) == (Http2FrameType::WindowUpdate, 0) {
         *room += u32::from_be_bytes(payload[..4].try_into().expect("four")) as usize;
     }
     head.kind
@@ -406,18 +406,18 @@ async fn connection_window_is_returned_when_uploads_end() {
                 read(&mut client, &mut room).await;
             }
             room -= piece.len();
-            client.put(FrameKind::Data, 0, stream, &piece).await;
+            client.put(Http2FrameType::Data, 0, stream, &piece).await;
         }
         if round % 2 == 0 {
-            client.put(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes()).await;
+            client.put(Http2FrameType::Reset, 0, stream, &8_u32.to_be_bytes()).await;
         } else {
-            client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
-            while read(&mut client, &mut room).await != FrameKind::Ping {}
+            client.put(Http2FrameType::Ping, 0, 0, &[1; 8]).await;
+            while read(&mut client, &mut room).await != Http2FrameType::Ping {}
             client.server.0.lock().iter().for_each(|(_, _, cut)| cut.cut("test"));
         }
     }
-    client.put(FrameKind::Ping, 0, 0, &[2; 8]).await;
-    while read(&mut client, &mut room).await != FrameKind::Ping {}
+    client.put(Http2FrameType::Ping, 0, 0, &[2; 8]).await;
+    while read(&mut client, &mut room).await != Http2FrameType::Ping {}
     assert_eq!(client.server.asked(), 40, "forty uploads of 160 KB through a window of a megabyte");
 }
 
@@ -427,18 +427,18 @@ async fn goaway_is_two_step_and_accepted_requests_complete() {
     client.ask(1, GET, true).await;
     client.next().await;
     client.leave = None;
-    assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![HIGHEST, 0]));
+    assert_eq!(client.numbers().await, (Http2FrameType::GoAway, 0, vec![HIGHEST, 0]));
     let (ping, opaque) = client.next().await;
-    assert_eq!(ping.kind, FrameKind::Ping);
+    assert_eq!(ping.kind, Http2FrameType::Ping);
     client.ask(3, GET, true).await;
     client.next().await;
-    client.put(FrameKind::Ping, ACK, 0, &opaque).await;
-    assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![3, 0]));
+    client.put(Http2FrameType::Ping, ACK, 0, &opaque).await;
+    assert_eq!(client.numbers().await, (Http2FrameType::GoAway, 0, vec![3, 0]));
     // A request that was on its way is ignored, with its body and its reset.
     client.ask(5, POST, false).await;
-    client.put(FrameKind::Data, 0, 5, b"data").await;
+    client.put(Http2FrameType::Data, 0, 5, b"data").await;
     client.window(5, 10).await;
-    client.put(FrameKind::Reset, 0, 5, &8_u32.to_be_bytes()).await;
+    client.put(Http2FrameType::Reset, 0, 5, &8_u32.to_be_bytes()).await;
     client.server.send(1, &b"event"[..]);
     assert_eq!(client.next().await.0.stream, 3);
     assert_eq!(client.server.asked(), 2);
@@ -460,10 +460,10 @@ async fn goaway_is_two_step_and_accepted_requests_complete() {
 async fn connection_closes_one_second_after_final_goaway() {
     let mut client = Client::new(1 << 16).await;
     client.leave = None;
-    assert_eq!(client.numbers().await.0, FrameKind::GoAway);
+    assert_eq!(client.numbers().await.0, Http2FrameType::GoAway);
     let (_, opaque) = client.next().await;
-    client.put(FrameKind::Ping, ACK, 0, &opaque).await;
-    assert_eq!(client.numbers().await.0, FrameKind::GoAway);
+    client.put(Http2FrameType::Ping, ACK, 0, &opaque).await;
+    assert_eq!(client.numbers().await.0, Http2FrameType::GoAway);
     let begun = Instant::now();
     assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
     assert_eq!(client.ended.await.expect("no panic"), Ok(()));
@@ -478,11 +478,11 @@ async fn silent_client_is_pinged_and_closed_without_ping_ack() {
     client.next().await;
     for at in [30, 60] {
         let (ping, opaque) = client.next().await;
-        assert_eq!((ping.kind, ping.flags, begun.elapsed().as_secs()), (FrameKind::Ping, 0, at));
-        client.put(FrameKind::Ping, ACK, 0, &opaque).await;
+        assert_eq!((ping.kind, ping.flags, begun.elapsed().as_secs()), (Http2FrameType::Ping, 0, at));
+        client.put(Http2FrameType::Ping, ACK, 0, &opaque).await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(client.next().await.0.kind, FrameKind::Ping);
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Ping);
     let ended = client.ended.await.expect("no panic");
     assert_eq!(
         (ended, begun.elapsed().as_secs()),
@@ -504,6 +504,9 @@ async fn stream_past_its_deadline_is_reset() {
         client.next().await;
     }
     for (stream, seconds) in [(3, 10), (1, 20)] {
-        assert_eq!((client.numbers().await, begun.elapsed().as_secs()), (reset(stream, ErrorCode::Cancel), seconds));
+        assert_eq!(
+            (client.numbers().await, begun.elapsed().as_secs()),
+            (reset(stream, Http2ErrorCode::Cancel), seconds)
+        );
     }
 }

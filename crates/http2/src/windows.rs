@@ -1,8 +1,8 @@
 //! Flow control in both directions (RFC 9113 §5.2).
 
-use super::error::{ErrorCode, Http2Error};
-use super::frame::{FrameKind, HIGHEST, Setting, settings};
-use super::output::{GATHERED_BYTES_MAX, Output};
+use super::error::{Http2Error, Http2ErrorCode};
+use super::frame::{HIGHEST, Http2FrameType, Http2Setting, settings};
+use super::output::{FrameOutputBuffer, GATHERED_BYTES_MAX};
 
 /// The initial size of every window in bytes (RFC 9113 §6.9.2).
 const FIRST: u32 = 65_535;
@@ -13,7 +13,7 @@ const CONNECTION_BYTES_MAX: usize = 1 << 20;
 
 /// The client's limits on what the server sends.
 #[derive(Debug)]
-pub(super) struct SendLimits {
+pub(super) struct Http2SendLimits {
     /// The connection's send window, in bytes.
     pub(super) window: i64,
     /// The send window of a new stream, in bytes.
@@ -24,7 +24,7 @@ pub(super) struct SendLimits {
     pub(super) must_say_no_table: bool,
 }
 
-impl SendLimits {
+impl Http2SendLimits {
     pub(super) fn new() -> Self {
         Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_say_no_table: true }
     }
@@ -34,10 +34,10 @@ impl SendLimits {
         let before = self.first_window;
         for setting in settings(payload) {
             match setting? {
-                Setting::HeaderTable => self.must_say_no_table = true,
-                Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
+                Http2Setting::HeaderTable => self.must_say_no_table = true,
+                Http2Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
                 // Larger frames would only make other streams wait.
-                Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(GATHERED_BYTES_MAX),
+                Http2Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(GATHERED_BYTES_MAX),
             }
         }
         Ok(self.first_window - before)
@@ -60,13 +60,13 @@ pub(super) struct ReceiveWindow {
 
 impl ReceiveWindow {
     /// Announces the server's limits, which must be the first frames of a connection.
-    pub(super) fn announced(output: &mut Output, streams_max: usize, header_bytes_max: usize) -> Self {
+    pub(super) fn announced(output: &mut FrameOutputBuffer, streams_max: usize, header_bytes_max: usize) -> Self {
         let values = [(0x3, streams_max), (0x4, UPLOAD_BYTES_MAX), (0x6, header_bytes_max)];
         let setting = |(name, value): (u16, usize)| {
             let value = u32::try_from(value).unwrap_or(u32::MAX);
             name.to_be_bytes().into_iter().chain(value.to_be_bytes())
         };
-        output.put(FrameKind::Settings, 0, 0, &values.into_iter().flat_map(setting).collect::<Vec<_>>());
+        output.put(Http2FrameType::Settings, 0, 0, &values.into_iter().flat_map(setting).collect::<Vec<_>>());
         output.put_window(0, CONNECTION_BYTES_MAX - FIRST as usize);
         Self { left: CONNECTION_BYTES_MAX, untold: 0 }
     }
@@ -74,14 +74,14 @@ impl ReceiveWindow {
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), Http2Error> {
         let left = self.left.checked_sub(bytes);
         self.left = left.ok_or(Http2Error::Connection(
-            ErrorCode::FlowControl,
+            Http2ErrorCode::FlowControl,
             "data exceeds the connection's flow-control window",
         ))?;
         Ok(())
     }
 
     /// Returns window to the client, and sends the update once it is half of the whole.
-    pub(super) fn give_back(&mut self, bytes: usize, output: &mut Output) {
+    pub(super) fn give_back(&mut self, bytes: usize, output: &mut FrameOutputBuffer) {
         self.untold += bytes;
         if self.untold >= CONNECTION_BYTES_MAX / 2 {
             output.put_window(0, self.untold);
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn client_settings_change_send_limits() {
-        let mut send = SendLimits::new();
+        let mut send = Http2SendLimits::new();
         send.must_say_no_table = false;
         assert_eq!(send.take(&[0, 4, 0, 0, 0, 1, 0, 5, 0, 255, 255, 255, 0, 4, 0, 0, 0, 5]), Ok(5 - 65_535));
         assert_eq!((send.first_window, send.frame_bytes_max, send.must_say_no_table), (5, GATHERED_BYTES_MAX, false));
@@ -116,10 +116,10 @@ mod tests {
 
     #[test]
     fn receive_window_is_returned_in_halves_without_loss() {
-        let mut output = Output::default();
+        let mut output = FrameOutputBuffer::default();
         let mut window = ReceiveWindow::announced(&mut output, 250, 65_536);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
-        assert!(matches!(window.take(1), Err(Http2Error::Connection(ErrorCode::FlowControl, _))));
+        assert!(matches!(window.take(1), Err(Http2Error::Connection(Http2ErrorCode::FlowControl, _))));
         window.give_back(CONNECTION_BYTES_MAX / 2 - 1, &mut output);
         assert!(window.take(1).is_err());
         window.give_back(CONNECTION_BYTES_MAX / 2 + 1, &mut output);

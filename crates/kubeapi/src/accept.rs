@@ -5,8 +5,8 @@ mod discovery;
 #[cfg(test)]
 mod tests;
 
-use super::{Query, Status};
-use clauses::{ACCEPT_BYTES_MAX, CLAUSES_MAX, Clause, clauses, is_too_long};
+use super::{Status, UrlQuery};
+use clauses::{ACCEPT_BYTES_MAX, AcceptClause, CLAUSES_MAX, clauses, is_too_long};
 
 pub use discovery::discovery_accept;
 
@@ -33,7 +33,7 @@ impl MediaType {
 
 /// Another kind to which an object can be converted, such as a Table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Conversion {
+pub enum ObjectConversion {
     Table,
     PartialObjectMetadata,
     PartialObjectMetadataList,
@@ -41,12 +41,12 @@ pub enum Conversion {
 
 /// The version of `meta.k8s.io` that a conversion requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MetaVersion {
+pub enum MetaApiVersion {
     V1,
     V1beta1,
 }
 
-impl MetaVersion {
+impl MetaApiVersion {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "v1",
@@ -65,7 +65,7 @@ impl MetaVersion {
 
 /// The media types that an endpoint supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SupportedTypes {
+pub struct SupportedMediaTypes {
     /// Whether protobuf is available without a conversion. Custom resources do not have it.
     protobuf: bool,
     /// Whether `as=`, `g=` and `v=` are allowed. Errors cannot be converted.
@@ -75,7 +75,7 @@ pub struct SupportedTypes {
     watch: bool,
 }
 
-impl SupportedTypes {
+impl SupportedMediaTypes {
     /// The media types for reads of a resource that the apiserver itself defines.
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// The media types for reads of a custom resource.
@@ -99,18 +99,18 @@ impl SupportedTypes {
 
 /// The media type and representation that the apiserver would choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NegotiatedType {
+pub enum NegotiatedMediaType {
     /// The object itself is sent, in this media type.
     Plain(MediaType),
     /// The object is converted to another kind before it is sent.
-    Converted { media: MediaType, target: Conversion, version: MetaVersion },
+    Converted { media: MediaType, target: ObjectConversion, version: MetaApiVersion },
     /// No clause fits: 406.
     NotAcceptable,
     /// A watch whose best clause is YAML: 406.
     NotStreamable,
 }
 
-impl NegotiatedType {
+impl NegotiatedMediaType {
     /// Returns the chosen encoding; `None` if the request is refused.
     pub fn media(self) -> Option<MediaType> {
         match self {
@@ -135,18 +135,20 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
 
 /// Negotiates the response form like the apiserver's handlers. `accept` is the value of the first Accept header; `None`
 /// and an empty value mean JSON.
-pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType {
+pub fn negotiate(accept: Option<&str>, offers: SupportedMediaTypes) -> NegotiatedMediaType {
     match chosen(accept, offers) {
-        None => NegotiatedType::NotAcceptable,
-        Some((chosen, _)) if offers.watch && chosen.media() == Some(MediaType::Yaml) => NegotiatedType::NotStreamable,
+        None => NegotiatedMediaType::NotAcceptable,
+        Some((chosen, _)) if offers.watch && chosen.media() == Some(MediaType::Yaml) => {
+            NegotiatedMediaType::NotStreamable
+        }
         Some((chosen, _)) => chosen,
     }
 }
 
 /// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
-/// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not match,
-/// and ignores parameters. Custom resources have no such check.
-pub fn router_accepts(accept: Option<&str>, offers: SupportedTypes) -> bool {
+/// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not
+/// match, and ignores parameters. Custom resources have no such check.
+pub fn router_accepts(accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
     accept.split(',').any(|clause| {
@@ -159,16 +161,16 @@ const CBOR: &str = "application/cbor";
 
 /// Whether a server that supports CBOR, which is optional, would choose CBOR: a clause that names it precedes those
 /// that fit any other encoding. For a wildcard, other encodings have precedence.
-pub fn prefers_cbor(accept: Option<&str>, offers: SupportedTypes) -> bool {
+pub fn prefers_cbor(accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
-    let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| fit(clause, *media, offers).is_some());
+    let fits = |clause: &AcceptClause<'_>| offers.media.iter().any(|media| fit(clause, *media, offers).is_some());
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
 /// Whether some clause of the Accept header requests a kind, in any encoding. Discovery is not negotiated like objects.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let asked = [("as", kind), ("g", group), ("v", version)];
-    let asks = |clause: &Clause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
+    let asks = |clause: &AcceptClause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
     clauses(accept.unwrap_or_default()).iter().any(asks)
 }
 
@@ -177,7 +179,7 @@ const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
 /// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter
 /// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
-pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedTypes) -> bool {
+pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
     if offers.watch {
         return false;
     }
@@ -193,16 +195,20 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
 
 /// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and whether the
 /// clause has `pretty=1`.
-fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<(NegotiatedType, bool)> {
+fn chosen(accept: Option<&str>, offers: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
-        return Some((NegotiatedType::Plain(MediaType::Json), false));
+        return Some((NegotiatedMediaType::Plain(MediaType::Json), false));
     };
     clauses(accept).iter().find_map(|clause| offers.media.iter().find_map(|media| fit(clause, *media, offers)))
 }
 
 /// Matches a clause with one encoding; `None` if the media range does not include it, or if a parameter is not
 /// acceptable, which skips the pair.
-fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<(NegotiatedType, bool)> {
+fn fit(
+    clause: &AcceptClause<'_>,
+    media: MediaType,
+    offers: SupportedMediaTypes,
+) -> Option<(NegotiatedMediaType, bool)> {
     if !clause.covers(media.as_str()) {
         return None;
     }
@@ -217,24 +223,24 @@ fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<
     let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
     let chosen = match asked {
         [None, None, None] if media == MediaType::Protobuf && !offers.protobuf => return None,
-        [None, None, None] => NegotiatedType::Plain(media),
+        [None, None, None] => NegotiatedMediaType::Plain(media),
         _ if !offers.conversions => return None,
         [kind, group, version] => conversion(kind?, group?, version?, media)?,
     };
     Some((chosen, clause.parameter("pretty") == Some("1")))
 }
 
-fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<NegotiatedType> {
+fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<NegotiatedMediaType> {
     let target = match kind {
-        "Table" if media != MediaType::Protobuf => Conversion::Table,
-        "PartialObjectMetadata" => Conversion::PartialObjectMetadata,
-        "PartialObjectMetadataList" => Conversion::PartialObjectMetadataList,
+        "Table" if media != MediaType::Protobuf => ObjectConversion::Table,
+        "PartialObjectMetadata" => ObjectConversion::PartialObjectMetadata,
+        "PartialObjectMetadataList" => ObjectConversion::PartialObjectMetadataList,
         _ => return None,
     };
     let version = match (group, version) {
-        ("meta.k8s.io", "v1") => MetaVersion::V1,
-        ("meta.k8s.io", "v1beta1") => MetaVersion::V1beta1,
+        ("meta.k8s.io", "v1") => MetaApiVersion::V1,
+        ("meta.k8s.io", "v1beta1") => MetaApiVersion::V1beta1,
         _ => return None,
     };
-    Some(NegotiatedType::Converted { media, target, version })
+    Some(NegotiatedMediaType::Converted { media, target, version })
 }

@@ -4,7 +4,7 @@ use super::RequestInfo;
 ///
 /// A decision may be shared only between requests with equal attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Access {
+pub struct AccessAttributes {
     pub verb: String,
     pub target: AccessTarget,
 }
@@ -13,12 +13,12 @@ pub struct Access {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AccessTarget {
     Path(String),
-    Resource(Box<ResourceTarget>),
+    Resource(Box<ResourceAccessAttributes>),
 }
 
 /// A resource, with all attributes that a permission may depend on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct ResourceTarget {
+pub struct ResourceAccessAttributes {
     pub group: String,
     pub version: String,
     pub resource: String,
@@ -32,13 +32,13 @@ pub struct ResourceTarget {
     pub label_selector: String,
 }
 
-impl Access {
+impl AccessAttributes {
     pub fn of(info: &RequestInfo) -> Self {
         let verb = info.verb.as_str().to_owned();
         if !info.is_resource {
             return Self { verb, target: AccessTarget::Path(info.path.clone()) };
         }
-        let target = ResourceTarget {
+        let target = ResourceAccessAttributes {
             group: info.group.clone(),
             version: info.version.clone(),
             resource: info.resource.clone(),

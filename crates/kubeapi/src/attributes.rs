@@ -6,7 +6,7 @@ use std::fmt;
 /// A feed stores one per object, so all of it is one allocation: separate strings for each label would cost more than
 /// their contents.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct SelectableAttributes {
     /// Empty if there are no texts. Otherwise, in this order:
     /// - the width of a number in bytes;
     /// - numbers: the count of labels, the count of texts, and the end offset of each text;
@@ -20,11 +20,11 @@ const NARROW: usize = 2;
 const WIDE: usize = 5;
 const BITS: usize = 7;
 
-impl Attributes {
+impl SelectableAttributes {
     /// Packs labels and fields. `labels` must be sorted by key, and keys unique. `fields` has one value for each entry
-    /// of the resource's [`FieldTable::fields`](super::FieldTable::fields), in that order. A field that the object
-    /// lacks has its kind's [absent text](super::FieldKind::absent_text), usually `""`: the apiserver compares it as
-    /// that (R-FIELD-2).
+    /// of the resource's [`SelectableFieldTable::fields`](super::SelectableFieldTable::fields), in that order. A field
+    /// that the object lacks has its kind's [absent text](super::FieldValueKind::absent_text), usually `""`: the
+    /// apiserver compares it as that (R-FIELD-2).
     pub fn new<L: AsRef<str>, F: AsRef<str>>(labels: &[(L, L)], fields: &[F]) -> Self {
         debug_assert!(labels.windows(2).all(|pair| pair[0].0.as_ref() < pair[1].0.as_ref()), "sorted, unique");
         let all = || {
@@ -125,10 +125,10 @@ fn ascii(number: usize) -> char {
     char::from(u8::try_from(number % (1 << BITS)).expect("seven bits"))
 }
 
-impl fmt::Debug for Attributes {
+impl fmt::Debug for SelectableAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (labels, fields): (Vec<_>, Vec<_>) = (self.labels().collect(), self.fields().collect());
-        f.debug_struct("Attributes").field("labels", &labels).field("fields", &fields).finish()
+        f.debug_struct("SelectableAttributes").field("labels", &labels).field("fields", &fields).finish()
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     fn labels_are_found_by_key_and_fields_by_position() {
         let labels = [("a", "1"), ("b", ""), ("bb", "ü"), ("c", "1")];
         for n in 0..=labels.len() {
-            let attributes = Attributes::new(&labels[..n], &["x", "", "y"]);
+            let attributes = SelectableAttributes::new(&labels[..n], &["x", "", "y"]);
             assert_eq!(attributes.labels().collect::<Vec<_>>(), labels[..n]);
             assert_eq!(attributes.fields().collect::<Vec<_>>(), ["x", "", "y"]);
             for (at, (key, value)) in labels.into_iter().enumerate() {
@@ -158,31 +158,31 @@ mod tests {
     fn long_and_numerous_attributes_are_found() {
         for length in [16_383, 16_384, 3_000_000] {
             let long = "x".repeat(length - 2);
-            let attributes = Attributes::new(&[("a", &*long)], &["y"]);
+            let attributes = SelectableAttributes::new(&[("a", &*long)], &["y"]);
             assert_eq!(attributes.label("a"), Some(&*long), "{length}");
             assert_eq!((attributes.field(0), attributes.field(1)), ("y", ""), "{length}");
         }
         let blank: Vec<_> = std::iter::repeat_n("", 16_384).collect();
-        let many = Attributes::new(&[("", ""); 0], &blank);
+        let many = SelectableAttributes::new(&[("", ""); 0], &blank);
         assert_eq!((many.fields().len(), many.field(16_383), many.label("")), (16_384, "", None));
         let keys: Vec<_> = (10_000..30_000).map(|n| n.to_string()).collect();
         let labels: Vec<_> = keys.iter().map(|key| (&**key, "")).collect();
-        let attributes = Attributes::new(&labels, &[""; 0]);
+        let attributes = SelectableAttributes::new(&labels, &[""; 0]);
         assert_eq!(attributes.labels().collect::<Vec<_>>(), labels);
         assert_eq!((attributes.label("29999"), attributes.label("30000")), (Some(""), None));
     }
 
     #[test]
     fn attributes_with_different_boundaries_are_not_equal() {
-        let of = |key, value, field| Attributes::new(&[(key, value)], &[field]);
+        let of = |key, value, field| SelectableAttributes::new(&[(key, value)], &[field]);
         assert_eq!(of("a", "b", "c"), of("a", "b", "c"));
         assert_ne!(of("a", "b", "c"), of("ab", "", "c"));
-        assert_ne!(of("a", "b", "c"), Attributes::new(&[("", ""); 0], &["a", "b", "c"]));
+        assert_ne!(of("a", "b", "c"), SelectableAttributes::new(&[("", ""); 0], &["a", "b", "c"]));
     }
 
     #[test]
     fn empty_attributes_use_no_memory_and_find_nothing() {
-        let empty = Attributes::default();
+        let empty = SelectableAttributes::default();
         assert_eq!((empty.labels().len(), empty.fields().len(), empty.held_bytes()), (0, 0, 0));
         assert_eq!((empty.label("a"), empty.field(0)), (None, ""));
     }

@@ -6,18 +6,18 @@
 //! `*/generated.proto`. A table has the keys that all minors of the matrix accept (`tests/conformance/lists.rs`).
 //! Requests with another key, such as `spec.pool.name` of resource slices since 1.37, are passed through.
 
-use super::{FieldKind, FieldRule, FieldTable, Gvr};
+use super::{FieldValueKind, Gvr, SelectableFieldSpec, SelectableFieldTable};
 
 /// One path to a selectable value: the dotted JSON path, and the protobuf field numbers along it.
 type FieldPath = (&'static str, &'static [u32]);
 
 /// A row of the table of fields: a selector key, the conversion of its value to text, and the paths of the value, in
 /// order of preference.
-type FieldRow = (&'static str, FieldKind, &'static [FieldPath]);
+type BuiltinFieldRow = (&'static str, FieldValueKind, &'static [FieldPath]);
 
-use FieldKind::{Bool, Integer, Text};
+use FieldValueKind::{Bool, Integer, Text};
 
-const POD: &[FieldRow] = &[
+const POD: &[BuiltinFieldRow] = &[
     ("spec.nodeName", Text, &[("spec.nodeName", &[2, 10])]),
     ("spec.restartPolicy", Text, &[("spec.restartPolicy", &[2, 3])]),
     ("spec.schedulerName", Text, &[("spec.schedulerName", &[2, 19])]),
@@ -27,14 +27,14 @@ const POD: &[FieldRow] = &[
     ("status.podIP", Text, &[("status.podIPs.0.ip", &[3, 12, 1]), ("status.podIP", &[3, 6])]),
     ("status.nominatedNodeName", Text, &[("status.nominatedNodeName", &[3, 11])]),
 ];
-const NODE: &[FieldRow] = &[("spec.unschedulable", Bool, &[("spec.unschedulable", &[2, 4])])];
-const NAMESPACE: &[FieldRow] = &[("status.phase", Text, &[("status.phase", &[3, 1])])];
-const SECRET: &[FieldRow] = &[("type", Text, &[("type", &[3])])];
-const SERVICE: &[FieldRow] =
+const NODE: &[BuiltinFieldRow] = &[("spec.unschedulable", Bool, &[("spec.unschedulable", &[2, 4])])];
+const NAMESPACE: &[BuiltinFieldRow] = &[("status.phase", Text, &[("status.phase", &[3, 1])])];
+const SECRET: &[BuiltinFieldRow] = &[("type", Text, &[("type", &[3])])];
+const SERVICE: &[BuiltinFieldRow] =
     &[("spec.clusterIP", Text, &[("spec.clusterIP", &[2, 3])]), ("spec.type", Text, &[("spec.type", &[2, 4])])];
-const REPLICATION_CONTROLLER: &[FieldRow] = &[("status.replicas", Integer, &[("status.replicas", &[3, 1])])];
-const JOB: &[FieldRow] = &[("status.successful", Integer, &[("status.succeeded", &[3, 5])])];
-const CORE_EVENT: &[FieldRow] = &[
+const REPLICATION_CONTROLLER: &[BuiltinFieldRow] = &[("status.replicas", Integer, &[("status.replicas", &[3, 1])])];
+const JOB: &[BuiltinFieldRow] = &[("status.successful", Integer, &[("status.succeeded", &[3, 5])])];
+const CORE_EVENT: &[BuiltinFieldRow] = &[
     ("involvedObject.kind", Text, &[("involvedObject.kind", &[2, 1])]),
     ("involvedObject.namespace", Text, &[("involvedObject.namespace", &[2, 2])]),
     ("involvedObject.name", Text, &[("involvedObject.name", &[2, 3])]),
@@ -49,7 +49,7 @@ const CORE_EVENT: &[FieldRow] = &[
 ];
 /// The selectable fields of `events.k8s.io/v1`. The server maps these keys to the core ones; the values are the same,
 /// under this version's own names.
-const EVENT: &[FieldRow] = &[
+const EVENT: &[BuiltinFieldRow] = &[
     ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
     ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),
     ("regarding.name", Text, &[("regarding.name", &[8, 3])]),
@@ -61,17 +61,17 @@ const EVENT: &[FieldRow] = &[
     ("reportingController", Text, &[("reportingController", &[4])]),
     ("type", Text, &[("type", &[11])]),
 ];
-const CERTIFICATE_SIGNING_REQUEST: &[FieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 7])])];
-const CLUSTER_TRUST_BUNDLE: &[FieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 1])])];
-const POD_CERTIFICATE_REQUEST: &[FieldRow] = &[
+const CERTIFICATE_SIGNING_REQUEST: &[BuiltinFieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 7])])];
+const CLUSTER_TRUST_BUNDLE: &[BuiltinFieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 1])])];
+const POD_CERTIFICATE_REQUEST: &[BuiltinFieldRow] = &[
     ("spec.signerName", Text, &[("spec.signerName", &[2, 1])]),
     ("spec.podName", Text, &[("spec.podName", &[2, 2])]),
     ("spec.nodeName", Text, &[("spec.nodeName", &[2, 6])]),
 ];
-const RESOURCE_SLICE: &[FieldRow] =
+const RESOURCE_SLICE: &[BuiltinFieldRow] =
     &[("spec.nodeName", Text, &[("spec.nodeName", &[2, 3])]), ("spec.driver", Text, &[("spec.driver", &[2, 1])])];
 
-impl FieldTable {
+impl SelectableFieldTable {
     /// The table of a resource that the apiserver itself defines (R-FIELD-5). Resources without an entry get the
     /// default table, which has only name and namespace.
     ///
@@ -93,7 +93,7 @@ impl FieldTable {
             ("certificates.k8s.io", "clustertrustbundles") => (CLUSTER_TRUST_BUNDLE, false),
             ("certificates.k8s.io", "podcertificaterequests") => (POD_CERTIFICATE_REQUEST, false),
             ("resource.k8s.io", "resourceslices") => (RESOURCE_SLICE, false),
-            _ => (&[] as &[FieldRow], true),
+            _ => (&[] as &[BuiltinFieldRow], true),
         };
         let mut table =
             Self { fields: rows.iter().map(field).collect(), aliases: Vec::new(), absent: Vec::new(), namespace_key };
@@ -112,14 +112,14 @@ impl FieldTable {
         let fields = selectable_json_paths.iter().map(|path| {
             let key = path.strip_prefix('.').unwrap_or(path).to_owned();
             let json = vec![steps(&key)];
-            FieldRule { key, json, proto: Vec::new(), kind: FieldKind::Any }
+            SelectableFieldSpec { key, json, proto: Vec::new(), kind: FieldValueKind::Any }
         });
         Self { fields: fields.collect(), aliases: Vec::new(), absent: Vec::new(), namespace_key: namespaced }
     }
 }
 
-fn field((key, kind, places): &FieldRow) -> FieldRule {
-    FieldRule {
+fn field((key, kind, places): &BuiltinFieldRow) -> SelectableFieldSpec {
+    SelectableFieldSpec {
         key: (*key).to_owned(),
         json: places.iter().map(|(json, _)| steps(json)).collect(),
         proto: places.iter().map(|(_, proto)| proto.to_vec()).collect(),
@@ -133,12 +133,12 @@ fn steps(dotted: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Attributes, FieldSelector, ObjectKey};
+    use super::super::{FieldSelector, ObjectKey, SelectableAttributes};
     use super::*;
 
-    fn table(gvr: &str) -> FieldTable {
+    fn table(gvr: &str) -> SelectableFieldTable {
         let parts: Vec<&str> = gvr.split('/').collect();
-        FieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]), true)
+        SelectableFieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]), true)
     }
 
     fn compiles(gvr: &str, selector: &str) -> Result<(), String> {
@@ -201,10 +201,10 @@ mod tests {
 
     #[test]
     fn absent_fields_match_the_default_of_their_type() {
-        let absent = |gvr: &str| -> Attributes {
+        let absent = |gvr: &str| -> SelectableAttributes {
             let fields = table(gvr).fields;
             let fields: Vec<_> = fields.iter().map(|field| field.kind.absent_text()).collect();
-            Attributes::new::<&str, _>(&[], &fields)
+            SelectableAttributes::new::<&str, _>(&[], &fields)
         };
         for (gvr, selector, matches) in [
             ("/v1/pods", "spec.nodeName=", true),
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn custom_resources_select_only_on_declared_selectable_fields() {
-        let table = FieldTable::of_custom(&[".spec.color".to_owned(), ".spec.size.width".to_owned()], false);
+        let table = SelectableFieldTable::of_custom(&[".spec.color".to_owned(), ".spec.size.width".to_owned()], false);
         assert_eq!(table.fields[1].json, [["spec", "size", "width"]]);
         let compile = |selector: &str| {
             FieldSelector::parse(selector).expect("grammar").compile(&table).map_err(|error| error.to_string())
@@ -265,6 +265,6 @@ mod tests {
             compile("metadata.namespace=x").expect_err("refused"),
             "field label not supported: metadata.namespace"
         );
-        assert!(FieldTable::of_custom(&[], true).namespace_key);
+        assert!(SelectableFieldTable::of_custom(&[], true).namespace_key);
     }
 }

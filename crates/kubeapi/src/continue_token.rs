@@ -16,7 +16,7 @@ const VERSION: &str = "meta.k8s.io/v1";
 
 /// The version of the next page of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ContinueAt {
+pub enum ContinueVersion {
     /// The next page is at the version of the first page.
     Version(ResourceVersion),
     /// The next page is at the current version (`rv: -1`): the list continues after a token expired, at the price of
@@ -27,7 +27,7 @@ pub enum ContinueAt {
 /// The store from which upstream reads the pages of a list. It affects only the spelling of tokens: servers accept
 /// both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum PageStore {
+pub enum ListPageSource {
     /// The pages come from etcd: keys start after the slash that ends the collection's prefix.
     #[default]
     FromStorage,
@@ -35,7 +35,7 @@ pub enum PageStore {
     FromCache,
 }
 
-impl PageStore {
+impl ListPageSource {
     /// Returns the page store of a server of release `1.minor`. Since 1.34, servers keep snapshots of their watch
     /// caches for pages (KEP-4988).
     pub fn of_release(minor: Option<u32>, has_watch_cache: bool) -> Self {
@@ -47,7 +47,7 @@ impl PageStore {
 /// A position in a paginated list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContinueToken {
-    pub at: ContinueAt,
+    pub at: ContinueVersion,
     /// The first key that may be returned, relative to the request's collection: `NAME` in one namespace or at cluster
     /// scope, `NS/NAME` across namespaces. Usually it is the last returned key and a NUL byte, its direct successor in
     /// byte order. Compare as strings.
@@ -57,26 +57,26 @@ pub struct ContinueToken {
 /// The reason that a continue token is refused. Its text is the message of a 400 `BadRequest`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid continue token: continue key is not valid: {0}")]
-pub struct ContinueError(String);
+pub struct ContinueTokenError(String);
 
 impl ContinueToken {
     /// Creates the token for the page after `last`. `in_namespace` states whether the request's collection is one
     /// namespace, so that keys are relative to it.
-    pub fn after(at: ContinueAt, last: &ObjectKey, in_namespace: bool) -> Self {
+    pub fn after(at: ContinueVersion, last: &ObjectKey, in_namespace: bool) -> Self {
         let relative = if in_namespace { last.name() } else { last.as_str() };
         Self { at, start: format!("{relative}\0") }
     }
 
     /// Encodes the token as base64url without padding, of JSON in the apiserver's member order.
-    pub fn encode(&self, pages: PageStore) -> String {
+    pub fn encode(&self, pages: ListPageSource) -> String {
         let version = match self.at {
-            ContinueAt::Version(version) => version.to_string(),
-            ContinueAt::Latest => "-1".to_owned(),
+            ContinueVersion::Version(version) => version.to_string(),
+            ContinueVersion::Latest => "-1".to_owned(),
         };
         let start = match pages {
-            PageStore::FromStorage if !self.start.is_empty() => json_string(&self.start),
+            ListPageSource::FromStorage if !self.start.is_empty() => json_string(&self.start),
             // An empty key, which no server accepts, is written as a slash.
-            PageStore::FromStorage | PageStore::FromCache => json_string(&format!("/{}", self.start)),
+            ListPageSource::FromStorage | ListPageSource::FromCache => json_string(&format!("/{}", self.start)),
         };
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }
@@ -95,16 +95,17 @@ impl ContinueToken {
     ///
     /// # Errors
     /// The apiserver's text. For JSON that is malformed in the middle, only the beginning is the same.
-    pub fn decode(token: &str) -> Result<Self, ContinueError> {
-        let Fields { version, revision, start } = Fields::read(&unbase64(token).map_err(ContinueError)?)?;
-        let refused = |why: String| Err(ContinueError(why));
+    pub fn decode(token: &str) -> Result<Self, ContinueTokenError> {
+        let ContinueTokenFields { version, revision, start } =
+            ContinueTokenFields::read(&unbase64(token).map_err(ContinueTokenError)?)?;
+        let refused = |why: String| Err(ContinueTokenError(why));
         if version != VERSION {
-            return Err(ContinueError(format!("server does not recognize this encoded version {version}")));
+            return Err(ContinueTokenError(format!("server does not recognize this encoded version {version}")));
         }
         let at = match u64::try_from(revision) {
             Ok(0) => return refused(format!("incorrect encoded start resourceVersion (version {VERSION})")),
-            Ok(revision) => ContinueAt::Version(ResourceVersion(revision)),
-            Err(_) => ContinueAt::Latest,
+            Ok(revision) => ContinueVersion::Version(ResourceVersion(revision)),
+            Err(_) => ContinueVersion::Latest,
         };
         if start.is_empty() {
             return refused(format!("encoded start key empty (version {VERSION})"));
@@ -118,20 +119,22 @@ impl ContinueToken {
 }
 
 /// The members of a continue token, with Go's zero values for absent ones.
-struct Fields {
+struct ContinueTokenFields {
     version: String,
     revision: i64,
     start: String,
 }
 
-impl Fields {
-    fn read(json: &[u8]) -> Result<Self, ContinueError> {
+impl ContinueTokenFields {
+    fn read(json: &[u8]) -> Result<Self, ContinueTokenError> {
         let document: &RawValue =
-            serde_json::from_slice(json).map_err(|error| ContinueError(syntax_error(json, &error)))?;
+            serde_json::from_slice(json).map_err(|error| ContinueTokenError(syntax_error(json, &error)))?;
         let mut fields = Self { version: String::new(), revision: 0, start: String::new() };
         let members: BTreeMap<String, &RawValue> = match document.get().as_bytes().first() {
             Some(b'n') => return Ok(fields),
-            Some(b'{') => serde_json::from_str(document.get()).map_err(|error| ContinueError(error.to_string()))?,
+            Some(b'{') => {
+                serde_json::from_str(document.get()).map_err(|error| ContinueTokenError(error.to_string()))?
+            }
             _ => return Err(mismatch(document, "Go value", "storage.continueToken")),
         };
         for (name, value) in members {
@@ -148,7 +151,12 @@ impl Fields {
 }
 
 /// Parses one member of a continue token; `null` leaves it unchanged.
-fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type: &str) -> Result<(), ContinueError> {
+fn set<T: DeserializeOwned>(
+    field: &mut T,
+    value: &RawValue,
+    name: &str,
+    go_type: &str,
+) -> Result<(), ContinueTokenError> {
     if value.get() == "null" {
         return Ok(());
     }
@@ -158,7 +166,7 @@ fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type
 }
 
 /// Returns the text of Go's `json.UnmarshalTypeError`.
-fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
+fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueTokenError {
     let kind = match value.get().as_bytes().first() {
         Some(b't' | b'f') => "bool",
         Some(b'"') => "string",
@@ -167,7 +175,7 @@ fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
         _ if go_type == "int64" => &format!("number {}", value.get()),
         _ => "number",
     };
-    ContinueError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
+    ContinueTokenError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
 }
 
 /// Returns the text of Go's `json.SyntaxError`, as far as it follows from the character alone.

@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use self::merged_terms::MergedFieldTerms;
-use super::{Attributes, FieldTable, ObjectKey, SelectorError};
+use super::{ObjectKey, SelectableAttributes, SelectableFieldTable, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
 pub const NAME_KEY: &str = "metadata.name";
@@ -19,12 +19,12 @@ const NAMESPACE_KEY: &str = "metadata.namespace";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
     /// The terms in the order of their texts, which is the apiserver's order.
-    terms: Box<[Term]>,
+    terms: Box<[FieldSelectorTerm]>,
 }
 
 /// One term of a field selector: `key=value` or `key!=value`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Term {
+struct FieldSelectorTerm {
     key: Box<str>,
     value: Box<str>,
     negated: bool,
@@ -46,7 +46,7 @@ impl FieldSelector {
                 let why = format!("invalid selector: '{text}'; can't understand '{part}'");
                 return Err(SelectorError::Invalid(why));
             };
-            terms.push(Term { key: key.into(), value: unescape(value)?.into(), negated });
+            terms.push(FieldSelectorTerm { key: key.into(), value: unescape(value)?.into(), negated });
         }
         // Go drops a term with an empty key and an empty value (`=`) when it copies a selector.
         terms.retain(|term| !(term.key.is_empty() && term.value.is_empty()));
@@ -67,12 +67,13 @@ impl FieldSelector {
     ///
     /// # Errors
     /// The table does not have one of the keys. Upstream, which may be of a later release, decides about it.
-    pub fn compile(&self, table: &FieldTable) -> Result<FieldMatcher, SelectorError> {
+    pub fn compile(&self, table: &SelectableFieldTable) -> Result<FieldMatcher, SelectorError> {
         let compiled = self.terms.iter().map(|term| {
             let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
             let key = alias.map_or(&*term.key, |(_, meant)| meant.as_str());
-            let subject = Subject::of(key, table).ok_or_else(|| SelectorError::UnknownField(key.to_owned()))?;
-            Ok(Condition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
+            let subject =
+                FieldValueSource::of(key, table).ok_or_else(|| SelectorError::UnknownField(key.to_owned()))?;
+            Ok(CompiledFieldCondition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
         });
         Ok(FieldMatcher::of(compiled.collect::<Result<_, _>>()?))
     }
@@ -81,33 +82,33 @@ impl FieldSelector {
 /// A compiled field selector: conditions that must all hold, without duplicates. Clones share the data.
 #[derive(Debug, Clone, Default)]
 pub struct FieldMatcher {
-    conditions: Arc<[Condition]>,
+    conditions: Arc<[CompiledFieldCondition]>,
     /// The conditions in the form that is matched.
     wants: MergedFieldTerms,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Condition {
+struct CompiledFieldCondition {
     /// The key of the term, after alias conversion.
     key: Box<str>,
-    subject: Subject,
+    subject: FieldValueSource,
     value: Box<str>,
     negated: bool,
 }
 
 /// The source of the value that a condition compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Subject {
+enum FieldValueSource {
     Name,
     Namespace,
-    /// A selectable field, as a position in the [`FieldTable`].
+    /// A selectable field, as a position in the [`SelectableFieldTable`].
     Field(usize),
     /// A field that no object has; its value is always `""`.
     Absent,
 }
 
-impl Subject {
-    fn of(key: &str, table: &FieldTable) -> Option<Self> {
+impl FieldValueSource {
+    fn of(key: &str, table: &SelectableFieldTable) -> Option<Self> {
         match key {
             NAME_KEY => Some(Self::Name),
             NAMESPACE_KEY if table.namespace_key => Some(Self::Namespace),
@@ -118,7 +119,7 @@ impl Subject {
 }
 
 impl FieldMatcher {
-    fn of(mut conditions: Vec<Condition>) -> Self {
+    fn of(mut conditions: Vec<CompiledFieldCondition>) -> Self {
         let mut seen = HashSet::with_capacity(conditions.len());
         let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
         let mut first = first.into_iter();
@@ -126,17 +127,17 @@ impl FieldMatcher {
         Self { wants: MergedFieldTerms::of(&conditions), conditions: conditions.into() }
     }
 
-    /// Whether an object matches. `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond
-    /// its end reads as `""`.
-    pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+    /// Whether an object matches. `attributes` must come from the same [`SelectableFieldTable`] as the matcher; a field
+    /// beyond its end reads as `""`.
+    pub fn matches(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
         self.wants.match_all(key, attributes)
     }
 
     /// Whether the key alone decides if an object matches, among objects that all have the value `given` in a field.
     pub fn goes_by_key(&self, given: Option<(&str, &str)>) -> bool {
         self.conditions.iter().all(|condition| match condition.subject {
-            Subject::Name | Subject::Namespace | Subject::Absent => true,
-            Subject::Field(_) => !condition.negated && given == Some((&*condition.key, &*condition.value)),
+            FieldValueSource::Name | FieldValueSource::Namespace | FieldValueSource::Absent => true,
+            FieldValueSource::Field(_) => !condition.negated && given == Some((&*condition.key, &*condition.value)),
         })
     }
 
@@ -153,7 +154,7 @@ impl FieldMatcher {
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
-        texts.map(|len| 2 * (size_of::<Condition>() + len)).sum()
+        texts.map(|len| 2 * (size_of::<CompiledFieldCondition>() + len)).sum()
     }
 
     /// Whether the field selector has no conditions, so that it matches everything.
@@ -181,11 +182,11 @@ impl FieldMatcher {
             .map(|condition| &*condition.value)
     }
 
-    /// Returns the `=` conditions on fields of the table: key, position in [`Attributes`], value.
+    /// Returns the `=` conditions on fields of the table: key, position in [`SelectableAttributes`], value.
     pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
         self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
-            Subject::Field(position) => Some((&*condition.key, position, &*condition.value)),
-            Subject::Name | Subject::Namespace | Subject::Absent => None,
+            FieldValueSource::Field(position) => Some((&*condition.key, position, &*condition.value)),
+            FieldValueSource::Name | FieldValueSource::Namespace | FieldValueSource::Absent => None,
         })
     }
 
@@ -197,7 +198,8 @@ impl FieldMatcher {
     pub fn narrowed_to(self, name: &str) -> Result<Self, SelectorError> {
         if self.is_empty() {
             let key = NAME_KEY.into();
-            let only = Condition { key, subject: Subject::Name, value: name.into(), negated: false };
+            let only =
+                CompiledFieldCondition { key, subject: FieldValueSource::Name, value: name.into(), negated: false };
             return Ok(Self::of(vec![only]));
         }
         if self.required_name() == Some(name) {

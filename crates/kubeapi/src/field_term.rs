@@ -4,13 +4,13 @@ use std::fmt;
 ///
 /// The parsed form of a query's selector is [`FieldSelector`](super::FieldSelector).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FieldTerm<'a> {
+pub struct EscapedFieldTerm<'a> {
     key: &'a str,
     operator: &'static str,
     value: &'a str,
 }
 
-impl<'a> FieldTerm<'a> {
+impl<'a> EscapedFieldTerm<'a> {
     /// Creates the term `key=value`.
     pub fn is(key: &'a str, value: &'a str) -> Self {
         Self { key, operator: "%3D", value }
@@ -22,7 +22,7 @@ impl<'a> FieldTerm<'a> {
     }
 }
 
-impl fmt::Display for FieldTerm<'_> {
+impl fmt::Display for EscapedFieldTerm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, operator, value } = *self;
         f.write_str(key)?;
@@ -44,16 +44,16 @@ impl fmt::Display for FieldTerm<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FieldSelector, Query};
+    use super::super::{FieldSelector, UrlQuery};
     use super::*;
 
     #[test]
     fn field_term_is_escaped_as_the_apiserver_expects() {
         for (term, text) in [
-            (FieldTerm::is("spec.nodeName", "n7"), "spec.nodeName%3Dn7"),
-            (FieldTerm::is_not("spec.nodeName", "n7"), "spec.nodeName%21%3Dn7"),
-            (FieldTerm::is("metadata.name", "system:a b"), "metadata.name%3Dsystem%3Aa%20b"),
-            (FieldTerm::is("metadata.name", r"a,b=c\d"), "metadata.name%3Da%5C%2Cb%5C%3Dc%5C%5Cd"),
+            (EscapedFieldTerm::is("spec.nodeName", "n7"), "spec.nodeName%3Dn7"),
+            (EscapedFieldTerm::is_not("spec.nodeName", "n7"), "spec.nodeName%21%3Dn7"),
+            (EscapedFieldTerm::is("metadata.name", "system:a b"), "metadata.name%3Dsystem%3Aa%20b"),
+            (EscapedFieldTerm::is("metadata.name", r"a,b=c\d"), "metadata.name%3Da%5C%2Cb%5C%3Dc%5C%5Cd"),
         ] {
             assert_eq!(term.to_string(), text);
         }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn escaped_field_term_parses_to_the_same_value() {
         for value in ["n7", "", "a,b", "a=b", r"\", "%2C", "ü&x=1#"] {
-            let query = Query::parse(&format!("fieldSelector={}", FieldTerm::is("k", value)));
+            let query = UrlQuery::parse(&format!("fieldSelector={}", EscapedFieldTerm::is("k", value)));
             let read = FieldSelector::parse(query.first("fieldSelector").expect("it is there")).expect("a selector");
             assert_eq!(read.requires_exact("k"), Some(value));
         }

@@ -2,10 +2,10 @@
 ///
 /// Source: R-FIELD-4 to R-FIELD-6. `metadata.name` and `metadata.namespace` are not stored: they are the object's key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FieldTable {
+pub struct SelectableFieldTable {
     /// The fields whose value is read from each object, in the order of
-    /// [`Attributes::fields`](super::Attributes::fields).
-    pub fields: Vec<FieldRule>,
+    /// [`SelectableAttributes::fields`](super::SelectableAttributes::fields).
+    pub fields: Vec<SelectableFieldSpec>,
     /// The aliases of accepted keys: `spec.host` means `spec.nodeName`.
     pub aliases: Vec<(String, String)>,
     /// The accepted keys that no object has: they compare as `""`.
@@ -14,9 +14,9 @@ pub struct FieldTable {
     pub namespace_key: bool,
 }
 
-impl FieldTable {
+impl SelectableFieldTable {
     /// Returns the position of `key` in [`fields`](Self::fields), and of its value in
-    /// [`Attributes::fields`](super::Attributes::fields).
+    /// [`SelectableAttributes::fields`](super::SelectableAttributes::fields).
     pub fn position(&self, key: &str) -> Option<usize> {
         self.fields.iter().position(|field| field.key == key)
     }
@@ -24,7 +24,7 @@ impl FieldTable {
 
 /// One selectable field of a resource, and where its value is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FieldRule {
+pub struct SelectableFieldSpec {
     /// The key of the field in selectors, such as `spec.nodeName`.
     pub key: String,
     /// The JSON paths of the value, in order: the first value that is present and not empty applies. In a built-in
@@ -33,12 +33,12 @@ pub struct FieldRule {
     /// The paths in `json` as protobuf field numbers (first element of repeated fields). Empty for custom resources,
     /// which have no protobuf form.
     pub proto: Vec<Vec<u32>>,
-    pub kind: FieldKind,
+    pub kind: FieldValueKind,
 }
 
 /// The conversion of a field's value to the text that selectors compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FieldKind {
+pub enum FieldValueKind {
     /// The value is used unchanged.
     Text,
     /// The value is a boolean, `true` or `false`; an absent one is `false`.
@@ -50,7 +50,7 @@ pub enum FieldKind {
     Any,
 }
 
-impl FieldKind {
+impl FieldValueKind {
     /// Returns the text of a field that the object lacks.
     pub fn absent_text(self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@ mod tests;
 mod validate;
 
 use self::merged_requirements::MergedRequirements;
-use super::{Attributes, SelectorError};
+use super::{SelectableAttributes, SelectorError};
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// selector usually compare equal. Authorization and upstream get the original text instead. Clones share the data.
 #[derive(Debug, Clone, Default)]
 pub struct LabelSelector {
-    requirements: Arc<[Requirement]>,
+    requirements: Arc<[LabelSelectorRequirement]>,
     /// The requirements in the form that is matched.
     wants: MergedRequirements,
 }
@@ -36,7 +36,7 @@ impl LabelSelector {
         Ok(Self { wants: MergedRequirements::of(&requirements), requirements: requirements.into() })
     }
 
-    pub fn matches(&self, attributes: &Attributes) -> bool {
+    pub fn matches(&self, attributes: &SelectableAttributes) -> bool {
         self.wants.match_all(attributes)
     }
 
@@ -57,7 +57,7 @@ impl LabelSelector {
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
-        self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
+        self.requirements.iter().map(LabelSelectorRequirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
 
     /// Whether the label selector has no requirements, so that it matches everything.
@@ -65,13 +65,13 @@ impl LabelSelector {
         self.requirements.is_empty()
     }
 
-    pub fn requirements(&self) -> &[Requirement] {
+    pub fn requirements(&self) -> &[LabelSelectorRequirement] {
         &self.requirements
     }
 }
 
 /// Removes duplicates. Requirements of equal keys must be adjacent.
-fn once_each(mut requirements: Vec<Requirement>) -> Vec<Requirement> {
+fn once_each(mut requirements: Vec<LabelSelectorRequirement>) -> Vec<LabelSelectorRequirement> {
     if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
         return requirements;
     }
@@ -113,26 +113,26 @@ impl fmt::Display for LabelSelector {
 
 /// One requirement of a label selector, on one label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Requirement {
+pub struct LabelSelectorRequirement {
     key: Box<str>,
-    operator: Operator,
+    operator: LabelSelectorOperator,
     /// The values, sorted and unique. Empty for the existence operators; one element for all others except `In` and
     /// `NotIn`.
-    values: Values,
+    values: LabelValues,
 }
 
 /// The values of a requirement, sorted and unique.
-type Values = Arc<[Box<str>]>;
+type LabelValues = Arc<[Box<str>]>;
 
 /// The overhead of an allocation, in bytes.
 const ALLOCATION_BYTES: usize = 16;
 
-impl Requirement {
+impl LabelSelectorRequirement {
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    pub fn operator(&self) -> Operator {
+    pub fn operator(&self) -> LabelSelectorOperator {
         self.operator
     }
 
@@ -163,13 +163,15 @@ fn held_bytes(values: &[Box<str>]) -> usize {
     values.iter().map(|value| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES).sum()
 }
 
-impl fmt::Display for Requirement {
+impl fmt::Display for LabelSelectorRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, operator, values } = self;
         match operator {
-            Operator::Exists => write!(f, "{key}"),
-            Operator::DoesNotExist => write!(f, "!{key}"),
-            Operator::In | Operator::NotIn => write!(f, "{key} {operator} ({})", values.join(",")),
+            LabelSelectorOperator::Exists => write!(f, "{key}"),
+            LabelSelectorOperator::DoesNotExist => write!(f, "!{key}"),
+            LabelSelectorOperator::In | LabelSelectorOperator::NotIn => {
+                write!(f, "{key} {operator} ({})", values.join(","))
+            }
             _ => write!(f, "{key}{operator}{}", values.join(",")),
         }
     }
@@ -177,7 +179,7 @@ impl fmt::Display for Requirement {
 
 /// The operator of a label requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operator {
+pub enum LabelSelectorOperator {
     Exists,
     DoesNotExist,
     In,
@@ -190,7 +192,7 @@ pub enum Operator {
     LessThan,
 }
 
-impl fmt::Display for Operator {
+impl fmt::Display for LabelSelectorOperator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Exists => "exists",

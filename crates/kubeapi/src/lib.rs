@@ -1,8 +1,8 @@
 //! The concepts of the Kubernetes API as types, without I/O.
 //!
-//! They express the meaning of a request ([`RequestInfo`], [`ListOptions`], [`NegotiatedType`]), the objects that it selects
-//! ([`Selector`]), and the form of a refusal ([`Status`]). All of it is derived from the request alone, by rules that
-//! match the apiserver's byte for byte; docs/dev/rules/README.md lists them.
+//! They express the meaning of a request ([`RequestInfo`], [`ListOptions`], [`NegotiatedMediaType`]), the objects that
+//! it selects ([`Selector`]), and the form of a refusal ([`Status`]). All of it is derived from the request alone, by
+//! rules that match the apiserver's byte for byte; docs/dev/rules/README.md lists them.
 //!
 //! **Invariant:** nothing in this crate opens a socket, reads a clock or depends on a cache.
 
@@ -38,24 +38,24 @@ mod user;
 mod version;
 
 pub use accept::{
-    Conversion, MediaType, MetaVersion, NegotiatedType, SupportedTypes, asks_for, check_accept_length,
-    discovery_accept, negotiate, prefers_cbor, pretty, router_accepts,
+    MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, SupportedMediaTypes, asks_for,
+    check_accept_length, discovery_accept, negotiate, prefers_cbor, pretty, router_accepts,
 };
-pub use access::{Access, AccessTarget, ResourceTarget};
-pub use attributes::Attributes;
-pub use continue_token::{ContinueAt, ContinueError, ContinueToken, PageStore};
+pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
+pub use attributes::SelectableAttributes;
+pub use continue_token::{ContinueToken, ContinueTokenError, ContinueVersion, ListPageSource};
 pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
-pub use field_term::FieldTerm;
-pub use fields::{FieldKind, FieldRule, FieldTable};
+pub use field_term::EscapedFieldTerm;
+pub use fields::{FieldValueKind, SelectableFieldSpec, SelectableFieldTable};
 pub use flow_distinguisher::FlowDistinguisher;
 pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
 pub use key::ObjectKey;
-pub use labels::{LabelSelector, Operator, Requirement};
-pub use list_options::{GetOptions, ListOptions, ListPlan, VersionMatch, WatchStart, WatchTimeout};
-pub use query::{QUERY_PAIRS_MAX, Query};
-pub use request_info::{RequestInfo, RequestInfoError, Verb, reaches_inside};
+pub use labels::{LabelSelector, LabelSelectorOperator, LabelSelectorRequirement};
+pub use list_options::{GetOptions, ListOptions, ListPlan, ResourceVersionMatch, WatchStart, WatchTimeout};
+pub use query::{QUERY_PAIRS_MAX, UrlQuery};
+pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, reaches_inside};
 pub use selector::Selector;
 pub use selector_error::{SELECTOR_BYTES_MAX, SelectorError};
 pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};

@@ -4,12 +4,12 @@ mod validate;
 mod version_match;
 mod watch_timeout;
 
-pub use version_match::{ListPlan, VersionMatch, WatchStart};
+pub use version_match::{ListPlan, ResourceVersionMatch, WatchStart};
 
 pub use watch_timeout::WatchTimeout;
 
 use super::go_text::parse_int;
-use super::{FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
+use super::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX, Status, UrlQuery};
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
@@ -40,7 +40,7 @@ impl ListOptions {
     ///
     /// # Errors
     /// A 400 with the first problem that the apiserver would find: integers before selectors, labels before fields.
-    pub fn decode(query: &Query) -> Result<Self, Status> {
+    pub fn decode(query: &UrlQuery) -> Result<Self, Status> {
         let text = |name| query.first(name).unwrap_or_default();
         let integer = |name| query.first(name).map(parse_int).transpose().map_err(Status::bad_request);
         let timeout_seconds = integer("timeoutSeconds")?;
@@ -61,7 +61,7 @@ impl ListOptions {
 
     /// Whether both selectors are short enough to be parsed. [`decode`](Self::decode) refuses longer ones, although the
     /// apiserver may accept them.
-    pub fn has_short_selectors(query: &Query) -> bool {
+    pub fn has_short_selectors(query: &UrlQuery) -> bool {
         let length = |name| query.first(name).map_or(0, str::len);
         ["labelSelector", "fieldSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
     }
@@ -91,7 +91,7 @@ impl GetOptions {
     ///
     /// # Errors
     /// 400 for `export`, which was removed.
-    pub fn decode(query: &Query) -> Result<Self, Status> {
+    pub fn decode(query: &UrlQuery) -> Result<Self, Status> {
         if flag(query, "export") == Some(true) {
             let gone = "the export parameter, deprecated since v1.14, is no longer supported";
             return Err(Status::bad_request(gone));
@@ -99,11 +99,11 @@ impl GetOptions {
         Ok(Self { resource_version: query.first("resourceVersion").unwrap_or_default().to_owned() })
     }
 
-    /// Returns the required freshness of the object (R-GET-1): never [`VersionMatch::Exact`].
+    /// Returns the required freshness of the object (R-GET-1): never [`ResourceVersionMatch::Exact`].
     ///
     /// # Errors
     /// A 500 if the resourceVersion is not a number.
-    pub fn version_match(&self) -> Result<VersionMatch, Status> {
+    pub fn version_match(&self) -> Result<ResourceVersionMatch, Status> {
         version_match::get_version(&self.resource_version)
     }
 }
@@ -112,6 +112,6 @@ const EXACT: &str = "Exact";
 const NOT_OLDER_THAN: &str = "NotOlderThan";
 
 /// Parses a boolean like the apiserver: only `0` and `false` are false; the empty value and any other text are true.
-fn flag(query: &Query, name: &str) -> Option<bool> {
+fn flag(query: &UrlQuery, name: &str) -> Option<bool> {
     query.first(name).map(|text| text != "0" && !text.eq_ignore_ascii_case("false"))
 }

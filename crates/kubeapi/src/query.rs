@@ -10,21 +10,21 @@ pub const QUERY_PAIRS_MAX: usize = 10_000;
 /// The rules are those of Go's `url.ParseQuery` with its errors ignored: `+` is a space, a pair with `;` or an invalid
 /// escape is dropped, names are case-sensitive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct UrlQuery {
     raw: String,
-    pairs: Vec<(Text, Text)>,
+    pairs: Vec<(UrlQueryText, UrlQueryText)>,
     lossless: bool,
 }
 
 /// A name or a value of a query. One without escapes is not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Text {
+enum UrlQueryText {
     /// The range of the text in the query, which has no escapes.
     Literal(Range<usize>),
     Decoded(String),
 }
 
-impl Query {
+impl UrlQuery {
     /// Parses the query after the `?`. It never fails: pairs that the apiserver would drop are dropped.
     pub fn parse(raw: &str) -> Self {
         let mut query = Self { raw: raw.to_owned(), pairs: Vec::new(), lossless: true };
@@ -48,12 +48,12 @@ impl Query {
     }
 
     /// Decodes the text at `at`, and returns whether it is exact; `None` if an escape is broken.
-    fn text(&self, at: Range<usize>) -> Option<(Text, bool)> {
+    fn text(&self, at: Range<usize>) -> Option<(UrlQueryText, bool)> {
         let raw = &self.raw[at.clone()];
         if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
-            return Some((Text::Literal(at), true));
+            return Some((UrlQueryText::Literal(at), true));
         }
-        unescape(raw, true).map(|(text, is_exact)| (Text::Decoded(text), is_exact))
+        unescape(raw, true).map(|(text, is_exact)| (UrlQueryText::Decoded(text), is_exact))
     }
 
     /// Returns the first value of the parameter `name`; `""` for a bare name.
@@ -70,10 +70,10 @@ impl Query {
         self.pairs.iter().map(|(name, value)| (self.decoded(name), self.decoded(value)))
     }
 
-    fn decoded<'a>(&'a self, text: &'a Text) -> &'a str {
+    fn decoded<'a>(&'a self, text: &'a UrlQueryText) -> &'a str {
         match text {
-            Text::Literal(at) => &self.raw[at.clone()],
-            Text::Decoded(text) => text,
+            UrlQueryText::Literal(at) => &self.raw[at.clone()],
+            UrlQueryText::Decoded(text) => text,
         }
     }
 
@@ -141,7 +141,7 @@ mod tests {
             ("%61=%62", &[("a", "b")]),
         ];
         for (raw, pairs) in cases {
-            let parsed = Query::parse(raw);
+            let parsed = UrlQuery::parse(raw);
             let got: Vec<(&str, &str)> = parsed.pairs().collect();
             assert_eq!(got, pairs, "{raw}");
         }
@@ -150,15 +150,18 @@ mod tests {
     #[test]
     fn literal_text_is_stored_once() {
         let long = "x".repeat(60_000);
-        let query = Query::parse(&format!("a={long}&b=c+d"));
+        let query = UrlQuery::parse(&format!("a={long}&b=c+d"));
         assert_eq!((query.first("a"), query.first("b")), (Some(&*long), Some("c d")));
         let held: Vec<_> = query.pairs.iter().flat_map(|(name, value)| [name, value]).collect();
-        assert!(matches!(held[..], [Text::Literal(_), Text::Literal(_), Text::Literal(_), Text::Decoded(_)]));
+        assert!(matches!(
+            held[..],
+            [UrlQueryText::Literal(_), UrlQueryText::Literal(_), UrlQueryText::Literal(_), UrlQueryText::Decoded(_)]
+        ));
     }
 
     #[test]
     fn first_value_is_used_and_names_are_case_sensitive() {
-        let query = Query::parse("watch=0&watch=1&Watch=2");
+        let query = UrlQuery::parse("watch=0&watch=1&Watch=2");
         assert_eq!(query.first("watch"), Some("0"));
         assert_eq!(query.first("Watch"), Some("2"));
         assert_eq!(query.first("WATCH"), None);
@@ -166,21 +169,21 @@ mod tests {
 
     #[test]
     fn query_with_invalid_utf8_is_not_lossless() {
-        assert!(Query::parse("a=%C3%A4").is_lossless());
-        assert!(!Query::parse("a=%ff").is_lossless());
-        assert!(Query::default().is_lossless());
+        assert!(UrlQuery::parse("a=%C3%A4").is_lossless());
+        assert!(!UrlQuery::parse("a=%ff").is_lossless());
+        assert!(UrlQuery::default().is_lossless());
     }
 
     #[test]
     fn query_with_too_many_pairs_parses_as_empty() {
-        assert_eq!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX - 1)).first("a"), Some("1"));
-        assert!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX)).is_empty());
+        assert_eq!(UrlQuery::parse(&"a=1&".repeat(QUERY_PAIRS_MAX - 1)).first("a"), Some("1"));
+        assert!(UrlQuery::parse(&"a=1&".repeat(QUERY_PAIRS_MAX)).is_empty());
     }
 
     proptest! {
         #[test]
         fn parsing_never_panics(raw in any::<String>()) {
-            let query = Query::parse(&raw);
+            let query = UrlQuery::parse(&raw);
             prop_assert_eq!(query.raw(), raw.as_str());
         }
     }

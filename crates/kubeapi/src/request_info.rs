@@ -4,7 +4,7 @@ mod tests;
 
 use super::go_text::{escape_html, quote};
 use super::query::unescape;
-use super::{ListOptions, Query};
+use super::{ListOptions, UrlQuery};
 pub use inside::reaches_inside;
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub struct RequestInfo {
     pub is_resource: bool,
     /// The request path, percent-decoded.
     pub path: String,
-    pub verb: Verb,
+    pub verb: RequestVerb,
     /// The first path segment of the API: `api` or `apis`.
     pub prefix: String,
     /// The API group; empty for the core group.
@@ -46,7 +46,7 @@ pub struct RequestInfo {
 
 /// The API verb of a request, as in authorization.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Verb {
+pub enum RequestVerb {
     Get,
     List,
     Watch,
@@ -61,7 +61,7 @@ pub enum Verb {
     Other(String),
 }
 
-impl Verb {
+impl RequestVerb {
     pub fn as_str(&self) -> &str {
         match self {
             Self::Get => "get",
@@ -89,13 +89,13 @@ impl Verb {
     }
 }
 
-impl Default for Verb {
+impl Default for RequestVerb {
     fn default() -> Self {
         Self::Other(String::new())
     }
 }
 
-impl fmt::Display for Verb {
+impl fmt::Display for RequestVerb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -120,13 +120,13 @@ impl RequestInfo {
     ///
     /// # Errors
     /// One of the two cases in which the apiserver fails before it determines the attributes.
-    pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
-        let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
+    pub fn parse(method: &str, path: &str, query: &UrlQuery) -> Result<Self, RequestInfoError> {
+        let path = RequestPath::parse(path).ok_or(RequestInfoError::BadEscape)?;
         let verb = match method {
-            "GET" => Verb::Get,
-            "PATCH" => Verb::Patch,
-            "DELETE" => Verb::Delete,
-            _ => Verb::Other(method.to_lowercase()),
+            "GET" => RequestVerb::Get,
+            "PATCH" => RequestVerb::Patch,
+            "DELETE" => RequestVerb::Delete,
+            _ => RequestVerb::Other(method.to_lowercase()),
         };
         let (is_canonical, segments) = (path.is_canonical(), path.segments());
         let mut info = Self { path: path.decoded.clone(), verb, is_canonical, ..Self::default() };
@@ -145,9 +145,9 @@ impl RequestInfo {
 
         info.verb = match rest[0] {
             "watch" | "proxy" if rest.len() < 2 => return Err(no_resource(path.raw, query)),
-            "watch" => Verb::Watch,
-            "proxy" => Verb::Proxy,
-            _ => Verb::of_method(method),
+            "watch" => RequestVerb::Watch,
+            "proxy" => RequestVerb::Proxy,
+            _ => RequestVerb::of_method(method),
         };
         if matches!(rest[0], "watch" | "proxy") {
             info.watch_via_path = rest[0] == "watch";
@@ -167,7 +167,7 @@ impl RequestInfo {
         };
         let part = |at: usize| parts.get(at).copied().unwrap_or_default().to_owned();
         (info.resource, info.name) = (part(0), part(1));
-        if info.verb != Verb::Proxy {
+        if info.verb != RequestVerb::Proxy {
             info.subresource = part(2);
         }
         info.take_query(query);
@@ -175,24 +175,24 @@ impl RequestInfo {
     }
 
     /// Sets the parts of the verb, the name and the selectors that depend on the query.
-    fn take_query(&mut self, query: &Query) {
-        if self.name.is_empty() && self.verb == Verb::Get {
+    fn take_query(&mut self, query: &UrlQuery) {
+        if self.name.is_empty() && self.verb == RequestVerb::Get {
             let options = ListOptions::decode(query).unwrap_or_else(|_| ListOptions {
                 // If the query cannot be decoded, only this parameter is used, with a stricter parser.
                 watch: query.first("watch").is_some_and(|text| !matches!(text.to_lowercase().as_str(), "false" | "0")),
                 ..ListOptions::default()
             });
-            self.verb = if options.watch { Verb::Watch } else { Verb::List };
+            self.verb = if options.watch { RequestVerb::Watch } else { RequestVerb::List };
             let name = options.fields.requires_exact("metadata.name");
             // Only a name that could be a path segment.
             if let Some(name) = name.filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%'])) {
                 name.clone_into(&mut self.name);
             }
         }
-        if self.name.is_empty() && self.verb == Verb::Delete {
-            self.verb = Verb::DeleteCollection;
+        if self.name.is_empty() && self.verb == RequestVerb::Delete {
+            self.verb = RequestVerb::DeleteCollection;
         }
-        let has_selectors = matches!(self.verb, Verb::List | Verb::Watch | Verb::DeleteCollection);
+        let has_selectors = matches!(self.verb, RequestVerb::List | RequestVerb::Watch | RequestVerb::DeleteCollection);
         if has_selectors && !self.watch_via_path {
             self.field_selector = query.first("fieldSelector").map(str::to_owned);
             self.label_selector = query.first("labelSelector").map(str::to_owned);
@@ -201,12 +201,12 @@ impl RequestInfo {
 }
 
 /// The path of a request as Go's `net/url` and the apiserver's `splitPath` parse it.
-struct Path<'a> {
+struct RequestPath<'a> {
     raw: &'a str,
     decoded: String,
 }
 
-impl<'a> Path<'a> {
+impl<'a> RequestPath<'a> {
     /// Parses a path; `None` for an invalid escape. Escapes are resolved before the path is split, so `%2F` separates
     /// segments.
     fn parse(raw: &'a str) -> Option<Self> {
@@ -233,7 +233,7 @@ impl<'a> Path<'a> {
     }
 }
 
-fn no_resource(path: &str, query: &Query) -> RequestInfoError {
+fn no_resource(path: &str, query: &UrlQuery) -> RequestInfoError {
     let uri = if query.raw().is_empty() { path.to_owned() } else { format!("{path}?{}", query.raw()) };
     let why = format!("failed to create RequestInfo: unable to determine kind and namespace from url, {uri}");
     RequestInfoError::NoResource(escape_html(&format!("Internal Server Error: {}: {why}", quote(&uri))))

@@ -1,4 +1,4 @@
-use super::{Attributes, FieldMatcher, LabelSelector, ObjectKey};
+use super::{FieldMatcher, LabelSelector, ObjectKey, SelectableAttributes};
 
 /// Selects the objects of a collection that a request is about: labels and fields must both match.
 ///
@@ -43,18 +43,18 @@ impl Selector {
 
     /// Whether an object matches. Fields are checked first, because they are fewer and usually decided by one string
     /// comparison.
-    pub fn matches(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+    pub fn matches(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
         self.fields.matches(key, attributes) && self.labels.matches(attributes)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FieldSelector, FieldTable, Gvr};
+    use super::super::{FieldSelector, Gvr, SelectableFieldTable};
     use super::*;
 
     fn selector(labels: &str, fields: &str) -> Selector {
-        let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
         Selector {
             labels: LabelSelector::parse(labels).expect("valid"),
             fields: FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields"),
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn selector_requires_labels_and_fields_to_match() {
         let key = ObjectKey::new("shop", "cart-1");
-        let attributes = Attributes::new(&[("app", "cart")], &["node-1"]);
+        let attributes = SelectableAttributes::new(&[("app", "cart")], &["node-1"]);
         for (labels, fields, matches) in [
             ("", "", true),
             ("app=cart", "spec.nodeName=node-1", true),

@@ -2,7 +2,7 @@
 
 use super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::status::{Status, StatusCause, StatusDetails};
-use super::{Access, AccessTarget, Gvr, SelectorError};
+use super::{AccessAttributes, AccessTarget, Gvr, SelectorError};
 
 /// The retry delay for "too large resource version", as in the watch cache.
 const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
@@ -137,7 +137,7 @@ impl Status {
     ///
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
-    pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
+    pub fn forbidden_access(user: &str, access: &AccessAttributes, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
         let (gvr, name) = match &access.target {
@@ -181,7 +181,7 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
 }
 
 /// Returns the sentence that states the denied user, access and scope.
-fn denied(user: &str, access: &Access) -> String {
+fn denied(user: &str, access: &AccessAttributes) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {
         AccessTarget::Path(path) => return format!("User {user} cannot {verb} path {}", quote(path)),

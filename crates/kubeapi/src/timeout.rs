@@ -1,9 +1,9 @@
-use super::query::Query;
+use super::query::UrlQuery;
 use super::status::Status;
 
 /// Refuses a `timeout=` that Go's `time.ParseDuration` does not accept. The apiserver checks it before anything else of
 /// a request that is not long-running (R-ORDER-1, R-TIMEOUT-2).
-pub fn check_timeout(query: &Query) -> Result<(), Status> {
+pub fn check_timeout(query: &UrlQuery) -> Result<(), Status> {
     let given = query.first("timeout").filter(|given| !given.is_empty());
     given
         .map_or(Ok(()), parse)
@@ -79,14 +79,14 @@ mod tests {
         #[test]
         fn parsing_arbitrary_durations_never_panics(text in any::<String>(), symbols in "([-+.0-9]|ns|us|µs|m|h|ä){0,12}") {
             let _ = (parse(&text), parse(&symbols));
-            let _ = check_timeout(&Query::parse(&format!("timeout={text}")));
+            let _ = check_timeout(&UrlQuery::parse(&format!("timeout={text}")));
         }
     }
 
     #[test]
     fn valid_go_durations_are_accepted() {
         for text in ["", "0", "-0", "+0", "30s", "1h30m", "1.5h", ".5s", "1.s", "-1s", "10us", "1\u{b5}s", "2540400h"] {
-            let query = Query::parse(&format!("timeout={}", text.replace('+', "%2B")));
+            let query = UrlQuery::parse(&format!("timeout={}", text.replace('+', "%2B")));
             assert_eq!(check_timeout(&query).map_err(|status| status.message), Ok(()), "{text}");
         }
     }
@@ -105,7 +105,8 @@ mod tests {
             ("\u{e9}", r#"time: invalid duration "\xc3\xa9""#),
         ];
         for (text, expected) in cases {
-            let refused = check_timeout(&Query::parse(&format!("timeout={}", text.replace(' ', "%20")))).unwrap_err();
+            let refused =
+                check_timeout(&UrlQuery::parse(&format!("timeout={}", text.replace(' ', "%20")))).unwrap_err();
             assert_eq!(refused.message, format!("invalid timeout specified in the request URL - {expected}"));
             assert_eq!(refused.http_code(), 400, "{text}");
         }

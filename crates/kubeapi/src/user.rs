@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The user of a request: the result of authentication and the input of authorization. It serializes as in audit events.
+/// The user of a request: the result of authentication and the input of authorization. It serializes as in audit
+/// events.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct User {
     #[serde(rename = "username", skip_serializing_if = "String::is_empty")]

@@ -9,19 +9,19 @@
     warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
 )]
 
-mod frames;
 mod link;
 mod progress;
 mod protocol;
+mod stream_frame_splitter;
 mod target;
 mod unary_client;
 
-pub use frames::{FrameTooLong, Frames, Framing};
 pub use link::{
-    Driver, EstablishedConnection, H1Sender, H2Sender, LinkError, PendingResponse, ResponseStream, Sender,
-    WebSocketMessages, WebSocketSender, Windows, open,
+    ConnectionDriverFuture, EstablishedConnection, FlowControlWindows, H1Sender, H2Sender, HttpRequestSender,
+    PendingResponse, ProbeRequestError, ResponseStream, WebSocketMessages, WebSocketSender, open,
 };
 pub use progress::ProgressLine;
 pub use protocol::WatchProtocol;
-pub use target::{InMemoryConnect, RequestSpec, Target, TargetCredentials, TargetError};
+pub use stream_frame_splitter::{FrameTooLongError, StreamFrameSplitter, StreamFraming};
+pub use target::{InMemoryConnectFn, RequestSpec, TargetCredentials, TargetError, TargetServer};
 pub use unary_client::{UnaryClient, UnaryResponse};

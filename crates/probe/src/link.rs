@@ -3,7 +3,7 @@
 //! Because the load generator must use little CPU, one task reads each connection, from the socket to the recognised
 //! frame.
 
-mod go_windows;
+mod go_window_updater;
 mod h1;
 mod h2;
 mod ws;
@@ -22,7 +22,7 @@ pub use self::h1::H1Sender;
 pub use self::h2::H2Sender;
 pub use self::ws::{WebSocketMessages, WebSocketSender};
 use super::protocol::WatchProtocol;
-use super::target::{RequestSpec, Target};
+use super::target::{RequestSpec, TargetServer};
 
 /// The timeout of a connection attempt. It is long because a server is slow while it does thousands of handshakes.
 const CONNECT: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// The reason that a request has no response.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub enum ProbeRequestError {
     #[error("cannot connect to the server: {0}")]
     Connect(#[from] std::io::Error),
     #[error("no response from the server within {0:?}")]
@@ -48,7 +48,7 @@ pub enum LinkError {
 
 /// The number of unread bytes that a connection accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct FlowControlWindows {
     pub stream: u32,
     pub connection: u32,
     /// The kernel's receive buffer in bytes; `None` leaves it to the kernel.
@@ -57,25 +57,25 @@ pub struct Windows {
     pub as_go: bool,
 }
 
-trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+trait AsyncSocket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> AsyncSocket for T {}
 
-type Io = Box<dyn Socket>;
+type BoxedSocket = Box<dyn AsyncSocket>;
 
 /// An open connection. It makes progress only while its driver is polled.
 pub struct EstablishedConnection {
-    pub sender: Sender,
-    pub driver: Driver,
+    pub sender: HttpRequestSender,
+    pub driver: ConnectionDriverFuture,
     /// The cipher suite, if the connection uses TLS.
     pub cipher: Option<&'static str>,
 }
 
 /// A future that completes when the connection has ended.
-pub type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type ConnectionDriverFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The sending half of a connection. A clone shares the connection.
 #[derive(Clone)]
-pub enum Sender {
+pub enum HttpRequestSender {
     H1(H1Sender),
     H2(H2Sender),
     Ws(WebSocketSender),
@@ -98,10 +98,10 @@ pub enum ResponseStream {
 
 /// Opens a connection, and completes the TLS handshake.
 pub async fn open(
-    target: &Target,
+    target: &TargetServer,
     protocol: WatchProtocol,
-    windows: Windows,
-) -> Result<EstablishedConnection, LinkError> {
+    windows: FlowControlWindows,
+) -> Result<EstablishedConnection, ProbeRequestError> {
     let opening = async {
         let alpn: &[u8] = if protocol == WatchProtocol::H2 { b"h2" } else { b"http/1.1" };
         let (io, cipher) = dial(target, alpn, windows).await?;
@@ -112,11 +112,15 @@ pub async fn open(
         };
         Ok(EstablishedConnection { sender, driver, cipher })
     };
-    timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
+    timeout(CONNECT, opening).await.map_err(|_| ProbeRequestError::Late(CONNECT))?
 }
 
 /// Opens a connection. Also returns the cipher suite, if the connection uses TLS.
-async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
+async fn dial(
+    target: &TargetServer,
+    alpn: &[u8],
+    windows: FlowControlWindows,
+) -> Result<(BoxedSocket, Option<&'static str>), ProbeRequestError> {
     if let Some(connect) = target.memory() {
         let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
         return Ok((Box::new(stream), None));
@@ -139,14 +143,14 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Opt
     }
 }
 
-impl Sender {
+impl HttpRequestSender {
     /// Sends a request with a body; returns once the response head has arrived. The driver must be polled concurrently.
     pub async fn send(
         &self,
-        target: &Target,
+        target: &TargetServer,
         ask: &RequestSpec<'_>,
         body: Bytes,
-    ) -> Result<PendingResponse, LinkError> {
+    ) -> Result<PendingResponse, ProbeRequestError> {
         let answered = async {
             match self {
                 Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
@@ -154,11 +158,15 @@ impl Sender {
                 Self::Ws(sender) => sender.send(target.request(ask, false)?).await,
             }
         };
-        timeout(ANSWER, answered).await.map_err(|_| LinkError::Late(ANSWER))?
+        timeout(ANSWER, answered).await.map_err(|_| ProbeRequestError::Late(ANSWER))?
     }
 
     /// Sends a request without a body.
-    pub async fn get(&self, target: &Target, ask: &RequestSpec<'_>) -> Result<PendingResponse, LinkError> {
+    pub async fn get(
+        &self,
+        target: &TargetServer,
+        ask: &RequestSpec<'_>,
+    ) -> Result<PendingResponse, ProbeRequestError> {
         self.send(target, ask, Bytes::new()).await
     }
 
@@ -175,7 +183,7 @@ impl Sender {
 
 impl ResponseStream {
     /// Returns the next bytes of the body; `None` at its end.
-    pub async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
+    pub async fn chunk(&mut self) -> Option<Result<Bytes, ProbeRequestError>> {
         match self {
             Self::H1(body) => h1::chunk(body).await,
             Self::H2(body) => h2::chunk(body).await,
@@ -190,7 +198,7 @@ impl ResponseStream {
     }
 
     /// Reads the whole body. Returns the first `bytes_max` bytes at most, and the length of the whole body.
-    pub async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), LinkError> {
+    pub async fn read(&mut self, bytes_max: usize) -> Result<(Vec<u8>, u64), ProbeRequestError> {
         let (mut kept, mut bytes) = (Vec::new(), 0);
         while let Some(chunk) = self.chunk().await {
             let chunk = chunk?;

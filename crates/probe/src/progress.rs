@@ -11,13 +11,13 @@ const LINE_EVERY: Duration = Duration::from_secs(3);
 /// A progress display: one line that is redrawn on a terminal, or a plain line every few seconds elsewhere.
 #[derive(Debug)]
 pub struct ProgressLine {
-    output: Output,
+    output: ProgressOutput,
     phase: Mutex<String>,
     last: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
-enum Output {
+enum ProgressOutput {
     Hidden,
     Lines,
     Terminal(ProgressBar),
@@ -32,19 +32,19 @@ impl ProgressLine {
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
                 bar.set_style(style);
             }
-            Output::Terminal(bar)
+            ProgressOutput::Terminal(bar)
         } else {
-            Output::Lines
+            ProgressOutput::Lines
         };
         Self::to(output)
     }
 
     /// Returns a display that prints nothing.
     pub fn silent() -> Self {
-        Self::to(Output::Hidden)
+        Self::to(ProgressOutput::Hidden)
     }
 
-    fn to(output: Output) -> Self {
+    fn to(output: ProgressOutput) -> Self {
         Self { output, phase: Mutex::new(String::new()), last: Mutex::new(None) }
     }
 
@@ -60,7 +60,7 @@ impl ProgressLine {
     pub fn tick(&self, text: impl FnOnce() -> String) {
         let mut last = self.last.lock();
         let is_due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
-        if is_due || matches!(self.output, Output::Terminal(_)) {
+        if is_due || matches!(self.output, ProgressOutput::Terminal(_)) {
             self.show(&format!("{}: {}", self.phase.lock(), text()));
             *last = Some(Instant::now());
         }
@@ -74,17 +74,17 @@ impl ProgressLine {
 
     /// Clears the line. Nothing is printed afterwards.
     pub fn close(&self) {
-        if let Output::Terminal(bar) = &self.output {
+        if let ProgressOutput::Terminal(bar) = &self.output {
             bar.finish_and_clear();
         }
     }
 
     fn show(&self, text: &str) {
         match &self.output {
-            Output::Hidden => {}
+            ProgressOutput::Hidden => {}
             // A closed stderr is no reason to stop.
-            Output::Lines => drop(writeln!(stderr(), "{text}")),
-            Output::Terminal(bar) => {
+            ProgressOutput::Lines => drop(writeln!(stderr(), "{text}")),
+            ProgressOutput::Terminal(bar) => {
                 bar.set_message(text.to_owned());
                 bar.tick();
             }

@@ -39,7 +39,7 @@ pub enum TargetError {
 
 /// One server: its address, TLS settings and request headers.
 #[derive(Clone)]
-pub struct Target {
+pub struct TargetServer {
     url: String,
     /// The server's address as `HOST:PORT`.
     authority: String,
@@ -47,11 +47,11 @@ pub struct Target {
     authorization: Option<HeaderValue>,
     agent: HeaderValue,
     /// The in-memory connector that replaces TCP, if there is one.
-    memory: Option<InMemoryConnect>,
+    memory: Option<InMemoryConnectFn>,
 }
 
 /// Opens a connection within this process; returns `None` while nothing listens there.
-pub type InMemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
+pub type InMemoryConnectFn = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 const AGENT: &str = "kube-fanout-bench";
 
@@ -71,7 +71,7 @@ impl TargetCredentials {
     ///
     /// # Errors
     /// See [`TargetError`].
-    pub async fn target(&self, url: &str) -> Result<Target, TargetError> {
+    pub async fn target(&self, url: &str) -> Result<TargetServer, TargetError> {
         let fail = |reason: &str| TargetError::Url { url: url.to_owned(), reason: reason.to_owned() };
         let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is not a URL"))?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
@@ -97,7 +97,7 @@ impl TargetCredentials {
         let authorization = if shown { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
         let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
-        Ok(Target { url, authority, tls, authorization, agent, memory: None })
+        Ok(TargetServer { url, authority, tls, authorization, agent, memory: None })
     }
 
     fn config(&self, uri: &Uri) -> Result<Config, TargetError> {
@@ -155,13 +155,13 @@ async fn authorization(config: &Config) -> Result<Option<HeaderValue>, TargetErr
     Ok(answer.headers().get(AUTHORIZATION).cloned())
 }
 
-impl Target {
+impl TargetServer {
     pub fn url(&self) -> &str {
         &self.url
     }
 
     /// Returns a server within this process. It has no TLS and no credentials.
-    pub fn in_memory(authority: &str, connect: InMemoryConnect) -> Self {
+    pub fn in_memory(authority: &str, connect: InMemoryConnectFn) -> Self {
         Self {
             url: format!("http://{authority}"),
             authority: authority.to_owned(),
@@ -173,7 +173,7 @@ impl Target {
     }
 
     /// Returns the connector to use instead of TCP, if there is one.
-    pub fn memory(&self) -> Option<&InMemoryConnect> {
+    pub fn memory(&self) -> Option<&InMemoryConnectFn> {
         self.memory.as_ref()
     }
 
@@ -223,10 +223,10 @@ impl Target {
     }
 }
 
-impl std::fmt::Debug for Target {
+impl std::fmt::Debug for TargetServer {
     /// Prints only the URL, so that no secret is logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Target").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("TargetServer").field("url", &self.url).finish_non_exhaustive()
     }
 }
 

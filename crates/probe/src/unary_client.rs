@@ -5,25 +5,26 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use tokio::sync::Mutex;
 
-use super::link::{self, EstablishedConnection, LinkError, Sender, Windows};
+use super::link::{self, EstablishedConnection, FlowControlWindows, HttpRequestSender, ProbeRequestError};
 use super::protocol::WatchProtocol;
-use super::target::{RequestSpec, Target};
-use base::Tasks;
+use super::target::{RequestSpec, TargetServer};
+use base::BackgroundTasks;
 
 /// The maximum number of bytes of a response body that are kept.
 const BODY_BYTES_MAX: usize = 4 << 20;
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+const WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
 /// A client for short requests to one server over one connection. It reconnects if the connection breaks.
 pub struct UnaryClient {
-    target: Target,
+    target: TargetServer,
     protocol: WatchProtocol,
-    tasks: Tasks,
-    connection: Mutex<Option<Connection>>,
+    tasks: BackgroundTasks,
+    connection: Mutex<Option<UnaryConnection>>,
 }
 
-struct Connection {
-    sender: Sender,
+struct UnaryConnection {
+    sender: HttpRequestSender,
     /// Whether the server has closed the connection, as servers do with idle ones.
     is_over: Arc<AtomicBool>,
 }
@@ -36,21 +37,27 @@ pub struct UnaryResponse {
 }
 
 impl UnaryClient {
-    pub fn new(target: &Target, protocol: WatchProtocol, tasks: &Tasks) -> Self {
+    pub fn new(target: &TargetServer, protocol: WatchProtocol, tasks: &BackgroundTasks) -> Self {
         // A server that speaks WebSocket serves ordinary requests over HTTP/1.1.
         let protocol = if protocol == WatchProtocol::H2 { WatchProtocol::H2 } else { WatchProtocol::H1 };
         Self { target: target.clone(), protocol, tasks: tasks.clone(), connection: Mutex::new(None) }
     }
 
-    pub async fn get(&self, path: &str, accept: &str) -> Result<UnaryResponse, LinkError> {
+    pub async fn get(&self, path: &str, accept: &str) -> Result<UnaryResponse, ProbeRequestError> {
         self.call(&RequestSpec::get(path, accept), Bytes::new()).await
     }
 
-    pub async fn send(&self, method: Method, path: &str, media: &str, body: Bytes) -> Result<UnaryResponse, LinkError> {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        media: &str,
+        body: Bytes,
+    ) -> Result<UnaryResponse, ProbeRequestError> {
         self.call(&RequestSpec { method, path, accept: "application/json", content_type: media }, body).await
     }
 
-    async fn call(&self, ask: &RequestSpec<'_>, body: Bytes) -> Result<UnaryResponse, LinkError> {
+    async fn call(&self, ask: &RequestSpec<'_>, body: Bytes) -> Result<UnaryResponse, ProbeRequestError> {
         let sender = self.sender().await?;
         let called = async {
             let mut answer = sender.send(&self.target, ask, body).await?;
@@ -64,9 +71,9 @@ impl UnaryClient {
         called
     }
 
-    async fn sender(&self) -> Result<Sender, LinkError> {
+    async fn sender(&self) -> Result<HttpRequestSender, ProbeRequestError> {
         let mut kept = self.connection.lock().await;
-        if let Some(Connection { sender, is_over }) = &*kept
+        if let Some(UnaryConnection { sender, is_over }) = &*kept
             && !is_over.load(Ordering::Relaxed)
         {
             return Ok(sender.clone());
@@ -78,7 +85,7 @@ impl UnaryClient {
             driver.await;
             ended.store(true, Ordering::Relaxed);
         });
-        *kept = Some(Connection { sender: sender.clone(), is_over });
+        *kept = Some(UnaryConnection { sender: sender.clone(), is_over });
         Ok(sender)
     }
 }
@@ -107,7 +114,7 @@ mod tests {
     async fn client_reconnects_after_server_closes_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         tasks.spawn("server", async move {
             loop {
                 let (mut stream, _) = listener.accept().await.expect("a client");

@@ -18,13 +18,13 @@ mod reading;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use behaviour::Behaviour;
-use behaviour::Role;
+pub(super) use behaviour::ClientBehaviour;
+use behaviour::ClientRole;
 pub(super) use connection::ClientConnection;
-pub(super) use query::QueryText;
+pub(super) use query::QueryString;
 use reading::RecordingClient;
 
-use super::run_context::{RngStream, RunContext, between};
+use super::run_context::{RngStream, VerifyRunContext, between};
 
 /// The period within which clients start, so that they do not start at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
@@ -34,19 +34,19 @@ const BEGIN_EACH: Duration = Duration::from_millis(3);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Runs one client until it must leave.
-pub(super) async fn run(scene: Arc<RunContext>, client: u32) {
+pub(super) async fn run(scene: Arc<VerifyRunContext>, client: u32) {
     let mut rng = scene.rng(RngStream::Client(client));
-    let behaviour = Behaviour::draw(client, &scene, &mut rng);
+    let behaviour = ClientBehaviour::draw(client, &scene, &mut rng);
     follow(&scene, client, behaviour, rng).await;
 }
 
 /// Runs one client that follows the apiserver directly.
-pub(super) async fn run_twin(scene: Arc<RunContext>, client: u32, encoding: super::record::RecordedEncoding) {
+pub(super) async fn run_twin(scene: Arc<VerifyRunContext>, client: u32, encoding: super::record::RecordedEncoding) {
     let rng = scene.rng(RngStream::Client(client));
-    follow(&scene, client, Behaviour::twin(encoding), rng).await;
+    follow(&scene, client, ClientBehaviour::twin(encoding), rng).await;
 }
 
-async fn follow(scene: &RunContext, client: u32, behaviour: Behaviour, mut rng: fastrand::Rng) {
+async fn follow(scene: &VerifyRunContext, client: u32, behaviour: ClientBehaviour, mut rng: fastrand::Rng) {
     let within = BEGIN_WITHIN.max(BEGIN_EACH * client);
     if !scene.pause(between(&mut rng, Duration::ZERO, within)).await {
         return;
@@ -54,8 +54,8 @@ async fn follow(scene: &RunContext, client: u32, behaviour: Behaviour, mut rng: 
     let role = behaviour.role;
     let reads = RecordingClient::new(scene, client, behaviour);
     match role {
-        Role::Informer | Role::Streamer | Role::Legacy => informer_loop::run(reads, rng).await,
-        Role::Lister | Role::Reader | Role::Prober => read_loop::run(reads, rng).await,
+        ClientRole::Informer | ClientRole::Streamer | ClientRole::Legacy => informer_loop::run(reads, rng).await,
+        ClientRole::Lister | ClientRole::Reader | ClientRole::Prober => read_loop::run(reads, rng).await,
     }
 }
 

@@ -8,19 +8,20 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::Digest;
+use super::ContentDigest;
 use super::client;
 use super::frame_decode_cache::FrameDecodeCache;
-use super::links::SharedLinks;
+use super::links::SharedConnections;
 use super::object_set::{ObjectSet, VerifiedResource};
 use super::record::{
-    EventKind, Record, RecordedEncoding, RunRecord, Transport, TruthRangeRecord, TruthRecord, TruthSource,
+    ClientTransport, GroundTruthRangeRecord, GroundTruthRecord, GroundTruthSource, HistoryRecord, RecordedEncoding,
+    RecordedEventType, RunRecord,
 };
-use super::recorder::Recorder;
-use super::run_context::{Notes, RunContext};
+use super::recorder::HistoryRecorder;
+use super::run_context::{RunNotes, VerifyRunContext};
 use super::writer::{self, WriterPlan};
-use base::{Tasks, now_ns};
-use probe::{InMemoryConnect, Target};
+use base::{BackgroundTasks, now_ns};
+use probe::{InMemoryConnectFn, TargetServer};
 
 /// The clients, their number, and the servers that they use.
 #[derive(Clone)]
@@ -32,21 +33,21 @@ pub struct ClientFleetOptions {
     pub objects: usize,
     /// The encodings of clients. JSON must be the first.
     pub encodings: Vec<RecordedEncoding>,
-    pub transports: Vec<Transport>,
+    pub transports: Vec<ClientTransport>,
     /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
     pub pace: u32,
     /// The `patience_ns` of the [`RunRecord`].
     pub patience: Duration,
     pub window_changes: Option<u64>,
     /// Opens connections to the judged server.
-    pub subject: InMemoryConnect,
+    pub subject: InMemoryConnectFn,
     /// Opens connections to the upstream of the judged server.
-    pub direct: InMemoryConnect,
+    pub direct: InMemoryConnectFn,
 }
 
 /// Running clients and writers, with their records.
 pub struct ClientFleet {
-    scene: Arc<RunContext>,
+    scene: Arc<VerifyRunContext>,
     /// A signal that is cancelled when writers must stop.
     calm: CancellationToken,
 }
@@ -59,26 +60,26 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 impl ClientFleet {
     pub fn new(order: ClientFleetOptions) -> Self {
         let ClientFleetOptions { seed, resource, namespaces, objects, encodings, transports, pace, .. } = order;
-        let scene = RunContext {
-            recorder: Recorder::in_memory(RECORD_BYTES_MAX),
+        let scene = VerifyRunContext {
+            recorder: HistoryRecorder::in_memory(RECORD_BYTES_MAX),
             world: ObjectSet::new(resource, namespaces, objects),
-            subjects: vec![Target::in_memory(AUTHORITY, order.subject)],
+            subjects: vec![TargetServer::in_memory(AUTHORITY, order.subject)],
             informers: false,
-            links: SharedLinks::new(1),
+            links: SharedConnections::new(1),
             frames: FrameDecodeCache::default(),
-            direct: Some(Target::in_memory(AUTHORITY, order.direct)),
+            direct: Some(TargetServer::in_memory(AUTHORITY, order.direct)),
             seed,
             encodings,
             transports,
             pace,
             leave: CancellationToken::new(),
-            tasks: Tasks::new(),
-            notes: Notes::default(),
+            tasks: BackgroundTasks::new(),
+            notes: RunNotes::default(),
         };
-        scene.recorder.put(&Record::Run(RunRecord {
+        scene.recorder.put(&HistoryRecord::Run(RunRecord {
             seed,
             url: scene.subject().url().to_owned(),
-            truth: TruthSource::Etcd,
+            truth: GroundTruthSource::Etcd,
             patience_ns: Some(u64::try_from(order.patience.as_nanos()).unwrap_or(u64::MAX)),
             window_changes: order.window_changes,
             ..RunRecord::default()
@@ -111,31 +112,36 @@ impl ClientFleet {
     }
 
     /// Writes a fact that the caller knows to the record.
-    pub fn put(&self, record: &Record) {
+    pub fn put(&self, record: &HistoryRecord) {
         self.scene.recorder.put(record);
     }
 
     /// Records a change of an object. The object is JSON, or `None` after a deletion.
-    pub fn learn(&self, version: u64, key: &str, kind: EventKind, object: Option<&[u8]>) {
+    pub fn learn(&self, version: u64, key: &str, kind: RecordedEventType, object: Option<&[u8]>) {
         let object: Option<Value> = object.and_then(|json| serde_json::from_slice(json).ok());
-        self.put(&Record::Truth(TruthRecord {
+        self.put(&HistoryRecord::Truth(GroundTruthRecord {
             resource: self.resource(),
             key: key.to_owned(),
             version,
             kind,
             at_ns: now_ns(),
-            digest: object.as_ref().map(Digest::of_object),
-            metadata: object.as_ref().map(Digest::of_metadata),
+            digest: object.as_ref().map(ContentDigest::of_object),
+            metadata: object.as_ref().map(ContentDigest::of_metadata),
             labels: object.as_ref().map(super::truth_recorder::labels).unwrap_or_default(),
             fields: BTreeMap::new(),
-            source: TruthSource::Etcd,
+            source: GroundTruthSource::Etcd,
         }));
     }
 
     /// Records that all changes after one version, up to another, were recorded.
     pub fn known(&self, from: u64, to: u64) {
         self.scene.world.saw(to);
-        self.put(&Record::Known(TruthRangeRecord { resource: self.resource(), from, to, at_ns: now_ns() }));
+        self.put(&HistoryRecord::Known(GroundTruthRangeRecord {
+            resource: self.resource(),
+            from,
+            to,
+            at_ns: now_ns(),
+        }));
     }
 
     /// Returns the name of the resource in records.

@@ -5,9 +5,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::protobuf::{Field, bytes, fields, number, object, text};
-use crate::Digest;
-use crate::record::{EventKind, RecordedEncoding, RecordedItem, RecordedStatus};
+use super::protobuf::{ProtobufField, bytes, fields, number, object, text};
+use crate::ContentDigest;
+use crate::record::{RecordedEncoding, RecordedEventType, RecordedItem, RecordedStatus};
 
 /// A list, or a page of one.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) struct DecodedList {
 /// An event of a watch, without its time.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct DecodedEvent {
-    pub(crate) kind: EventKind,
+    pub(crate) kind: RecordedEventType,
     pub(crate) item: RecordedItem,
     pub(crate) initial_end: bool,
     pub(crate) status: RecordedStatus,
@@ -112,12 +112,12 @@ fn protobuf_list(list: &[u8]) -> Option<DecodedList> {
     let mut read = DecodedList::default();
     for field in fields(list) {
         match field? {
-            (1, Field::Bytes(metadata)) => {
+            (1, ProtobufField::Bytes(metadata)) => {
                 read.version = text(metadata, 2).and_then(|version| version.parse().ok());
                 read.token = text(metadata, 3).filter(|token| !token.is_empty()).map(str::to_owned);
                 read.remaining = number(metadata, 4);
             }
-            (2, Field::Bytes(item)) => read.items.push(protobuf_item(item)?),
+            (2, ProtobufField::Bytes(item)) => read.items.push(protobuf_item(item)?),
             _ => {}
         }
     }
@@ -128,7 +128,7 @@ fn protobuf_list(list: &[u8]) -> Option<DecodedList> {
 pub(crate) fn item(encoding: RecordedEncoding, body: &[u8]) -> Option<RecordedItem> {
     if is_protobuf(encoding) {
         let item = protobuf_item(object(body)?)?;
-        return Some(RecordedItem { bytes: Some(Digest::of_bytes(body)), ..item });
+        return Some(RecordedItem { bytes: Some(ContentDigest::of_bytes(body)), ..item });
     }
     json_item(std::str::from_utf8(body).ok()?.trim_end())
 }
@@ -136,7 +136,7 @@ pub(crate) fn item(encoding: RecordedEncoding, body: &[u8]) -> Option<RecordedIt
 fn json_item(text: &str) -> Option<RecordedItem> {
     let value: Value = serde_json::from_str(text).ok()?;
     let (key, version) = key_and_version(&value)?;
-    let (digest, bytes) = (Some(Digest::of_object(&value)), Some(Digest::of_bytes(text.as_bytes())));
+    let (digest, bytes) = (Some(ContentDigest::of_object(&value)), Some(ContentDigest::of_bytes(text.as_bytes())));
     Some(RecordedItem { key, version, digest, bytes })
 }
 
@@ -156,7 +156,12 @@ fn protobuf_item(object: &[u8]) -> Option<RecordedItem> {
     let metadata = bytes(object, 1)?;
     let (name, namespace) = (text(metadata, 1)?, text(metadata, 3).unwrap_or_default());
     let version = text(metadata, 6)?.parse().ok()?;
-    Some(RecordedItem { key: key(namespace, name), version, digest: None, bytes: Some(Digest::of_bytes(object)) })
+    Some(RecordedItem {
+        key: key(namespace, name),
+        version,
+        digest: None,
+        bytes: Some(ContentDigest::of_bytes(object)),
+    })
 }
 
 /// Decodes an event of a watch; `None` if it is malformed.
@@ -164,13 +169,13 @@ pub(crate) fn event(encoding: RecordedEncoding, frame: &[u8]) -> Option<DecodedE
     if is_protobuf(encoding) { protobuf_event(frame) } else { json_event(frame) }
 }
 
-fn kind_of(kind: &str) -> Option<EventKind> {
+fn kind_of(kind: &str) -> Option<RecordedEventType> {
     Some(match kind {
-        "ADDED" => EventKind::Added,
-        "MODIFIED" => EventKind::Modified,
-        "DELETED" => EventKind::Deleted,
-        "BOOKMARK" => EventKind::Bookmark,
-        "ERROR" => EventKind::Error,
+        "ADDED" => RecordedEventType::Added,
+        "MODIFIED" => RecordedEventType::Modified,
+        "DELETED" => RecordedEventType::Deleted,
+        "BOOKMARK" => RecordedEventType::Bookmark,
+        "ERROR" => RecordedEventType::Error,
         _ => return None,
     })
 }
@@ -179,11 +184,11 @@ fn json_event(frame: &[u8]) -> Option<DecodedEvent> {
     let JsonEvent { kind, object } = serde_json::from_slice(frame).ok()?;
     let kind = kind_of(kind)?;
     match kind {
-        EventKind::Error => {
+        RecordedEventType::Error => {
             let (status, _) = status(object.get().as_bytes());
             Some(DecodedEvent { kind, status, ..DecodedEvent::default() })
         }
-        EventKind::Bookmark => {
+        RecordedEventType::Bookmark => {
             let value: Value = serde_json::from_str(object.get()).ok()?;
             let metadata = &value["metadata"];
             let initial_end = metadata["annotations"][INITIAL_END] == "true";
@@ -205,15 +210,17 @@ fn protobuf_event(frame: &[u8]) -> Option<DecodedEvent> {
     let document = bytes(bytes(frame, 2)?, 1)?;
     let object = object(document)?;
     match kind {
-        EventKind::Error => Some(DecodedEvent { kind, status: protobuf_status(object).0, ..DecodedEvent::default() }),
-        EventKind::Bookmark => {
+        RecordedEventType::Error => {
+            Some(DecodedEvent { kind, status: protobuf_status(object).0, ..DecodedEvent::default() })
+        }
+        RecordedEventType::Bookmark => {
             let metadata = bytes(object, 1)?;
-            let annotated = |field| matches!(field, Some((12, Field::Bytes(entry))) if is_initial_end(entry));
+            let annotated = |field| matches!(field, Some((12, ProtobufField::Bytes(entry))) if is_initial_end(entry));
             let item = RecordedItem { version: text(metadata, 6)?.parse().ok()?, ..RecordedItem::default() };
             Some(DecodedEvent { kind, item, initial_end: fields(metadata).any(annotated), ..DecodedEvent::default() })
         }
         _ => {
-            let item = RecordedItem { bytes: Some(Digest::of_bytes(document)), ..protobuf_item(object)? };
+            let item = RecordedItem { bytes: Some(ContentDigest::of_bytes(document)), ..protobuf_item(object)? };
             Some(DecodedEvent { kind, item, ..DecodedEvent::default() })
         }
     }

@@ -11,9 +11,9 @@ use serde_json::Value;
 /// The first 64 bits of a SHA-256. They suffice, because a content is compared only with the one expected content and
 /// never with all others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest(NonZeroU64);
+pub struct ContentDigest(NonZeroU64);
 
-impl Digest {
+impl ContentDigest {
     /// Returns a digest of raw bytes.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         let mut first = [0; 8];
@@ -25,14 +25,14 @@ impl Digest {
     /// and `kind`, which lists omit, and the version, which is compared separately.
     pub fn of_object(object: &Value) -> Self {
         let mut text = Vec::new();
-        write(object, MemberPosition::Object, &mut text);
+        write(object, JsonMemberPosition::Object, &mut text);
         Self::of_bytes(&text)
     }
 
     /// Returns a digest of an object's content as `PartialObjectMetadata`.
     pub fn of_metadata(object: &Value) -> Self {
         let mut text = b"{\"metadata\":".to_vec();
-        write(object.get("metadata").unwrap_or(&Value::Null), MemberPosition::Metadata, &mut text);
+        write(object.get("metadata").unwrap_or(&Value::Null), JsonMemberPosition::Metadata, &mut text);
         text.push(b'}');
         Self::of_bytes(&text)
     }
@@ -40,20 +40,20 @@ impl Digest {
 
 /// The position of a value in an object, where a member may be omitted.
 #[derive(Clone, Copy, PartialEq)]
-enum MemberPosition {
+enum JsonMemberPosition {
     Object,
     Metadata,
     Deeper,
 }
 
 /// Writes JSON without spaces, with members in the order of their names.
-fn write(value: &Value, place: MemberPosition, to: &mut Vec<u8>) {
+fn write(value: &Value, place: JsonMemberPosition, to: &mut Vec<u8>) {
     match value {
         Value::Object(members) => {
             let left_out = |name: &str| match place {
-                MemberPosition::Object => name == "apiVersion" || name == "kind",
-                MemberPosition::Metadata => name == "resourceVersion",
-                MemberPosition::Deeper => false,
+                JsonMemberPosition::Object => name == "apiVersion" || name == "kind",
+                JsonMemberPosition::Metadata => name == "resourceVersion",
+                JsonMemberPosition::Deeper => false,
             };
             let mut members: Vec<_> = members.iter().filter(|(name, _)| !left_out(name)).collect();
             members.sort_unstable_by_key(|(name, _)| *name);
@@ -64,8 +64,8 @@ fn write(value: &Value, place: MemberPosition, to: &mut Vec<u8>) {
                 }
                 to.extend_from_slice(Value::from(name.as_str()).to_string().as_bytes());
                 to.push(b':');
-                let metadata = place == MemberPosition::Object && name == "metadata";
-                write(value, if metadata { MemberPosition::Metadata } else { MemberPosition::Deeper }, to);
+                let metadata = place == JsonMemberPosition::Object && name == "metadata";
+                write(value, if metadata { JsonMemberPosition::Metadata } else { JsonMemberPosition::Deeper }, to);
             }
             to.push(b'}');
         }
@@ -75,7 +75,7 @@ fn write(value: &Value, place: MemberPosition, to: &mut Vec<u8>) {
                 if at > 0 {
                     to.push(b',');
                 }
-                write(value, MemberPosition::Deeper, to);
+                write(value, JsonMemberPosition::Deeper, to);
             }
             to.push(b']');
         }
@@ -83,19 +83,19 @@ fn write(value: &Value, place: MemberPosition, to: &mut Vec<u8>) {
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for ContentDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for ContentDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl FromStr for Digest {
+impl FromStr for ContentDigest {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -104,27 +104,27 @@ impl FromStr for Digest {
     }
 }
 
-impl Serialize for Digest {
+impl Serialize for ContentDigest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Digest {
+impl<'de> Deserialize<'de> for ContentDigest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Hex;
-        impl serde::de::Visitor<'_> for Hex {
-            type Value = Digest;
+        struct DigestHexVisitor;
+        impl serde::de::Visitor<'_> for DigestHexVisitor {
+            type Value = ContentDigest;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a digest in hexadecimal digits")
             }
 
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Digest, E> {
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ContentDigest, E> {
                 text.parse().map_err(E::custom)
             }
         }
-        deserializer.deserialize_str(Hex)
+        deserializer.deserialize_str(DigestHexVisitor)
     }
 }
 
@@ -139,26 +139,26 @@ mod tests {
         let stored = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"a": "1", "kind": "x"},
             "metadata": {"name": "n"}});
         let told = json!({"metadata": {"resourceVersion": "7", "name": "n"}, "data": {"kind": "x", "a": "1"}});
-        assert_eq!(Digest::of_object(&stored), Digest::of_object(&told));
+        assert_eq!(ContentDigest::of_object(&stored), ContentDigest::of_object(&told));
         let others = [
             json!({"metadata": {"name": "n"}, "data": {"a": "1"}}),
             json!({"metadata": {"name": "n"}, "data": {"kind": "x", "a": 1}}),
             json!({"metadata": {"name": "n"}, "data": {"kind": "x", "a": "1", "resourceVersion": "7"}}),
         ];
         for other in others {
-            assert_ne!(Digest::of_object(&stored), Digest::of_object(&other), "{other}");
+            assert_ne!(ContentDigest::of_object(&stored), ContentDigest::of_object(&other), "{other}");
         }
         let partial = json!({"kind": "PartialObjectMetadata", "metadata": {"name": "n", "resourceVersion": "9"}});
-        assert_eq!(Digest::of_metadata(&stored), Digest::of_object(&partial));
+        assert_eq!(ContentDigest::of_metadata(&stored), ContentDigest::of_object(&partial));
     }
 
     #[test]
     fn digest_round_trips_as_text() {
-        let digest = Digest::of_bytes(b"x");
+        let digest = ContentDigest::of_bytes(b"x");
         assert_eq!(digest.to_string().parse(), Ok(digest));
-        assert_eq!(serde_json::from_str::<Digest>("\"a1\"").unwrap().to_string(), "a1");
+        assert_eq!(serde_json::from_str::<ContentDigest>("\"a1\"").unwrap().to_string(), "a1");
         for wrong in ["\"no\"", "\"0\"", "7"] {
-            assert!(serde_json::from_str::<Digest>(wrong).is_err(), "{wrong}");
+            assert!(serde_json::from_str::<ContentDigest>(wrong).is_err(), "{wrong}");
         }
     }
 }

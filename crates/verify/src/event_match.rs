@@ -1,7 +1,7 @@
 //! Compares the events of a watch with the events that it must get.
 
-use super::operation::Operation;
-use super::truth::ResourceTruth;
+use super::operation::RecordedOperation;
+use super::truth::ResourceGroundTruth;
 use super::view::SelectionView;
 
 /// The relation of one event of a watch to the required events. Events are numbered from the first live one on;
@@ -22,7 +22,7 @@ pub(super) enum EventMatch {
 
 /// The position that a watch reached among the required events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct FollowResult {
+pub(super) struct WatchMatchResult {
     /// The first position from which no event was delivered.
     pub(super) next: usize,
     /// Earlier positions whose events may still be delivered, because they share the last version.
@@ -31,14 +31,14 @@ pub(super) struct FollowResult {
 
 /// Classifies the live events of a watch, as far as the truth is known. Events of one version may be in any order.
 pub(super) fn follow(
-    truth: &ResourceTruth,
+    truth: &ResourceGroundTruth,
     view: &SelectionView,
-    op: &Operation,
+    op: &RecordedOperation,
     mut step: impl FnMut(EventMatch),
-) -> FollowResult {
+) -> WatchMatchResult {
     let first = || op.live().iter().find(|told| told.change().is_some());
     let start = op.start().or_else(|| first().map(|told| told.version - 1)).unwrap_or(u64::MAX);
-    let mut reached = FollowResult { next: view.index_behind(start.max(truth.from)), pending: Vec::new() };
+    let mut reached = WatchMatchResult { next: view.index_behind(start.max(truth.from)), pending: Vec::new() };
     for (event, told) in op.live().iter().enumerate() {
         if told.is_bookmark() {
             reached.pass(view, told.version.min(truth.to), |position| step(EventMatch::Missed { position, event }));
@@ -78,7 +78,7 @@ pub(super) fn follow(
     reached
 }
 
-impl FollowResult {
+impl WatchMatchResult {
     /// Reports every required event up to a version that was not delivered.
     fn pass(&mut self, view: &SelectionView, version: u64, mut missed: impl FnMut(usize)) {
         let is_due = |position: usize| view.events.get(position).is_some_and(|event| event.version <= version);

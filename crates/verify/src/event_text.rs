@@ -1,37 +1,37 @@
 //! Formats delivered and expected events for people.
 
-use super::digest::Digest;
-use super::history::History;
+use super::digest::ContentDigest;
+use super::history::RunHistory;
 use super::operation::ReceivedItem;
-use super::record::{EventKind, RecordedEncoding};
-use super::truth::{ResourceTruth, TrueChange};
+use super::record::{RecordedEncoding, RecordedEventType};
+use super::truth::{GroundTruthChange, ResourceGroundTruth};
 use super::view::ExpectedEvent;
 
 /// Formats an event: `MODIFIED a/x at 7`, `BOOKMARK at 7`.
-pub(super) fn told(history: &History, told: &ReceivedItem) -> String {
+pub(super) fn told(history: &RunHistory, told: &ReceivedItem) -> String {
     let kind = told.kind.as_str();
     match told.kind {
-        EventKind::Error => kind.to_owned(),
-        EventKind::Bookmark if told.initial_end => {
+        RecordedEventType::Error => kind.to_owned(),
+        RecordedEventType::Bookmark if told.initial_end => {
             format!("the BOOKMARK at {} that ends the initial events", told.version)
         }
-        EventKind::Bookmark => format!("{kind} at {}", told.version),
+        RecordedEventType::Bookmark => format!("{kind} at {}", told.version),
         _ => format!("{kind} {} at {}", history.key(told.key), told.version),
     }
 }
 
 /// The same for an expected event.
-pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &ExpectedEvent) -> String {
+pub(super) fn expected(history: &RunHistory, truth: &ResourceGroundTruth, expected: &ExpectedEvent) -> String {
     let key = history.key(truth.changes[expected.change as usize].key);
     format!("{} {key} at {}", expected.kind.as_str(), expected.version)
 }
 
 /// Formats a change, such as `the change MODIFIED a/x at 7`.
-pub(super) fn change(history: &History, change: &TrueChange) -> String {
+pub(super) fn change(history: &RunHistory, change: &GroundTruthChange) -> String {
     format!("the change {} {} at {}", change.kind.as_str(), history.key(change.key), change.version)
 }
 
-pub(super) fn content(digest: Option<Digest>) -> String {
+pub(super) fn content(digest: Option<ContentDigest>) -> String {
     digest.map_or_else(|| "with unknown content".to_owned(), |digest| format!("with content {digest}"))
 }
 

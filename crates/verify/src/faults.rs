@@ -11,9 +11,9 @@ use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::record::{FaultRecord, Record};
-use super::run_context::{RngStream, RunContext, between};
-use super::truth_recorder::{TruthRecorder, forgets};
+use super::record::{FaultRecord, HistoryRecord};
+use super::run_context::{RngStream, VerifyRunContext, between};
+use super::truth_recorder::{GroundTruthRecorder, forgets};
 use base::now_ns;
 
 /// The timeout of a command. Promises that a fault waives cannot be judged until the fault ends.
@@ -36,7 +36,12 @@ pub(super) struct FaultPlan {
 }
 
 /// Runs the commands one after another, each at a drawn moment, until `calm`.
-pub(super) async fn run(scene: Arc<RunContext>, learnt: Arc<TruthRecorder>, plan: FaultPlan, calm: CancellationToken) {
+pub(super) async fn run(
+    scene: Arc<VerifyRunContext>,
+    learnt: Arc<GroundTruthRecorder>,
+    plan: FaultPlan,
+    calm: CancellationToken,
+) {
     let mut rng = scene.rng(RngStream::Faults);
     let commands = plan.commands.iter().cycle();
     for (nth, command) in commands.enumerate() {
@@ -57,7 +62,7 @@ pub(super) async fn run(scene: Arc<RunContext>, learnt: Arc<TruthRecorder>, plan
         };
         sleep(SETTLE).await;
         let fault = FaultRecord { name: command.clone(), from_ns, to_ns: now_ns(), hits, waives: Vec::new() };
-        scene.recorder.put(&Record::Fault(fault));
+        scene.recorder.put(&HistoryRecord::Fault(fault));
         // A restarted server has no history from before the restart.
         forgets(&learnt, learnt.to(), from_ns);
     }

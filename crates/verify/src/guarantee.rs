@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A guarantee of an apiserver, or of a server that replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Guarantee {
+pub enum ApiserverGuarantee {
     /// Within a watch, versions never decrease after the initial events, and increase per object (W1).
     Ordered,
     /// No change is delivered twice, including after a resume (W2).
@@ -55,7 +55,7 @@ pub enum Guarantee {
     Steady,
 }
 
-impl Guarantee {
+impl ApiserverGuarantee {
     pub const ALL: [Self; 21] = [
         Self::Ordered,
         Self::Unique,
@@ -81,7 +81,7 @@ impl Guarantee {
     ];
 }
 
-impl fmt::Display for Guarantee {
+impl fmt::Display for ApiserverGuarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The derived name is the one in the specification: Ordered, InitialEvents.
         f.pad(&format!("{self:?}"))

@@ -3,21 +3,21 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::guarantee::Guarantee;
-use super::interner::{Interner, KeyId, Keys};
-use super::operation::{Operation, ReceivedItem};
+use super::guarantee::ApiserverGuarantee;
+use super::interner::{InternedKeys, Interner, ObjectKeyId};
+use super::operation::{ReceivedItem, RecordedOperation};
 use super::record::{
-    CompactedRecord, FaultRecord, Op, ReadVerb, RequestTarget, RunRecord, UpstreamRequestRecord, WindowRecord,
-    WriteRecord, WriteVerb,
+    CompactionRecord, FaultRecord, HistoryWindowRecord, OperationId, ReadVerb, RequestServerRole, RunRecord,
+    UpstreamRequestRecord, WriteRecord, WriteVerb,
 };
-use super::selection::{LabelsAndFields, Selection};
+use super::selection::{LabelsAndFields, ObjectSelection};
 use super::timeline::VersionTimeline;
-use super::truth::ResourceTruth;
+use super::truth::ResourceGroundTruth;
 use super::view::SelectionView;
 
 /// A record with its line number.
 #[derive(Clone, Debug)]
-pub(super) struct NumberedRecord<T> {
+pub(super) struct NumberedHistoryRecord<T> {
     pub(super) line: u32,
     pub(super) record: T,
 }
@@ -25,7 +25,7 @@ pub(super) struct NumberedRecord<T> {
 /// The reason that records do not form a history.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct ReadError {
+pub struct HistoryReadError {
     /// The number of the record's line, counted from 1.
     pub line: u32,
     pub what: String,
@@ -33,54 +33,54 @@ pub struct ReadError {
 
 /// All records of a run, linked with the truth.
 #[derive(Debug, Default)]
-pub struct History {
+pub struct RunHistory {
     pub(super) run: RunRecord,
-    pub(super) keys: Keys,
-    pub(super) truths: Vec<ResourceTruth>,
+    pub(super) keys: InternedKeys,
+    pub(super) truths: Vec<ResourceGroundTruth>,
     pub(super) views: Vec<SelectionView>,
     /// The operations in the order of their records.
-    pub(super) operations: Vec<Operation>,
-    pub(super) by_op: HashMap<Op, usize>,
-    pub(super) written: Vec<NumberedRecord<WriteRecord>>,
-    pub(super) compacted: Vec<NumberedRecord<CompactedRecord>>,
-    pub(super) windows: Vec<NumberedRecord<WindowRecord>>,
-    pub(super) faults: Vec<NumberedRecord<FaultRecord>>,
-    pub(super) asked: Vec<NumberedRecord<UpstreamRequestRecord>>,
+    pub(super) operations: Vec<RecordedOperation>,
+    pub(super) by_op: HashMap<OperationId, usize>,
+    pub(super) written: Vec<NumberedHistoryRecord<WriteRecord>>,
+    pub(super) compacted: Vec<NumberedHistoryRecord<CompactionRecord>>,
+    pub(super) windows: Vec<NumberedHistoryRecord<HistoryWindowRecord>>,
+    pub(super) faults: Vec<NumberedHistoryRecord<FaultRecord>>,
+    pub(super) asked: Vec<NumberedHistoryRecord<UpstreamRequestRecord>>,
     /// The newest version that any participant had seen by each moment, for each resource.
     pub(super) witnessed: Vec<VersionTimeline>,
     /// The servers that mark responses from their cache.
-    pub(super) tell_memory: HashSet<RequestTarget>,
+    pub(super) tell_memory: HashSet<RequestServerRole>,
     /// The last time in the records, in nanoseconds.
     pub(super) end_ns: u64,
 }
 
-impl History {
+impl RunHistory {
     /// Returns the description of the run.
     pub fn run(&self) -> &RunRecord {
         &self.run
     }
 
     /// The watches by which a promise is judged: accepted ones of the judged servers.
-    pub(super) fn watches(&self, promise: Guarantee) -> impl Iterator<Item = &Operation> {
+    pub(super) fn watches(&self, promise: ApiserverGuarantee) -> impl Iterator<Item = &RecordedOperation> {
         self.judged(promise).filter(|op| op.verb == ReadVerb::Watch && op.answered(200).is_some())
     }
 
     /// The operations by which a promise is judged: those of the judged servers that are understood, and during which
     /// no fault waives the promise.
-    pub(super) fn judged(&self, promise: Guarantee) -> impl Iterator<Item = &Operation> {
+    pub(super) fn judged(&self, promise: ApiserverGuarantee) -> impl Iterator<Item = &RecordedOperation> {
         self.operations.iter().filter(move |op| {
             let last = op.last_ns().unwrap_or(self.end_ns);
             op.server.is_judged() && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
         })
     }
 
-    pub(super) fn is_waived(&self, promise: Guarantee, from_ns: u64, to_ns: u64) -> bool {
+    pub(super) fn is_waived(&self, promise: ApiserverGuarantee, from_ns: u64, to_ns: u64) -> bool {
         let mut waivers = self.faults.iter().filter(|fault| fault.record.waives.contains(&promise));
         waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
 
     /// Whether a response may come from the server's cache.
-    pub(super) fn may_be_from_memory(&self, op: &Operation) -> bool {
+    pub(super) fn may_be_from_memory(&self, op: &RecordedOperation) -> bool {
         !self.tell_memory.contains(&op.server) || op.answer.as_ref().is_some_and(|answer| answer.from_memory)
     }
 
@@ -89,22 +89,22 @@ impl History {
         self.faults.iter().any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
 
-    pub(super) fn truth(&self, op: &Operation) -> Option<&ResourceTruth> {
+    pub(super) fn truth(&self, op: &RecordedOperation) -> Option<&ResourceGroundTruth> {
         op.truth.map(|at| &self.truths[at]).filter(|truth| truth.to > 0)
     }
 
     /// Returns the view of a list's or watch's selection, with the truth about its resource.
-    pub(super) fn view(&self, op: &Operation) -> Option<(&ResourceTruth, &SelectionView)> {
+    pub(super) fn view(&self, op: &RecordedOperation) -> Option<(&ResourceGroundTruth, &SelectionView)> {
         Some((self.truth(op)?, &self.views[op.view?]))
     }
 
     /// Returns the operation that an operation resumes.
-    pub(super) fn before(&self, op: &Operation) -> Option<&Operation> {
+    pub(super) fn before(&self, op: &RecordedOperation) -> Option<&RecordedOperation> {
         self.by_op.get(&op.resumes?).map(|at| &self.operations[*at])
     }
 
     /// Returns the newest version of an operation's resource that any participant had seen before a moment.
-    pub(super) fn witnessed(&self, op: &Operation, before_ns: u64) -> u64 {
+    pub(super) fn witnessed(&self, op: &RecordedOperation, before_ns: u64) -> u64 {
         op.truth.map_or(0, |at| self.witnessed[at].before(before_ns))
     }
 
@@ -114,20 +114,22 @@ impl History {
         records.filter(|compacted| compacted.at_ns <= at_ns).map(|compacted| compacted.version).max().unwrap_or(0)
     }
 
-    pub(super) fn key(&self, key: KeyId) -> &str {
+    pub(super) fn key(&self, key: ObjectKeyId) -> &str {
         self.keys.text(key)
     }
 }
 
 /// Links the records after the last one was read.
-impl History {
+impl RunHistory {
     /// Sorts the keys, and links events and items with the truth.
-    pub(super) fn settle(mut self, attributes: Interner<LabelsAndFields>) -> Result<Self, ReadError> {
+    pub(super) fn settle(mut self, attributes: Interner<LabelsAndFields>) -> Result<Self, HistoryReadError> {
         let moved = self.keys.sort();
-        let place = |key: KeyId| moved.get(key.0 as usize).copied().unwrap_or_default();
+        let place = |key: ObjectKeyId| moved.get(key.0 as usize).copied().unwrap_or_default();
         for truth in &mut self.truths {
             truth.changes.iter_mut().for_each(|change| change.key = place(change.key));
-            truth.link().map_err(|(line, what)| ReadError { line, what: format!("the true history has {what}") })?;
+            truth
+                .link()
+                .map_err(|(line, what)| HistoryReadError { line, what: format!("the true history has {what}") })?;
         }
         let resources: HashMap<String, usize> =
             self.truths.iter().enumerate().map(|(at, truth)| (truth.resource.clone(), at)).collect();
@@ -166,7 +168,7 @@ impl History {
     }
 
     fn add_views(&mut self, attributes: &[Arc<LabelsAndFields>]) {
-        let mut numbers: HashMap<(usize, Selection), usize> = HashMap::new();
+        let mut numbers: HashMap<(usize, ObjectSelection), usize> = HashMap::new();
         for op in &mut self.operations {
             let (Some(at), Some(ask), ReadVerb::List | ReadVerb::Watch) = (op.truth, &op.ask, op.verb) else {
                 continue;
@@ -197,7 +199,7 @@ impl History {
             let bookmarks = op.events.iter().filter(|told| told.is_bookmark());
             points.extend(bookmarks.map(|told: &ReceivedItem| (told.at_ns, told.version)));
         }
-        for NumberedRecord { record: write, .. } in &self.written {
+        for NumberedHistoryRecord { record: write, .. } in &self.written {
             let done = (200..300).contains(&write.code) && write.resource == truth.resource;
             let Some(version) = write.version.filter(|_| done) else { continue };
             // A delete's version is that of the deleted object. The key's next change is the deletion, which had

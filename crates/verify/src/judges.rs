@@ -20,15 +20,15 @@ mod versions;
 #[cfg(test)]
 mod tests;
 
-use super::guarantee::Guarantee;
-use super::history::History;
+use super::guarantee::ApiserverGuarantee;
+use super::history::RunHistory;
 use super::violation::GuaranteeVerdict;
 
 /// The number of nanoseconds, the unit of recorded times, in a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
-impl Guarantee {
-    fn judge(self, history: &History) -> GuaranteeVerdict {
+impl ApiserverGuarantee {
+    fn judge(self, history: &RunHistory) -> GuaranteeVerdict {
         match self {
             Self::Ordered => order::ordered(history),
             Self::Unique => order::unique(history),
@@ -55,14 +55,14 @@ impl Guarantee {
     }
 }
 
-impl History {
+impl RunHistory {
     /// Judges whether one guarantee was kept.
-    pub fn judge(&self, promise: Guarantee) -> GuaranteeVerdict {
+    pub fn judge(&self, promise: ApiserverGuarantee) -> GuaranteeVerdict {
         promise.judge(self).sorted()
     }
 
     /// Judges whether every guarantee was kept.
     pub fn judge_all(&self) -> Vec<GuaranteeVerdict> {
-        Guarantee::ALL.map(|promise| self.judge(promise)).into()
+        ApiserverGuarantee::ALL.map(|promise| self.judge(promise)).into()
     }
 }

@@ -45,13 +45,13 @@ mod refused_requests;
 mod report;
 mod run_context;
 mod selection;
-mod server_switches;
-mod session;
+mod server_switch_stats;
 mod timeline;
 mod timeline_page;
 mod truth;
 mod truth_recorder;
 mod verdict;
+mod verify_run;
 mod view;
 mod violation;
 mod writer;
@@ -63,25 +63,26 @@ use std::io;
 use std::path::PathBuf;
 
 pub use client_fleet::{ClientFleet, ClientFleetOptions};
-pub use digest::Digest;
-pub use guarantee::Guarantee;
-pub use history::{History, ReadError};
+pub use digest::ContentDigest;
+pub use guarantee::ApiserverGuarantee;
+pub use history::{HistoryReadError, RunHistory};
 pub use object_set::VerifiedResource;
 pub use order::{AdditionalServer, EtcdOptions, VerifyOptions};
-pub use rates::Counts;
+pub use rates::RunCounts;
 pub use record::{
-    CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Op, ReadVerb, Record,
-    RecordedEncoding, RecordedItem, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, Transport,
-    TruthRangeRecord, TruthRecord, TruthSource, UpstreamRequestRecord, WindowRecord, WriteRecord, WriteVerb,
+    CallRecord, ClientTransport, CompactionRecord, EventRecord, FaultRecord, GroundTruthRangeRecord, GroundTruthRecord,
+    GroundTruthSource, HistoryRecord, HistoryWindowRecord, OperationId, ReadVerb, RecordedEncoding, RecordedEventType,
+    RecordedItem, RecordedStatus, RequestServerRole, ResponseRecord, RunRecord, UpstreamRequestRecord, WatchEndRecord,
+    WatchEnding, WriteRecord, WriteVerb,
 };
 pub use recorder::RecordCounts;
 pub use refused_requests::RefusedRequests;
 pub use report::page;
-pub use server_switches::ServerSwitches;
-pub use session::{RecordedRun, run};
-pub use truth_recorder::TruthError;
-pub use verdict::{Outcome, Requirements, RunVerdict, excerpt};
-pub use violation::{GuaranteeVerdict, Violation};
+pub use server_switch_stats::ServerSwitchStats;
+pub use truth_recorder::GroundTruthError;
+pub use verdict::{RunVerdict, VerdictRequirements, VerifyOutcome, excerpt};
+pub use verify_run::{RecordedRun, run};
+pub use violation::{GuaranteeVerdict, GuaranteeViolation};
 
 use probe::TargetError;
 
@@ -93,7 +94,7 @@ pub enum VerifyError {
     #[error("cannot prepare the run: {0}")]
     Prepare(String),
     #[error("cannot follow the true history: {0}")]
-    Truth(#[from] TruthError),
+    Truth(#[from] GroundTruthError),
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
 }

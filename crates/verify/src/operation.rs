@@ -1,29 +1,31 @@
 //! One request with its results.
 
-use super::digest::Digest;
-use super::interner::KeyId;
-use super::parsed_request::{ParsedRequest, ReadPlan};
-use super::record::{Ending, EventKind, Op, ReadVerb, RecordedEncoding, RecordedStatus, RequestTarget};
-use super::view::{SelectionView, StateFingerprint};
+use super::digest::ContentDigest;
+use super::interner::ObjectKeyId;
+use super::parsed_request::{ExpectedReadVersion, ParsedRequest};
+use super::record::{
+    OperationId, ReadVerb, RecordedEncoding, RecordedEventType, RecordedStatus, RequestServerRole, WatchEnding,
+};
+use super::view::{ObjectStateFingerprint, SelectionView};
 
 /// An object of an event or an item, a bookmark, or an error.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceivedItem {
     pub(super) at_ns: u64,
     pub(super) version: u64,
-    pub(super) digest: Option<Digest>,
-    pub(super) bytes: Option<Digest>,
-    pub(super) key: KeyId,
+    pub(super) digest: Option<ContentDigest>,
+    pub(super) bytes: Option<ContentDigest>,
+    pub(super) key: ObjectKeyId,
     /// The index of the change in the true history; [`u32::MAX`] if there is none with that key and version.
     change: u32,
     pub(super) line: u32,
-    pub(super) kind: EventKind,
+    pub(super) kind: RecordedEventType,
     /// Whether the event is the bookmark that ends the initial events.
     pub(super) initial_end: bool,
 }
 
 impl ReceivedItem {
-    pub(super) fn new(at_ns: u64, line: u32, kind: EventKind, key: KeyId, version: u64) -> Self {
+    pub(super) fn new(at_ns: u64, line: u32, kind: RecordedEventType, key: ObjectKeyId, version: u64) -> Self {
         let (digest, bytes, change, initial_end) = (None, None, u32::MAX, false);
         Self { at_ns, version, digest, bytes, key, change, line, kind, initial_end }
     }
@@ -38,11 +40,11 @@ impl ReceivedItem {
 
     /// Whether the event concerns an object; bookmarks and errors do not.
     pub(super) fn is_object(&self) -> bool {
-        !matches!(self.kind, EventKind::Bookmark | EventKind::Error)
+        !matches!(self.kind, RecordedEventType::Bookmark | RecordedEventType::Error)
     }
 
     pub(super) fn is_bookmark(&self) -> bool {
-        self.kind == EventKind::Bookmark
+        self.kind == RecordedEventType::Bookmark
     }
 }
 
@@ -64,30 +66,30 @@ pub(super) struct ReceivedResponse {
 
 /// How and when a watch ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedEnd {
+pub(super) struct RecordedWatchEnd {
     pub(super) at_ns: u64,
-    pub(super) how: Ending,
+    pub(super) how: WatchEnding,
     pub(super) line: u32,
 }
 
 /// One request of a client with its results.
 #[derive(Clone, Debug)]
-pub(super) struct Operation {
-    pub(super) op: Op,
+pub(super) struct RecordedOperation {
+    pub(super) op: OperationId,
     pub(super) client: u32,
     pub(super) at_ns: u64,
     pub(super) line: u32,
     pub(super) verb: ReadVerb,
-    pub(super) server: RequestTarget,
+    pub(super) server: RequestServerRole,
     pub(super) encoding: RecordedEncoding,
-    pub(super) resumes: Option<Op>,
+    pub(super) resumes: Option<OperationId>,
     /// The parsed request; `None` if it is not understood, and so not judged.
     pub(super) ask: Option<ParsedRequest>,
     pub(super) answer: Option<ReceivedResponse>,
     pub(super) events: Vec<ReceivedItem>,
     /// The Statuses of the error events, in order.
     pub(super) errors: Vec<RecordedStatus>,
-    pub(super) over: Option<RecordedEnd>,
+    pub(super) over: Option<RecordedWatchEnd>,
     /// The index of the resource's true history, if there is one.
     pub(super) truth: Option<usize>,
     /// The index of the view of the selection, for a list or a watch.
@@ -100,12 +102,12 @@ pub(super) struct Operation {
     pub(super) is_no_state: bool,
 }
 
-impl Operation {
+impl RecordedOperation {
     /// Returns the version after which the watch's live events begin; `None` if it is unknown.
     pub(super) fn start(&self) -> Option<u64> {
         match self.ask.as_ref()?.plan {
-            ReadPlan::Behind(version) => Some(version),
-            ReadPlan::State(_) => self.state,
+            ExpectedReadVersion::Behind(version) => Some(version),
+            ExpectedReadVersion::State(_) => self.state,
             _ => None,
         }
     }
@@ -139,7 +141,7 @@ impl Operation {
     /// version.
     pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
         let Some(ask) = &self.ask else { return };
-        if !matches!(ask.plan, ReadPlan::State(_)) {
+        if !matches!(ask.plan, ExpectedReadVersion::State(_)) {
             return;
         }
         if let Some(end) = self.events.iter().position(|event| event.initial_end) {
@@ -148,15 +150,15 @@ impl Operation {
             return;
         }
         // Initial events are in the order of keys, and are ADDED.
-        let ordered = |pair: &[ReceivedItem]| pair[1].kind == EventKind::Added && pair[0].key < pair[1].key;
-        let first = self.events.first().is_some_and(|event| event.kind == EventKind::Added);
+        let ordered = |pair: &[ReceivedItem]| pair[1].kind == RecordedEventType::Added && pair[0].key < pair[1].key;
+        let first = self.events.first().is_some_and(|event| event.kind == RecordedEventType::Added);
         let longest = if first { 1 + self.events.windows(2).take_while(|pair| ordered(pair)).count() } else { 0 };
         self.live_from = longest;
-        if self.events.get(longest).is_none_or(|event| event.kind == EventKind::Error) {
+        if self.events.get(longest).is_none_or(|event| event.kind == RecordedEventType::Error) {
             return;
         }
         let (Some(view), false) = (view, ask.bookmarks && ask.explicit) else { return };
-        let mut sums = vec![StateFingerprint::default()];
+        let mut sums = vec![ObjectStateFingerprint::default()];
         for event in &self.events[..longest] {
             let mut sum = sums[sums.len() - 1];
             sum.add(event.key, event.version);

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::object_set::ObjectSet;
-use super::record::{RecordedEncoding, Transport};
+use super::record::{ClientTransport, RecordedEncoding};
 use probe::TargetCredentials;
 
 /// The options of a verification: its target, duration and load.
@@ -42,7 +42,7 @@ pub struct VerifyOptions {
     pub patience: Duration,
     /// The minimum number of events delivered to clients. With fewer, the run is inconclusive.
     pub events_min: u64,
-    pub transports: Vec<Transport>,
+    pub transports: Vec<ClientTransport>,
     pub encodings: Vec<RecordedEncoding>,
     /// The maximum size of the record in bytes.
     pub record_bytes_max: u64,
@@ -140,7 +140,7 @@ impl VerifyOptions {
         if self.fault_every.0 > self.fault_every.1 {
             problems.push("fault-every: the minimum exceeds the maximum".to_owned());
         }
-        if self.transports.iter().all(|transport| *transport == Transport::Ws) {
+        if self.transports.iter().all(|transport| *transport == ClientTransport::Ws) {
             problems.push("transports: ws carries only watches; add h1 or h2".to_owned());
         }
         if self.encodings.first() != Some(&RecordedEncoding::Json) {

@@ -7,7 +7,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
 use super::record::{CallRecord, ReadVerb};
-use super::selection::Selection;
+use super::selection::ObjectSelection;
 
 /// A request as a server must understand it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,10 +16,10 @@ pub(super) struct ParsedRequest {
     pub(super) resource: String,
     /// The collection across all namespaces, which identifies a version of a group: `/apis/apps/v1/deployments`.
     pub(super) collection: String,
-    pub(super) selection: Selection,
+    pub(super) selection: ObjectSelection,
     /// The key of the object that a GET names.
     pub(super) key: String,
-    pub(super) plan: ReadPlan,
+    pub(super) plan: ExpectedReadVersion,
     /// The first key that may be on a continued page.
     pub(super) first: String,
     pub(super) limit: u64,
@@ -33,7 +33,7 @@ pub(super) struct ParsedRequest {
 
 /// The version that a response must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadPlan {
+pub(super) enum ExpectedReadVersion {
     /// The request is a list or a GET, with this freshness requirement.
     Read(FreshnessRequirement),
     /// The request is a list at exactly this version.
@@ -62,16 +62,16 @@ impl ParsedRequest {
     /// Parses a call. Returns `None` if the path names no collection or object, or a parameter is malformed: such
     /// requests are not judged.
     pub(super) fn parse(call: &CallRecord) -> Option<Self> {
-        let target = Target::parse(&call.path)?;
-        let query = Parameters::parse(&call.query);
+        let target = RequestPathParts::parse(&call.path)?;
+        let query = QueryParameters::parse(&call.query);
         let first = |name| query.first(name).unwrap_or_default();
         let namespace = target.namespace;
         let (key, selection) = match (call.verb, target.name) {
             (ReadVerb::Get, "") => return None,
-            (ReadVerb::Get, name) if namespace.is_empty() => (name.to_owned(), Selection::default()),
-            (ReadVerb::Get, name) => (format!("{namespace}/{name}"), Selection::default()),
+            (ReadVerb::Get, name) if namespace.is_empty() => (name.to_owned(), ObjectSelection::default()),
+            (ReadVerb::Get, name) => (format!("{namespace}/{name}"), ObjectSelection::default()),
             (ReadVerb::List | ReadVerb::Watch, "") => {
-                let selection = Selection::parse(namespace, first("labelSelector"), first("fieldSelector"))?;
+                let selection = ObjectSelection::parse(namespace, first("labelSelector"), first("fieldSelector"))?;
                 (String::new(), selection)
             }
             (ReadVerb::List | ReadVerb::Watch, _) => return None,
@@ -80,7 +80,7 @@ impl ParsedRequest {
         let truth = |name| query.first(name).map(is_true);
         let token = match first("continue") {
             "" => None,
-            token => Some(Token::parse(token)?),
+            token => Some(ParsedContinueToken::parse(token)?),
         };
         // With a limit on a single object, the version is not matched exactly.
         let exact_by = if selection.is_of_one() { 0 } else { limit };
@@ -99,7 +99,12 @@ impl ParsedRequest {
     }
 }
 
-fn plan(verb: ReadVerb, query: &Parameters<'_>, limit: u64, token: Option<&Token>) -> Option<ReadPlan> {
+fn plan(
+    verb: ReadVerb,
+    query: &QueryParameters<'_>,
+    limit: u64,
+    token: Option<&ParsedContinueToken>,
+) -> Option<ExpectedReadVersion> {
     let first = |name| query.first(name).unwrap_or_default();
     let version = number(first("resourceVersion"))?;
     let fresh = match first("resourceVersion") {
@@ -109,30 +114,30 @@ fn plan(verb: ReadVerb, query: &Parameters<'_>, limit: u64, token: Option<&Token
     };
     let matching = first("resourceVersionMatch");
     match verb {
-        ReadVerb::Get => Some(ReadPlan::Read(fresh)),
+        ReadVerb::Get => Some(ExpectedReadVersion::Read(fresh)),
         ReadVerb::List => match (token, matching) {
             (Some(token), _) => Some(token.plan()),
-            (None, "Exact") => (version > 0).then_some(ReadPlan::Exact(version)),
+            (None, "Exact") => (version > 0).then_some(ExpectedReadVersion::Exact(version)),
             // This is the rule from before `resourceVersionMatch` existed: a limit implies an exact match.
-            (None, "") if version > 0 && limit > 0 => Some(ReadPlan::Exact(version)),
-            (None, "" | "NotOlderThan") => Some(ReadPlan::Read(fresh)),
+            (None, "") if version > 0 && limit > 0 => Some(ExpectedReadVersion::Exact(version)),
+            (None, "" | "NotOlderThan") => Some(ExpectedReadVersion::Read(fresh)),
             (None, _) => None,
         },
         ReadVerb::Watch => match query.first("sendInitialEvents").map(is_true) {
-            Some(true) => Some(ReadPlan::State(fresh)),
+            Some(true) => Some(ExpectedReadVersion::State(fresh)),
             // Without a version, a watch begins with initial events. Since Kubernetes 1.34 they come as if they were
             // requested.
-            None if version == 0 => Some(ReadPlan::State(fresh)),
-            Some(false) if version == 0 => Some(ReadPlan::Next(fresh)),
-            _ => Some(ReadPlan::Behind(version)),
+            None if version == 0 => Some(ExpectedReadVersion::State(fresh)),
+            Some(false) if version == 0 => Some(ExpectedReadVersion::Next(fresh)),
+            _ => Some(ExpectedReadVersion::Behind(version)),
         },
     }
 }
 
 /// The decoded parameters of a query. The first of several with the same name counts.
-struct Parameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
+struct QueryParameters<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
-impl<'a> Parameters<'a> {
+impl<'a> QueryParameters<'a> {
     fn parse(query: &'a str) -> Self {
         Self(form_urlencoded::parse(query.as_bytes()).collect())
     }
@@ -144,19 +149,20 @@ impl<'a> Parameters<'a> {
 
 /// The relevant fields of a continue token.
 #[derive(Deserialize)]
-struct Token {
+struct ParsedContinueToken {
     rv: i64,
     start: String,
 }
 
-impl Token {
+impl ParsedContinueToken {
     fn parse(text: &str) -> Option<Self> {
         serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?).ok()
     }
 
-    fn plan(&self) -> ReadPlan {
+    fn plan(&self) -> ExpectedReadVersion {
         // −1 means the current version.
-        u64::try_from(self.rv).map_or(ReadPlan::Read(FreshnessRequirement::Consistent), ReadPlan::Page)
+        u64::try_from(self.rv)
+            .map_or(ExpectedReadVersion::Read(FreshnessRequirement::Consistent), ExpectedReadVersion::Page)
     }
 
     /// Returns the first possible key, with its namespace. Tokens contain it relative to the collection, with or
@@ -178,7 +184,7 @@ fn is_true(text: &str) -> bool {
 }
 
 /// The components of a request path.
-struct Target<'a> {
+struct RequestPathParts<'a> {
     /// The root of the API: `/api/v1`, `/apis/apps/v1`.
     root: &'a str,
     /// The API group; empty for the core group.
@@ -188,7 +194,7 @@ struct Target<'a> {
     name: &'a str,
 }
 
-impl<'a> Target<'a> {
+impl<'a> RequestPathParts<'a> {
     fn parse(path: &'a str) -> Option<Self> {
         let parts: Vec<_> = path.strip_prefix('/')?.split('/').collect();
         let (group, rest) = match parts.as_slice() {
@@ -245,26 +251,29 @@ mod tests {
     fn list_parameters_map_to_read_plans() {
         let token = |rv| BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"meta.k8s.io/v1","rv":{rv},"start":"x"}}"#));
         let rows = [
-            (String::new(), ReadPlan::Read(FreshnessRequirement::Consistent)),
-            ("limit=5".to_owned(), ReadPlan::Read(FreshnessRequirement::Consistent)),
-            ("resourceVersion=0&limit=5".to_owned(), ReadPlan::Read(FreshnessRequirement::Any)),
-            ("resourceVersion=7".to_owned(), ReadPlan::Read(FreshnessRequirement::NotOlderThan(7))),
-            ("resourceVersion=7&limit=5".to_owned(), ReadPlan::Exact(7)),
+            (String::new(), ExpectedReadVersion::Read(FreshnessRequirement::Consistent)),
+            ("limit=5".to_owned(), ExpectedReadVersion::Read(FreshnessRequirement::Consistent)),
+            ("resourceVersion=0&limit=5".to_owned(), ExpectedReadVersion::Read(FreshnessRequirement::Any)),
+            ("resourceVersion=7".to_owned(), ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(7))),
+            ("resourceVersion=7&limit=5".to_owned(), ExpectedReadVersion::Exact(7)),
             (
                 "resourceVersion=7&limit=5&resourceVersionMatch=NotOlderThan".to_owned(),
-                ReadPlan::Read(FreshnessRequirement::NotOlderThan(7)),
+                ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(7)),
             ),
-            ("resourceVersion=7&resourceVersionMatch=Exact".to_owned(), ReadPlan::Exact(7)),
-            (format!("limit=5&continue={}", token(9)), ReadPlan::Page(9)),
-            (format!("limit=5&continue={}", token(-1)), ReadPlan::Read(FreshnessRequirement::Consistent)),
+            ("resourceVersion=7&resourceVersionMatch=Exact".to_owned(), ExpectedReadVersion::Exact(7)),
+            (format!("limit=5&continue={}", token(9)), ExpectedReadVersion::Page(9)),
+            (format!("limit=5&continue={}", token(-1)), ExpectedReadVersion::Read(FreshnessRequirement::Consistent)),
         ];
         for (query, plan) in rows {
             assert_eq!(ask(ReadVerb::List, "/api/v1/pods", &query).unwrap().plan, plan, "{query}");
         }
         let one = "resourceVersion=7&limit=5&fieldSelector=metadata.name%3Dx";
         let plan_of = |path| ask(ReadVerb::List, path, one).unwrap().plan;
-        assert_eq!(plan_of("/api/v1/namespaces/a/pods"), ReadPlan::Read(FreshnessRequirement::NotOlderThan(7)));
-        assert_eq!(plan_of("/api/v1/pods"), ReadPlan::Exact(7), "of many namespaces it may be many");
+        assert_eq!(
+            plan_of("/api/v1/namespaces/a/pods"),
+            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(7))
+        );
+        assert_eq!(plan_of("/api/v1/pods"), ExpectedReadVersion::Exact(7), "of many namespaces it may be many");
         let page = ask(ReadVerb::List, "/api/v1/namespaces/a/pods", &format!("continue={}", token(9))).unwrap();
         assert_eq!(page.first, "a/x");
         assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersionMatch=Exact&resourceVersion=0"), None);
@@ -274,15 +283,18 @@ mod tests {
     #[test]
     fn watch_parameters_map_to_read_plans() {
         let rows = [
-            ("", ReadPlan::State(FreshnessRequirement::Consistent)),
-            ("resourceVersion=0", ReadPlan::State(FreshnessRequirement::Any)),
-            ("resourceVersion=7", ReadPlan::Behind(7)),
-            ("sendInitialEvents=false", ReadPlan::Next(FreshnessRequirement::Consistent)),
-            ("sendInitialEvents=false&resourceVersion=0", ReadPlan::Next(FreshnessRequirement::Any)),
-            ("sendInitialEvents=false&resourceVersion=7", ReadPlan::Behind(7)),
-            ("sendInitialEvents=true", ReadPlan::State(FreshnessRequirement::Consistent)),
-            ("sendInitialEvents=true&resourceVersion=0", ReadPlan::State(FreshnessRequirement::Any)),
-            ("sendInitialEvents=1&resourceVersion=7", ReadPlan::State(FreshnessRequirement::NotOlderThan(7))),
+            ("", ExpectedReadVersion::State(FreshnessRequirement::Consistent)),
+            ("resourceVersion=0", ExpectedReadVersion::State(FreshnessRequirement::Any)),
+            ("resourceVersion=7", ExpectedReadVersion::Behind(7)),
+            ("sendInitialEvents=false", ExpectedReadVersion::Next(FreshnessRequirement::Consistent)),
+            ("sendInitialEvents=false&resourceVersion=0", ExpectedReadVersion::Next(FreshnessRequirement::Any)),
+            ("sendInitialEvents=false&resourceVersion=7", ExpectedReadVersion::Behind(7)),
+            ("sendInitialEvents=true", ExpectedReadVersion::State(FreshnessRequirement::Consistent)),
+            ("sendInitialEvents=true&resourceVersion=0", ExpectedReadVersion::State(FreshnessRequirement::Any)),
+            (
+                "sendInitialEvents=1&resourceVersion=7",
+                ExpectedReadVersion::State(FreshnessRequirement::NotOlderThan(7)),
+            ),
         ];
         for (query, plan) in rows {
             assert_eq!(ask(ReadVerb::Watch, "/api/v1/pods", query).unwrap().plan, plan, "{query}");

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::VerifyError;
-use super::client::{ClientConnection, QueryText};
+use super::client::{ClientConnection, QueryString};
 use super::decode::{accept, encoding_of, status};
 use super::object_set::{OWN_GROUP, ObjectSet, VerifiedResource};
-use super::record::{RecordedEncoding, Transport};
-use super::run_context::Notes;
-use base::Tasks;
-use probe::{LinkError, PendingResponse, Target, UnaryClient, UnaryResponse};
+use super::record::{ClientTransport, RecordedEncoding};
+use super::run_context::RunNotes;
+use base::BackgroundTasks;
+use probe::{PendingResponse, ProbeRequestError, TargetServer, UnaryClient, UnaryResponse};
 
 const JSON: &str = "application/json";
 const OWN: (&str, &str, &str) = ("samples", "sample", "Sample");
@@ -120,19 +120,19 @@ pub(super) async fn namespaces(client: &UnaryClient, world: &ObjectSet) -> Resul
 /// Removes encodings that the server does not support for the resource, and reports them. An unsupported transport is
 /// an error, so that the operator must exclude it explicitly.
 pub(super) async fn rehearse(
-    subject: &Target,
+    subject: &TargetServer,
     resource: &VerifiedResource,
-    transports: &[Transport],
+    transports: &[ClientTransport],
     encodings: &mut Vec<RecordedEncoding>,
-    tasks: &Tasks,
-    notes: &Notes,
+    tasks: &BackgroundTasks,
+    notes: &RunNotes,
 ) -> Result<(), VerifyError> {
     let collection = resource.collection(None);
-    let list = QueryText::default().with("limit", "1").behind(&collection);
+    let list = QueryString::default().with("limit", "1").behind(&collection);
     for transport in transports {
         let mut connection = ClientConnection::new(subject, *transport, tasks);
-        let watch = QueryText::default().with("watch", "true").with("timeoutSeconds", "1").behind(&collection);
-        let path = if *transport == Transport::Ws { &watch } else { &list };
+        let watch = QueryString::default().with("watch", "true").with("timeoutSeconds", "1").behind(&collection);
+        let path = if *transport == ClientTransport::Ws { &watch } else { &list };
         let fails = |why: String| {
             VerifyError::Prepare(format!("{}: {transport:?} does not work: {why} (see --transports)", subject.url()))
         };
@@ -141,7 +141,7 @@ pub(super) async fn rehearse(
             return Err(fails(answer.status.to_string()));
         }
     }
-    let plain = if transports.contains(&Transport::H2) { Transport::H2 } else { Transport::H1 };
+    let plain = if transports.contains(&ClientTransport::H2) { ClientTransport::H2 } else { ClientTransport::H1 };
     let mut connection = ClientConnection::new(subject, plain, tasks);
     let mut spoken = Vec::new();
     for encoding in encodings.drain(..) {
@@ -168,7 +168,11 @@ pub(super) async fn rehearse(
 }
 
 /// Retries for a while if the server is overloaded or unreachable, because faults may have begun already.
-async fn ask(connection: &mut ClientConnection, path: &str, accept: &str) -> Result<PendingResponse, LinkError> {
+async fn ask(
+    connection: &mut ClientConnection,
+    path: &str,
+    accept: &str,
+) -> Result<PendingResponse, ProbeRequestError> {
     let mut left = ASKED_MAX;
     loop {
         left -= 1;

@@ -6,7 +6,7 @@ const MAGIC: &[u8] = b"k8s\0";
 
 /// One field of a protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Field<'a> {
+pub(crate) enum ProtobufField<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     /// A fixed-width field, which is not decoded.
@@ -14,14 +14,14 @@ pub(crate) enum Field<'a> {
 }
 
 /// An iterator over the fields of a message in their order. It yields `None` where the message is malformed.
-pub(crate) struct MessageFields<'a>(&'a [u8]);
+pub(crate) struct ProtobufFields<'a>(&'a [u8]);
 
-pub(crate) fn fields(message: &[u8]) -> MessageFields<'_> {
-    MessageFields(message)
+pub(crate) fn fields(message: &[u8]) -> ProtobufFields<'_> {
+    ProtobufFields(message)
 }
 
-impl<'a> Iterator for MessageFields<'a> {
-    type Item = Option<(u64, Field<'a>)>;
+impl<'a> Iterator for ProtobufFields<'a> {
+    type Item = Option<(u64, ProtobufField<'a>)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -35,17 +35,17 @@ impl<'a> Iterator for MessageFields<'a> {
     }
 }
 
-impl<'a> MessageFields<'a> {
-    fn read(&mut self) -> Option<(u64, Field<'a>)> {
+impl<'a> ProtobufFields<'a> {
+    fn read(&mut self) -> Option<(u64, ProtobufField<'a>)> {
         let tag = self.varint()?;
         let field = match tag & 7 {
-            0 => Field::Number(self.varint()?),
+            0 => ProtobufField::Number(self.varint()?),
             1 => self.skip(8)?,
             2 => {
                 let len = usize::try_from(self.varint()?).ok()?;
                 let (bytes, rest) = self.0.split_at_checked(len)?;
                 self.0 = rest;
-                Field::Bytes(bytes)
+                ProtobufField::Bytes(bytes)
             }
             5 => self.skip(4)?,
             _ => return None,
@@ -53,9 +53,9 @@ impl<'a> MessageFields<'a> {
         Some((tag >> 3, field))
     }
 
-    fn skip(&mut self, len: usize) -> Option<Field<'a>> {
+    fn skip(&mut self, len: usize) -> Option<ProtobufField<'a>> {
         self.0 = self.0.get(len..)?;
-        Some(Field::Other)
+        Some(ProtobufField::Other)
     }
 
     fn varint(&mut self) -> Option<u64> {
@@ -75,7 +75,7 @@ impl<'a> MessageFields<'a> {
 pub(crate) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
     let mut found = None;
     for field in fields(message) {
-        if let (number, Field::Bytes(bytes)) = field?
+        if let (number, ProtobufField::Bytes(bytes)) = field?
             && number == wanted
         {
             found = Some(bytes);
@@ -90,7 +90,7 @@ pub(crate) fn text(message: &[u8], wanted: u64) -> Option<&str> {
 
 pub(crate) fn number(message: &[u8], wanted: u64) -> Option<u64> {
     fields(message).flatten().find_map(|(number, field)| match field {
-        Field::Number(value) if number == wanted => Some(value),
+        ProtobufField::Number(value) if number == wanted => Some(value),
         _ => None,
     })
 }
@@ -108,7 +108,14 @@ mod tests {
     fn fields_parse_in_order_and_truncated_input_is_malformed() {
         let message = b"\x08\x96\x01\x12\x02hi\x1d\0\0\0\0";
         let read: Vec<_> = fields(message).collect();
-        assert_eq!(read, [Some((1, Field::Number(150))), Some((2, Field::Bytes(b"hi"))), Some((3, Field::Other))]);
+        assert_eq!(
+            read,
+            [
+                Some((1, ProtobufField::Number(150))),
+                Some((2, ProtobufField::Bytes(b"hi"))),
+                Some((3, ProtobufField::Other))
+            ]
+        );
         assert_eq!(bytes(b"\x12\x01a\x12\x01b", 2), Some(&b"b"[..]));
         for end in 1..message.len() {
             let whole = [3, 7].contains(&end);

@@ -1,11 +1,11 @@
 //! How much happened in a run, and how much a conclusive run requires.
 
-use super::history::History;
-use super::record::{EventKind, ReadVerb};
+use super::history::RunHistory;
+use super::record::{ReadVerb, RecordedEventType};
 
 /// Counts of what happened, or the minimum of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RunCounts {
     /// The number of successful writes.
     pub writes: u64,
     /// The number of accepted watches of the judged servers.
@@ -27,8 +27,8 @@ pub struct Counts {
     pub milliseconds: u64,
 }
 
-impl Counts {
-    pub fn of(history: &History) -> Self {
+impl RunCounts {
+    pub fn of(history: &RunHistory) -> Self {
         let succeeded = |code: u16| (200..300).contains(&code);
         let mut counts = Self {
             writes: history.written.iter().filter(|line| succeeded(line.record.code)).count() as u64,
@@ -45,7 +45,7 @@ impl Counts {
                     counts.resumes += u64::from(op.resumes.is_some());
                     counts.hops += u64::from(history.before(op).is_some_and(|before| before.server != op.server));
                     counts.events += op.events.iter().filter(|told| told.is_object()).count() as u64;
-                    let bookmarks = op.events.iter().filter(|told| told.kind == EventKind::Bookmark);
+                    let bookmarks = op.events.iter().filter(|told| told.kind == RecordedEventType::Bookmark);
                     counts.bookmarks += bookmarks.count() as u64;
                 }
             }

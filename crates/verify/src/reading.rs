@@ -2,32 +2,33 @@
 
 use std::io::BufRead;
 
-use super::history::{History, NumberedRecord, ReadError};
+use super::history::{HistoryReadError, NumberedHistoryRecord, RunHistory};
 use super::interner::Interner;
-use super::operation::{Operation, ReceivedItem, ReceivedResponse, RecordedEnd};
+use super::operation::{ReceivedItem, ReceivedResponse, RecordedOperation, RecordedWatchEnd};
 use super::parsed_request::ParsedRequest;
 use super::record::{
-    CallRecord, EndRecord, EventKind, EventRecord, Op, Record, ReturnRecord, TruthRangeRecord, TruthRecord,
+    CallRecord, EventRecord, GroundTruthRangeRecord, GroundTruthRecord, HistoryRecord, OperationId, RecordedEventType,
+    ResponseRecord, WatchEndRecord,
 };
 use super::selection::LabelsAndFields;
-use super::truth::{ResourceTruth, TrueChange};
+use super::truth::{GroundTruthChange, ResourceGroundTruth};
 
-impl History {
+impl RunHistory {
     /// Reads a run, with one record per line. Empty lines are ignored.
     ///
     /// # Errors
     /// The first line that is not a record, or that cannot follow the lines before it.
-    pub fn read(mut from: impl BufRead) -> Result<Self, ReadError> {
+    pub fn read(mut from: impl BufRead) -> Result<Self, HistoryReadError> {
         let mut reading = HistoryReader::default();
         let mut text = String::new();
         for line in 1.. {
             text.clear();
-            let wrong = |what: String| ReadError { line, what };
+            let wrong = |what: String| HistoryReadError { line, what };
             if from.read_line(&mut text).map_err(|error| wrong(error.to_string()))? == 0 {
                 break;
             }
             if !text.trim().is_empty() {
-                let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+                let record: HistoryRecord = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
                 reading.push(record, line).map_err(wrong)?;
             }
         }
@@ -38,10 +39,10 @@ impl History {
     ///
     /// # Errors
     /// The first record that cannot follow those before it.
-    pub fn of(records: impl IntoIterator<Item = Record>) -> Result<Self, ReadError> {
+    pub fn of(records: impl IntoIterator<Item = HistoryRecord>) -> Result<Self, HistoryReadError> {
         let mut reader = HistoryReader::default();
         for (line, record) in (1..).zip(records) {
-            reader.push(record, line).map_err(|what| ReadError { line, what })?;
+            reader.push(record, line).map_err(|what| HistoryReadError { line, what })?;
         }
         reader.finish()
     }
@@ -50,7 +51,7 @@ impl History {
 /// A history that is being read.
 #[derive(Debug, Default)]
 pub(super) struct HistoryReader {
-    history: History,
+    history: RunHistory,
     attributes: Interner<LabelsAndFields>,
 }
 
@@ -59,39 +60,39 @@ impl HistoryReader {
     ///
     /// # Errors
     /// The reason that the record cannot follow those before it.
-    pub(super) fn push(&mut self, record: Record, line: u32) -> Result<(), String> {
+    pub(super) fn push(&mut self, record: HistoryRecord, line: u32) -> Result<(), String> {
         let history = &mut self.history;
         let seen_ns = match record {
-            Record::Run(run) => {
+            HistoryRecord::Run(run) => {
                 history.run = run;
                 0
             }
-            Record::Call(call) => self.call(&call, line)?,
-            Record::Return(answer) => self.answer(answer, line)?,
-            Record::Event(event) => self.event(event, line)?,
-            Record::End(end) => self.end(&end, line)?,
-            Record::Written(record) => {
+            HistoryRecord::Call(call) => self.call(&call, line)?,
+            HistoryRecord::Return(answer) => self.answer(answer, line)?,
+            HistoryRecord::Event(event) => self.event(event, line)?,
+            HistoryRecord::End(end) => self.end(&end, line)?,
+            HistoryRecord::Written(record) => {
                 let at_ns = record.return_ns;
-                history.written.push(NumberedRecord { line, record });
+                history.written.push(NumberedHistoryRecord { line, record });
                 at_ns
             }
-            Record::Truth(change) => self.change(change, line),
-            Record::Known(known) => self.known(&known)?,
-            Record::Compacted(record) => {
-                history.compacted.push(NumberedRecord { line, record });
+            HistoryRecord::Truth(change) => self.change(change, line),
+            HistoryRecord::Known(known) => self.known(&known)?,
+            HistoryRecord::Compacted(record) => {
+                history.compacted.push(NumberedHistoryRecord { line, record });
                 0
             }
-            Record::Window(record) => {
-                history.windows.push(NumberedRecord { line, record });
+            HistoryRecord::Window(record) => {
+                history.windows.push(NumberedHistoryRecord { line, record });
                 0
             }
-            Record::Fault(record) => {
-                history.faults.push(NumberedRecord { line, record });
+            HistoryRecord::Fault(record) => {
+                history.faults.push(NumberedHistoryRecord { line, record });
                 0
             }
-            Record::Asked(record) => {
+            HistoryRecord::Asked(record) => {
                 let at_ns = record.at_ns;
-                history.asked.push(NumberedRecord { line, record });
+                history.asked.push(NumberedHistoryRecord { line, record });
                 at_ns
             }
         };
@@ -103,7 +104,7 @@ impl HistoryReader {
     ///
     /// # Errors
     /// The line that invalidates the truth.
-    pub(super) fn finish(self) -> Result<History, ReadError> {
+    pub(super) fn finish(self) -> Result<RunHistory, HistoryReadError> {
         self.history.settle(self.attributes)
     }
 
@@ -112,7 +113,7 @@ impl HistoryReader {
         if self.history.by_op.insert(call.op, at).is_some() {
             return Err(format!("a second call of operation {}", call.op));
         }
-        self.history.operations.push(Operation {
+        self.history.operations.push(RecordedOperation {
             op: call.op,
             client: call.client,
             at_ns: call.at_ns,
@@ -135,15 +136,15 @@ impl HistoryReader {
         Ok(call.at_ns)
     }
 
-    fn operation(&mut self, op: Op) -> Result<&mut Operation, String> {
+    fn operation(&mut self, op: OperationId) -> Result<&mut RecordedOperation, String> {
         let at = self.history.by_op.get(&op).ok_or_else(|| format!("operation {op} has no call"))?;
         Ok(&mut self.history.operations[*at])
     }
 
-    fn answer(&mut self, answer: ReturnRecord, line: u32) -> Result<u64, String> {
+    fn answer(&mut self, answer: ResponseRecord, line: u32) -> Result<u64, String> {
         let item = |item: super::record::RecordedItem| {
             let key = self.history.keys.number(&item.key);
-            let mut told = ReceivedItem::new(answer.at_ns, line, EventKind::Added, key, item.version);
+            let mut told = ReceivedItem::new(answer.at_ns, line, RecordedEventType::Added, key, item.version);
             (told.digest, told.bytes) = (item.digest, item.bytes);
             told
         };
@@ -172,8 +173,11 @@ impl HistoryReader {
     }
 
     fn event(&mut self, event: EventRecord, line: u32) -> Result<u64, String> {
-        let key =
-            if event.key.is_empty() { super::interner::KeyId::default() } else { self.history.keys.number(&event.key) };
+        let key = if event.key.is_empty() {
+            super::interner::ObjectKeyId::default()
+        } else {
+            self.history.keys.number(&event.key)
+        };
         let op = self.operation(event.op)?;
         if op.over.is_some() {
             return Err(format!("an event of operation {}, which is over", event.op));
@@ -181,33 +185,33 @@ impl HistoryReader {
         let mut told = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
         (told.digest, told.bytes, told.initial_end) = (event.digest, event.bytes, event.initial_end);
         op.events.push(told);
-        if event.kind == EventKind::Error {
+        if event.kind == RecordedEventType::Error {
             op.errors.push(event.status);
         }
         Ok(event.at_ns)
     }
 
-    fn end(&mut self, end: &EndRecord, line: u32) -> Result<u64, String> {
+    fn end(&mut self, end: &WatchEndRecord, line: u32) -> Result<u64, String> {
         let op = self.operation(end.op)?;
-        if op.over.replace(RecordedEnd { at_ns: end.at_ns, how: end.how, line }).is_some() {
+        if op.over.replace(RecordedWatchEnd { at_ns: end.at_ns, how: end.how, line }).is_some() {
             return Err(format!("a second end of operation {}", end.op));
         }
         Ok(end.at_ns)
     }
 
-    fn truth(&mut self, resource: &str) -> &mut ResourceTruth {
+    fn truth(&mut self, resource: &str) -> &mut ResourceGroundTruth {
         let truths = &mut self.history.truths;
         let at = truths.iter().position(|truth| truth.resource == resource).unwrap_or_else(|| {
-            truths.push(ResourceTruth::of(resource));
+            truths.push(ResourceGroundTruth::of(resource));
             truths.len() - 1
         });
         &mut truths[at]
     }
 
-    fn change(&mut self, change: TruthRecord, line: u32) -> u64 {
+    fn change(&mut self, change: GroundTruthRecord, line: u32) -> u64 {
         let attributes = self.attributes.number(LabelsAndFields { labels: change.labels, fields: change.fields });
         let key = self.history.keys.number(&change.key);
-        self.truth(&change.resource).changes.push(TrueChange {
+        self.truth(&change.resource).changes.push(GroundTruthChange {
             version: change.version,
             key,
             kind: change.kind,
@@ -222,7 +226,7 @@ impl HistoryReader {
         change.at_ns
     }
 
-    fn known(&mut self, known: &TruthRangeRecord) -> Result<u64, String> {
+    fn known(&mut self, known: &GroundTruthRangeRecord) -> Result<u64, String> {
         let truth = self.truth(&known.resource);
         if truth.to > 0 && truth.from != known.from {
             return Err(format!("the true history of {} begins twice", known.resource));

@@ -11,35 +11,35 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Digest, Guarantee};
+use super::{ApiserverGuarantee, ContentDigest};
 
 /// The number of an operation: one request and its results.
-pub type Op = u64;
+pub type OperationId = u64;
 
 /// One line of a record of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Record {
+pub enum HistoryRecord {
     /// The first line of a record: the parameters of the run.
     Run(RunRecord),
     /// A client has sent a request.
     Call(CallRecord),
     /// The head of the response and, unless it is a watch, its content.
-    Return(ReturnRecord),
+    Return(ResponseRecord),
     /// A watch has delivered an event.
     Event(EventRecord),
     /// A watch has ended, for a recorded reason.
-    End(EndRecord),
+    End(WatchEndRecord),
     /// A write, with its request and result in one line.
     Written(WriteRecord),
     /// A change that happened, or an object of the truth's initial state.
-    Truth(TruthRecord),
+    Truth(GroundTruthRecord),
     /// The range of versions for which the truth is complete.
-    Known(TruthRangeRecord),
+    Known(GroundTruthRangeRecord),
     /// The store may have forgotten history.
-    Compacted(CompactedRecord),
+    Compacted(CompactionRecord),
     /// The server may have forgotten history.
-    Window(WindowRecord),
+    Window(HistoryWindowRecord),
     /// A fault was active for a time.
     Fault(FaultRecord),
     /// A request that the server sent to its own upstream.
@@ -61,11 +61,11 @@ pub struct RunRecord {
     pub begins_once: bool,
     /// The wall-clock start time of the run, for display.
     pub started: String,
-    pub truth: TruthSource,
+    pub truth: GroundTruthSource,
     /// The command that repeats the run.
     pub command: String,
     /// The server's declared minimum history, as a number of changes of each resource. Without it, only
-    /// [`CompactedRecord`] and [`WindowRecord`] justify a 410.
+    /// [`CompactionRecord`] and [`HistoryWindowRecord`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
     /// The maximum time that the delivery of a change to an open watch may take while no fault is active. Without it, a
@@ -77,7 +77,7 @@ pub struct RunRecord {
 /// The source of the true history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TruthSource {
+pub enum GroundTruthSource {
     /// The true history comes from a watch of the store itself.
     #[default]
     Etcd,
@@ -90,7 +90,7 @@ pub enum TruthSource {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallRecord {
-    pub op: Op,
+    pub op: OperationId,
     pub client: u32,
     pub at_ns: u64,
     pub verb: ReadVerb,
@@ -102,13 +102,13 @@ pub struct CallRecord {
     #[serde(default, skip_serializing_if = "is_default")]
     pub encoding: RecordedEncoding,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub transport: Transport,
+    pub transport: ClientTransport,
     /// The operation that this operation resumes. For a watch, it is the list or watch with the same version; for a
     /// page, the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resumes: Option<Op>,
+    pub resumes: Option<OperationId>,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub server: RequestTarget,
+    pub server: RequestServerRole,
 }
 
 /// The kind of a recorded read.
@@ -138,7 +138,7 @@ pub enum RecordedEncoding {
 /// The transport of a recorded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Transport {
+pub enum ClientTransport {
     H1,
     #[default]
     H2,
@@ -148,7 +148,7 @@ pub enum Transport {
 /// The server that a request is sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RequestTarget {
+pub enum RequestServerRole {
     /// The request was sent to the judged server.
     #[default]
     Subject,
@@ -158,7 +158,7 @@ pub enum RequestTarget {
     Direct,
 }
 
-impl RequestTarget {
+impl RequestServerRole {
     pub(super) fn is_judged(self) -> bool {
         self != Self::Direct
     }
@@ -167,8 +167,8 @@ impl RequestTarget {
 /// The head of a response and, unless it is a watch, its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ReturnRecord {
-    pub op: Op,
+pub struct ResponseRecord {
+    pub op: OperationId,
     pub at_ns: u64,
     /// The HTTP status code; 0 if there was no response because the connection broke or the client cancelled the
     /// request.
@@ -203,10 +203,10 @@ pub struct RecordedItem {
     pub version: u64,
     /// A digest of the object's content; `None` if the encoding could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
+    pub digest: Option<ContentDigest>,
     /// A digest of the object's raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Digest>,
+    pub bytes: Option<ContentDigest>,
 }
 
 /// The content of a `Status` in a response or an ERROR event.
@@ -228,10 +228,10 @@ pub struct RecordedStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventRecord {
-    pub op: Op,
+    pub op: OperationId,
     pub at_ns: u64,
     #[serde(rename = "type")]
-    pub kind: EventKind,
+    pub kind: RecordedEventType,
     /// The key of the object; empty for a bookmark and an error.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
@@ -240,10 +240,10 @@ pub struct EventRecord {
     pub version: u64,
     /// A digest of the object's content; `None` if the encoding could not be read, for a bookmark and for an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
+    pub digest: Option<ContentDigest>,
     /// A digest of the object's raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Digest>,
+    pub bytes: Option<ContentDigest>,
     /// Whether a bookmark has the annotation for the end of the initial events.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initial_end: bool,
@@ -255,7 +255,7 @@ pub struct EventRecord {
 /// The types of watch events, and of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum EventKind {
+pub enum RecordedEventType {
     #[default]
     Added,
     Modified,
@@ -264,7 +264,7 @@ pub enum EventKind {
     Error,
 }
 
-impl EventKind {
+impl RecordedEventType {
     /// Returns the name on the wire and in records.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -280,16 +280,16 @@ impl EventKind {
 /// The recorded end of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EndRecord {
-    pub op: Op,
+pub struct WatchEndRecord {
+    pub op: OperationId,
     pub at_ns: u64,
-    pub how: Ending,
+    pub how: WatchEnding,
 }
 
 /// The way in which a watch ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum WatchEnding {
     /// The server ended the watch cleanly between two events.
     #[default]
     Clean,
@@ -332,35 +332,35 @@ pub enum WriteVerb {
 /// A change that happened, or an object of the truth's initial state, which is ADDED at its own version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TruthRecord {
+pub struct GroundTruthRecord {
     pub resource: String,
     pub key: String,
     /// The version of the change; a deletion has its own.
     pub version: u64,
     #[serde(rename = "type")]
-    pub kind: EventKind,
+    pub kind: RecordedEventType,
     /// The time at which the change was received. The change had happened by then.
     pub at_ns: u64,
     /// A digest of the content; `None` for a deletion, or if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
+    pub digest: Option<ContentDigest>,
     /// A digest of the content as `PartialObjectMetadata`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<Digest>,
+    pub metadata: Option<ContentDigest>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// The fields for field selectors, besides name and namespace; a missing field is `""`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub source: TruthSource,
+    pub source: GroundTruthSource,
 }
 
 /// The range of a resource's truth: the whole state at `from`, and every change after it up to `to`. Later lines
 /// replace earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TruthRangeRecord {
+pub struct GroundTruthRangeRecord {
     pub resource: String,
     pub from: u64,
     pub to: u64,
@@ -370,7 +370,7 @@ pub struct TruthRangeRecord {
 /// The store may have forgotten everything before a version, except the state at that version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CompactedRecord {
+pub struct CompactionRecord {
     pub version: u64,
     /// The time at which the compaction was requested, or the last time at which it was known not to have happened.
     pub at_ns: u64,
@@ -379,7 +379,7 @@ pub struct CompactedRecord {
 /// The server may not have changes at or below a version, because it began there or has reported that it dropped them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct WindowRecord {
+pub struct HistoryWindowRecord {
     /// The resource whose changes the server may not have; empty for all resources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
@@ -388,7 +388,7 @@ pub struct WindowRecord {
     pub at_ns: u64,
     /// The server that may have forgotten changes; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub server: Option<RequestTarget>,
+    pub server: Option<RequestServerRole>,
 }
 
 /// A fault that was active for a time.
@@ -403,7 +403,7 @@ pub struct FaultRecord {
     /// The guarantees that do not hold during the fault. Guarantees that compare two moments do not hold across it
     /// either.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waives: Vec<Guarantee>,
+    pub waives: Vec<ApiserverGuarantee>,
 }
 
 /// A request that the server sent to its own upstream, as recorded by a relay between them.
@@ -435,17 +435,17 @@ mod tests {
     #[test]
     fn record_round_trips_and_omits_default_fields() {
         let event = EventRecord { op: 7, at_ns: 1200, key: "a/b".into(), version: 5, ..EventRecord::default() };
-        let line = serde_json::to_string(&Record::Event(event.clone())).unwrap();
+        let line = serde_json::to_string(&HistoryRecord::Event(event.clone())).unwrap();
         assert_eq!(line, r#"{"event":{"op":7,"at_ns":1200,"type":"ADDED","key":"a/b","version":5}}"#);
-        assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), Record::Event(event));
+        assert_eq!(serde_json::from_str::<HistoryRecord>(&line).unwrap(), HistoryRecord::Event(event));
     }
 
     #[test]
     fn record_omits_server_only_for_the_tested_one() {
         let call = |server| serde_json::to_string(&CallRecord { server, ..CallRecord::default() }).unwrap();
-        assert!(!call(RequestTarget::Subject).contains("server"));
+        assert!(!call(RequestServerRole::Subject).contains("server"));
         for (server, text) in
-            [(RequestTarget::Also(1), r#""server":{"also":1}"#), (RequestTarget::Direct, r#":"direct""#)]
+            [(RequestServerRole::Also(1), r#""server":{"also":1}"#), (RequestServerRole::Direct, r#":"direct""#)]
         {
             assert!(call(server).contains(text), "{}", call(server));
             assert_eq!(serde_json::from_str::<CallRecord>(&call(server)).unwrap().server, server);
@@ -455,6 +455,6 @@ mod tests {
     #[test]
     fn unknown_record_field_is_an_error() {
         let line = r#"{"end":{"op":7,"at_ns":1,"how":"clean","why":"?"}}"#;
-        assert!(serde_json::from_str::<Record>(line).is_err());
+        assert!(serde_json::from_str::<HistoryRecord>(line).is_err());
     }
 }

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::record::{EventKind, Op, Record};
+use super::record::{HistoryRecord, OperationId, RecordedEventType};
 
 /// The size of the write buffer.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// A writer of records, one per line, up to a maximum size.
-pub(super) struct Recorder {
-    lines: Mutex<LineSink>,
+pub(super) struct HistoryRecorder {
+    lines: Mutex<RecordSink>,
     bytes: AtomicU64,
     bytes_max: u64,
     /// A signal that is cancelled when nothing more can be written to the record.
@@ -24,7 +24,7 @@ pub(super) struct Recorder {
 }
 
 /// The destination of a record's lines.
-enum LineSink {
+enum RecordSink {
     File(PathBuf, BufWriter<File>),
     Memory(Vec<u8>),
 }
@@ -45,30 +45,30 @@ pub struct RecordCounts {
 
 impl RecordCounts {
     /// Counts one record in the statistics.
-    pub(super) fn add(&mut self, record: &Record) {
+    pub(super) fn add(&mut self, record: &HistoryRecord) {
         match record {
-            Record::Event(event) if event.kind < EventKind::Bookmark => self.events += 1,
-            Record::Return(answer) if answer.version.is_some() => self.answers += 1,
-            Record::Written(write) if (200..300).contains(&write.code) => self.writes += 1,
-            Record::Truth(_) => self.changes += 1,
-            Record::Fault(_) => self.faults += 1,
+            HistoryRecord::Event(event) if event.kind < RecordedEventType::Bookmark => self.events += 1,
+            HistoryRecord::Return(answer) if answer.version.is_some() => self.answers += 1,
+            HistoryRecord::Written(write) if (200..300).contains(&write.code) => self.writes += 1,
+            HistoryRecord::Truth(_) => self.changes += 1,
+            HistoryRecord::Fault(_) => self.faults += 1,
             _ => {}
         }
     }
 }
 
-impl Recorder {
+impl HistoryRecorder {
     pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
-        Ok(Self::to(LineSink::File(path.to_owned(), file), bytes_max))
+        Ok(Self::to(RecordSink::File(path.to_owned(), file), bytes_max))
     }
 
     /// Returns a recorder whose records stay in memory, for [`take`](Self::take).
     pub(super) fn in_memory(bytes_max: u64) -> Self {
-        Self::to(LineSink::Memory(Vec::new()), bytes_max)
+        Self::to(RecordSink::Memory(Vec::new()), bytes_max)
     }
 
-    fn to(lines: LineSink, bytes_max: u64) -> Self {
+    fn to(lines: RecordSink, bytes_max: u64) -> Self {
         Self {
             lines: Mutex::new(lines),
             bytes: AtomicU64::new(0),
@@ -81,11 +81,11 @@ impl Recorder {
     }
 
     /// Returns a new operation number.
-    pub(super) fn op(&self) -> Op {
+    pub(super) fn op(&self) -> OperationId {
         self.next_op.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn put(&self, record: &Record) {
+    pub(super) fn put(&self, record: &HistoryRecord) {
         let mut line = serde_json::to_vec(record).expect("records have text for keys");
         line.push(b'\n');
         let len = line.len() as u64;
@@ -95,8 +95,8 @@ impl Recorder {
         }
         self.counts.lock().add(record);
         let written = match &mut *self.lines.lock() {
-            LineSink::File(_, file) => file.write_all(&line),
-            LineSink::Memory(bytes) => bytes.write_all(&line),
+            RecordSink::File(_, file) => file.write_all(&line),
+            RecordSink::Memory(bytes) => bytes.write_all(&line),
         };
         if let Err(error) = written {
             self.failure.lock().get_or_insert(error);
@@ -116,8 +116,8 @@ impl Recorder {
     /// Writes the buffered lines and returns the file's path; the path is empty for a record in memory.
     pub(super) fn close(&self) -> io::Result<PathBuf> {
         let path = match &mut *self.lines.lock() {
-            LineSink::File(path, file) => file.flush().map(|()| path.clone())?,
-            LineSink::Memory(_) => PathBuf::new(),
+            RecordSink::File(path, file) => file.flush().map(|()| path.clone())?,
+            RecordSink::Memory(_) => PathBuf::new(),
         };
         match self.failure.lock().take() {
             Some(error) => Err(error),
@@ -128,8 +128,8 @@ impl Recorder {
     /// Returns the lines in memory. Later ones are not kept with them.
     pub(super) fn take(&self) -> Vec<u8> {
         match &mut *self.lines.lock() {
-            LineSink::File(..) => Vec::new(),
-            LineSink::Memory(bytes) => std::mem::take(bytes),
+            RecordSink::File(..) => Vec::new(),
+            RecordSink::Memory(bytes) => std::mem::take(bytes),
         }
     }
 }
@@ -137,22 +137,24 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{EndRecord, EventRecord};
+    use crate::record::{EventRecord, WatchEndRecord};
 
     #[tokio::test]
     async fn recorder_writes_every_record_and_signals_size_limit() {
         let path = std::env::temp_dir().join(format!("kube-fanout-recorder-{}.jsonl", fastrand::u64(..)));
-        let recorder = Recorder::create(&path, 200).expect("a file");
-        let event =
-            |version| Record::Event(EventRecord { op: 1, version, key: "a/b".to_owned(), ..EventRecord::default() });
+        let recorder = HistoryRecorder::create(&path, 200).expect("a file");
+        let event = |version| {
+            HistoryRecord::Event(EventRecord { op: 1, version, key: "a/b".to_owned(), ..EventRecord::default() })
+        };
         recorder.put(&event(5));
         assert!(!recorder.full.is_cancelled());
-        let lines: Vec<_> = [event(5), event(6), event(7), Record::End(EndRecord::default())].into_iter().collect();
+        let lines: Vec<_> =
+            [event(5), event(6), event(7), HistoryRecord::End(WatchEndRecord::default())].into_iter().collect();
         lines[1..].iter().for_each(|line| recorder.put(line));
         recorder.full().await;
         assert_eq!(recorder.close().expect("written"), path);
         let text = std::fs::read_to_string(&path).expect("it is there");
-        let read: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
+        let read: Vec<HistoryRecord> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
         assert_eq!(read, lines, "also what came when it was full");
         assert_eq!(recorder.counts(), RecordCounts { events: 3, ..RecordCounts::default() });
         assert!(recorder.op() < recorder.op());

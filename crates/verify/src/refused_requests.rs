@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
-use super::history::History;
-use super::operation::Operation;
-use super::record::{EventKind, ReadVerb, RecordedStatus, RequestTarget};
+use super::history::RunHistory;
+use super::operation::RecordedOperation;
+use super::record::{ReadVerb, RecordedEventType, RecordedStatus, RequestServerRole};
 
 /// Requests of one kind that the judged server refused, without a promise about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,9 +17,9 @@ pub struct RefusedRequests {
 impl RefusedRequests {
     /// Collects all refused requests, by verb and code. A client may handle each and still not get its data. No
     /// guarantee covers this, because guarantees are judged by successful responses only.
-    pub fn of(history: &History) -> Vec<Self> {
+    pub fn of(history: &RunHistory) -> Vec<Self> {
         let mut refused: BTreeMap<(&str, u16), Self> = BTreeMap::new();
-        for op in history.operations.iter().filter(|op| op.server == RequestTarget::Subject) {
+        for op in history.operations.iter().filter(|op| op.server == RequestServerRole::Subject) {
             let Some((code, message)) = refusal(op) else { continue };
             let (verb, message) = (op.verb, message.to_owned());
             refused.entry((name(verb), code)).or_insert(Self { verb, code, count: 0, message }).count += 1;
@@ -37,10 +37,10 @@ impl std::fmt::Display for RefusedRequests {
 
 /// Returns the code and message of an error that no promise covers. A 404 for a missing object is an ordinary response,
 /// and `Expired` and `Future` cover 410 and future versions.
-fn refusal(op: &Operation) -> Option<(u16, &str)> {
+fn refusal(op: &RecordedOperation) -> Option<(u16, &str)> {
     let head = op.answer.as_ref().filter(|answer| !(200..300).contains(&answer.code));
     let head = head.map(|answer| (answer.code, &answer.status));
-    let is_error = op.events.iter().any(|told| told.kind == EventKind::Error);
+    let is_error = op.events.iter().any(|told| told.kind == RecordedEventType::Error);
     let event = op.errors.first().filter(|_| is_error);
     let event = event.map(|status| (status.code, status));
     let (code, status) = head.or(event)?;

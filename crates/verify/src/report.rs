@@ -2,9 +2,9 @@ use std::io;
 use std::path::Path;
 
 use super::html::{escaped, put};
-use super::record::TruthSource;
+use super::record::GroundTruthSource;
 use super::timeline_page::timeline;
-use super::{GuaranteeVerdict, Outcome, RunVerdict, Violation};
+use super::{GuaranteeVerdict, GuaranteeViolation, RunVerdict, VerifyOutcome};
 
 const TEMPLATE: &str = include_str!("report.html");
 /// The maximum number of violations of a guarantee in the report.
@@ -47,8 +47,8 @@ pub fn page(verdict: &RunVerdict, record: &Path, notes: &[String]) -> io::Result
 
 fn about(verdict: &RunVerdict) -> String {
     let truth = match verdict.run.truth {
-        TruthSource::Etcd => "compared with etcd",
-        TruthSource::Direct => {
+        GroundTruthSource::Etcd => "compared with etcd",
+        GroundTruthSource::Direct => {
             "compared with an apiserver's own watch (weaker: events that it misses are not detected)"
         }
     };
@@ -58,15 +58,15 @@ fn about(verdict: &RunVerdict) -> String {
 /// Returns the verdict as text, and the CSS class of its colour.
 fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
-        (Outcome::Violated, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
-        (Outcome::Violated, None) => ("Violated".to_owned(), "violated"),
-        (Outcome::Passed, _) => ("Passed: all guarantees that could be checked hold".to_owned(), "held"),
-        (Outcome::Inconclusive, _) => (format!("Inconclusive: {}", verdict.lacks.join("; ")), "void"),
+        (VerifyOutcome::Violated, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
+        (VerifyOutcome::Violated, None) => ("Violated".to_owned(), "violated"),
+        (VerifyOutcome::Passed, _) => ("Passed: all guarantees that could be checked hold".to_owned(), "held"),
+        (VerifyOutcome::Inconclusive, _) => (format!("Inconclusive: {}", verdict.lacks.join("; ")), "void"),
     }
 }
 
-fn told(violation: &Violation) -> String {
-    let Violation { promise, op, expected, got, lines } = violation;
+fn told(violation: &GuaranteeViolation) -> String {
+    let GuaranteeViolation { promise, op, expected, got, lines } = violation;
     let of = op.map(|op| format!(", operation {op}")).unwrap_or_default();
     let lines: Vec<_> = lines.iter().map(u32::to_string).collect();
     format!("{promise}{of} (lines {})\n  expected {expected}\n  got      {got}\n", lines.join(", "))

@@ -5,43 +5,43 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::frame_decode_cache::FrameDecodeCache;
-use super::links::SharedLinks;
+use super::links::SharedConnections;
 use super::object_set::ObjectSet;
-use super::record::{RecordedEncoding, RequestTarget, Transport};
-use super::recorder::Recorder;
-use base::Tasks;
-use probe::Target;
+use super::record::{ClientTransport, RecordedEncoding, RequestServerRole};
+use super::recorder::HistoryRecorder;
+use base::BackgroundTasks;
+use probe::TargetServer;
 
 /// The shared state of clients, writers and sources of truth.
-pub(super) struct RunContext {
-    pub(super) recorder: Recorder,
+pub(super) struct VerifyRunContext {
+    pub(super) recorder: HistoryRecorder,
     pub(super) world: ObjectSet,
     /// The judged servers: the first one, then the additional ones.
-    pub(super) subjects: Vec<Target>,
+    pub(super) subjects: Vec<TargetServer>,
     /// Whether all clients are informers that never relist on their own.
     pub(super) informers: bool,
-    pub(super) links: SharedLinks,
+    pub(super) links: SharedConnections,
     pub(super) frames: FrameDecodeCache,
     /// The apiserver behind the judged servers, if it is known.
-    pub(super) direct: Option<Target>,
+    pub(super) direct: Option<TargetServer>,
     pub(super) seed: u64,
     pub(super) encodings: Vec<RecordedEncoding>,
-    pub(super) transports: Vec<Transport>,
+    pub(super) transports: Vec<ClientTransport>,
     /// The factor by which pauses between requests and the duration of watches are lengthened.
     pub(super) pace: u32,
     /// A signal that is cancelled when clients must end.
     pub(super) leave: CancellationToken,
-    pub(super) tasks: Tasks,
-    pub(super) notes: Notes,
+    pub(super) tasks: BackgroundTasks,
+    pub(super) notes: RunNotes,
 }
 
 /// Problems that are not violations, for people: each text once, with its count.
 #[derive(Default)]
-pub(super) struct Notes(Mutex<Vec<(String, u64)>>);
+pub(super) struct RunNotes(Mutex<Vec<(String, u64)>>);
 
 const NOTES_MAX: usize = 30;
 
-impl Notes {
+impl RunNotes {
     pub(super) fn add(&self, note: impl Into<String>) {
         let (note, mut notes) = (note.into(), self.0.lock());
         if let Some((_, times)) = notes.iter_mut().find(|(known, _)| *known == note) {
@@ -66,24 +66,24 @@ pub(super) enum RngStream {
     Faults,
 }
 
-impl RunContext {
+impl VerifyRunContext {
     /// Returns the first judged server.
-    pub(super) fn subject(&self) -> &Target {
+    pub(super) fn subject(&self) -> &TargetServer {
         &self.subjects[0]
     }
 
-    pub(super) fn target(&self, server: RequestTarget) -> &Target {
+    pub(super) fn target(&self, server: RequestServerRole) -> &TargetServer {
         match server {
-            RequestTarget::Subject => self.subject(),
-            RequestTarget::Also(number) => &self.subjects[1 + usize::from(number)],
-            RequestTarget::Direct => self.direct.as_ref().unwrap_or_else(|| self.subject()),
+            RequestServerRole::Subject => self.subject(),
+            RequestServerRole::Also(number) => &self.subjects[1 + usize::from(number)],
+            RequestServerRole::Direct => self.direct.as_ref().unwrap_or_else(|| self.subject()),
         }
     }
 
     /// Returns the servers that clients may use.
-    pub(super) fn servers(&self) -> impl Iterator<Item = RequestTarget> + use<> {
+    pub(super) fn servers(&self) -> impl Iterator<Item = RequestServerRole> + use<> {
         let also = u8::try_from(self.subjects.len().saturating_sub(1)).unwrap_or(u8::MAX);
-        std::iter::once(RequestTarget::Subject).chain((0..also).map(RequestTarget::Also))
+        std::iter::once(RequestServerRole::Subject).chain((0..also).map(RequestServerRole::Also))
     }
 
     pub(super) fn rng(&self, who: RngStream) -> fastrand::Rng {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn repeated_notes_are_merged_with_a_count() {
-        let notes = Notes::default();
+        let notes = RunNotes::default();
         for note in ["a", "b", "a"] {
             notes.add(note);
         }

@@ -11,7 +11,7 @@ pub(super) struct LabelsAndFields {
 
 /// A namespace, or all, with requirements for labels and fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Selection {
+pub(super) struct ObjectSelection {
     /// The selected namespace; empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
     labels: Vec<(String, LabelRequirement)>,
@@ -38,7 +38,7 @@ struct FieldRequirement {
     equal: bool,
 }
 
-impl Selection {
+impl ObjectSelection {
     /// Parses selectors. Returns `None` if one is malformed, because such requests do not concern history.
     pub(super) fn parse(namespace: &str, labels: &str, fields: &str) -> Option<Self> {
         let labels = pieces(labels, true).into_iter().map(label).collect::<Option<_>>()?;
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn selector_operators_match_as_documented() {
         let object = object(&[("app", "x"), ("n", "5"), ("empty", "")], &[("spec.nodeName", "n,1")]);
-        let admits = |labels: &str, fields: &str| Selection::parse("", labels, fields).unwrap().admits(&object);
+        let admits = |labels: &str, fields: &str| ObjectSelection::parse("", labels, fields).unwrap().admits(&object);
         let yes = "app; !other; app=x; app == x; app!=y; other!=y; app in (x, y); app notin (z); n>4; n<6; empty=; \
             empty in (); app,n,app!=z; other notin (a); app in (y,x),n in (5)";
         for labels in yes.split("; ") {
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn selection_covers_only_exact_namespace_and_name() {
-        let covers = |namespace, fields, key| Selection::parse(namespace, "", fields).unwrap().covers(key);
+        let covers = |namespace, fields, key| ObjectSelection::parse(namespace, "", fields).unwrap().covers(key);
         assert!(covers("", "", "a/x") && covers("a", "", "a/x") && !covers("a", "", "a-b/x") && !covers("a", "", "x"));
         assert!(covers("", "metadata.name=x", "a/x") && !covers("", "metadata.name=x", "a/xy"));
         assert!(covers("", "metadata.namespace!=b", "a/x") && !covers("", "metadata.namespace=b", "a/x"));
@@ -207,8 +207,8 @@ mod tests {
     #[test]
     fn malformed_selector_is_rejected() {
         for labels in ["a in", "a b", "=x", "n>x", "a foo (b)"] {
-            assert_eq!(Selection::parse("", labels, ""), None, "{labels}");
+            assert_eq!(ObjectSelection::parse("", labels, ""), None, "{labels}");
         }
-        assert_eq!(Selection::parse("", "", "name"), None);
+        assert_eq!(ObjectSelection::parse("", "", "name"), None);
     }
 }

@@ -10,13 +10,13 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 
-use super::guarantee::Guarantee;
-use super::history::History;
-use super::record::Record;
-use super::violation::Violation;
+use super::guarantee::ApiserverGuarantee;
+use super::history::RunHistory;
+use super::record::HistoryRecord;
+use super::violation::GuaranteeViolation;
 
-fn violations(records: &[Record]) -> Vec<Violation> {
-    let history = History::of(records.iter().cloned()).unwrap();
+fn violations(records: &[HistoryRecord]) -> Vec<GuaranteeViolation> {
+    let history = RunHistory::of(records.iter().cloned()).unwrap();
     history.judge_all().into_iter().flat_map(|judged| judged.violations).collect()
 }
 
@@ -46,13 +46,13 @@ fn runs(count: usize) -> impl Iterator<Item = model::Model> {
 
 #[test]
 fn model_runs_check_every_guarantee() {
-    let mut instances = [0; Guarantee::ALL.len()];
+    let mut instances = [0; ApiserverGuarantee::ALL.len()];
     for model in runs(60) {
-        let history = History::of(model.records).unwrap();
+        let history = RunHistory::of(model.records).unwrap();
         let judged = history.judge_all();
         instances.iter_mut().zip(judged).for_each(|(sum, judged)| *sum += judged.instances);
     }
-    let rare: Vec<_> = Guarantee::ALL.iter().zip(instances).filter(|(_, instances)| *instances < 60).collect();
+    let rare: Vec<_> = ApiserverGuarantee::ALL.iter().zip(instances).filter(|(_, instances)| *instances < 60).collect();
     assert!(rare.is_empty(), "{rare:?}");
 }
 
@@ -68,7 +68,7 @@ fn every_mutation_is_detected_by_its_judge() {
             }
             *found += 1;
             let records = spoiling.records;
-            let judged = History::of(records.iter().cloned()).unwrap().judge(promise);
+            let judged = RunHistory::of(records.iter().cloned()).unwrap().judge(promise);
             assert!(judged.broken > 0, "{name}: seed {seed}, {:#?}", lines(&records));
         }
     }
@@ -76,6 +76,6 @@ fn every_mutation_is_detected_by_its_judge() {
     assert!(rare.is_empty(), "{rare:?}");
 }
 
-fn lines(records: &[Record]) -> Vec<String> {
+fn lines(records: &[HistoryRecord]) -> Vec<String> {
     records.iter().map(|record| serde_json::to_string(record).unwrap()).collect()
 }

@@ -6,7 +6,7 @@ use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
 
 use super::html::{escaped, put};
-use super::record::{CallRecord, Op, Record};
+use super::record::{CallRecord, HistoryRecord, OperationId};
 
 /// The time in nanoseconds that the page shows before and after the violation's records.
 const AROUND_NS: u64 = 400_000_000;
@@ -43,7 +43,7 @@ struct TimelineMark {
     about: String,
 }
 
-struct Span {
+struct TimelineSpan {
     from_ns: u64,
     to_ns: u64,
 }
@@ -52,7 +52,7 @@ struct Span {
 ///
 /// # Errors
 /// If the record cannot be read.
-pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Result<String> {
+pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<OperationId>) -> io::Result<String> {
     let mut shown = Vec::new();
     each(record, |number, text, record| {
         if lines.contains(&number) {
@@ -61,7 +61,7 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
     })?;
     // The request may be much older; its results show the violation.
     let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
-    let span = Span::around(answers).or_else(|| Span::around(shown.iter().filter_map(|(.., at)| *at)));
+    let span = TimelineSpan::around(answers).or_else(|| TimelineSpan::around(shown.iter().filter_map(|(.., at)| *at)));
     let Some(span) = span else { return Ok(String::new()) };
     let mut drawing = TimelineDrawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
     each(record, |number, text, record| drawing.take(number, text, record))?;
@@ -76,7 +76,7 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
 }
 
 /// Calls `with` for every record with its line, counted from 1.
-fn each(record: &Path, mut with: impl FnMut(u32, &str, &Record)) -> io::Result<()> {
+fn each(record: &Path, mut with: impl FnMut(u32, &str, &HistoryRecord)) -> io::Result<()> {
     for (number, line) in (1..).zip(BufReader::new(File::open(record)?).lines()) {
         let line = line?;
         if let Ok(record) = serde_json::from_str(&line) {
@@ -87,21 +87,23 @@ fn each(record: &Path, mut with: impl FnMut(u32, &str, &Record)) -> io::Result<(
 }
 
 /// Returns the time of a record, or of its end.
-fn time(record: &Record) -> Option<u64> {
+fn time(record: &HistoryRecord) -> Option<u64> {
     Some(match record {
-        Record::Call(call) => call.at_ns,
-        Record::Return(answer) => answer.at_ns,
-        Record::Event(event) => event.at_ns,
-        Record::End(end) => end.at_ns,
-        Record::Written(write) => write.return_ns,
-        Record::Truth(change) => change.at_ns,
-        Record::Asked(asked) => asked.at_ns,
-        Record::Fault(fault) => fault.to_ns,
-        Record::Run(_) | Record::Known(_) | Record::Compacted(_) | Record::Window(_) => return None,
+        HistoryRecord::Call(call) => call.at_ns,
+        HistoryRecord::Return(answer) => answer.at_ns,
+        HistoryRecord::Event(event) => event.at_ns,
+        HistoryRecord::End(end) => end.at_ns,
+        HistoryRecord::Written(write) => write.return_ns,
+        HistoryRecord::Truth(change) => change.at_ns,
+        HistoryRecord::Asked(asked) => asked.at_ns,
+        HistoryRecord::Fault(fault) => fault.to_ns,
+        HistoryRecord::Run(_) | HistoryRecord::Known(_) | HistoryRecord::Compacted(_) | HistoryRecord::Window(_) => {
+            return None;
+        }
     })
 }
 
-impl Span {
+impl TimelineSpan {
     fn around(times: impl Iterator<Item = u64>) -> Option<Self> {
         let (first, last) = times.fold(None, |span: Option<(u64, u64)>, at| {
             let (first, last) = span.unwrap_or((at, at));
@@ -122,26 +124,26 @@ impl Span {
 }
 
 struct TimelineDrawing<'a> {
-    span: Span,
+    span: TimelineSpan,
     lines: &'a [u32],
-    op: Option<Op>,
+    op: Option<OperationId>,
     /// The operations in progress, with their lines.
-    calls: HashMap<Op, (u32, CallRecord)>,
+    calls: HashMap<OperationId, (u32, CallRecord)>,
     marks: Vec<TimelineMark>,
     faults: Vec<(u64, u64, String)>,
 }
 
 impl TimelineDrawing<'_> {
-    fn take(&mut self, line: u32, text: &str, record: &Record) {
+    fn take(&mut self, line: u32, text: &str, record: &HistoryRecord) {
         let is_wrong = self.lines.contains(&line);
         match record {
-            Record::Call(call) => drop(self.calls.insert(call.op, (line, call.clone()))),
-            Record::Return(answer) => match self.calls.get(&answer.op) {
+            HistoryRecord::Call(call) => drop(self.calls.insert(call.op, (line, call.clone()))),
+            HistoryRecord::Return(answer) => match self.calls.get(&answer.op) {
                 Some((_, call)) if call.verb == super::record::ReadVerb::Watch && answer.code == 200 => {}
                 _ => self.over(answer.op, answer.at_ns, is_wrong, &format!("response {}", answer.code)),
             },
-            Record::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
-            Record::Event(event) => {
+            HistoryRecord::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
+            HistoryRecord::Event(event) => {
                 let Some(who) = self.who(event.op) else { return };
                 self.mark(TimelineMark {
                     who,
@@ -150,22 +152,22 @@ impl TimelineDrawing<'_> {
                     ..TimelineMark::at(event.at_ns, text)
                 });
             }
-            Record::Truth(change) => {
+            HistoryRecord::Truth(change) => {
                 let (who, class) = (TimelineRow::Truth, change.kind.as_str());
                 self.mark(TimelineMark { who, class, is_wrong, ..TimelineMark::at(change.at_ns, text) });
             }
-            Record::Written(write) => {
+            HistoryRecord::Written(write) => {
                 let (from_ns, to_ns, about) = (write.call_ns, write.return_ns, text.to_owned());
                 self.mark(TimelineMark { who: TimelineRow::Writers, from_ns, to_ns, class: "bar", is_wrong, about });
             }
-            Record::Fault(fault) if self.span.has(fault.from_ns, fault.to_ns) => {
+            HistoryRecord::Fault(fault) if self.span.has(fault.from_ns, fault.to_ns) => {
                 self.faults.push((fault.from_ns, fault.to_ns, fault.name.clone()));
             }
             _ => {}
         }
     }
 
-    fn who(&self, op: Op) -> Option<TimelineRow> {
+    fn who(&self, op: OperationId) -> Option<TimelineRow> {
         let (_, call) = self.calls.get(&op)?;
         let culprit = self.op.and_then(|op| self.calls.get(&op)).map(|(_, call)| call.client);
         Some(if culprit == Some(call.client) {
@@ -176,7 +178,7 @@ impl TimelineDrawing<'_> {
     }
 
     /// Ends an operation and draws its bar.
-    fn over(&mut self, op: Op, to_ns: u64, is_wrong: bool, how: &str) {
+    fn over(&mut self, op: OperationId, to_ns: u64, is_wrong: bool, how: &str) {
         let Some(who) = self.who(op) else { return };
         let Some((line, call)) = self.calls.get(&op) else { return };
         let is_wrong = is_wrong || self.lines.contains(line);
@@ -263,7 +265,7 @@ fn name(who: TimelineRow) -> String {
     }
 }
 
-fn draw(out: &mut String, span: &Span, mark: &TimelineMark, y: f64) {
+fn draw(out: &mut String, span: &TimelineSpan, mark: &TimelineMark, y: f64) {
     let (x, to) = (span.x(mark.from_ns), span.x(mark.to_ns));
     let class = if mark.is_wrong { format!("{} wrong", mark.class) } else { mark.class.to_owned() };
     if mark.class == "bar" {

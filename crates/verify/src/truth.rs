@@ -1,18 +1,18 @@
 //! The truth about one resource: its objects at every version.
 
-use super::digest::Digest;
-use super::interner::KeyId;
-use super::record::{EventKind, RecordedEncoding};
+use super::digest::ContentDigest;
+use super::interner::ObjectKeyId;
+use super::record::{RecordedEncoding, RecordedEventType};
 
 /// A change that happened, or an object of the truth's initial state.
 #[derive(Clone, Debug)]
-pub(super) struct TrueChange {
+pub(super) struct GroundTruthChange {
     pub(super) version: u64,
-    pub(super) key: KeyId,
+    pub(super) key: ObjectKeyId,
     /// The type of the change: ADDED, MODIFIED or DELETED.
-    pub(super) kind: EventKind,
-    pub(super) digest: Option<Digest>,
-    pub(super) metadata: Option<Digest>,
+    pub(super) kind: RecordedEventType,
+    pub(super) digest: Option<ContentDigest>,
+    pub(super) metadata: Option<ContentDigest>,
     /// The number of the object's labels and fields.
     pub(super) attributes: u32,
     /// A time by which the change had happened.
@@ -24,13 +24,13 @@ pub(super) struct TrueChange {
     pub(super) line: u32,
 }
 
-impl TrueChange {
+impl GroundTruthChange {
     pub(super) fn is_deletion(&self) -> bool {
-        self.kind == EventKind::Deleted
+        self.kind == RecordedEventType::Deleted
     }
 
     /// Returns the digest that a client with this encoding gets; `None` if it is unknown.
-    pub(super) fn content(&self, encoding: RecordedEncoding) -> Option<Digest> {
+    pub(super) fn content(&self, encoding: RecordedEncoding) -> Option<ContentDigest> {
         match encoding {
             RecordedEncoding::Json | RecordedEncoding::Protobuf => self.digest,
             RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf => self.metadata,
@@ -41,19 +41,19 @@ impl TrueChange {
 
 /// The truth about one resource: its state at `from`, and every change after it up to `to`.
 #[derive(Debug, Default)]
-pub(super) struct ResourceTruth {
+pub(super) struct ResourceGroundTruth {
     pub(super) resource: String,
     pub(super) from: u64,
     pub(super) to: u64,
     /// The version that the true history had reached by each moment.
     pub(super) reached: Vec<(u64, u64)>,
     /// The changes, sorted by version, then by key.
-    pub(super) changes: Vec<TrueChange>,
+    pub(super) changes: Vec<GroundTruthChange>,
     /// The changes by key, then by version.
-    by_key: Vec<(KeyId, u32)>,
+    by_key: Vec<(ObjectKeyId, u32)>,
 }
 
-impl ResourceTruth {
+impl ResourceGroundTruth {
     /// Creates an empty true history of a resource.
     pub(super) fn of(resource: &str) -> Self {
         Self { resource: resource.to_owned(), ..Self::default() }
@@ -84,16 +84,18 @@ impl ResourceTruth {
         Ok(())
     }
 
-    fn impossible(&self, was: Option<&TrueChange>, now: &TrueChange) -> Option<&'static str> {
+    fn impossible(&self, was: Option<&GroundTruthChange>, now: &GroundTruthChange) -> Option<&'static str> {
         let existed = was.is_some_and(|was| !was.is_deletion());
         match now.kind {
             _ if was.is_some_and(|was| was.version == now.version) => Some("a second change of a key at one version"),
-            _ if now.version <= self.from && (now.kind != EventKind::Added || was.is_some()) => {
+            _ if now.version <= self.from && (now.kind != RecordedEventType::Added || was.is_some()) => {
                 Some("a change in the initial state")
             }
-            EventKind::Added if existed => Some("ADDED of an existing object"),
-            EventKind::Modified | EventKind::Deleted if !existed => Some("a change of an object that does not exist"),
-            EventKind::Bookmark | EventKind::Error => Some("an event that is not a change"),
+            RecordedEventType::Added if existed => Some("ADDED of an existing object"),
+            RecordedEventType::Modified | RecordedEventType::Deleted if !existed => {
+                Some("a change of an object that does not exist")
+            }
+            RecordedEventType::Bookmark | RecordedEventType::Error => Some("an event that is not a change"),
             _ => None,
         }
     }
@@ -104,14 +106,14 @@ impl ResourceTruth {
     }
 
     /// Returns the index of a key's change at a version.
-    pub(super) fn change_at(&self, key: KeyId, version: u64) -> Option<u32> {
+    pub(super) fn change_at(&self, key: ObjectKeyId, version: u64) -> Option<u32> {
         let at = self.changes.binary_search_by_key(&(version, key), |change| (change.version, change.key)).ok()?;
         u32::try_from(at).ok()
     }
 
     /// Returns the last change of a key up to and including a version. The key exists there unless the change is a
     /// deletion.
-    pub(super) fn state_of(&self, key: KeyId, version: u64) -> Option<&TrueChange> {
+    pub(super) fn state_of(&self, key: ObjectKeyId, version: u64) -> Option<&GroundTruthChange> {
         let of_key = self.of_key(key);
         let behind = of_key.partition_point(|(_, at)| self.changes[*at as usize].version <= version);
         behind.checked_sub(1).map(|at| &self.changes[of_key[at].1 as usize])
@@ -120,17 +122,17 @@ impl ResourceTruth {
     /// Returns the first change of a key after a version that satisfies the condition.
     pub(super) fn next_of(
         &self,
-        key: KeyId,
+        key: ObjectKeyId,
         version: u64,
-        wanted: impl Fn(&TrueChange) -> bool,
-    ) -> Option<&TrueChange> {
+        wanted: impl Fn(&GroundTruthChange) -> bool,
+    ) -> Option<&GroundTruthChange> {
         let changes = self.of_key(key).iter().map(|(_, at)| &self.changes[*at as usize]);
         changes.filter(|change| change.version > version).find(|change| wanted(change))
     }
 
     /// Returns the first change between two versions of an object that differs between them.
-    pub(super) fn difference(&self, from: u64, to: u64) -> Option<&TrueChange> {
-        let lacks = |key, at| self.state_of(key, at).is_none_or(TrueChange::is_deletion);
+    pub(super) fn difference(&self, from: u64, to: u64) -> Option<&GroundTruthChange> {
+        let lacks = |key, at| self.state_of(key, at).is_none_or(GroundTruthChange::is_deletion);
         let mut behind = self.changes[self.index_behind(from)..].iter().take_while(|change| change.version <= to);
         behind.find(|change| !lacks(change.key, from) || !lacks(change.key, to))
     }
@@ -140,7 +142,7 @@ impl ResourceTruth {
         self.changes.partition_point(|change| change.version <= version)
     }
 
-    fn of_key(&self, key: KeyId) -> &[(KeyId, u32)] {
+    fn of_key(&self, key: ObjectKeyId) -> &[(ObjectKeyId, u32)] {
         let start = self.by_key.partition_point(|(other, _)| *other < key);
         let end = self.by_key.partition_point(|(other, _)| *other <= key);
         &self.by_key[start..end]
@@ -151,10 +153,10 @@ impl ResourceTruth {
 mod tests {
     use super::*;
 
-    fn change(version: u64, key: u32, kind: EventKind) -> TrueChange {
-        TrueChange {
+    fn change(version: u64, key: u32, kind: RecordedEventType) -> GroundTruthChange {
+        GroundTruthChange {
             version,
-            key: KeyId(key),
+            key: ObjectKeyId(key),
             kind,
             digest: None,
             metadata: None,
@@ -166,24 +168,24 @@ mod tests {
         }
     }
 
-    fn truth(changes: &[(u64, u32, EventKind)]) -> Result<ResourceTruth, (u32, String)> {
+    fn truth(changes: &[(u64, u32, RecordedEventType)]) -> Result<ResourceGroundTruth, (u32, String)> {
         let changes = changes.iter().map(|(version, key, kind)| change(*version, *key, *kind)).collect();
-        let mut truth = ResourceTruth { from: 2, to: 9, changes, ..ResourceTruth::default() };
+        let mut truth = ResourceGroundTruth { from: 2, to: 9, changes, ..ResourceGroundTruth::default() };
         truth.link().map(|()| truth)
     }
 
     #[test]
     fn object_state_at_a_version_is_that_of_its_last_change() {
-        use EventKind::{Added, Deleted, Modified};
+        use RecordedEventType::{Added, Deleted, Modified};
         let truth = truth(&[(5, 1, Deleted), (1, 1, Added), (3, 1, Modified), (5, 0, Added), (7, 1, Added)]).unwrap();
-        let at = |version| truth.state_of(KeyId(1), version).map(|change| (change.version, change.is_deletion()));
+        let at = |version| truth.state_of(ObjectKeyId(1), version).map(|change| (change.version, change.is_deletion()));
         let all: Vec<_> = (0..8).map(at).collect();
         let [one, three, five] = [Some((1, false)), Some((3, false)), Some((5, true))];
         assert_eq!(all, [None, one, one, three, three, five, five, Some((7, false))]);
         assert_eq!(truth.changes.iter().map(|change| change.key.0).collect::<Vec<_>>(), [1, 1, 0, 1, 1]);
-        let deletion = &truth.changes[truth.change_at(KeyId(1), 5).unwrap() as usize];
+        let deletion = &truth.changes[truth.change_at(ObjectKeyId(1), 5).unwrap() as usize];
         assert_eq!((deletion.before, deletion.after), (Some(1), Some(4)));
-        assert_eq!(truth.next_of(KeyId(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
+        assert_eq!(truth.next_of(ObjectKeyId(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
         let differs = |from, to| truth.difference(from, to).map(|change| change.version);
         // Object 1 does not exist before 1 and at 6; in between it was created and deleted.
         assert_eq!([differs(0, 6), differs(0, 3), differs(1, 3), differs(5, 6)], [Some(5), Some(1), Some(3), None]);
@@ -192,14 +194,14 @@ mod tests {
 
     #[test]
     fn impossible_change_sequence_is_rejected() {
-        use EventKind::{Added, Deleted, Modified};
+        use RecordedEventType::{Added, Deleted, Modified};
         let wrong: [(&[_], _); 6] = [
             (&[(3, 1, Modified)], 3),
             (&[(3, 1, Added), (4, 1, Added)], 4),
             (&[(3, 1, Added), (4, 1, Deleted), (5, 1, Deleted)], 5),
             (&[(3, 1, Added), (3, 1, Modified)], 3),
             (&[(1, 1, Added), (2, 1, Modified)], 2),
-            (&[(3, 1, EventKind::Bookmark)], 3),
+            (&[(3, 1, RecordedEventType::Bookmark)], 3),
         ];
         for (changes, line) in wrong {
             assert_eq!(truth(changes).unwrap_err().0, line, "{changes:?}");

@@ -3,7 +3,7 @@
 //! Both sources record their initial state, every change after it, and up to which version everything is known. A truth
 //! with a gap cannot be used: if a gap cannot be closed, the run is void.
 
-mod direct;
+mod apiserver_truth_source;
 mod etcd;
 mod windows;
 
@@ -16,14 +16,14 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::Digest;
-use super::record::{EventKind, Record, TruthRangeRecord, TruthRecord, TruthSource};
-use super::run_context::RunContext;
+use super::ContentDigest;
+use super::record::{GroundTruthRangeRecord, GroundTruthRecord, GroundTruthSource, HistoryRecord, RecordedEventType};
+use super::run_context::VerifyRunContext;
 use base::now_ns;
 use tokio::sync::watch;
 
-pub(super) use direct::Direct;
-pub(super) use etcd::Etcd;
+pub(super) use apiserver_truth_source::ApiserverTruthSource;
+pub(super) use etcd::EtcdGatewayClient;
 pub(super) use windows::{forgets, keep_windows};
 
 /// The pause before another attempt to resume.
@@ -33,7 +33,7 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// The reason that the true history cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TruthError {
+pub enum GroundTruthError {
     #[error("cannot watch {url}: {what}")]
     Unreachable { url: String, what: String },
     #[error("etcd stores {key} as {form}, not as JSON: use a custom resource, or an apiserver for --truth")]
@@ -45,20 +45,20 @@ pub enum TruthError {
 }
 
 /// Records the true history of a run.
-pub(super) struct TruthRecorder {
-    scene: Arc<RunContext>,
-    source: TruthSource,
+pub(super) struct GroundTruthRecorder {
+    scene: Arc<VerifyRunContext>,
+    source: GroundTruthSource,
     resource: String,
     from: AtomicU64,
     /// The version up to which everything is known.
     to: watch::Sender<u64>,
     /// The time at which the known position was last recorded. It is recorded at intervals, and at the end.
     told: Mutex<Option<Instant>>,
-    failure: watch::Sender<Option<TruthError>>,
+    failure: watch::Sender<Option<GroundTruthError>>,
 }
 
-impl TruthRecorder {
-    pub(super) fn new(scene: &Arc<RunContext>, source: TruthSource) -> Arc<Self> {
+impl GroundTruthRecorder {
+    pub(super) fn new(scene: &Arc<VerifyRunContext>, source: GroundTruthSource) -> Arc<Self> {
         Arc::new(Self {
             scene: scene.clone(),
             source,
@@ -93,7 +93,7 @@ impl TruthRecorder {
 
     /// Records up to which version everything is known.
     pub(super) fn tell(&self) {
-        self.scene.recorder.put(&Record::Known(TruthRangeRecord {
+        self.scene.recorder.put(&HistoryRecord::Known(GroundTruthRangeRecord {
             resource: self.resource.clone(),
             from: self.from.load(Ordering::Relaxed),
             to: self.to(),
@@ -101,22 +101,22 @@ impl TruthRecorder {
         }));
     }
 
-    fn put(&self, kind: EventKind, key: &str, version: u64, object: Option<&Value>) {
-        self.scene.recorder.put(&Record::Truth(TruthRecord {
+    fn put(&self, kind: RecordedEventType, key: &str, version: u64, object: Option<&Value>) {
+        self.scene.recorder.put(&HistoryRecord::Truth(GroundTruthRecord {
             resource: self.resource.clone(),
             key: key.to_owned(),
             version,
             kind,
             at_ns: now_ns(),
-            digest: object.map(Digest::of_object),
-            metadata: object.map(Digest::of_metadata),
+            digest: object.map(ContentDigest::of_object),
+            metadata: object.map(ContentDigest::of_metadata),
             labels: object.map(labels).unwrap_or_default(),
             fields: BTreeMap::new(),
             source: self.source,
         }));
     }
 
-    fn failed(&self, error: TruthError) {
+    fn failed(&self, error: GroundTruthError) {
         self.failure.send_replace(Some(error));
     }
 
@@ -131,10 +131,10 @@ impl TruthRecorder {
     }
 
     /// Completes with an error when the true history can no longer be recorded.
-    pub(super) async fn ended(&self) -> TruthError {
+    pub(super) async fn ended(&self) -> GroundTruthError {
         let mut failure = self.failure.subscribe();
         let failed = failure.wait_for(Option::is_some).await.ok().and_then(|failed| failed.clone());
-        failed.unwrap_or_else(|| TruthError::Gap("the end".to_owned()))
+        failed.unwrap_or_else(|| GroundTruthError::Gap("the end".to_owned()))
     }
 }
 
@@ -150,11 +150,11 @@ pub(super) fn labels(object: &Value) -> BTreeMap<String, String> {
 struct ExistingKeys(HashSet<String>);
 
 impl ExistingKeys {
-    fn change(&mut self, key: &str, is_deletion: bool) -> EventKind {
+    fn change(&mut self, key: &str, is_deletion: bool) -> RecordedEventType {
         if is_deletion {
             self.0.remove(key);
-            return EventKind::Deleted;
+            return RecordedEventType::Deleted;
         }
-        if self.0.insert(key.to_owned()) { EventKind::Added } else { EventKind::Modified }
+        if self.0.insert(key.to_owned()) { RecordedEventType::Added } else { RecordedEventType::Modified }
     }
 }

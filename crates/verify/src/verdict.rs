@@ -4,25 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::BufRead;
 
-use super::guarantee::Guarantee;
-use super::history::History;
-use super::rates::Counts;
-use super::record::{RunRecord, TruthSource};
+use super::guarantee::ApiserverGuarantee;
+use super::history::RunHistory;
+use super::rates::RunCounts;
+use super::record::{GroundTruthSource, RunRecord};
 use super::refused_requests::RefusedRequests;
-use super::server_switches::ServerSwitches;
-use super::violation::{GuaranteeVerdict, Violation};
+use super::server_switch_stats::ServerSwitchStats;
+use super::violation::{GuaranteeVerdict, GuaranteeViolation};
 
 /// The minimum activity of a run for a conclusive verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requirements {
-    pub least: Counts,
+pub struct VerdictRequirements {
+    pub least: RunCounts,
     /// The guarantees that must have been checked at least once.
-    pub judged: BTreeSet<Guarantee>,
+    pub judged: BTreeSet<ApiserverGuarantee>,
 }
 
 /// The outcome of a verification run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum VerifyOutcome {
     /// The run passed: no violation was found.
     Passed,
     /// The run failed: a guarantee was violated.
@@ -35,9 +35,9 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct RunVerdict {
     pub run: RunRecord,
-    pub counts: Counts,
-    pub hops: ServerSwitches,
-    /// The verdicts in the order of [`Guarantee::ALL`].
+    pub counts: RunCounts,
+    pub hops: ServerSwitchStats,
+    /// The verdicts in the order of [`ApiserverGuarantee::ALL`].
     pub judged: Vec<GuaranteeVerdict>,
     /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
@@ -46,27 +46,27 @@ pub struct RunVerdict {
 }
 
 impl RunVerdict {
-    pub fn of(history: &History, requirements: &Requirements) -> Self {
-        let counts = Counts::of(history);
+    pub fn of(history: &RunHistory, requirements: &VerdictRequirements) -> Self {
+        let counts = RunCounts::of(history);
         let judged = history.judge_all();
         let mut lacks = counts.lacks(&requirements.least);
         let idle = judged.iter().filter(|judged| judged.instances == 0 && judged.broken == 0);
         let idle = idle.filter(|judged| requirements.judged.contains(&judged.promise));
         lacks.extend(idle.map(|judged| format!("no check of {}", judged.promise)));
         let refused = RefusedRequests::of(history);
-        Self { run: history.run().clone(), counts, hops: ServerSwitches::of(history), judged, refused, lacks }
+        Self { run: history.run().clone(), counts, hops: ServerSwitchStats::of(history), judged, refused, lacks }
     }
 
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> VerifyOutcome {
         match (self.first(), self.lacks.is_empty()) {
-            (Some(_), _) => Outcome::Violated,
-            (None, true) => Outcome::Passed,
-            (None, false) => Outcome::Inconclusive,
+            (Some(_), _) => VerifyOutcome::Violated,
+            (None, true) => VerifyOutcome::Passed,
+            (None, false) => VerifyOutcome::Inconclusive,
         }
     }
 
     /// The first violation, by the last record that shows it.
-    pub fn first(&self) -> Option<&Violation> {
+    pub fn first(&self) -> Option<&GuaranteeViolation> {
         let all = self.judged.iter().flat_map(|judged| &judged.violations);
         all.min_by_key(|violation| violation.lines.last().copied())
     }
@@ -76,8 +76,8 @@ impl RunVerdict {
     pub fn text(&self, records: &BTreeMap<u32, String>) -> String {
         let mut text = String::new();
         let source = match self.run.truth {
-            TruthSource::Etcd => "etcd",
-            TruthSource::Direct => "a watch of the apiserver (weaker: events that it misses are not detected)",
+            GroundTruthSource::Etcd => "etcd",
+            GroundTruthSource::Direct => "a watch of the apiserver (weaker: events that it misses are not detected)",
         };
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{} compared with {source}", self.run.url);
@@ -118,7 +118,7 @@ fn words(judged: &GuaranteeVerdict) -> String {
     }
 }
 
-impl Outcome {
+impl VerifyOutcome {
     /// Returns the exit code for the verdict.
     pub fn code(self) -> u8 {
         match self {

@@ -1,9 +1,9 @@
 //! A resource seen through one selection: the events that a watch of it must get, and its state at every version.
 
-use super::interner::{KeyId, Keys};
-use super::record::EventKind;
-use super::selection::{LabelsAndFields, Selection};
-use super::truth::{ResourceTruth, TrueChange};
+use super::interner::{InternedKeys, ObjectKeyId};
+use super::record::RecordedEventType;
+use super::selection::{LabelsAndFields, ObjectSelection};
+use super::truth::{GroundTruthChange, ResourceGroundTruth};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ pub(super) struct ExpectedEvent {
     /// The index of the expected event's change in the true history.
     pub(super) change: u32,
     /// The event type of the change for this selection.
-    pub(super) kind: EventKind,
-    sum: StateFingerprint,
+    pub(super) kind: RecordedEventType,
+    sum: ObjectStateFingerprint,
 }
 
 /// A fingerprint of a state: two states with the same count and mix are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct StateFingerprint {
+pub(super) struct ObjectStateFingerprint {
     pub(super) count: u32,
     mix: u64,
 }
 
-impl StateFingerprint {
-    pub(super) fn add(&mut self, key: KeyId, version: u64) {
+impl ObjectStateFingerprint {
+    pub(super) fn add(&mut self, key: ObjectKeyId, version: u64) {
         self.count = self.count.wrapping_add(1);
         self.mix ^= mixed(key, version);
     }
 
-    pub(super) fn take(&mut self, key: KeyId, version: u64) {
+    pub(super) fn take(&mut self, key: ObjectKeyId, version: u64) {
         self.count = self.count.wrapping_sub(1);
         self.mix ^= mixed(key, version);
     }
 }
 
 /// Hashes a key and a version to 64 bits, as splitmix64 does.
-fn mixed(key: KeyId, version: u64) -> u64 {
+fn mixed(key: ObjectKeyId, version: u64) -> u64 {
     let mut mix = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(key.0).wrapping_mul(0xd1b5_4a32_d192_ed03);
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
         mix = (mix ^ mix >> shift).wrapping_mul(factor);
@@ -51,10 +51,10 @@ fn mixed(key: KeyId, version: u64) -> u64 {
 pub(super) struct SelectionView {
     /// The index of the resource's true history.
     pub(super) truth: usize,
-    pub(super) selection: Selection,
+    pub(super) selection: ObjectSelection,
     /// The matching objects at the beginning of the truth, by change.
     initial: Vec<u32>,
-    initial_sum: StateFingerprint,
+    initial_sum: ObjectStateFingerprint,
     /// The expected events, in the order of the true history.
     pub(super) events: Vec<ExpectedEvent>,
 }
@@ -62,18 +62,18 @@ pub(super) struct SelectionView {
 impl SelectionView {
     pub(super) fn new(
         at: usize,
-        truth: &ResourceTruth,
-        selection: Selection,
+        truth: &ResourceGroundTruth,
+        selection: ObjectSelection,
         attributes: &[Arc<LabelsAndFields>],
-        keys: &Keys,
+        keys: &InternedKeys,
     ) -> Self {
         let admitted: Vec<bool> = attributes.iter().map(|attributes| selection.admits(attributes)).collect();
-        let matches = |change: &TrueChange| {
+        let matches = |change: &GroundTruthChange| {
             !change.is_deletion()
                 && admitted.get(change.attributes as usize) == Some(&true)
                 && selection.covers(keys.text(change.key))
         };
-        let mut sum = StateFingerprint::default();
+        let mut sum = ObjectStateFingerprint::default();
         let mut initial = Vec::new();
         let mut events = Vec::new();
         let mut initial_sum = sum;
@@ -95,9 +95,9 @@ impl SelectionView {
                 sum.add(change.key, change.version);
             }
             let kind = match (before.is_some(), now) {
-                (false, true) => EventKind::Added,
-                (true, true) => EventKind::Modified,
-                (true, false) => EventKind::Deleted,
+                (false, true) => RecordedEventType::Added,
+                (true, true) => RecordedEventType::Modified,
+                (true, false) => RecordedEventType::Deleted,
                 (false, false) => continue,
             };
             events.push(ExpectedEvent { version: change.version, change: number, kind, sum });
@@ -121,32 +121,32 @@ impl SelectionView {
     }
 
     /// Returns the state at a version that the true history contains.
-    pub(super) fn sum_at(&self, version: u64) -> StateFingerprint {
+    pub(super) fn sum_at(&self, version: u64) -> ObjectStateFingerprint {
         self.index_behind(version).checked_sub(1).map_or(self.initial_sum, |last| self.events[last].sum)
     }
 
     /// Returns an iterator over states. The requested versions must not decrease.
-    pub(super) fn replay<'a>(&'a self, truth: &'a ResourceTruth) -> Replay<'a> {
+    pub(super) fn replay<'a>(&'a self, truth: &'a ResourceGroundTruth) -> StateReplay<'a> {
         let state = self.initial.iter().map(|change| (truth.changes[*change as usize].key, *change)).collect();
-        Replay { view: self, truth, next: 0, state }
+        StateReplay { view: self, truth, next: 0, state }
     }
 }
 
 /// A state that advances from version to version.
-pub(super) struct Replay<'a> {
+pub(super) struct StateReplay<'a> {
     view: &'a SelectionView,
-    truth: &'a ResourceTruth,
+    truth: &'a ResourceGroundTruth,
     next: usize,
     /// The last change of each object, in the order of lists.
-    state: BTreeMap<KeyId, u32>,
+    state: BTreeMap<ObjectKeyId, u32>,
 }
 
-impl Replay<'_> {
+impl StateReplay<'_> {
     /// Returns the objects at a version, each with its last change.
-    pub(super) fn at(&mut self, version: u64) -> &BTreeMap<KeyId, u32> {
+    pub(super) fn at(&mut self, version: u64) -> &BTreeMap<ObjectKeyId, u32> {
         while let Some(event) = self.view.events.get(self.next).filter(|event| event.version <= version) {
             let key = self.truth.changes[event.change as usize].key;
-            if event.kind == EventKind::Deleted {
+            if event.kind == RecordedEventType::Deleted {
                 self.state.remove(&key);
             } else {
                 self.state.insert(key, event.change);

@@ -1,15 +1,15 @@
 //! The findings of a judge.
 
-use super::guarantee::Guarantee;
-use super::operation::Operation;
-use super::record::Op;
+use super::guarantee::ApiserverGuarantee;
+use super::operation::RecordedOperation;
+use super::record::OperationId;
 
 /// One violation of a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    pub promise: Guarantee,
+pub struct GuaranteeViolation {
+    pub promise: ApiserverGuarantee,
     /// The operation that shows the violation.
-    pub op: Option<Op>,
+    pub op: Option<OperationId>,
     pub expected: String,
     pub got: String,
     /// The records that show the violation, in their order.
@@ -19,32 +19,37 @@ pub struct Violation {
 /// The verdict on one guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuaranteeVerdict {
-    pub promise: Guarantee,
+    pub promise: ApiserverGuarantee,
     /// The number of times that the guarantee was judged. With 0, it was neither kept nor broken.
     pub instances: u64,
     /// The number of times that the guarantee was broken.
     pub broken: u64,
     /// The first violations, in the order of their records.
-    pub violations: Vec<Violation>,
+    pub violations: Vec<GuaranteeViolation>,
 }
 
 /// The number of violations of a guarantee that are kept; further ones are only counted.
 const VIOLATIONS_MAX: usize = 100;
 
 impl GuaranteeVerdict {
-    pub(super) fn new(promise: Guarantee) -> Self {
+    pub(super) fn new(promise: ApiserverGuarantee) -> Self {
         Self { promise, instances: 0, broken: 0, violations: Vec::new() }
     }
 
     /// Adds a violation, or only counts it beyond the maximum.
-    pub(super) fn violation(&mut self, op: &Operation, lines: &[u32], words: impl FnOnce() -> (String, String)) {
+    pub(super) fn violation(
+        &mut self,
+        op: &RecordedOperation,
+        lines: &[u32],
+        words: impl FnOnce() -> (String, String),
+    ) {
         self.broken += 1;
         if self.has_room() {
             let mut lines: Vec<_> = [op.line].iter().chain(lines).copied().filter(|line| *line > 0).collect();
             lines.sort_unstable();
             lines.dedup();
             let (expected, got) = words();
-            self.violations.push(Violation { promise: self.promise, op: Some(op.op), expected, got, lines });
+            self.violations.push(GuaranteeViolation { promise: self.promise, op: Some(op.op), expected, got, lines });
         }
     }
 
@@ -52,7 +57,7 @@ impl GuaranteeVerdict {
     pub(super) fn violation_of_none(&mut self, lines: Vec<u32>, expected: String, got: String) {
         self.broken += 1;
         if self.has_room() {
-            self.violations.push(Violation { promise: self.promise, op: None, expected, got, lines });
+            self.violations.push(GuaranteeViolation { promise: self.promise, op: None, expected, got, lines });
         }
     }
 

@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::decode::status;
 use super::object_set::{FENCE, ObjectSet};
-use super::record::{Record, Transport, WriteRecord, WriteVerb};
-use super::run_context::{RngStream, RunContext};
+use super::record::{ClientTransport, HistoryRecord, WriteRecord, WriteVerb};
+use super::run_context::{RngStream, VerifyRunContext};
 use base::now_ns;
-use probe::{Target, UnaryClient, UnaryResponse, WatchProtocol};
+use probe::{TargetServer, UnaryClient, UnaryResponse, WatchProtocol};
 
 const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
@@ -36,18 +36,18 @@ pub(super) struct WriterPlan {
 
 /// A writer's knowledge of one of its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KnownVersion {
+enum KnownObjectVersion {
     Unknown,
     Absent,
     At(u64),
 }
 
-struct Writer {
-    scene: Arc<RunContext>,
+struct RecordingWriter {
+    scene: Arc<VerifyRunContext>,
     client: UnaryClient,
     rng: fastrand::Rng,
     /// The numbers of the writer's objects, with its knowledge of each.
-    objects: Vec<(usize, KnownVersion)>,
+    objects: Vec<(usize, KnownObjectVersion)>,
     /// The average time between two writes of a writer.
     pause: Duration,
     writes: u64,
@@ -56,15 +56,15 @@ struct Writer {
 /// Runs one writer until `calm`, and then changes each of its objects once more. So every watch has a last event, which
 /// exposes earlier losses.
 pub(super) async fn run(
-    scene: Arc<RunContext>,
+    scene: Arc<VerifyRunContext>,
     number: u32,
     plan: WriterPlan,
-    target: Target,
+    target: TargetServer,
     calm: CancellationToken,
 ) {
     let mine = (0..scene.world.objects).filter(|n| n % plan.writers as usize == number as usize);
-    let objects = mine.map(|n| (n, KnownVersion::Unknown)).collect();
-    let mut writer = Writer {
+    let objects = mine.map(|n| (n, KnownObjectVersion::Unknown)).collect();
+    let mut writer = RecordingWriter {
         rng: scene.rng(RngStream::Writer(number)),
         client: UnaryClient::new(&target, protocol(&scene), &scene.tasks),
         objects,
@@ -86,11 +86,11 @@ pub(super) async fn run(
 }
 
 /// Returns the protocol for writes: HTTP/2 if the run uses it, otherwise HTTP/1.1.
-pub(super) fn protocol(scene: &RunContext) -> WatchProtocol {
-    if scene.transports.contains(&Transport::H2) { WatchProtocol::H2 } else { WatchProtocol::H1 }
+pub(super) fn protocol(scene: &VerifyRunContext) -> WatchProtocol {
+    if scene.transports.contains(&ClientTransport::H2) { WatchProtocol::H2 } else { WatchProtocol::H1 }
 }
 
-impl Writer {
+impl RecordingWriter {
     async fn write_one(&mut self) {
         let at = self.rng.usize(..self.objects.len());
         // All values are drawn whether or not they are used.
@@ -98,14 +98,16 @@ impl Writer {
         let (labels, payload) = (ObjectSet::labels(&mut self.rng), self.payload(large));
         let (n, standing) = self.objects[at];
         let now = match (standing, dice) {
-            (KnownVersion::Absent, _) | (KnownVersion::Unknown, 0..=9) => self.create(n, &labels, &payload).await,
-            (KnownVersion::At(version), 0..=3) => self.delete(n, Some(version)).await,
-            (KnownVersion::At(version), 4..=5) => match self.delete(n, Some(version)).await {
-                KnownVersion::Absent => self.create(n, &labels, &payload).await,
+            (KnownObjectVersion::Absent, _) | (KnownObjectVersion::Unknown, 0..=9) => {
+                self.create(n, &labels, &payload).await
+            }
+            (KnownObjectVersion::At(version), 0..=3) => self.delete(n, Some(version)).await,
+            (KnownObjectVersion::At(version), 4..=5) => match self.delete(n, Some(version)).await {
+                KnownObjectVersion::Absent => self.create(n, &labels, &payload).await,
                 other => other,
             },
-            (KnownVersion::At(version), 6..=9) => self.replace(n, version, &labels, &payload).await,
-            (KnownVersion::At(_) | KnownVersion::Unknown, _) => self.patch(n, &labels, &payload).await,
+            (KnownObjectVersion::At(version), 6..=9) => self.replace(n, version, &labels, &payload).await,
+            (KnownObjectVersion::At(_) | KnownObjectVersion::Unknown, _) => self.patch(n, &labels, &payload).await,
         };
         self.objects[at].1 = now;
     }
@@ -124,14 +126,14 @@ impl Writer {
                 let (n, standing) = self.objects[at];
                 let (labels, payload) = (ObjectSet::labels(&mut self.rng), self.payload(false));
                 let now = match standing {
-                    KnownVersion::Absent => self.create(n, &labels, &payload).await,
-                    KnownVersion::At(_) | KnownVersion::Unknown => self.patch(n, &labels, &payload).await,
+                    KnownObjectVersion::Absent => self.create(n, &labels, &payload).await,
+                    KnownObjectVersion::At(_) | KnownObjectVersion::Unknown => self.patch(n, &labels, &payload).await,
                 };
                 self.objects[at].1 = now;
-                if matches!(now, KnownVersion::At(_)) {
+                if matches!(now, KnownObjectVersion::At(_)) {
                     break;
                 }
-                if now == KnownVersion::Unknown {
+                if now == KnownObjectVersion::Unknown {
                     sleep(Duration::from_millis(100 * u64::from(attempt))).await;
                 }
             }
@@ -163,16 +165,16 @@ impl Writer {
         }
     }
 
-    async fn create(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> KnownVersion {
+    async fn create(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> KnownObjectVersion {
         // An existing object was created by verify itself, in an earlier run or by a request whose response was lost.
         standing(self.send(WriteVerb::Create, n, self.object(n, labels, payload, None), None).await)
     }
 
-    async fn replace(&self, n: usize, version: u64, labels: &[(&str, &str)], payload: &str) -> KnownVersion {
+    async fn replace(&self, n: usize, version: u64, labels: &[(&str, &str)], payload: &str) -> KnownObjectVersion {
         standing(self.send(WriteVerb::Update, n, self.object(n, labels, payload, Some(version)), None).await)
     }
 
-    async fn patch(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> KnownVersion {
+    async fn patch(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> KnownObjectVersion {
         let mut wanted: Map<_, _> =
             ObjectSet::label_keys().map(|key| (key.to_owned(), Value::Null)).into_iter().collect();
         wanted.extend(labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))));
@@ -181,10 +183,10 @@ impl Writer {
         standing(self.send(WriteVerb::Patch, n, patch, None).await)
     }
 
-    async fn delete(&self, n: usize, version: Option<u64>) -> KnownVersion {
+    async fn delete(&self, n: usize, version: Option<u64>) -> KnownObjectVersion {
         match self.send(WriteVerb::Delete, n, delete_options(), version).await.0 {
-            200..=299 | 404 => KnownVersion::Absent,
-            _ => KnownVersion::Unknown,
+            200..=299 | 404 => KnownObjectVersion::Absent,
+            _ => KnownObjectVersion::Unknown,
         }
     }
 
@@ -215,7 +217,7 @@ impl Writer {
             world.wrote(version);
         }
         let (resource, key) = (world.resource.name(), format!("{namespace}/{name}"));
-        self.scene.recorder.put(&Record::Written(WriteRecord {
+        self.scene.recorder.put(&HistoryRecord::Written(WriteRecord {
             call_ns,
             return_ns,
             verb,
@@ -241,11 +243,11 @@ pub(super) fn delete_options() -> Value {
 }
 
 /// Returns the writer's knowledge of an object after a create or an update.
-fn standing(answer: (u16, Option<u64>)) -> KnownVersion {
+fn standing(answer: (u16, Option<u64>)) -> KnownObjectVersion {
     match answer {
-        (200..=299, Some(version)) => KnownVersion::At(version),
-        (404, _) => KnownVersion::Absent,
-        _ => KnownVersion::Unknown,
+        (200..=299, Some(version)) => KnownObjectVersion::At(version),
+        (404, _) => KnownObjectVersion::Absent,
+        _ => KnownObjectVersion::Unknown,
     }
 }
 
@@ -257,7 +259,7 @@ fn version(reply: &UnaryResponse) -> Option<u64> {
 
 /// Writes once more, after everything that any participant has seen. Returns the version, or `None` if the write
 /// failed.
-pub(super) async fn fence(scene: &RunContext, target: &Target) -> Option<u64> {
+pub(super) async fn fence(scene: &VerifyRunContext, target: &TargetServer) -> Option<u64> {
     let client = UnaryClient::new(target, protocol(scene), &scene.tasks);
     let world = &scene.world;
     let namespace = &world.namespaces[0];
@@ -292,12 +294,12 @@ mod tests {
     #[test]
     fn write_response_determines_known_object_version() {
         for (code, version, known) in [
-            (201, Some(7), KnownVersion::At(7)),
-            (200, None, KnownVersion::Unknown),
-            (404, None, KnownVersion::Absent),
-            (409, None, KnownVersion::Unknown),
-            (0, None, KnownVersion::Unknown),
-            (503, Some(7), KnownVersion::Unknown),
+            (201, Some(7), KnownObjectVersion::At(7)),
+            (200, None, KnownObjectVersion::Unknown),
+            (404, None, KnownObjectVersion::Absent),
+            (409, None, KnownObjectVersion::Unknown),
+            (0, None, KnownObjectVersion::Unknown),
+            (503, Some(7), KnownObjectVersion::Unknown),
         ] {
             assert_eq!(standing((code, version)), known, "{code}");
         }

@@ -1,17 +1,17 @@
 use std::fs;
 use std::sync::OnceLock;
 
-use super::ResourceUsage;
+use super::ProcessResourceUsage;
 
 /// The clock ticks in `/proc`, which Linux fixes at 100 per second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Reads the usage from `/proc/self`, which a process may read even if it is not dumpable.
-pub(super) fn taken() -> ResourceUsage {
+pub(super) fn taken() -> ProcessResourceUsage {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ticks = |number| field(&stat, number).map(|ticks| ticks / TICKS_PER_SECOND);
-    ResourceUsage {
+    ProcessResourceUsage {
         cpu_seconds: ticks(14).zip(ticks(15)).map(|(user, system)| user + system),
         resident_bytes: kilobytes(&status, "VmRSS:"),
         virtual_bytes: kilobytes(&status, "VmSize:"),

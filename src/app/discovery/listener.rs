@@ -7,18 +7,18 @@ use tokio::time::sleep;
 
 use super::SOON;
 use crate::app::permission_retrier::PermissionRetrier;
-use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
+use crate::cache::{CacheReader, CollectionView, CursorPullResult, FeedCursor, FeedState};
 use crate::feeds::FeedHandle;
-use crate::upstream::{Declaration, DeclaringResource};
-use crate::wire::{Encoding, Renderer, Representation};
+use crate::upstream::{ApiDeclaration, DeclaringResource};
+use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// Follows a resource whose objects declare further resources, and passes the declarations to the catalog. It reads an
 /// ordinary feed, which it shares with clients that watch the resource.
-pub(super) struct ChangeListener {
+pub(super) struct DeclarationListener {
     pub(super) from: DeclaringResource,
     pub(super) rights: PermissionRetrier,
-    pub(super) told: mpsc::Sender<(DeclaringResource, ListenerEvent)>,
+    pub(super) told: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
     pub(super) again: Duration,
@@ -26,7 +26,7 @@ pub(super) struct ChangeListener {
 
 /// The messages of a discovery listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ListenerEvent {
+pub(super) enum DeclarationListenerEvent {
     /// The catalog is up to date, and will receive every later change.
     Listening,
     /// The declarations have changed, and the catalog has the change.
@@ -39,14 +39,14 @@ pub(super) enum ListenerEvent {
 
 /// The declarations of all objects. Each version of an object is parsed once.
 #[derive(Default)]
-struct Declarations {
-    known: HashMap<ObjectKey, (ResourceVersion, Declaration)>,
+struct ParsedDeclarations {
+    known: HashMap<ObjectKey, (ResourceVersion, ApiDeclaration)>,
 }
 
 /// The number of bytes pulled at a time. The frames are dropped; they only signal a change.
 const ROOM: usize = 1 << 20;
 
-impl ChangeListener {
+impl DeclarationListener {
     pub(super) async fn run(self) {
         loop {
             if let Some(feed) = self.rights.feed(&self.from.gvr()) {
@@ -61,7 +61,7 @@ impl ChangeListener {
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         let mut cursor = None;
-        let mut declarations = Declarations::default();
+        let mut declarations = ParsedDeclarations::default();
         loop {
             let now = *state.borrow_and_update();
             match now {
@@ -75,13 +75,13 @@ impl ChangeListener {
                 FeedState::Live => {
                     // The cursor is opened before the state is read, so that no change is missed. A change in between
                     // is in both.
-                    cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
+                    cursor.get_or_insert_with(|| feed.reader.open_at_end(CollectionView::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
-                    self.tell(ListenerEvent::Listening).await;
+                    self.tell(DeclarationListenerEvent::Listening).await;
                     self.tell_change(changed).await;
                 }
                 FeedState::Stale { .. } => {
-                    cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
+                    cursor.get_or_insert_with(|| feed.reader.open_at_end(CollectionView::everything()).cursor);
                     self.deaf().await;
                 }
             }
@@ -112,7 +112,7 @@ impl ChangeListener {
 
     /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
     /// object cannot be read.
-    fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
+    fn read(&self, declarations: &mut ParsedDeclarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
             tracing::warn!(
@@ -127,24 +127,24 @@ impl ChangeListener {
 
     async fn tell_change(&self, changed: Option<bool>) {
         match changed {
-            Some(true) => self.tell(ListenerEvent::Changed).await,
+            Some(true) => self.tell(DeclarationListenerEvent::Changed).await,
             Some(false) => {}
-            None => self.tell(ListenerEvent::Unparsable).await,
+            None => self.tell(DeclarationListenerEvent::Unparsable).await,
         }
     }
 
     async fn deaf(&self) {
         self.rights.catalog.lose(self.from);
-        self.tell(ListenerEvent::Disconnected).await;
+        self.tell(DeclarationListenerEvent::Disconnected).await;
     }
 
-    async fn tell(&self, news: ListenerEvent) {
+    async fn tell(&self, news: DeclarationListenerEvent) {
         // Sending fails only during shutdown, when the receiver is dropped.
         let _ = self.told.send((self.from, news)).await;
     }
 }
 
-impl Declarations {
+impl ParsedDeclarations {
     /// Parses the changed objects, or returns the reason that one cannot be parsed.
     fn update(
         &mut self,
@@ -152,10 +152,10 @@ impl Declarations {
         reader: &CacheReader,
         minor: Option<u32>,
     ) -> Result<(), &'static str> {
-        let json = Representation::Object(Encoding::Json);
+        let json = Representation::Object(FeedEncoding::Json);
         let minor = minor.ok_or("the upstream version is unknown")?;
         let renderer =
-            Renderer::derived(json, reader.envelope(), minor).ok_or("objects cannot be converted to JSON")?;
+            ObjectRenderer::derived(json, reader.envelope(), minor).ok_or("objects cannot be converted to JSON")?;
         let mut last = std::mem::take(&mut self.known);
         for object in reader.applied().ok_or("the feed has terminated")?.iter() {
             let declaration = match last.remove(&object.key) {
@@ -173,7 +173,7 @@ impl Declarations {
 }
 
 /// Completes when the cursor has passed the next changes. Returns false if its history is lost.
-async fn changed(cursor: Option<&mut Cursor>) -> bool {
+async fn changed(cursor: Option<&mut FeedCursor>) -> bool {
     let Some(cursor) = cursor else { return std::future::pending().await };
     let mut frames = Vec::new();
     std::future::poll_fn(|cx| {
@@ -181,10 +181,12 @@ async fn changed(cursor: Option<&mut Cursor>) -> bool {
         loop {
             frames.clear();
             match cursor.pull(ROOM, Some(cx.waker()), &mut frames) {
-                Pull::Frames { .. } => is_new = true,
-                Pull::CaughtUp { .. } if is_new => return Poll::Ready(true),
-                Pull::CaughtUp { .. } => return Poll::Pending,
-                Pull::Expired { .. } | Pull::Refused(_) | Pull::Stopped(_) => return Poll::Ready(false),
+                CursorPullResult::Frames { .. } => is_new = true,
+                CursorPullResult::CaughtUp { .. } if is_new => return Poll::Ready(true),
+                CursorPullResult::CaughtUp { .. } => return Poll::Pending,
+                CursorPullResult::Expired { .. } | CursorPullResult::Refused(_) | CursorPullResult::Stopped(_) => {
+                    return Poll::Ready(false);
+                }
             }
         }
     })

@@ -10,7 +10,7 @@ use base::random;
 /// After a change, they are requested soon and twice more. Upstream's discovery lags slightly behind its own
 /// definitions, and each of several servers has its own lag.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct DiscoverySchedule {
     /// The time at which the last discovery request was sent, and the one at which it was answered.
     asked: Instant,
     answered: Instant,
@@ -57,11 +57,11 @@ const EARLIER: f64 = 0.2;
 /// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than
 /// the proxy observes it. A comparison sends no requests to upstream.
 #[derive(Debug, Default)]
-pub(super) struct SettlingChecks {
+pub(super) struct PostChangeChecks {
     left: Vec<Instant>,
 }
 
-impl SettlingChecks {
+impl PostChangeChecks {
     pub(super) fn change(&mut self, now: Instant) {
         self.left = LATER.iter().rev().map(|after| now + *after).collect();
     }
@@ -76,7 +76,7 @@ impl SettlingChecks {
     }
 }
 
-impl Schedule {
+impl DiscoverySchedule {
     /// Creates the schedule after a first discovery request.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
         Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
@@ -138,7 +138,7 @@ mod tests {
     fn asked(is_told: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut schedule = Schedule::new(start, start);
+        let mut schedule = DiscoverySchedule::new(start, start);
         schedule.rely(if is_told { ChangeCoverage::All } else { ChangeCoverage::Part });
         let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
         loop {
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn discovery_is_rechecked_one_and_three_seconds_after_change() {
         let now = Instant::now();
-        let mut looks = SettlingChecks::default();
+        let mut looks = PostChangeChecks::default();
         assert_eq!(looks.due(), None);
         looks.change(now);
         for after in LATER {
@@ -199,7 +199,7 @@ mod tests {
     fn builtin_only_cache_polls_hourly_or_at_refusal_retry() {
         let start = Instant::now();
         let after = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut schedule = Schedule::new(start, start);
+        let mut schedule = DiscoverySchedule::new(start, start);
         for _ in 0..100 {
             schedule.ask(start, start);
             schedule.rely(ChangeCoverage::Nothing { again: None });
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn slow_poll_delays_next_poll_in_proportion() {
         let start = Instant::now();
-        let mut schedule = Schedule::new(start, start);
+        let mut schedule = DiscoverySchedule::new(start, start);
         // Otherwise the periodic request, whose time is random, may be due first.
         schedule.rely(ChangeCoverage::All);
         schedule.change(start);

@@ -12,14 +12,14 @@ fn map(headers: &Headers) -> HeaderMap {
     map
 }
 
-fn guard(tls: bool) -> BrowserGuard {
+fn guard(tls: bool) -> CrossOriginCheck {
     let allowed = ["https://app.example", "http://localhost:3000", "chrome-extension://abcdefgh", "tauri://localhost"];
     let allowed = allowed.map(|origin| origin.parse().expect("an origin"));
-    BrowserGuard::new(tls, AllowedHosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
+    CrossOriginCheck::new(tls, AllowedHosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
 }
 
 /// The result of a guard without TLS for these headers.
-fn check(headers: &Headers) -> Result<(), ForeignRequest> {
+fn check(headers: &Headers) -> Result<(), CrossOriginRejection> {
     guard(false).check(&Uri::from_static("/api/v1/secrets?watch=1"), &map(headers))
 }
 
@@ -202,12 +202,12 @@ fn origin_parser_normalizes_case_port_and_ipv6() {
         ("http://[::1]:1", "http://[0::0:1]:1"),
         ("app://x", "APP://X"),
     ] {
-        assert_eq!(a.parse::<PageOrigin>(), b.parse::<PageOrigin>(), "{a}");
+        assert_eq!(a.parse::<WebOrigin>(), b.parse::<WebOrigin>(), "{a}");
     }
     for text in
         ["", "null", "*", "http://*", "http://*.example", "a.example", "http://a/", "http://", "1a://b", "a b://c"]
     {
-        assert!(text.parse::<PageOrigin>().is_err(), "{text}");
+        assert!(text.parse::<WebOrigin>().is_err(), "{text}");
     }
 }
 

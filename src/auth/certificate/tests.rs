@@ -54,8 +54,8 @@ impl Authority {
         params.signed_by(&key, &self.issuer).expect("signed").der().clone()
     }
 
-    pub(in crate::auth) fn trusted(&self) -> Authorities {
-        Authorities::from_pem(self.pem.as_bytes()).expect("an authority")
+    pub(in crate::auth) fn trusted(&self) -> CertificateAuthorities {
+        CertificateAuthorities::from_pem(self.pem.as_bytes()).expect("an authority")
     }
 }
 
@@ -104,8 +104,8 @@ impl SignatureVerificationAlgorithm for Counting {
 }
 
 /// The same authorities, with their signature checks counted by [`checks`].
-pub(in crate::auth) fn counted(authorities: Authorities) -> Authorities {
-    Authorities { algorithms: &COUNTING, ..authorities }
+pub(in crate::auth) fn counted(authorities: CertificateAuthorities) -> CertificateAuthorities {
+    CertificateAuthorities { algorithms: &COUNTING, ..authorities }
 }
 
 /// The number of signatures checked during `work`.
@@ -115,7 +115,7 @@ pub(in crate::auth) fn checks<T>(work: impl FnOnce() -> T) -> (usize, T) {
     (CHECKS.get(), done)
 }
 
-fn chain<const N: usize>(certificates: [&CertificateDer<'static>; N]) -> Chain {
+fn chain<const N: usize>(certificates: [&CertificateDer<'static>; N]) -> CertificateChain {
     certificates.into_iter().cloned().collect()
 }
 
@@ -129,7 +129,7 @@ fn trusted_certificate_yields_user_until_expiry() {
     assert_eq!(holder.user.groups, ["dev", User::AUTHENTICATED]);
     assert!(holder.user.extra[CREDENTIAL_ID][0].starts_with("X509SHA256="));
     assert_eq!(holder.until, at(101), "it is good to the end of its last second");
-    assert!(matches!(authorities.verify(&chain, at(101)), Err(CertificateRejected::Invalid(_))), "it has ended");
+    assert!(matches!(authorities.verify(&chain, at(101)), Err(CertificateRejection::Invalid(_))), "it has ended");
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn untrusted_or_unusable_certificates_are_rejected() {
     ] {
         assert!(authorities.verify(&shown, at(0)).is_err(), "{what}");
     }
-    assert!(Authorities::from_pem(b"").is_err());
+    assert!(CertificateAuthorities::from_pem(b"").is_err());
     let cut = &ours.pem.as_bytes()[..ours.pem.len() / 2];
-    assert!(Authorities::from_pem(cut).is_err(), "half a file is none");
+    assert!(CertificateAuthorities::from_pem(cut).is_err(), "half a file is none");
 }
 
 /// Every byte of a certificate is covered by its signature, so any change is detected, without a panic.
@@ -176,7 +176,7 @@ fn certificate_with_any_byte_changed_is_rejected() {
 fn shared_authorities_are_detected_by_public_key() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     assert!(!ours.trusted().shares_with(&theirs.trusted()));
-    let both = Authorities::from_pem(format!("{}{}", theirs.pem, ours.pem).as_bytes()).expect("two");
+    let both = CertificateAuthorities::from_pem(format!("{}{}", theirs.pem, ours.pem).as_bytes()).expect("two");
     assert!(ours.trusted().shares_with(&both) && both.shares_with(&theirs.trusted()));
     let key = || KeyPair::from_pem(&theirs.issuer.key().serialize_pem()).expect("a key");
     let renewed = Authority::with("another name", key(), &valid(0, 1000));
@@ -210,7 +210,7 @@ fn expired_authorities_are_ignored_and_the_longest_valid_wins() {
         ("both", format!("{}{}", old.pem, new.pem), [Some(101), Some(201), Some(201)]),
         ("both, the other way", format!("{}{}", new.pem, old.pem), [Some(101), Some(201), Some(201)]),
     ] {
-        let authorities = Authorities::from_pem(pem.as_bytes()).expect("authorities");
+        let authorities = CertificateAuthorities::from_pem(pem.as_bytes()).expect("authorities");
         let until = [25, 75, 150].map(|now| authorities.verify(&leaf, at(now)).ok().map(|holder| holder.until));
         assert_eq!(until, expected.map(|until| until.map(at)), "{what}");
     }
@@ -260,7 +260,7 @@ fn worst_case_chain_costs_one_signature_check_per_certificate() {
     let root = Authority::new("x");
     let strangers: Vec<_> = (1..CHAIN_CERTIFICATES_MAX).map(|_| Authority::new("x")).collect();
     let leaf = strangers[0].issue(&|_| {});
-    let chain: Chain = std::iter::once(&leaf).chain(strangers.iter().map(|one| &one.der)).cloned().collect();
+    let chain: CertificateChain = std::iter::once(&leaf).chain(strangers.iter().map(|one| &one.der)).cloned().collect();
     let authorities = counted(root.trusted());
     let (checks, verified) = checks(|| authorities.verify(&chain, at(0)));
     assert!(verified.is_err());
@@ -282,7 +282,7 @@ fn chain_of_maximum_length_verifies_in_either_order() {
         if reversed {
             above.reverse();
         }
-        let chain: Chain = std::iter::once(leaf.clone()).chain(above).collect();
+        let chain: CertificateChain = std::iter::once(leaf.clone()).chain(above).collect();
         assert!(authorities.verify(&chain, at(0)).is_ok(), "{reversed}");
     }
 }
@@ -301,15 +301,15 @@ fn next_start_returns_when_the_next_certificate_becomes_valid() {
 #[test]
 fn authority_cannot_serve_both_clients_and_front_proxies() {
     let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
-    let apart = AuthoritySeparation::default();
+    let apart = CaOverlapChecker::default();
     for (what, role, authorities, admitted) in [
-        ("clients of one", AuthorityRole::Client, &one, true),
-        ("proxies of the same", AuthorityRole::FrontProxy, &one, false),
-        ("proxies of another", AuthorityRole::FrontProxy, &other, true),
-        ("clients of what proxies have", AuthorityRole::Client, &other, false),
-        ("the first ones again, which stayed", AuthorityRole::Client, &one, true),
-        ("proxies of a third", AuthorityRole::FrontProxy, &third, true),
-        ("clients of what proxies had", AuthorityRole::Client, &other, true),
+        ("clients of one", CertificateAuthorityRole::Client, &one, true),
+        ("proxies of the same", CertificateAuthorityRole::FrontProxy, &one, false),
+        ("proxies of another", CertificateAuthorityRole::FrontProxy, &other, true),
+        ("clients of what proxies have", CertificateAuthorityRole::Client, &other, false),
+        ("the first ones again, which stayed", CertificateAuthorityRole::Client, &one, true),
+        ("proxies of a third", CertificateAuthorityRole::FrontProxy, &third, true),
+        ("clients of what proxies had", CertificateAuthorityRole::Client, &other, true),
     ] {
         assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::names::{UserNameKind, wrong_extra_key};
-use kubeapi::{Access, AccessTarget, ResourceTarget, User};
+use super::names::{ImpersonatedNameKind, wrong_extra_key};
+use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
 /// A mode of impersonation. All of its steps must succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,22 +17,22 @@ pub(super) struct ImpersonationMode {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ImpersonationStep {
-    Review(Access),
+    Review(AccessAttributes),
     /// The first access must be allowed, or else all of the others.
-    AllOrEach(Access, Vec<Access>),
+    AllOrEach(AccessAttributes, Vec<AccessAttributes>),
     /// The access is never allowed, for the given reason.
-    Never(Access, String),
+    Never(AccessAttributes, String),
 }
 
 /// The verb of an impersonation mode, and the API group of its permissions on users and groups.
 #[derive(Debug, Clone, Copy)]
-struct Verb<'a> {
+struct ImpersonationVerb<'a> {
     verb: &'a str,
     group: &'a str,
 }
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
-const LEGACY: Verb<'_> = Verb { verb: "impersonate", group: "" };
+const LEGACY: ImpersonationVerb<'_> = ImpersonationVerb { verb: "impersonate", group: "" };
 const MASTERS: &str = "system:masters";
 const NODES: &str = "system:nodes";
 /// The extra with the node that a service account's token is bound to.
@@ -45,7 +45,7 @@ const MANY: usize = 4;
 /// Returns the modes in which `requestor` may impersonate `wanted` in a request, in upstream's order.
 ///
 /// `request` is `None` if upstream does not support constrained impersonation.
-pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
+pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&AccessAttributes>) -> Vec<ImpersonationMode> {
     let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
     let mut steps = vec![ImpersonationStep::Review(LEGACY.name(&wanted.name))];
     steps.extend(LEGACY.uid(wanted));
@@ -55,14 +55,14 @@ pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -
     constrained.into_iter().chain([legacy]).collect()
 }
 
-fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<ImpersonationMode> {
+fn constrained(requestor: &User, wanted: &User, request: &AccessAttributes) -> Vec<ImpersonationMode> {
     let is_bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
-    match UserNameKind::of(&wanted.name) {
-        UserNameKind::Node(node) if is_bare => {
+    match ImpersonatedNameKind::of(&wanted.name) {
+        ImpersonatedNameKind::Node(node) if is_bare => {
             let user = User { groups: vec![NODES.to_owned()], ..wanted.clone() };
             let mode = |mode: &str, name: &str, subject| {
                 let verb = format!("impersonate:{mode}");
-                let name = Verb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
+                let name = ImpersonationVerb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
                 ImpersonationMode {
                     subject,
                     steps: vec![ImpersonationStep::Review(on(mode, request)), ImpersonationStep::Review(name)],
@@ -73,22 +73,22 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
                 is_associated(requestor, node).then(|| mode("associated-node", "*", Some(bound(requestor))));
             associated.into_iter().chain([mode("arbitrary-node", node, None)]).collect()
         }
-        UserNameKind::ServiceAccount { .. } if is_bare => {
-            let verb = Verb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
+        ImpersonatedNameKind::ServiceAccount { .. } if is_bare => {
+            let verb = ImpersonationVerb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
             let steps = vec![
                 ImpersonationStep::Review(on("serviceaccount", request)),
                 ImpersonationStep::Review(verb.name(&wanted.name)),
             ];
             vec![ImpersonationMode { subject: None, steps, user: wanted.clone() }]
         }
-        UserNameKind::Node(_) | UserNameKind::ServiceAccount { .. } => Vec::new(),
-        UserNameKind::Other => vec![user_info(wanted, request)],
+        ImpersonatedNameKind::Node(_) | ImpersonatedNameKind::ServiceAccount { .. } => Vec::new(),
+        ImpersonatedNameKind::Other => vec![user_info(wanted, request)],
     }
 }
 
 /// Returns the mode for a user that is neither a node nor a service account, with all parts of the user.
-fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
-    let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
+fn user_info(wanted: &User, request: &AccessAttributes) -> ImpersonationMode {
+    let verb = ImpersonationVerb { verb: "impersonate:user-info", group: AUTHENTICATION };
     let mut steps =
         vec![ImpersonationStep::Review(on("user-info", request)), ImpersonationStep::Review(verb.name(&wanted.name))];
     steps.extend(verb.uid(wanted));
@@ -109,7 +109,11 @@ fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     ImpersonationMode { subject: None, steps, user: wanted.clone() }
 }
 
-fn asked(each: Vec<Access>, are_many: bool, all: impl FnOnce() -> Access) -> Vec<ImpersonationStep> {
+fn asked(
+    each: Vec<AccessAttributes>,
+    are_many: bool,
+    all: impl FnOnce() -> AccessAttributes,
+) -> Vec<ImpersonationStep> {
     if are_many {
         vec![ImpersonationStep::AllOrEach(all(), each)]
     } else {
@@ -144,7 +148,8 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
 
 /// Whether the requestor is a service account whose token is bound to a pod of the node.
 fn is_associated(requestor: &User, node: &str) -> bool {
-    let is_service_account = matches!(UserNameKind::of(&requestor.name), UserNameKind::ServiceAccount { .. });
+    let is_service_account =
+        matches!(ImpersonatedNameKind::of(&requestor.name), ImpersonatedNameKind::ServiceAccount { .. });
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
@@ -155,19 +160,21 @@ fn bound(requestor: &User) -> User {
 }
 
 /// Returns the access to make a request while impersonating in a mode.
-fn on(mode: &str, request: &Access) -> Access {
-    Access { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
+fn on(mode: &str, request: &AccessAttributes) -> AccessAttributes {
+    AccessAttributes { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
 }
 
-impl Verb<'_> {
-    fn name(self, user: &str) -> Access {
-        match UserNameKind::of(user) {
-            UserNameKind::ServiceAccount { namespace, name } => self.target("serviceaccounts", namespace, "", name),
+impl ImpersonationVerb<'_> {
+    fn name(self, user: &str) -> AccessAttributes {
+        match ImpersonatedNameKind::of(user) {
+            ImpersonatedNameKind::ServiceAccount { namespace, name } => {
+                self.target("serviceaccounts", namespace, "", name)
+            }
             _ => self.target("users", "", "", user),
         }
     }
 
-    fn group_named(self, group: &str) -> Access {
+    fn group_named(self, group: &str) -> AccessAttributes {
         self.target("groups", "", "", group)
     }
 
@@ -176,24 +183,24 @@ impl Verb<'_> {
         (!wanted.uid.is_empty()).then(|| ImpersonationStep::Review(verb.target("uids", "", "", &wanted.uid)))
     }
 
-    fn extra(self, key: &str, value: &str) -> Access {
+    fn extra(self, key: &str, value: &str) -> AccessAttributes {
         Self { group: AUTHENTICATION, ..self }.target("userextras", "", key, value)
     }
 
-    fn extras(self, extra: &BTreeMap<String, Vec<String>>) -> Vec<Access> {
+    fn extras(self, extra: &BTreeMap<String, Vec<String>>) -> Vec<AccessAttributes> {
         extra.iter().flat_map(|(key, values)| values.iter().map(move |value| self.extra(key, value))).collect()
     }
 
-    fn target(self, resource: &str, namespace: &str, subresource: &str, name: &str) -> Access {
-        let target = ResourceTarget {
+    fn target(self, resource: &str, namespace: &str, subresource: &str, name: &str) -> AccessAttributes {
+        let target = ResourceAccessAttributes {
             group: self.group.to_owned(),
             version: "v1".to_owned(),
             resource: resource.to_owned(),
             subresource: subresource.to_owned(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            ..ResourceTarget::default()
+            ..ResourceAccessAttributes::default()
         };
-        Access { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+        AccessAttributes { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 }

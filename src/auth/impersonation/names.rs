@@ -2,13 +2,13 @@
 
 /// The kind of a user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum UserNameKind<'a> {
+pub(super) enum ImpersonatedNameKind<'a> {
     Node(&'a str),
     ServiceAccount { namespace: &'a str, name: &'a str },
     Other,
 }
 
-impl<'a> UserNameKind<'a> {
+impl<'a> ImpersonatedNameKind<'a> {
     pub(super) fn of(user: &'a str) -> Self {
         if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_subdomain(node)) {
             return Self::Node(node);
@@ -79,22 +79,22 @@ mod tests {
     #[test]
     fn malformed_node_and_service_account_names_are_plain_users() {
         for (user, expected) in [
-            ("system:node:n1", UserNameKind::Node("n1")),
-            ("system:node:n1.example", UserNameKind::Node("n1.example")),
-            ("system:node:N1", UserNameKind::Other),
-            ("system:node:", UserNameKind::Other),
-            ("system:node:-n", UserNameKind::Other),
-            ("system:serviceaccount:t1:a.b", UserNameKind::ServiceAccount { namespace: "t1", name: "a.b" }),
-            ("system:serviceaccount:t.1:a", UserNameKind::Other),
-            ("system:serviceaccount:t1:a:b", UserNameKind::Other),
-            ("system:serviceaccount:t1:", UserNameKind::Other),
-            ("system:serviceaccount:t1-:a", UserNameKind::Other),
-            ("ada", UserNameKind::Other),
+            ("system:node:n1", ImpersonatedNameKind::Node("n1")),
+            ("system:node:n1.example", ImpersonatedNameKind::Node("n1.example")),
+            ("system:node:N1", ImpersonatedNameKind::Other),
+            ("system:node:", ImpersonatedNameKind::Other),
+            ("system:node:-n", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:a.b", ImpersonatedNameKind::ServiceAccount { namespace: "t1", name: "a.b" }),
+            ("system:serviceaccount:t.1:a", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:a:b", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1-:a", ImpersonatedNameKind::Other),
+            ("ada", ImpersonatedNameKind::Other),
         ] {
-            assert_eq!(UserNameKind::of(user), expected, "{user}");
+            assert_eq!(ImpersonatedNameKind::of(user), expected, "{user}");
         }
         let long = format!("system:serviceaccount:{}:a", "n".repeat(64));
-        assert_eq!(UserNameKind::of(&long), UserNameKind::Other);
+        assert_eq!(ImpersonatedNameKind::of(&long), ImpersonatedNameKind::Other);
     }
 
     #[test]

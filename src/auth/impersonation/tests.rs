@@ -2,7 +2,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::*;
-use kubeapi::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
+use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, ResourceAccessAttributes, UrlQuery};
 
 fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, InvalidImpersonation> {
     let mut headers = HeaderMap::new();
@@ -12,17 +12,17 @@ fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, InvalidI
     Impersonation::of(&headers).map(|asked| asked.map(|Impersonation(user)| user))
 }
 
-fn request(method: &str, path: &str) -> Access {
-    Access::of(&RequestInfo::parse(method, path, &Query::parse("")).expect("a path"))
+fn request(method: &str, path: &str) -> AccessAttributes {
+    AccessAttributes::of(&RequestInfo::parse(method, path, &UrlQuery::parse("")).expect("a path"))
 }
 
 /// `VERB GROUP RESOURCE/SUBRESOURCE NAMESPACE NAME`, with a dash for an empty part.
-fn told(access: &Access) -> String {
+fn told(access: &AccessAttributes) -> String {
     let word = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     match &access.target {
         AccessTarget::Path(path) => format!("{} {path}", access.verb),
         AccessTarget::Resource(target) => {
-            let ResourceTarget { group, resource, subresource, namespace, name, version, .. } = &**target;
+            let ResourceAccessAttributes { group, resource, subresource, namespace, name, version, .. } = &**target;
             assert_eq!(version, "v1");
             let resource = if subresource.is_empty() { resource.clone() } else { format!("{resource}/{subresource}") };
             format!("{} {} {resource} {} {}", access.verb, word(group), word(namespace), word(name))

@@ -5,7 +5,7 @@ use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use super::*;
-use kubeapi::Access;
+use kubeapi::AccessAttributes;
 
 fn pods(namespace: usize) -> String {
     format!("/api/v1/namespaces/t{namespace}/pods?watch=1")
@@ -31,7 +31,7 @@ async fn unreported_revocation_ends_lease_within_the_bound() {
         assert!(took <= seconds(75), "{name}, {loss}: {took:?}");
         let revoked = watch.revoked().expect("it is over");
         assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), (name, why), "{loss}");
-        assert_eq!(*revoked.access, Access::of(&info(&pods(1))), "{loss}");
+        assert_eq!(*revoked.access, AccessAttributes::of(&info(&pods(1))), "{loss}");
     }
 }
 
@@ -87,7 +87,8 @@ async fn unrelated_policy_change_sends_no_reviews() {
     assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
 }
 
-/// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream receives.
+/// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream
+/// receives.
 #[tokio::test(start_paused = true)]
 async fn thousand_binding_changes_cost_few_reviews_per_lease() {
     let scene = scene();

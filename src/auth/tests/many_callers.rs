@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::auth::access_reviewer::AccessReviewer;
 use crate::auth::review_cache::ReviewPurpose;
-use kubeapi::{Access, User};
+use kubeapi::{AccessAttributes, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 /// The duration of a crowd's reviews, which keeps its slots full for a whole test.
@@ -16,7 +16,7 @@ const SLOW: Duration = Duration::from_secs(9);
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// Revokes Ada's right, reports the change, and returns the time until her watch ends.
-async fn lost(scene: &Scene, watch: &Grant) -> Duration {
+async fn lost(scene: &Scene, watch: &ReadGrant) -> Duration {
     // All reviews of the crowd have been sent or are waiting by now.
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
@@ -182,9 +182,9 @@ async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
 /// A decision is for a user with all its attributes, and not for another user of that name (A3).
 #[tokio::test(start_paused = true)]
 async fn decisions_are_cached_per_full_user_identity() {
-    let stub = Arc::new(Stub::default());
+    let stub = Arc::new(StubReviewClient::default());
     let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::remembering_for_a_day());
-    let access = Arc::new(Access::of(&info(PODS)));
+    let access = Arc::new(AccessAttributes::of(&info(PODS)));
     let ada = User { name: "ada".into(), ..User::default() };
     let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
     let of_group = |group: &str| User { groups: vec![group.into()], ..ada.clone() };
@@ -209,9 +209,9 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
         accesses_burst_per_user: plenty,
         ..AuthConfig::default()
     };
-    let stub = Arc::new(Stub::default());
+    let stub = Arc::new(StubReviewClient::default());
     let reviewer = Arc::new(AccessReviewer::new(Arc::new(stub.clone()), &config));
-    let access = Arc::new(Access::of(&info(PODS)));
+    let access = Arc::new(AccessAttributes::of(&info(PODS)));
     let worker = |worker: usize| {
         let (stub, reviewer, access) = (stub.clone(), reviewer.clone(), access.clone());
         tokio::spawn(async move {

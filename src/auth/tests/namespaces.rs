@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::sleep;
 
 use super::*;
-use crate::auth::Verdict;
+use crate::auth::NamespaceAccess;
 
 fn places(asked: &[StubReview]) -> BTreeSet<&str> {
     asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
@@ -18,7 +18,7 @@ fn most_in_a_second(asked: &[StubReview]) -> usize {
     (0..times.len()).map(within).max().unwrap_or_default()
 }
 
-fn lease(readable: &Readable) -> CancellationToken {
+fn lease(readable: &ReadableNamespaces) -> CancellationToken {
     readable.grant_status().over().expect("it is that of a watch")
 }
 
@@ -32,13 +32,13 @@ async fn change_in_one_namespace_reviews_only_that_namespace() {
     scene.authorizer.policy_changed(&change("ada", "t7"));
     scene.authorizer.policy_changed(&change("ada", "t70000"));
     sleep(Duration::from_millis(50)).await;
-    assert_eq!(readable.verdict("t7"), Some(Verdict::Denied), "at once");
+    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Denied), "at once");
     let asked = scene.stub.asked();
     assert!(places(&asked).contains("t7") && asked.len() < 20, "{asked:?}");
     scene.stub.allow("ada", "t7");
     scene.authorizer.policy_changed(&change("ada", "t7"));
     sleep(seconds(5)).await;
-    assert_eq!(readable.verdict("t7"), Some(Verdict::Allowed));
+    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Allowed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -61,7 +61,7 @@ async fn unchanged_namespaces_are_reviewed_once_a_minute_spread_out() {
     // A right ends without a reported change.
     scene.stub.deny("ada", "t5");
     sleep(seconds(75)).await;
-    assert_eq!(readable.verdict("t5"), Some(Verdict::Denied));
+    assert_eq!(readable.verdict("t5"), Some(NamespaceAccess::Denied));
 }
 
 /// A change affects all namespaces of a user, at their maximum number.
@@ -75,7 +75,8 @@ async fn cluster_wide_change_reviews_all_namespaces_within_rate_limit() {
     namespaces.iter().for_each(|namespace| scene.stub.deny("ada", namespace));
     scene.authorizer.policy_changed(&change("ada", ""));
     sleep(seconds(5)).await;
-    let shown = namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(Verdict::Denied)).count();
+    let shown =
+        namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(NamespaceAccess::Denied)).count();
     assert_eq!(shown, 0);
     sleep(seconds(10)).await;
     let asked = scene.stub.asked();
@@ -90,7 +91,7 @@ async fn watches_above_the_namespace_limit_are_rejected_or_ended() {
     let first = scene.readable("ada", &named(60)).await.expect("it is let in");
     let uri = "/api/v1/configmaps?watch=1";
     let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);
-    assert!(matches!(second, Err(NotGranted::TooMany { .. })), "{second:?}");
+    assert!(matches!(second, Err(AuthorizationError::TooMany { .. })), "{second:?}");
     let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
     // One more namespace in an open watch is one too many for that watch, and for no other.
     first.ask("another");
@@ -120,7 +121,7 @@ async fn upstream_outage_ends_namespace_access_after_grace_period() {
     let readable = scene.readable("ada", &named(300)).await.expect("it is let in");
     scene.stub.silent(true);
     sleep(seconds(200)).await;
-    assert_eq!(readable.verdict("t1"), Some(Verdict::Allowed));
+    assert_eq!(readable.verdict("t1"), Some(NamespaceAccess::Allowed));
     let asked = scene.stub.asked().len();
     assert!(asked < 5_000, "{asked} questions to somebody who does not answer");
     let took = until(&lease(&readable)).await;
@@ -139,11 +140,11 @@ async fn namespace_with_failing_review_does_not_delay_others() {
     scene.stub.deny("ada", "t8");
     scene.authorizer.policy_changed(&change("ada", "t8"));
     sleep(seconds(1)).await;
-    assert_eq!(readable.verdict("t8"), Some(Verdict::Denied));
+    assert_eq!(readable.verdict("t8"), Some(NamespaceAccess::Denied));
     scene.stub.deny("ada", "t9");
     sleep(seconds(75)).await;
-    assert_eq!(readable.verdict("t9"), Some(Verdict::Denied), "nor what is asked once a minute");
-    assert_eq!(readable.verdict("t7"), Some(Verdict::Allowed), "for as long as the grace");
+    assert_eq!(readable.verdict("t9"), Some(NamespaceAccess::Denied), "nor what is asked once a minute");
+    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Allowed), "for as long as the grace");
     let took = until(&lease(&readable)).await;
     assert!(took <= seconds(200), "{took:?}");
 }
@@ -166,8 +167,8 @@ async fn change_during_namespace_review_triggers_another_review() {
     };
     let (readable, ()) = tokio::join!(finding, change);
     let readable = readable.expect("it is let in");
-    assert_eq!(readable.verdict("t0"), Some(Verdict::Allowed), "as it was when upstream was asked");
+    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Allowed), "as it was when upstream was asked");
     scene.stub.deny("ada", "t0");
     sleep(Duration::from_millis(1_200)).await;
-    assert_eq!(readable.verdict("t0"), Some(Verdict::Denied));
+    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Denied));
 }

@@ -3,9 +3,9 @@
 use tokio::time::sleep;
 
 use super::*;
-use crate::auth::Verdict;
-use crate::upstream::{AccessReviewResult, Cause};
-use kubeapi::{Access, User};
+use crate::auth::NamespaceAccess;
+use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
+use kubeapi::{AccessAttributes, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -96,7 +96,7 @@ async fn unrelated_change_keeps_review_schedule_of_namespaced_watch() {
         scene.stub.deny(name, "t1");
         scene.authorizer.policy_changed(&change(name, "t1"));
         sleep(seconds(5)).await;
-        assert_eq!(readable.verdict("t1"), Some(Verdict::Denied), "{name}");
+        assert_eq!(readable.verdict("t1"), Some(NamespaceAccess::Denied), "{name}");
     }
 }
 
@@ -216,14 +216,14 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
         let scene = scene();
         let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
         let pods = info(PODS);
-        let (user, access) = (caller.user().expect("somebody"), Access::of(&pods));
+        let (user, access) = (caller.user().expect("somebody"), AccessAttributes::of(&pods));
         let before = Instant::now();
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
         let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
         let question = || (User::clone(user), access.clone());
-        scene.authorizer.learns(question(), Cause::LeaseReview, before, verdict.clone()).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::LeaseReview, before, verdict.clone()).await;
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
-        scene.authorizer.learns(question(), Cause::AccessReview, before, verdict.clone()).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict.clone()).await;
         assert_eq!(scene.authorizer.recalls(user, &access, before).await, Some((before, verdict)));
         assert!(
             scene.authorizer.recalls(user, &access, before + seconds(1)).await.is_none(),
@@ -239,7 +239,7 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
             "forgotten"
         );
         let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
-        scene.authorizer.learns(question(), Cause::AccessReview, before, verdict).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict).await;
         assert!(
             scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
             "it came late"

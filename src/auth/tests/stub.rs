@@ -9,25 +9,27 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::auth::credential::Token;
-use crate::auth::reviews::{ReviewFuture, ReviewTopic, Reviews};
-use crate::auth::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
-use crate::upstream::{AccessReviewResult, Cause, Client, CredentialSource, Error, TokenReviewResult};
-use base::{Tasks, WallClock};
-use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
+use crate::auth::credential::BearerToken;
+use crate::auth::review_client::{ReviewClient, ReviewFuture, ReviewTopic};
+use crate::auth::{AuthConfig, AuthorizationError, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps};
+use crate::upstream::{
+    AccessReviewResult, CredentialSource, TokenReviewResult, UpstreamClient, UpstreamError, UpstreamRequestCause,
+};
+use base::{BackgroundTasks, WallClock};
+use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, UrlQuery, User};
 
 /// A token is its holder's name, with an optional suffix: `ada~1`. Every access is allowed unless denied.
 #[derive(Default)]
-pub(in crate::auth) struct Stub {
-    rules: Mutex<Rules>,
+pub(in crate::auth) struct StubReviewClient {
+    rules: Mutex<StubReviewRules>,
     pub(in crate::auth) clock: WallClock,
 }
 
 /// A function that creates an error of upstream.
-pub(in crate::auth) type Refusal = Box<dyn Fn() -> Error + Send>;
+pub(in crate::auth) type StubErrorFn = Box<dyn Fn() -> UpstreamError + Send>;
 
 #[derive(Default)]
-struct Rules {
+struct StubReviewRules {
     unknown: HashSet<String>,
     /// The denied pairs of user and namespace. `*` matches any namespace.
     denied: HashSet<(String, String)>,
@@ -43,7 +45,7 @@ struct Rules {
     /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
     /// The answer to every review of the proxy's own permissions.
-    own_rights: Option<Refusal>,
+    own_rights: Option<StubErrorFn>,
     /// The number of reviews of the proxy's own permissions.
     own_asked: u32,
 }
@@ -57,7 +59,7 @@ pub(in crate::auth) struct StubReview {
     pub(in crate::auth) namespace: Option<String>,
 }
 
-impl Stub {
+impl StubReviewClient {
     /// Revokes a token.
     pub(in crate::auth) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
@@ -107,7 +109,7 @@ impl Stub {
     }
 
     /// Answers reviews of the proxy's own permissions with this error; `None` answers them normally again.
-    pub(in crate::auth) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
+    pub(in crate::auth) fn refuse_own_rights(&self, refusal: Option<StubErrorFn>) {
         self.rules.lock().own_rights = refusal;
     }
 
@@ -131,7 +133,7 @@ impl Stub {
     }
 }
 
-impl Reviews for Arc<Stub> {
+impl ReviewClient for Arc<StubReviewClient> {
     fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool> {
         let answer = {
             let mut rules = self.rules.lock();
@@ -144,13 +146,13 @@ impl Reviews for Arc<Stub> {
         Box::pin(async move { answer })
     }
 
-    fn token(&self, token: &Token, _: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
+    fn token(&self, token: &BearerToken, _: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
         let (stub, name) = (self.clone(), token.reveal().to_owned());
         Box::pin(async move {
             let (slow, silent) = stub.ask(&name, None);
             sleep(slow).await;
             if silent {
-                return Err(Error::Timeout(slow));
+                return Err(UpstreamError::Timeout(slow));
             }
             let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
             let holder = name.split('~').next().unwrap_or_default().to_owned();
@@ -161,7 +163,12 @@ impl Reviews for Arc<Stub> {
         })
     }
 
-    fn access(&self, _: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult> {
+    fn access(
+        &self,
+        _: UpstreamRequestCause,
+        user: &Arc<User>,
+        access: &Arc<AccessAttributes>,
+    ) -> ReviewFuture<AccessReviewResult> {
         let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
         Box::pin(async move {
             let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
@@ -171,7 +178,7 @@ impl Reviews for Arc<Stub> {
             let first = is_allowed();
             sleep(slow).await;
             if silent {
-                return Err(Error::Timeout(slow));
+                return Err(UpstreamError::Timeout(slow));
             }
             let allowed = if stub.rules.lock().decides_first { first } else { is_allowed() };
             Ok(AccessReviewResult { allowed, reason: stub.rules.lock().reason.to_owned() })
@@ -189,26 +196,27 @@ impl AuthConfig {
 }
 
 /// An authorizer whose reviews the stub answers.
-pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
-    let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
+pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubReviewClient>, BackgroundTasks) {
+    let (stub, tasks) = (Arc::new(StubReviewClient::default()), BackgroundTasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
-    let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");
+    let client =
+        UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default()).expect("nothing is sent");
     let clock = stub.clock.clone();
-    let parts = Delegation { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
+    let parts = DelegatedAuthDeps { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
     (Authorizer::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
 }
 
 impl Authorizer {
     /// The holder of a token.
-    pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
+    pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, AuthorizationError> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        self.authenticate(RequestSender { certificates: None, address: IpAddr::from(from) }, &headers).await
+        self.authenticate(ClientConnectionInfo { certificates: None, address: IpAddr::from(from) }, &headers).await
     }
 }
 
 /// The parsed GET of a path and query.
 pub(in crate::auth) fn info(uri: &str) -> RequestInfo {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-    RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
+    RequestInfo::parse("GET", path, &UrlQuery::parse(query)).expect("a path")
 }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use super::fixture::{POD, Pod, added, change, deleted, drawn_seed, listed, pull_all, ring, rv, told};
 use super::model::{Fact, Model, State};
 use super::want::Want;
-use crate::cache::{BackfilledEvents, CacheReader, CacheWriter, Change, StartPosition};
+use crate::cache::{BackfilledEvents, CacheReader, CacheWriter, ObjectChange, WatchStartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const NAMESPACES: [&str; 2] = ["a", "b"];
 const NAMES: [&str; 3] = ["p", "q", "r"];
 
 /// Returns upstream's changes after `from`, up to `until`.
-fn tells(model: &Model, from: u64, until: u64) -> Vec<Change> {
+fn tells(model: &Model, from: u64, until: u64) -> Vec<ObjectChange> {
     let facts = model.facts.iter().filter(|fact| fact.rv > from && fact.rv <= until);
     facts.map(told_to_all).collect()
 }
 
-fn told_to_all(fact: &Fact) -> Change {
+fn told_to_all(fact: &Fact) -> ObjectChange {
     let seen = fact.told_to(Want::Everything).expect("everybody is told");
     change(seen.event_type, &seen.pod, seen.rv)
 }
@@ -59,14 +59,14 @@ fn begun_at(model: &Model, base: u64) -> (CacheWriter, CacheReader) {
     (writer, reader)
 }
 
-fn joined(reader: &CacheReader, from: u64, changes: Vec<Change>) -> Result<BackfilledEvents, String> {
+fn joined(reader: &CacheReader, from: u64, changes: Vec<ObjectChange>) -> Result<BackfilledEvents, String> {
     let beginning = reader.beginning().expect("a whole first history");
     beginning.joined_by(rv(from), changes).map_err(|misfit| format!("{} {}", misfit.key, misfit.rv))
 }
 
 /// Returns the events of such a watch from `after` on, if it may start there.
 fn sees(reader: &CacheReader, want: Want, after: u64) -> Option<Vec<super::fixture::Seen>> {
-    let mut opened = reader.open(StartPosition::After(rv(after)), want.view()).ok()?;
+    let mut opened = reader.open(WatchStartPosition::After(rv(after)), want.view()).ok()?;
     Some(pull_all(&mut opened.cursor).0)
 }
 
@@ -141,7 +141,7 @@ fn backfilled_history_reads_as_if_watched_from_its_start() {
         assert_eq!(reader.stats().event_bytes, charges, "seed {seed}");
         if earliest > 10 {
             assert!(
-                reader.open(StartPosition::After(rv(earliest - 1)), Want::Everything.view()).is_err(),
+                reader.open(WatchStartPosition::After(rv(earliest - 1)), Want::Everything.view()).is_err(),
                 "seed {seed}"
             );
         }
@@ -245,7 +245,7 @@ fn concurrent_backfill_of_the_same_start_is_rejected() {
 }
 
 fn told_behind(reader: &CacheReader, after: u64) -> Vec<String> {
-    told(&mut reader.open(StartPosition::After(rv(after)), Want::Everything.view()).expect("it is held").cursor)
+    told(&mut reader.open(WatchStartPosition::After(rv(after)), Want::Everything.view()).expect("it is held").cursor)
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
     writer.apply([added(&Q, 101)]).expect("in order");
     let (events, bytes) = (reader.stats().events, reader.stats().event_bytes);
     let mut behind_list =
-        reader.open(StartPosition::After(rv(100)), Want::Everything.view()).expect("it is held").cursor;
+        reader.open(WatchStartPosition::After(rv(100)), Want::Everything.view()).expect("it is held").cursor;
     let fits = joined(&reader, 80, many(["r", "s"])).expect("it joins");
     writer.apply([added(&Pod { name: "c", ..POD }, 102)]).expect("in order");
     assert!(!writer.begin_earlier(fits), "there is no room any more");
@@ -266,8 +266,8 @@ fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
     let fits = joined(&reader, 89, vec![change(Modified, &P, 90)]).expect("it joins");
     assert!(writer.begin_earlier(fits));
     assert_eq!(reader.stats().events, 3);
-    let mut early = reader.open(StartPosition::After(rv(89)), Want::Everything.view()).expect("it is held").cursor;
-    let mut narrow = reader.open(StartPosition::After(rv(89)), Want::TheOneInA.view()).expect("it is held").cursor;
+    let mut early = reader.open(WatchStartPosition::After(rv(89)), Want::Everything.view()).expect("it is held").cursor;
+    let mut narrow = reader.open(WatchStartPosition::After(rv(89)), Want::TheOneInA.view()).expect("it is held").cursor;
     for version in [103, 104] {
         let pod = Pod { note: u32::try_from(version).expect("small"), ..Q };
         writer.apply([change(Modified, &pod, version)]).expect("in order");

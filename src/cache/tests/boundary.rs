@@ -1,12 +1,12 @@
 //! W6–W8: the versions that a watch may start from, and its first events.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, StartPosition, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, WatchStartPosition};
 use kubeapi::ResourceVersion;
 
 /// Returns the events of a watch from `after`, or the error if it cannot be opened.
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {
-    match reader.open(StartPosition::After(rv(after)), View::everything()) {
+    match reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything()) {
         Ok(mut opened) => told(&mut opened.cursor),
         Err(too_old) => vec![too_old.to_string()],
     }
@@ -45,11 +45,14 @@ fn watch_with_empty_ring_starts_at_the_list_version() {
     assert_eq!(from(&reader, 8), ["too old resource version: 8 (10)"]);
     assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"], "what happened at 10 is not known");
     for after in [10, 11] {
-        let mut opened = reader.open(StartPosition::After(rv(after)), View::everything()).expect("nothing is missing");
+        let mut opened = reader
+            .open(WatchStartPosition::After(rv(after)), CollectionView::everything())
+            .expect("nothing is missing");
         assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
         drop(opened);
     }
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("nothing is missing");
+    let mut opened =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("nothing is missing");
     writer.apply([deleted(&POD, 11)]).expect("in order");
     assert_eq!(told(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
 }
@@ -91,7 +94,8 @@ fn upstream_bookmark_does_not_move_the_oldest_start() {
 #[test]
 fn watch_from_a_future_version_gets_no_older_events() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
-    let mut opened = reader.open(StartPosition::After(rv(14)), View::everything()).expect("the future is no error");
+    let mut opened =
+        reader.open(WatchStartPosition::After(rv(14)), CollectionView::everything()).expect("the future is no error");
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
     for (name, version) in [("r", 13), ("s", 14), ("x", 15), ("y", 16)] {
         writer.apply([added(&Pod { name, ..POD }, version)]).expect("in order");
@@ -103,7 +107,8 @@ fn watch_from_a_future_version_gets_no_older_events() {
 #[test]
 fn watch_from_a_future_version_expires_after_eviction() {
     let (mut writer, reader) = creating(ring(2), 10, &[11]);
-    let mut opened = reader.open(StartPosition::After(rv(99)), View::everything()).expect("the future is no error");
+    let mut opened =
+        reader.open(WatchStartPosition::After(rv(99)), CollectionView::everything()).expect("the future is no error");
     for version in 12..16 {
         writer.apply([added(&POD, version)]).expect("in order");
     }
@@ -114,26 +119,29 @@ fn watch_from_a_future_version_expires_after_eviction() {
 #[test]
 fn expired_reader_receives_no_further_events() {
     let (mut writer, reader) = creating(ring(2), 10, &[]);
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring");
     for version in 11..=13 {
         writer.apply([added(&POD, version)]).expect("in order");
     }
     for _ in 0..2 {
-        assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(11) }));
+        assert_eq!(pull_all(&mut opened.cursor), (vec![], CursorPullResult::Expired { oldest: rv(11) }));
     }
     writer.apply([added(&POD, 14)]).expect("in order");
-    assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(12) }));
+    assert_eq!(pull_all(&mut opened.cursor), (vec![], CursorPullResult::Expired { oldest: rv(12) }));
 }
 
 /// etcd #18089 and #19179 lost deletions here.
 #[test]
 fn reader_at_the_ring_edge_loses_no_deletion() {
     let (mut writer, reader) = listed(ring(2), 10, &[(POD, 4), (Pod { name: "q", ..POD }, 5)]);
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring");
     writer.apply([deleted(&POD, 11)]).expect("in order");
     writer.apply([deleted(&Pod { name: "q", ..POD }, 12)]).expect("in order");
     let mut batch = Vec::new();
-    assert!(matches!(opened.cursor.pull(1, None, &mut batch), Pull::Frames { last: ResourceVersion(11), .. }));
+    assert!(matches!(
+        opened.cursor.pull(1, None, &mut batch),
+        CursorPullResult::Frames { last: ResourceVersion(11), .. }
+    ));
     // The deletion at 11 leaves the ring. The reader is just past it; its next event is the one at 12.
     writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reader.stats().floor, rv(11));
@@ -143,9 +151,11 @@ fn reader_at_the_ring_edge_loses_no_deletion() {
 #[test]
 fn relist_expires_all_watches_of_the_old_history() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
-    let open = |after| reader.open(StartPosition::After(rv(after)), View::everything()).expect("in the ring").cursor;
+    let open = |after| {
+        reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything()).expect("in the ring").cursor
+    };
     let (mut behind, mut at_the_end) = (open(10), open(12));
-    let mut narrow = reader.open(StartPosition::Current, view("a", "", "")).expect("current").cursor;
+    let mut narrow = reader.open(WatchStartPosition::Current, view("a", "", "")).expect("current").cursor;
     for cursor in [&mut at_the_end, &mut narrow] {
         assert_eq!(told(cursor), Vec::<String>::new());
     }
@@ -163,7 +173,8 @@ fn relist_expires_all_watches_of_the_old_history() {
 #[test]
 fn relist_at_an_older_version_restarts_from_that_version() {
     let (mut writer, reader) = creating(ring(10), 100, &[101]);
-    let mut old = reader.open(StartPosition::After(rv(101)), View::everything()).expect("in the ring").cursor;
+    let mut old =
+        reader.open(WatchStartPosition::After(rv(101)), CollectionView::everything()).expect("in the ring").cursor;
     writer.replace(snapshot(50, &[(POD, 40)]));
     assert_eq!(reader.progress().rv, rv(50));
     assert_eq!(reader.snapshot().rv, rv(50));
@@ -177,16 +188,17 @@ fn relist_at_an_older_version_restarts_from_that_version() {
 #[test]
 fn ended_feed_expires_its_watches() {
     let (writer, reader) = creating(ring(10), 10, &[11]);
-    let mut opened = reader.open(StartPosition::After(rv(11)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(11)), CollectionView::everything()).expect("in the ring");
     drop(writer);
     assert_eq!(told(&mut opened.cursor), ["expired 10"]);
-    let mut late = reader.open(StartPosition::After(rv(10)), View::everything()).expect("the ring is still there");
+    let mut late =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("the ring is still there");
     assert_eq!(told(&mut late.cursor), ["expired 10"]);
 }
 
 #[test]
 fn watch_from_now_skips_all_existing_events() {
-    for view in [View::everything(), view("a", "app=x", ""), view("a", "", "metadata.name=p")] {
+    for view in [CollectionView::everything(), view("a", "app=x", ""), view("a", "", "metadata.name=p")] {
         let (mut writer, reader) = creating(ring(1), 10, &[11, 12, 13]);
         writer.advance(rv(20), false);
         let mut opened = reader.open_at_end(view);

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 
 use super::fixture::read_frame;
-use crate::cache::{CacheConfig, CacheWriter, Chunk, Snapshot};
-use crate::wire::Object;
+use crate::cache::{CacheConfig, CacheWriter, FeedSnapshot, ObjectChunk};
+use crate::wire::ObjectRevision;
 use kubeapi::ResourceVersion;
 
 /// Returns a pod with a body of about `bytes` bytes.
-fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
+fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> ObjectRevision {
     let padding = "x".repeat(bytes);
     let metadata = format!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#);
     let body = format!(r#""metadata":{{{metadata},"annotations":{{"padding":"{padding}"}}}}}}"#);
@@ -19,19 +19,19 @@ fn pod(namespace: &str, name: &str, rv: u64, bytes: usize) -> Object {
     read_frame(frame.into()).object
 }
 
-fn chunks(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>) {
-    let snapshot = Snapshot::from_objects(ResourceVersion(1), objects);
+fn chunks(objects: impl IntoIterator<Item = ObjectRevision>) -> (FeedSnapshot, Arc<[ObjectChunk]>) {
+    let snapshot = FeedSnapshot::from_objects(ResourceVersion(1), objects);
     let chunks = snapshot.chunks().now_or_never().expect("few enough for one go");
     (snapshot, chunks)
 }
 
-fn names(chunks: &[Chunk]) -> HashSet<u128> {
+fn names(chunks: &[ObjectChunk]) -> HashSet<u128> {
     chunks.iter().map(|chunk| chunk.name).collect()
 }
 
 const BYTES: usize = 5_000;
 
-fn pods(namespaces: &[&str], count: usize) -> Vec<Object> {
+fn pods(namespaces: &[&str], count: usize) -> Vec<ObjectRevision> {
     let named = |namespace: &str, n: usize| pod(namespace, &format!("p{n:04}"), n as u64 + 10_000, BYTES);
     namespaces.iter().flat_map(|namespace| (0..count).map(move |n| named(namespace, n))).collect()
 }
@@ -46,11 +46,11 @@ fn chunks_hold_each_object_once_and_never_span_namespaces() {
         assert!(objects.iter().all(|object| object.key.namespace() == chunk.first.namespace()));
         let bytes: usize = objects.iter().map(|object| object.body().len()).sum();
         assert_eq!((chunk.lengths.items, chunk.lengths.bytes), (objects.len(), bytes));
-        assert!(bytes <= Chunk::BYTES_MAX);
+        assert!(bytes <= ObjectChunk::BYTES_MAX);
     }
     assert_eq!(names(&chunks).len(), chunks.len());
     let average = 1_200 * BYTES / chunks.len();
-    assert!((Chunk::BYTES / 3..Chunk::BYTES_MAX).contains(&average), "{average} bytes on average");
+    assert!((ObjectChunk::BYTES / 3..ObjectChunk::BYTES_MAX).contains(&average), "{average} bytes on average");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn object_add_remove_or_growth_changes_few_chunks() {
 
 #[test]
 fn oversized_object_gets_its_own_chunk() {
-    let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
+    let large = |name: &str| pod("a", name, 1, ObjectChunk::BYTES_MAX * 2);
     let (_, chunks) = chunks([large("p"), large("q"), large("r")]);
     assert_eq!(chunks.iter().map(|chunk| chunk.lengths.items).collect::<Vec<_>>(), [1, 1, 1]);
 }
@@ -94,7 +94,7 @@ fn oversized_object_gets_its_own_chunk() {
 #[test]
 fn chunks_are_computed_once_per_state() {
     let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(CacheConfig::default(), 10, &[]);
-    let cut = |snapshot: &Snapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
+    let cut = |snapshot: &FeedSnapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
     assert_eq!(cut(&empty).len(), 0);
     writer.apply([super::fixture::added(&super::fixture::POD, 11)]).expect("in order");

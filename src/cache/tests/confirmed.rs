@@ -5,7 +5,7 @@ use std::pin::pin;
 use futures_util::FutureExt as _;
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, told};
-use crate::cache::{CacheReader, CacheWriter, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, CollectionView, WatchStartPosition};
 
 const OTHER: Pod = Pod { name: "q", ..POD };
 
@@ -29,8 +29,8 @@ fn confirmed_version_advances_state_and_sends_no_events() {
     assert_eq!(shown(&reader), (15, 1, 10));
     assert_eq!(reader.applied().map(|state| state.rv), Some(rv(10)), "the stream is where it was");
     assert_eq!([12, 15, 16].map(|at| reader.snapshot_at(rv(at)).is_some()), [false, true, false]);
-    for (start, at) in [(StartPosition::Current, 15), (StartPosition::UpstreamProgress, 10)] {
-        let opened = reader.open(start, View::everything()).expect("a state");
+    for (start, at) in [(WatchStartPosition::Current, 15), (WatchStartPosition::UpstreamProgress, 10)] {
+        let opened = reader.open(start, CollectionView::everything()).expect("a state");
         assert_eq!((opened.snapshot.map(|state| state.rv), opened.cursor.start()), (Some(rv(at)), rv(at)));
     }
     assert!(reader.confirm(reader.state_mark(), rv(12)), "it is the present state");
@@ -41,16 +41,19 @@ fn confirmed_version_advances_state_and_sends_no_events() {
 #[test]
 fn late_events_below_the_confirmed_version_reach_open_watches_only() {
     let (mut writer, reader) = confirmed();
-    let mut before = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    let mut with_state = reader.open(StartPosition::Current, View::everything()).expect("a state").cursor;
-    let mut resumed = reader.open(StartPosition::After(rv(15)), View::everything()).expect("in the ring").cursor;
+    let mut before =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
+    let mut with_state =
+        reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("a state").cursor;
+    let mut resumed =
+        reader.open(WatchStartPosition::After(rv(15)), CollectionView::everything()).expect("in the ring").cursor;
     let mark = reader.state_mark();
     for (late, at) in [(added(&OTHER, 12), 12), (deleted(&OTHER, 13), 13)] {
         assert_eq!(writer.apply([late]), Ok(1));
         assert_eq!(shown(&reader), (15, 1, at));
     }
     assert!(!reader.confirm(mark, rv(20)), "the feed has changed since");
-    let mut between = reader.open(StartPosition::Current, View::everything()).expect("a state").cursor;
+    let mut between = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("a state").cursor;
     writer.apply([added(&OTHER, 16)]).expect("in order");
     assert_eq!(shown(&reader), (16, 2, 16));
     assert_eq!(told(&mut before), ["ADDED a/q 12", "DELETED a/q 13", "ADDED a/q 16"]);

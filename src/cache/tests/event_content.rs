@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::fixture::{
     POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, ring, rv, seen, told, view,
 };
-use crate::cache::{CacheReader, Change, Cursor, StartPosition, View, seen_as};
+use crate::cache::{CacheReader, CollectionView, FeedCursor, ObjectChange, WatchStartPosition, seen_as};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[test]
@@ -18,11 +18,11 @@ fn event_type_depends_on_match_before_and_after_the_change() {
     }
 }
 
-fn open(reader: &CacheReader, after: u64, view: View) -> Cursor {
-    reader.open(StartPosition::After(rv(after)), view).expect("in the ring").cursor
+fn open(reader: &CacheReader, after: u64, view: CollectionView) -> FeedCursor {
+    reader.open(WatchStartPosition::After(rv(after)), view).expect("in the ring").cursor
 }
 
-fn pull_one(cursor: &mut Cursor) -> Bytes {
+fn pull_one(cursor: &mut FeedCursor) -> Bytes {
     let mut batch = Vec::new();
     cursor.pull(1, None, &mut batch);
     batch.pop().expect("an event is due")
@@ -96,7 +96,7 @@ fn deletion_of_an_unknown_object_reaches_matching_watches() {
 fn event_type_is_corrected_from_the_cached_state() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let other = Pod { name: "q", ..INSIDE };
-    let mut cursor = open(&reader, 10, View::everything());
+    let mut cursor = open(&reader, 10, CollectionView::everything());
     writer.apply([added(&CHANGED, 11)]).expect("in order");
     writer.apply([change(Modified, &other, 12)]).expect("in order");
     assert_eq!(pull_one(&mut cursor), CHANGED.frame(Modified, 11));
@@ -106,9 +106,9 @@ fn event_type_is_corrected_from_the_cached_state() {
 #[test]
 fn change_without_a_frame_is_encoded_from_its_object() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut cursor = open(&reader, 10, View::everything());
+    let mut cursor = open(&reader, 10, CollectionView::everything());
     for (event_type, pod, at) in [(Added, INSIDE, 11), (Modified, CHANGED, 12), (Deleted, CHANGED, 13)] {
-        let change = Change { frame: None, ..change(event_type, &pod, at) };
+        let change = ObjectChange { frame: None, ..change(event_type, &pod, at) };
         writer.apply([change]).expect("in order");
         assert_eq!(pull_one(&mut cursor), pod.frame(event_type, at));
     }
@@ -150,8 +150,8 @@ fn unknown_fields_survive_reencoding() {
     let read = read_frame(Bytes::from(strange.clone()));
     let (mut writer, cache) = pods(ring(10));
     // Without the frame, so that it is rebuilt from the body.
-    writer.apply([Change { frame: None, ..read }]).expect("in order");
-    let frame = pull_one(&mut open(&cache, 0, View::everything()));
+    writer.apply([ObjectChange { frame: None, ..read }]).expect("in order");
+    let frame = pull_one(&mut open(&cache, 0, CollectionView::everything()));
     assert_eq!(frame, strange);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::advance;
 
 use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, short_lanes, snapshot, told, view};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Event, StartPosition, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, FeedEvent, WatchStartPosition};
 use kubeapi::EventType::{Added, Deleted};
 
 fn changed(writer: &mut CacheWriter, version: u64) {
@@ -13,7 +13,7 @@ fn changed(writer: &mut CacheWriter, version: u64) {
 }
 
 fn open(reader: &CacheReader, after: u64) -> Result<Vec<String>, u64> {
-    let opened = reader.open(StartPosition::After(rv(after)), View::everything());
+    let opened = reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything());
     opened.map(|mut opened| told(&mut opened.cursor)).map_err(|too_old| too_old.floor.0)
 }
 
@@ -60,8 +60,10 @@ async fn bookmark_evicts_events_above_the_maximum_age() {
 #[tokio::test(start_paused = true)]
 async fn slow_reader_of_aged_out_events_expires() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
-    let mut stalled = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    let mut current = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut stalled =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
+    let mut current =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     changed(&mut writer, 11);
     assert_eq!(told(&mut current), ["ADDED a/p 11"]);
     advance(AGE * 2).await;
@@ -94,7 +96,7 @@ fn window_bytes_limit_evicts_events() {
 fn event_above_the_byte_limit_is_cached_alone() {
     let config = CacheConfig { window_bytes_max: 1, ..short_lanes() };
     let (mut writer, reader) = listed(config, 10, &[]);
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring");
     for version in 11..14 {
         changed(&mut writer, version);
         assert_eq!((reader.stats().events, reader.stats().floor), (1, rv(version - 1)));
@@ -112,10 +114,10 @@ fn quiet_lane_reader_survives_eviction_of_other_lanes_events() {
         view("", "", "spec.nodeName=n2"),
         view("", "app=x", "spec.nodeName=n2"),
         // These follow all events, regardless of their selectors.
-        View::everything(),
+        CollectionView::everything(),
         view("", "", "spec.nodeName!=n1"),
     ]
-    .map(|view| reader.open(StartPosition::After(rv(10)), view).expect("in the ring").cursor);
+    .map(|view| reader.open(WatchStartPosition::After(rv(10)), view).expect("in the ring").cursor);
     for version in 11..20 {
         changed(&mut writer, version);
     }
@@ -133,7 +135,7 @@ fn quiet_lane_reader_survives_eviction_of_other_lanes_events() {
 fn quiet_lane_reader_expires_when_its_own_events_are_evicted() {
     let quiet = Pod { namespace: "b", ..POD };
     let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
-    let open = || reader.open(StartPosition::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
+    let open = || reader.open(WatchStartPosition::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
     let (mut stalled, mut current) = (open(), open());
     writer.apply([deleted(&quiet, 11)]).expect("in order");
     assert_eq!(told(&mut current), ["DELETED b/p 11"]);
@@ -164,7 +166,7 @@ async fn accounting_returns_to_zero_after_delete_and_eviction() {
         let pod = Pod { name, ..POD };
         [pod.frame(Added, rv).len(), pod.frame(Deleted, rv + 4).len()]
     });
-    assert!(reader.stats().event_bytes >= frames.sum::<usize>() + 8 * size_of::<Event>());
+    assert!(reader.stats().event_bytes >= frames.sum::<usize>() + 8 * size_of::<FeedEvent>());
     advance(AGE * 2).await;
     writer.advance(rv(20), false);
     let empty = reader.stats();
@@ -197,7 +199,7 @@ async fn window_span_is_time_between_first_and_last_event() {
 #[tokio::test(start_paused = true)]
 async fn evicted_events_release_their_bodies() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
-    let mut narrow = reader.open(StartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
+    let mut narrow = reader.open(WatchStartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let upstream = POD.frame(Added, 11);
     writer.apply([read_frame(upstream.clone())]).expect("in order");
     writer.apply([deleted(&POD, 12)]).expect("in order");

@@ -10,9 +10,11 @@ use std::task::{Wake, Waker};
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, View};
-use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, WatchItem};
-use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, ResourceVersion, Selector};
+use crate::cache::{
+    CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedSnapshot, ObjectChange,
+};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectReader, ObjectRevision, WatchItem};
+use kubeapi::{EventType, FieldSelector, Gvr, LabelSelector, ResourceVersion, SelectableFieldTable, Selector};
 
 /// The attributes that selectors use, and a note that is unique per revision and determines the phase and the label
 /// `tier`. Empty texts are absent.
@@ -73,7 +75,7 @@ impl Pod {
         format!("{{\"type\":\"{event_type}\",\"object\":{HEAD}{}}}\n", self.body(rv)).into()
     }
 
-    pub(crate) fn object(&self, rv: u64) -> Object {
+    pub(crate) fn object(&self, rv: u64) -> ObjectRevision {
         change(EventType::Added, self, rv).object
     }
 }
@@ -97,39 +99,41 @@ type Told = (EventType, Pod, u64);
 
 // Caching decoded frames per thread makes a million worlds affordable.
 thread_local! {
-    static READ: RefCell<HashMap<Told, (Object, Bytes)>> = RefCell::default();
+    static READ: RefCell<HashMap<Told, (ObjectRevision, Bytes)>> = RefCell::default();
     static SEEN: RefCell<HashMap<Bytes, Seen>> = RefCell::default();
 }
 
-static FIELDS: LazyLock<FieldTable> = LazyLock::new(|| FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
-static ENVELOPE: LazyLock<Envelope> = LazyLock::new(|| Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
+static FIELDS: LazyLock<SelectableFieldTable> =
+    LazyLock::new(|| SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
+static ENVELOPE: LazyLock<FrameEnvelope> =
+    LazyLock::new(|| FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
 
 /// Returns the change in upstream's frame.
-pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> Change {
+pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> ObjectChange {
     let read = || {
-        let Change { object, frame, .. } = read_frame(pod.frame(event_type, rv));
+        let ObjectChange { object, frame, .. } = read_frame(pod.frame(event_type, rv));
         (object, frame.expect("it came in one"))
     };
     let told = (event_type, *pod, rv);
     let (object, frame) = READ.with_borrow_mut(|known| known.entry(told).or_insert_with(read).clone());
-    Change { event_type, object, frame: Some(frame) }
+    ObjectChange { event_type, object, frame: Some(frame) }
 }
 
 /// Decodes any frame without the cache.
-pub(crate) fn read_frame(frame: Bytes) -> Change {
+pub(crate) fn read_frame(frame: Bytes) -> ObjectChange {
     let reader =
-        ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
+        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
     match reader.watch_event(frame).expect("a well-formed frame") {
-        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        WatchItem::Change { event_type, object, frame } => ObjectChange { event_type, object, frame: Some(frame) },
         other => panic!("{other:?} is not a change"),
     }
 }
 
-pub(crate) fn added(pod: &Pod, rv: u64) -> Change {
+pub(crate) fn added(pod: &Pod, rv: u64) -> ObjectChange {
     change(EventType::Added, pod, rv)
 }
 
-pub(crate) fn deleted(pod: &Pod, rv: u64) -> Change {
+pub(crate) fn deleted(pod: &Pod, rv: u64) -> ObjectChange {
     change(EventType::Deleted, pod, rv)
 }
 
@@ -198,16 +202,16 @@ pub(crate) fn listed(config: CacheConfig, version: u64, listed: &[(Pod, u64)]) -
     (writer, reader)
 }
 
-pub(crate) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> Snapshot {
-    Snapshot::from_objects(rv(version), listed.iter().map(|(pod, rv)| pod.object(*rv)))
+pub(crate) fn snapshot(version: u64, listed: &[(Pod, u64)]) -> FeedSnapshot {
+    FeedSnapshot::from_objects(rv(version), listed.iter().map(|(pod, rv)| pod.object(*rv)))
 }
 
 /// Parses a view; `""` means no namespace or no selector.
-pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> View {
+pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> CollectionView {
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields_text).and_then(|parsed| parsed.compile(&FIELDS));
-    View::new(namespace, Selector { labels, fields: fields.expect("a field selector") })
+    CollectionView::new(namespace, Selector { labels, fields: fields.expect("a field selector") })
 }
 
 /// Counts wake-ups.
@@ -231,29 +235,29 @@ impl Wake for WakeCounter {
 }
 
 /// Pulls everything available. Returns the events and the final result.
-pub(crate) fn pull_all(cursor: &mut Cursor) -> (Vec<Seen>, Pull) {
+pub(crate) fn pull_all(cursor: &mut FeedCursor) -> (Vec<Seen>, CursorPullResult) {
     let mut frames = Vec::new();
     loop {
         match cursor.pull(usize::MAX, None, &mut frames) {
-            Pull::Frames { .. } => {}
+            CursorPullResult::Frames { .. } => {}
             end => return (frames.iter().map(seen).collect(), end),
         }
     }
 }
 
 /// Pulls everything available, formatted as `ADDED a/p 5` for each event.
-pub(crate) fn told(cursor: &mut Cursor) -> Vec<String> {
+pub(crate) fn told(cursor: &mut FeedCursor) -> Vec<String> {
     let (seen, end) = pull_all(cursor);
     let mut told: Vec<_> =
         seen.iter().map(|seen| format!("{} {} {}", seen.event_type, seen.pod.key(), seen.rv)).collect();
-    if let Pull::Expired { oldest } = end {
+    if let CursorPullResult::Expired { oldest } = end {
         told.push(format!("expired {oldest}"));
     }
     told
 }
 
 /// Returns keys and versions of the objects that a view sees in a snapshot, in its order.
-pub(crate) fn shown(snapshot: &Snapshot, view: &View) -> Vec<String> {
+pub(crate) fn shown(snapshot: &FeedSnapshot, view: &CollectionView) -> Vec<String> {
     snapshot.select(view, true, None).map(|object| format!("{} {}", object.key, object.rv)).collect()
 }
 

@@ -6,19 +6,19 @@ use super::fixture::{
     LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view,
 };
 use super::want::{self, Want};
-use crate::cache::lane::Lane;
-use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneTerm};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Cursor, StartPosition, View};
-use crate::wire::{Encoding, Envelope, JsonLayout};
+use crate::cache::lane::EventLane;
+use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneSelectorTerm};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, WatchStartPosition};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
 use kubeapi::EventType::{Added, Deleted, Modified};
-use kubeapi::{FieldTable, Gvr, ObjectKey, Selector};
+use kubeapi::{Gvr, ObjectKey, SelectableFieldTable, Selector};
 
 /// Indices of `spec.nodeName` and `status.phase` in the table of pods.
 const NODE: usize = 0;
 const PHASE: usize = 5;
 
-fn open(reader: &CacheReader, after: u64, view: View) -> Cursor {
-    reader.open(StartPosition::After(rv(after)), view).expect("in the ring").cursor
+fn open(reader: &CacheReader, after: u64, view: CollectionView) -> FeedCursor {
+    reader.open(WatchStartPosition::After(rv(after)), view).expect("in the ring").cursor
 }
 
 fn lanes(reader: &CacheReader) -> usize {
@@ -27,19 +27,20 @@ fn lanes(reader: &CacheReader) -> usize {
 
 #[test]
 fn view_follows_the_narrowest_sufficient_lane() {
-    let app_x = || LaneTerm::Label("app".into(), "x".into());
-    let name = || LaneTerm::Name("p".into());
-    let node = |value: &str| LaneTerm::Field(NODE, value.into());
-    let running = || LaneTerm::Field(PHASE, "Running".into());
-    let set = |values: &[&str]| LaneTerm::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
-    let has = |key: &str| LaneTerm::HasLabel(key.into());
+    let app_x = || LaneSelectorTerm::Label("app".into(), "x".into());
+    let name = || LaneSelectorTerm::Name("p".into());
+    let node = |value: &str| LaneSelectorTerm::Field(NODE, value.into());
+    let running = || LaneSelectorTerm::Field(PHASE, "Running".into());
+    let set =
+        |values: &[&str]| LaneSelectorTerm::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
+    let has = |key: &str| LaneSelectorTerm::HasLabel(key.into());
     let in_a = Some("a");
     for (namespace, labels, fields, expected_namespace, expected) in [
-        ("", "", "", None, LaneTerm::Whole),
-        ("a", "", "", in_a, LaneTerm::Whole),
-        ("", "", "metadata.namespace=a", in_a, LaneTerm::Whole),
-        ("", "", "metadata.namespace!=a", None, LaneTerm::Whole),
-        ("", "", "metadata.namespace=", Some(""), LaneTerm::Whole),
+        ("", "", "", None, LaneSelectorTerm::Whole),
+        ("a", "", "", in_a, LaneSelectorTerm::Whole),
+        ("", "", "metadata.namespace=a", in_a, LaneSelectorTerm::Whole),
+        ("", "", "metadata.namespace!=a", None, LaneSelectorTerm::Whole),
+        ("", "", "metadata.namespace=", Some(""), LaneSelectorTerm::Whole),
         // One label value, several, any.
         ("", "app=x", "", None, app_x()),
         ("a", "app==x", "", in_a, app_x()),
@@ -50,9 +51,9 @@ fn view_follows_the_narrowest_sufficient_lane() {
         ("", "app>5", "", None, has("app")),
         ("", "app<5", "", None, has("app")),
         // A negative requirement matches nearly all objects.
-        ("", "app!=x", "", None, LaneTerm::Whole),
-        ("", "app notin (x)", "", None, LaneTerm::Whole),
-        ("a", "!app", "", in_a, LaneTerm::Whole),
+        ("", "app!=x", "", None, LaneSelectorTerm::Whole),
+        ("", "app notin (x)", "", None, LaneSelectorTerm::Whole),
+        ("a", "!app", "", in_a, LaneSelectorTerm::Whole),
         // With several labels: the single value, the smaller set, the first of equals.
         ("", "a,app=x,b in (c)", "", None, app_x()),
         ("", "a in (d,e,f),app in (x,y)", "", None, set(&["x", "y"])),
@@ -63,15 +64,15 @@ fn view_follows_the_narrowest_sufficient_lane() {
         ("", "", "metadata.namespace=a,metadata.name=p", in_a, name()),
         ("", "app=x", "metadata.name=p", None, name()),
         ("a", "", "metadata.name=p,spec.nodeName=n1", in_a, name()),
-        ("a", "", "metadata.name!=p", in_a, LaneTerm::Whole),
+        ("a", "", "metadata.name!=p", in_a, LaneSelectorTerm::Whole),
         // A field that identifies objects precedes labels; any other field follows them.
         ("", "", "spec.nodeName=n1", None, node("n1")),
         ("", "", "spec.host=n1", None, node("n1")),
         ("a", "app=x", "spec.nodeName=n1", in_a, node("n1")),
         ("", "", "spec.nodeName=", None, node("")),
         ("", "app=x", "spec.nodeName=", None, app_x()),
-        ("", "", "spec.nodeName!=n1", None, LaneTerm::Whole),
-        ("", "", "status.podIPs=", None, LaneTerm::Whole),
+        ("", "", "spec.nodeName!=n1", None, LaneSelectorTerm::Whole),
+        ("", "", "status.podIPs=", None, LaneSelectorTerm::Whole),
         ("", "", "status.phase=Running", None, running()),
         ("", "", "status.phase=Running,spec.nodeName=n1", None, node("n1")),
         ("", "app=x", "status.phase=Running", None, app_x()),
@@ -88,8 +89,8 @@ fn view_follows_the_narrowest_sufficient_lane() {
 fn selector_with_many_values_follows_the_has_label_lane() {
     let values = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let term = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).term;
-    assert!(matches!(term(LANE_VALUES_MAX), LaneTerm::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
-    assert_eq!(term(LANE_VALUES_MAX + 1), LaneTerm::HasLabel("app".into()));
+    assert!(matches!(term(LANE_VALUES_MAX), LaneSelectorTerm::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
+    assert_eq!(term(LANE_VALUES_MAX + 1), LaneSelectorTerm::HasLabel("app".into()));
 }
 
 #[test]
@@ -97,15 +98,15 @@ fn test_model_assigns_views_to_the_same_lanes() {
     for want in Want::ALL {
         let lane = want.lane();
         let term = match lane.term {
-            want::Term::Whole => LaneTerm::Whole,
-            want::Term::Name(name) => LaneTerm::Name(name.into()),
-            want::Term::Node(node) => LaneTerm::Field(NODE, node.into()),
-            want::Term::Phase(phase) => LaneTerm::Field(PHASE, phase.into()),
-            want::Term::Label(key, [value]) => LaneTerm::Label(key.into(), (*value).into()),
+            want::Term::Whole => LaneSelectorTerm::Whole,
+            want::Term::Name(name) => LaneSelectorTerm::Name(name.into()),
+            want::Term::Node(node) => LaneSelectorTerm::Field(NODE, node.into()),
+            want::Term::Phase(phase) => LaneSelectorTerm::Field(PHASE, phase.into()),
+            want::Term::Label(key, [value]) => LaneSelectorTerm::Label(key.into(), (*value).into()),
             want::Term::Label(key, values) => {
-                LaneTerm::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
+                LaneSelectorTerm::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
             }
-            want::Term::HasLabel(key) => LaneTerm::HasLabel(key.into()),
+            want::Term::HasLabel(key) => LaneSelectorTerm::HasLabel(key.into()),
         };
         assert_eq!(LaneKey::of(&want.view()), LaneKey { namespace: lane.namespace.map(Into::into), term }, "{want:?}");
     }
@@ -127,14 +128,14 @@ fn lane_is_dropped_with_its_last_reader() {
     assert_eq!(lanes(&reader), narrow.len());
     drop(second);
     assert_eq!(lanes(&reader), 0);
-    let _everything = open(&reader, 10, View::everything());
+    let _everything = open(&reader, 10, CollectionView::everything());
     assert_eq!(lanes(&reader), 0, "all events are not a lane of their own");
 }
 
 #[test]
 fn rejected_watch_leaves_no_lane() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    assert!(reader.open(StartPosition::After(rv(9)), view("a", "", "")).is_err());
+    assert!(reader.open(WatchStartPosition::After(rv(9)), view("a", "", "")).is_err());
     assert_eq!(lanes(&reader), 0);
 }
 
@@ -158,7 +159,7 @@ fn late_lane_is_filled_from_the_ring() {
         let namespace = if version % 2 == 0 { "a" } else { "b" };
         writer.apply([added(&Pod { namespace, ..POD }, version)]).expect("in order");
     }
-    assert!(reader.open(StartPosition::After(rv(11)), view("a", "", "")).is_err());
+    assert!(reader.open(WatchStartPosition::After(rv(11)), view("a", "", "")).is_err());
     let mut cursor = open(&reader, 12, view("a", "", ""));
     assert_eq!(told(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
 }
@@ -240,7 +241,7 @@ fn narrow_lane_keeps_at_most_the_configured_events() {
         }
         let mut timeline = reader.shared.timeline.write();
         let versions =
-            |lane: &Lane| lane.with_events(|events| events.iter().map(|event| event.rv.0).collect::<Vec<_>>());
+            |lane: &EventLane| lane.with_events(|events| events.iter().map(|event| event.rv.0).collect::<Vec<_>>());
         let held = u64::try_from(lane_events_max).expect("a few");
         assert_eq!(versions(&timeline.ring.lanes.open(&LaneKey::of(&narrow), 0)), (31 - held..31).collect::<Vec<_>>());
         assert_eq!(versions(&timeline.ring.lanes.all), (11..31).collect::<Vec<_>>());
@@ -283,13 +284,13 @@ fn reader_expires_only_if_its_own_lane_events_are_evicted() {
 #[test]
 fn cluster_scoped_object_watch_by_name_uses_a_lane() {
     let gvr = Gvr::new("", "v1", "nodes");
-    let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
-    let fields = FieldTable::of_builtin(&gvr, false);
+    let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
+    let fields = SelectableFieldTable::of_builtin(&gvr, false);
     let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false);
     let by_name = kubeapi::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
     let selector = Selector { fields: by_name.expect("a known field"), ..Selector::everything() };
-    let mut one = open(&reader, 0, View::new(None, selector));
-    let mut all = open(&reader, 0, View::everything());
+    let mut one = open(&reader, 0, CollectionView::new(None, selector));
+    let mut all = open(&reader, 0, CollectionView::everything());
     assert_eq!(lanes(&reader), 1);
     for (name, version) in [("p", 11), ("q", 12), ("p", 13)] {
         writer.apply([added(&Pod { namespace: "", name, ..POD }, version)]).expect("in order");
@@ -299,12 +300,12 @@ fn cluster_scoped_object_watch_by_name_uses_a_lane() {
 }
 
 /// Opens the view among all events, instead of in its lane.
-fn among_all(reader: &CacheReader, view: View) -> Cursor {
+fn among_all(reader: &CacheReader, view: CollectionView) -> FeedCursor {
     let (after, next, all) = {
         let timeline = reader.shared.timeline.read();
         (timeline.progress, timeline.ring.next_seq, timeline.ring.lanes.all.clone())
     };
-    Cursor::new(reader.shared.clone(), all, view, next, after, after)
+    FeedCursor::new(reader.shared.clone(), all, view, next, after, after)
 }
 
 #[derive(Debug, Clone)]
@@ -337,7 +338,7 @@ proptest! {
         for (n, Write { pod, delete }) in writes.into_iter().enumerate() {
             if n == opened {
                 // Both start at the same position, regardless of the ring's content.
-                let narrow = |view: View| reader.open(StartPosition::After(reader.progress().rv), view).expect("now").cursor;
+                let narrow = |view: CollectionView| reader.open(WatchStartPosition::After(reader.progress().rv), view).expect("now").cursor;
                 pairs = Want::ALL.map(|want| (narrow(want.view()), among_all(&reader, want.view()))).into();
                 told = vec![(Vec::new(), Vec::new()); pairs.len()];
             }
@@ -359,7 +360,7 @@ proptest! {
     }
 }
 
-fn read(pairs: &mut [(Cursor, Cursor)], told: &mut [(Vec<super::fixture::Seen>, Vec<super::fixture::Seen>)]) {
+fn read(pairs: &mut [(FeedCursor, FeedCursor)], told: &mut [(Vec<super::fixture::Seen>, Vec<super::fixture::Seen>)]) {
     for ((narrow, all), told) in pairs.iter_mut().zip(told) {
         told.0.extend(pull_all(narrow).0);
         told.1.extend(pull_all(all).0);

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::time::advance;
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, short_lanes, shown, snapshot, view};
-use crate::cache::{CacheConfig, CacheReader, Snapshot, View};
+use crate::cache::{CacheConfig, CacheReader, CollectionView, FeedSnapshot};
 use kubeapi::ObjectKey;
 
 /// Namespaces with common prefixes: `-` and `.` sort before `/` (R-LIST-4).
-fn crowd() -> Snapshot {
+fn crowd() -> FeedSnapshot {
     let pods = [("t1", "p"), ("t1", "q"), ("t1-a", "p"), ("t1.a", "p"), ("a", "p"), ("b", "p"), ("t1", "a")];
     let pods: Vec<_> =
         pods.into_iter().zip(1..).map(|((namespace, name), rv)| (Pod { namespace, name, ..POD }, rv)).collect();
@@ -19,7 +19,7 @@ fn crowd() -> Snapshot {
 #[test]
 fn objects_are_sorted_bytewise_by_namespace_slash_name() {
     let all = ["a/p 5", "b/p 6", "t1-a/p 3", "t1.a/p 4", "t1/a 7", "t1/p 1", "t1/q 2"];
-    assert_eq!(shown(&crowd(), &View::everything()), all);
+    assert_eq!(shown(&crowd(), &CollectionView::everything()), all);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn page_starts_at_the_first_key_at_or_after_its_start() {
 #[test]
 fn pages_of_any_size_add_up_to_the_full_list() {
     let snapshot = crowd();
-    for view in [View::everything(), view("t1", "", ""), view("", "app=x", "metadata.name=p")] {
+    for view in [CollectionView::everything(), view("t1", "", ""), view("", "app=x", "metadata.name=p")] {
         let whole = shown(&snapshot, &view);
         for size in 1..=whole.len() {
             let mut paged = Vec::new();
@@ -94,7 +94,7 @@ fn pages_of_any_size_add_up_to_the_full_list() {
 fn last_object_wins_if_a_list_repeats_a_key() {
     let listed = [(POD, 1), (Pod { app: "y", ..POD }, 2)];
     let snapshot = snapshot(10, &listed);
-    assert_eq!(shown(&snapshot, &View::everything()), ["a/p 2"]);
+    assert_eq!(shown(&snapshot, &CollectionView::everything()), ["a/p 2"]);
     let object = snapshot.get(&ObjectKey::new("a", "p")).expect("it is there");
     assert_eq!(object.attributes.label("app"), Some("y"));
     assert_eq!((snapshot.len(), snapshot.is_empty()), (1, false));
@@ -109,7 +109,7 @@ fn snapshot_is_unchanged_by_later_writes() {
     }
     writer.apply([deleted(&POD, 20)]).expect("in order");
     writer.replace(snapshot(30, &[]));
-    assert_eq!((before.rv, shown(&before, &View::everything())), (rv(10), vec!["a/p 5".to_owned()]));
+    assert_eq!((before.rv, shown(&before, &CollectionView::everything())), (rv(10), vec!["a/p 5".to_owned()]));
     assert!(reader.snapshot().is_empty());
 }
 
@@ -128,7 +128,7 @@ fn snapshot_at_covers_versions_from_last_event_to_progress() {
     writer.advance(rv(16), true);
     assert_eq!(versions(&reader, 8..=18), [14, 15, 16]);
     let at = reader.snapshot_at(rv(15)).expect("nothing happened since 14");
-    assert_eq!((at.rv, shown(&at, &View::everything())), (rv(15), vec!["a/p 14".to_owned()]));
+    assert_eq!((at.rv, shown(&at, &CollectionView::everything())), (rv(15), vec!["a/p 14".to_owned()]));
 }
 
 fn holding(snapshots: usize, age: u64) -> CacheConfig {
@@ -150,7 +150,7 @@ fn pinned_snapshot_serves_the_next_page() {
     let (mut writer, reader) = hold_all(holding(64, 300), 11);
     writer.apply([deleted(&POD, 12)]).expect("in order");
     let held = reader.snapshot_at(rv(11)).expect("it is held");
-    assert_eq!((held.rv, shown(&held, &View::everything())), (rv(11), vec!["a/p 11".to_owned()]));
+    assert_eq!((held.rv, shown(&held, &CollectionView::everything())), (rv(11), vec!["a/p 11".to_owned()]));
     assert!(reader.snapshot_at(rv(10)).is_none(), "nobody holds that one");
 }
 
@@ -202,7 +202,7 @@ fn relist_drops_snapshots_pinned_for_paging() {
 fn past_state_is_rebuilt_while_later_events_are_cached() {
     let pod = |name| Pod { name, ..POD };
     let (mut writer, reader) = listed(ring(3), 10, &[(pod("a"), 1), (pod("b"), 2)]);
-    let everything = View::everything();
+    let everything = CollectionView::everything();
     let state = |at: u64| reader.past_at(rv(at)).map(|past| (past.rv.0, shown(&past, &everything)));
     let mut then = Vec::new();
     for (change, at) in [

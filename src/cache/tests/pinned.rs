@@ -1,7 +1,7 @@
 //! States that are kept while they are being sent.
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring};
-use crate::cache::{CacheReader, CacheWriter, FeedEnd, FeedState, Pin, Pins};
+use crate::cache::{CacheReader, CacheWriter, FeedEndReason, FeedState, SnapshotPin, SnapshotPins};
 use base::AbortSignal;
 
 const OTHERS: [Pod; 3] = [Pod { name: "q", ..POD }, Pod { name: "r", ..POD }, Pod { name: "s", ..POD }];
@@ -10,7 +10,7 @@ fn feed() -> (CacheWriter, CacheReader) {
     listed(ring(10), 10, &[(POD, 5), (OTHERS[0], 6), (OTHERS[1], 7), (OTHERS[2], 8)])
 }
 
-fn pin(pins: &Pins, reader: &CacheReader) -> (AbortSignal, Pin) {
+fn pin(pins: &SnapshotPins, reader: &CacheReader) -> (AbortSignal, SnapshotPin) {
     let cut = AbortSignal::default();
     (cut.clone(), reader.pin(pins, &reader.snapshot(), cut))
 }
@@ -23,7 +23,7 @@ fn whole(reader: &CacheReader) -> usize {
 #[test]
 fn pin_is_charged_only_for_objects_gone_from_the_store() {
     let (mut writer, reader) = feed();
-    let (pins, whole) = (Pins::default(), whole(&reader));
+    let (pins, whole) = (SnapshotPins::default(), whole(&reader));
     let len = whole / 4;
     let (_cut, old) = pin(&pins, &reader);
     assert_eq!((pins.len(), pins.bytes()), (1, 0), "all of it is the store's own");
@@ -44,10 +44,10 @@ fn pin_is_charged_only_for_objects_gone_from_the_store() {
 #[test]
 fn pin_is_charged_for_its_whole_state_after_feed_ends() {
     let (mut writer, reader) = feed();
-    let pins = Pins::default();
+    let pins = SnapshotPins::default();
     let (_cut, _pin) = pin(&pins, &reader);
     assert_eq!(pins.bytes(), 0);
-    writer.set_state(FeedState::Ended(FeedEnd::Idle));
+    writer.set_state(FeedState::Ended(FeedEndReason::Idle));
     assert_eq!(pins.bytes(), whole(&reader));
 }
 
@@ -55,7 +55,7 @@ fn pin_is_charged_for_its_whole_state_after_feed_ends() {
 fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     let (mut writer, reader) = feed();
     let (mut busy, still) = (feed(), feed());
-    let (pins, mut pinned) = (Pins::default(), Vec::new());
+    let (pins, mut pinned) = (SnapshotPins::default(), Vec::new());
     // A feed without changes costs nothing, however old its pins are.
     pinned.push(pin(&pins, &still.1));
     for rv in 11..14 {
@@ -64,7 +64,8 @@ fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     }
     pinned.push(pin(&pins, &busy.1));
     busy.0.apply([added(&POD, 11)]).expect("in order");
-    let cut = |pinned: &[(AbortSignal, Pin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
+    let cut =
+        |pinned: &[(AbortSignal, SnapshotPin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
     assert_eq!(pins.free(0), 0);
     assert_eq!(cut(&pinned), [false; 5]);
     let before = pins.bytes();

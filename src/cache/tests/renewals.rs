@@ -8,28 +8,28 @@ use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
 use crate::cache::pinned::PinnableFeed;
-use crate::cache::{CacheReader, CacheWriter, Snapshot, StartPosition, View};
-use crate::wire::Object;
+use crate::cache::{CacheReader, CacheWriter, CollectionView, FeedSnapshot, WatchStartPosition};
+use crate::wire::ObjectRevision;
 use kubeapi::EventType;
 
 /// Returns the object as another release encodes it: with one more field.
-fn otherwise(pod: &Pod, at: u64) -> Object {
+fn otherwise(pod: &Pod, at: u64) -> ObjectRevision {
     let frame = String::from_utf8(pod.frame(EventType::Added, at).to_vec()).expect("text");
     read_frame(frame.replace(r#""spec":{"#, r#""spec":{"more":true,"#).into()).object
 }
 
-fn is_new(object: &Object) -> bool {
+fn is_new(object: &ObjectRevision) -> bool {
     object.body().windows(11).any(|part| part == br#""more":true"#)
 }
 
-fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usize {
+fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &FeedSnapshot) -> usize {
     let objects = reader.snapshot().written_otherwise(list).now_or_never().expect("few");
     // The renewal yields once for each batch.
     let mut renewing = Box::pin(writer.renew(objects));
     (0..10).find_map(|_| renewing.as_mut().now_or_never()).expect("few")
 }
 
-fn names(state: &Snapshot) -> Vec<u128> {
+fn names(state: &FeedSnapshot) -> Vec<u128> {
     state.chunks().now_or_never().expect("few").iter().map(|chunk| chunk.name).collect()
 }
 
@@ -42,8 +42,9 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     let before = reader.snapshot();
     let (old_names, progress, history) = (names(&before), reader.progress(), reader.history());
     reader.hold(&before);
-    let mut watch = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 5), otherwise(&Q, 6)]);
+    let mut watch =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
+    let list = FeedSnapshot::from_objects(rv(12), [otherwise(&POD, 5), otherwise(&Q, 6)]);
     assert_eq!(renew(&mut writer, &reader, &list), 2);
     let after = reader.snapshot();
     assert!(after.iter().all(|object| is_new(object)), "{after:?}");
@@ -65,13 +66,14 @@ fn renewal_replaces_only_bodies_of_the_same_version() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     writer.apply([added(&R, 11)]).expect("in order");
     // One is listed at a later version, one at the same version with another body, and one at an older version.
-    let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
+    let list = FeedSnapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
     assert_eq!(renew(&mut writer, &reader, &list), 1);
     let new: Vec<_> = reader.snapshot().iter().map(|object| is_new(object)).collect();
     assert_eq!(new, [false, true, false]);
     // Later events build on the current objects.
     writer.apply([added(&Pod { note: 1, ..Q }, 13)]).expect("in order");
-    let mut watch = reader.open(StartPosition::After(rv(12)), View::everything()).expect("in the ring").cursor;
+    let mut watch =
+        reader.open(WatchStartPosition::After(rv(12)), CollectionView::everything()).expect("in the ring").cursor;
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
     assert_eq!(frames.len(), 1);
@@ -92,11 +94,11 @@ proptest! {
         let list = listed_as.into_iter().map(|(pod, at, new)| {
             if new { otherwise(&pods[pod], at) } else { pods[pod].object(at) }
         });
-        let list = Snapshot::from_objects(rv(12), list);
-        let fit = |object: &&Arc<Object>| taken.get(&object.key).is_some_and(|held| held.rv == object.rv);
+        let list = FeedSnapshot::from_objects(rv(12), list);
+        let fit = |object: &&Arc<ObjectRevision>| taken.get(&object.key).is_some_and(|held| held.rv == object.rv);
         let expected = list.iter().filter(fit).filter(|object| is_new(object)).count();
         prop_assert_eq!(renew(&mut writer, &reader, &list), expected);
-        let bytes = |state: &Snapshot| state.iter().map(|object| object.body().len()).sum::<usize>();
+        let bytes = |state: &FeedSnapshot| state.iter().map(|object| object.body().len()).sum::<usize>();
         prop_assert_eq!(reader.stats().object_bytes, bytes(&reader.snapshot()));
         prop_assert_eq!(bytes(&taken), before);
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{CacheReader, CacheWriter, Pull, Snapshot, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedSnapshot, WatchStartPosition};
 use kubeapi::EventType::{Added, Deleted};
 use kubeapi::ResourceVersion;
 
@@ -31,10 +31,12 @@ const ALL_GONE: [&str; 4] = ["DELETED a/p 20", "DELETED a/q 20", "DELETED a/r 20
 
 #[test]
 fn events_at_one_version_are_delivered_once() {
-    for narrow in [View::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")] {
+    for narrow in
+        [CollectionView::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")]
+    {
         let (mut writer, reader) = leased(10);
-        let mut resumed = reader.open(StartPosition::After(rv(10)), narrow.clone()).expect("in the ring").cursor;
-        let mut current = reader.open(StartPosition::Current, narrow).expect("current").cursor;
+        let mut resumed = reader.open(WatchStartPosition::After(rv(10)), narrow.clone()).expect("in the ring").cursor;
+        let mut current = reader.open(WatchStartPosition::Current, narrow).expect("current").cursor;
         revoke(&mut writer, &NAMES);
         for cursor in [&mut resumed, &mut current] {
             assert_eq!(told(cursor), ALL_GONE);
@@ -56,7 +58,8 @@ fn no_reader_gets_a_part_of_changes_that_are_applied_together() {
             states.push(scope.spawn(|| {
                 let mut states = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
-                    let opened = reader.open(StartPosition::Current, View::everything()).expect("current");
+                    let opened =
+                        reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
                     states.push(opened.snapshot.expect("a state was asked for"));
                     states.extend(reader.current());
                     states.extend(reader.snapshot_at(reader.progress().rv));
@@ -80,7 +83,8 @@ fn no_reader_gets_a_part_of_changes_that_are_applied_together() {
 #[test]
 fn changes_of_several_versions_are_applied_in_order() {
     let (mut writer, reader) = leased(10);
-    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     let changes = vec![deleted(&pod("p"), 20), deleted(&pod("q"), 20), added(&pod("p"), 21), deleted(&pod("r"), 20)];
     let error = writer.apply(changes).expect_err("the last one is late");
     assert_eq!((error.rv.0, error.progress.0), (20, 21));
@@ -91,12 +95,12 @@ fn changes_of_several_versions_are_applied_in_order() {
 #[test]
 fn batch_may_end_between_events_of_one_version() {
     let (mut writer, reader) = leased(10);
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring");
     revoke(&mut writer, &NAMES);
     for name in NAMES {
         let mut batch = Vec::new();
         let pull = opened.cursor.pull(1, None, &mut batch);
-        assert!(matches!(pull, Pull::Frames { last: ResourceVersion(20), .. }), "{pull:?}");
+        assert!(matches!(pull, CursorPullResult::Frames { last: ResourceVersion(20), .. }), "{pull:?}");
         let expected = Seen { event_type: Deleted, rv: 20, pod: pod(name) };
         assert_eq!(batch.iter().map(seen).collect::<Vec<_>>(), [expected]);
     }
@@ -108,13 +112,15 @@ fn batch_may_end_between_events_of_one_version() {
 #[test]
 fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_in_order() {
     let (mut writer, reader) = leased(10);
-    let mut before = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut before =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     assert_eq!(writer.apply([deleted(&pod("p"), 20)]), Ok(1));
     assert_eq!(told(&mut before), ALL_GONE[..1]);
-    let between = reader.open(StartPosition::Current, View::everything()).expect("current");
+    let between = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
     assert_eq!(between.snapshot.map(|state| (state.rv, state.len())), Some((rv(20), 3)));
-    let mut from_now = reader.open_at_end(View::everything()).cursor;
-    let mut resumed = reader.open(StartPosition::After(rv(20)), View::everything()).expect("in the ring").cursor;
+    let mut from_now = reader.open_at_end(CollectionView::everything()).cursor;
+    let mut resumed =
+        reader.open(WatchStartPosition::After(rv(20)), CollectionView::everything()).expect("in the ring").cursor;
     writer.advance(rv(20), true);
     assert_eq!(writer.apply([deleted(&pod("q"), 20)]), Ok(1));
     assert_eq!(writer.apply([deleted(&pod("q"), 20)]), Ok(0));
@@ -131,7 +137,7 @@ fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_
 fn more_events_of_one_version_than_the_ring_holds_are_applied() {
     for events in 1..=4 {
         let (mut writer, reader) = leased(events);
-        let mut eager = reader.open(StartPosition::Current, View::everything()).expect("current").cursor;
+        let mut eager = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current").cursor;
         let mut known = Vec::new();
         for name in NAMES {
             revoke(&mut writer, &[name]);
@@ -143,8 +149,8 @@ fn more_events_of_one_version_than_the_ring_holds_are_applied() {
     }
 }
 
-/// For all transactions and all events in between: a reader that resumes from a published version and state converges to
-/// the full state.
+/// For all transactions and all events in between: a reader that resumes from a published version and state converges
+/// to the full state.
 #[test]
 fn reader_that_resumes_from_a_published_state_misses_nothing() {
     for seed in 0..2_000 {
@@ -172,8 +178,10 @@ fn reader_that_resumes_from_a_published_state_misses_nothing() {
         let last = state_of(&reader.snapshot());
         for (from, mut state) in known {
             assert!(state.values().all(|version| *version <= from), "seed {seed}: {state:?} at {from}");
-            let mut cursor =
-                reader.open(StartPosition::After(rv(from)), View::everything()).expect("in the ring").cursor;
+            let mut cursor = reader
+                .open(WatchStartPosition::After(rv(from)), CollectionView::everything())
+                .expect("in the ring")
+                .cursor;
             for Seen { event_type, rv, pod } in pull_all(&mut cursor).0 {
                 assert!(rv > from, "seed {seed}: {rv} from {from}");
                 match event_type {
@@ -186,7 +194,7 @@ fn reader_that_resumes_from_a_published_state_misses_nothing() {
     }
 }
 
-fn state_of(state: &Snapshot) -> BTreeMap<String, u64> {
+fn state_of(state: &FeedSnapshot) -> BTreeMap<String, u64> {
     state.iter().map(|object| (object.key.to_string(), object.rv.0)).collect()
 }
 
@@ -197,11 +205,12 @@ fn ring_that_begins_within_a_version_serves_no_earlier_watch() {
     assert_eq!(reader.stats().floor, rv(20));
     for after in [10, 19] {
         assert!(
-            reader.open(StartPosition::After(rv(after)), View::everything()).is_err(),
+            reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything()).is_err(),
             "{after}: one deletion is gone"
         );
     }
-    let mut opened = reader.open(StartPosition::After(rv(20)), View::everything()).expect("nothing later is missing");
+    let mut opened =
+        reader.open(WatchStartPosition::After(rv(20)), CollectionView::everything()).expect("nothing later is missing");
     assert_eq!(pull_all(&mut opened.cursor).0, vec![]);
 }
 
@@ -250,7 +259,7 @@ fn event_at_a_version_before_a_later_bookmark_is_out_of_order() {
 fn second_change_of_an_object_at_one_version_is_duplicate() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     assert_eq!(writer.apply([added(&POD, 11)]), Ok(1));
-    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring");
     assert_eq!(writer.apply([deleted(&POD, 11)]), Ok(0));
     assert_eq!(pull_all(&mut opened.cursor).0, [Seen { event_type: Added, rv: 11, pod: POD }]);
 }

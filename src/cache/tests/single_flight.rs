@@ -8,28 +8,33 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use super::fixture::WakeCounter;
-use crate::cache::chunk_cache::SingleFlight;
-use crate::cache::{ChunkFormat, ChunkPart};
-use crate::wire::{Encoding, Representation};
+use crate::cache::chunk_cache::SingleFlightCache;
+use crate::cache::{ChunkObjectEncoding, EncodedChunkKey};
+use crate::wire::{FeedEncoding, Representation};
 
-fn format(chunk: u128) -> ChunkFormat {
-    ChunkFormat { chunk, representation: Representation::Object(Encoding::Json), release: 36, part: ChunkPart::Items }
+fn format(chunk: u128) -> EncodedChunkKey {
+    EncodedChunkKey {
+        chunk,
+        representation: Representation::Object(FeedEncoding::Json),
+        release: 36,
+        part: ChunkObjectEncoding::Items,
+    }
 }
 
 /// Returns the cached or new value: its name, with a size of `bytes`.
-fn get(flight: &SingleFlight<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
+fn get(flight: &SingleFlightCache<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Ok((chunk, bytes)));
     made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))
 }
 
-fn is_kept(flight: &SingleFlight<u128>, chunk: u128) -> bool {
+fn is_kept(flight: &SingleFlightCache<u128>, chunk: u128) -> bool {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Err("not there"));
     made == Poll::Ready(Ok(chunk))
 }
 
 #[tokio::test(start_paused = true)]
 async fn least_recently_used_values_are_evicted_above_byte_limit() {
-    let flight = SingleFlight::new(100, None);
+    let flight = SingleFlightCache::new(100, None);
     for chunk in 1..=4 {
         assert_eq!(get(&flight, chunk, 25), Poll::Ready(chunk));
     }
@@ -44,7 +49,7 @@ async fn least_recently_used_values_are_evicted_above_byte_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn unused_values_expire() {
-    let flight = SingleFlight::new(100, Some(Duration::from_secs(10)));
+    let flight = SingleFlightCache::new(100, Some(Duration::from_secs(10)));
     let _ = (get(&flight, 1, 10), get(&flight, 2, 10));
     advance(Duration::from_secs(8)).await;
     flight.expire(Instant::now());
@@ -59,7 +64,7 @@ async fn unused_values_expire() {
 
 #[test]
 fn concurrent_caller_waits_for_the_value_in_flight() {
-    let (flight, wakes) = (SingleFlight::new(100, None), Arc::new(WakeCounter::default()));
+    let (flight, wakes) = (SingleFlightCache::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
     let again = || -> Result<(u128, usize), Infallible> { panic!("it is made already") };
     let make = || {
@@ -74,7 +79,7 @@ fn concurrent_caller_waits_for_the_value_in_flight() {
 
 #[test]
 fn waiting_caller_is_woken_when_the_computation_fails() {
-    let (flight, wakes) = (SingleFlight::<u128>::new(100, None), Arc::new(WakeCounter::default()));
+    let (flight, wakes) = (SingleFlightCache::<u128>::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
     let never = || -> Result<(u128, usize), &str> { panic!("somebody else makes it") };
     let wait = || assert!(flight.poll_get_or_make(format(1), &Context::from_waker(&waker), never).is_pending());

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::fixture::{POD, added, listed, pull_all, read_frame, ring, rv, view};
-use crate::cache::{CacheReader, Cursor, Event, StartPosition, View};
+use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedEvent, WatchStartPosition};
 use kubeapi::EventType::Added;
 
 /// Memory of a watch besides its connection, if it shares its view.
@@ -15,8 +15,8 @@ const OBJECT_BYTES: RangeInclusive<usize> = 350..=520;
 
 #[test]
 fn cursor_and_event_sizes_are_within_limits() {
-    assert!(CURSOR_BYTES.contains(&size_of::<Cursor>()), "{}", size_of::<Cursor>());
-    assert!(EVENT_BYTES.contains(&size_of::<Event>()), "{}", size_of::<Event>());
+    assert!(CURSOR_BYTES.contains(&size_of::<FeedCursor>()), "{}", size_of::<FeedCursor>());
+    assert!(EVENT_BYTES.contains(&size_of::<FeedEvent>()), "{}", size_of::<FeedEvent>());
 }
 
 #[test]
@@ -35,8 +35,8 @@ fn object_attribute_overhead_is_within_limits() {
     assert!(OBJECT_BYTES.contains(&beside), "{beside}");
 }
 
-fn open(reader: &CacheReader, view: View) -> Cursor {
-    reader.open(StartPosition::After(rv(10)), view).expect("in the ring").cursor
+fn open(reader: &CacheReader, view: CollectionView) -> FeedCursor {
+    reader.open(WatchStartPosition::After(rv(10)), view).expect("in the ring").cursor
 }
 
 #[test]

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::fixture::{POD, listed, read_frame, ring, rv};
-use crate::cache::Snapshot;
-use crate::wire::Object;
+use crate::cache::FeedSnapshot;
+use crate::wire::ObjectRevision;
 use kubeapi::EventType::Added;
 
 /// Returns the pod with this number in its name, at a version.
-fn pod(number: usize, version: u64) -> Object {
+fn pod(number: usize, version: u64) -> ObjectRevision {
     let frame = String::from_utf8(POD.frame(Added, version).to_vec()).expect("JSON");
     read_frame(frame.replace(r#""name":"p""#, &format!(r#""name":"p-{number:04}""#)).into()).object
 }
 
 /// Stages pods, each at its own version.
-fn gathered(numbers: &[usize]) -> Snapshot {
+fn gathered(numbers: &[usize]) -> FeedSnapshot {
     let (_writer, reader) = listed(ring(1), 1, &[]);
     let mut staged = reader.stage();
     for (at, number) in numbers.iter().enumerate() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, OpenedWatch, Pull, StartPosition};
+use crate::cache::{CacheReader, CacheWriter, CursorPullResult, OpenedWatch, WatchStartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
@@ -59,12 +59,12 @@ async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
         loop {
             let mut frames = Vec::new();
             match cursor.pull(300, Some(cx.waker()), &mut frames) {
-                Pull::Frames { .. } => told.extend(frames.iter().map(seen)),
-                Pull::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
-                Pull::CaughtUp { .. } => return Poll::Pending,
-                Pull::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
-                Pull::Stopped(stop) => panic!("{stop:?}, of a reader without terms"),
-                Pull::Refused(refused) => panic!("{refused}, of what is not derived"),
+                CursorPullResult::Frames { .. } => told.extend(frames.iter().map(seen)),
+                CursorPullResult::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
+                CursorPullResult::CaughtUp { .. } => return Poll::Pending,
+                CursorPullResult::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
+                CursorPullResult::Stopped(stop) => panic!("{stop:?}, of a reader without terms"),
+                CursorPullResult::Refused(refused) => panic!("{refused}, of what is not derived"),
             }
         }
     })
@@ -89,7 +89,7 @@ async fn no_wakeup_is_lost_under_concurrent_writes() {
     for _ in 0..20 {
         let (writer, reader) = listed(ring(10_000), 7, &[]);
         let readers = Want::ALL.map(|want| {
-            let opened = reader.open(StartPosition::After(rv(7)), want.view()).expect("in the ring");
+            let opened = reader.open(WatchStartPosition::After(rv(7)), want.view()).expect("in the ring");
             (want, tokio::spawn(follow(opened)))
         });
         let writer = tokio::spawn(write(writer));
@@ -105,7 +105,7 @@ async fn no_wakeup_is_lost_under_concurrent_writes() {
 async fn open_on_the_way(reader: CacheReader, want: Want) {
     let mut followers = Vec::new();
     for _ in 0..25 {
-        let opened = reader.open(StartPosition::Current, want.view()).expect("current");
+        let opened = reader.open(WatchStartPosition::Current, want.view()).expect("current");
         let at = opened.cursor.start().0;
         followers.push((at, tokio::spawn(follow(opened))));
         tokio::task::yield_now().await;
@@ -148,7 +148,7 @@ async fn watch_opened_during_relist_expires_or_follows_new_history() {
         let opening = tokio::spawn(async move {
             let mut opened = Vec::new();
             for _ in 0..200 {
-                opened.push(reader.open(StartPosition::Current, Want::NamespaceA.view()).expect("current"));
+                opened.push(reader.open(WatchStartPosition::Current, Want::NamespaceA.view()).expect("current"));
             }
             opened
         });

@@ -7,17 +7,20 @@ use std::task::{Wake, Waker};
 use parking_lot::Mutex;
 
 use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, StartPosition, View};
+use crate::cache::{
+    CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedEndReason, FeedState,
+    WatchStartPosition,
+};
 
 /// A waiting reader at the end of its lane.
 struct Parked {
-    cursor: Cursor,
+    cursor: FeedCursor,
     wakes: Arc<WakeCounter>,
 }
 
 impl Parked {
-    fn new(reader: &CacheReader, view: View) -> Self {
-        let cursor = reader.open(StartPosition::After(reader.progress().rv), view).expect("at the end").cursor;
+    fn new(reader: &CacheReader, view: CollectionView) -> Self {
+        let cursor = reader.open(WatchStartPosition::After(reader.progress().rv), view).expect("at the end").cursor;
         let mut parked = Self { cursor, wakes: Arc::default() };
         parked.park();
         parked
@@ -25,7 +28,7 @@ impl Parked {
 
     fn park(&mut self) {
         let pull = self.cursor.pull(1, Some(&self.wakes.waker()), &mut Vec::new());
-        assert!(matches!(pull, Pull::CaughtUp { .. }), "{pull:?}");
+        assert!(matches!(pull, CursorPullResult::CaughtUp { .. }), "{pull:?}");
     }
 
     fn woken(&self) -> usize {
@@ -38,7 +41,7 @@ const KINDS: usize = 8;
 /// Creates one reader in each kind of lane.
 fn one_of_each(reader: &CacheReader) -> [Parked; KINDS] {
     let views = [
-        View::everything(),
+        CollectionView::everything(),
         view("a", "", ""),
         view("a", "", "metadata.name=p"),
         view("", "", "spec.nodeName=n1"),
@@ -172,7 +175,7 @@ fn end_of_history_wakes_all_readers() {
 #[test]
 fn reader_is_woken_once_for_all_events_before_its_next_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut parked = Parked::new(&reader, View::everything());
+    let mut parked = Parked::new(&reader, CollectionView::everything());
     for version in 11..=13 {
         writer.apply([added(&POD, version)]).expect("in order");
     }
@@ -187,12 +190,13 @@ fn reader_is_woken_once_for_all_events_before_its_next_pull() {
 #[test]
 fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     let wakes = Arc::<WakeCounter>::default();
     writer.apply([added(&POD, 11)]).expect("in order");
     writer.apply([added(&POD, 12)]).expect("in order");
     let mut caught_up = || match cursor.pull(1, Some(&wakes.waker()), &mut Vec::new()) {
-        Pull::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
+        CursorPullResult::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
         pull => panic!("{pull:?}"),
     };
     assert_eq!([caught_up(), caught_up()], [None, Some(12)], "there was room for one at a time");
@@ -204,18 +208,19 @@ fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
 #[test]
 fn caught_up_reader_learns_the_feed_progress() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     writer.apply([added(&POD, 11)]).expect("in order");
     writer.advance(rv(15), true);
     let pull = cursor.pull(1, None, &mut Vec::new());
-    let Pull::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
+    let CursorPullResult::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
     assert_eq!((last.0, progress.rv.0, progress.bookmarks), (11, 15, 1));
 }
 
 #[test]
 fn last_registered_waker_replaces_the_previous() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut parked = Parked::new(&reader, View::everything());
+    let mut parked = Parked::new(&reader, CollectionView::everything());
     let first = std::mem::take(&mut parked.wakes);
     parked.park();
     writer.apply([added(&POD, 11)]).expect("in order");
@@ -225,7 +230,7 @@ fn last_registered_waker_replaces_the_previous() {
 #[test]
 fn pull_without_a_waker_keeps_the_registered_waker() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut parked = Parked::new(&reader, View::everything());
+    let mut parked = Parked::new(&reader, CollectionView::everything());
     assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
     writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(parked.woken(), 1);
@@ -234,11 +239,12 @@ fn pull_without_a_waker_keeps_the_registered_waker() {
 #[test]
 fn dropped_reader_is_not_woken_and_its_slot_is_reused() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let (gone, stays) = (Parked::new(&reader, View::everything()), Parked::new(&reader, View::everything()));
+    let (gone, stays) =
+        (Parked::new(&reader, CollectionView::everything()), Parked::new(&reader, CollectionView::everything()));
     let wakes = gone.wakes.clone();
     drop(gone);
     // It reuses the freed slot.
-    let next = Parked::new(&reader, View::everything());
+    let next = Parked::new(&reader, CollectionView::everything());
     writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!((wakes.woken(), stays.woken(), next.woken()), (0, 1, 1));
 }
@@ -248,7 +254,7 @@ fn dropped_reader_is_not_woken_and_its_slot_is_reused() {
 fn leaving_readers_do_not_unregister_remaining_readers() {
     for leave in [[0, 1, 2], [4, 3, 2], [0, 4, 2], [1, 0, 3], [3, 4, 0]] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
-        let mut readers: Vec<_> = (0..5).map(|_| Some(Parked::new(&reader, View::everything()))).collect();
+        let mut readers: Vec<_> = (0..5).map(|_| Some(Parked::new(&reader, CollectionView::everything()))).collect();
         let counters: Vec<_> = readers.iter().flatten().map(|parked| parked.wakes.clone()).collect();
         for gone in leave {
             readers[gone] = None;
@@ -296,9 +302,9 @@ async fn waiter_completes_when_its_version_is_reached() {
 #[test]
 fn feed_with_dropped_writer_reads_as_ended() {
     for (last, seen) in [
-        (FeedState::Live, FeedState::Ended(FeedEnd::Shutdown)),
-        (FeedState::Syncing, FeedState::Ended(FeedEnd::Shutdown)),
-        (FeedState::Ended(FeedEnd::Gone), FeedState::Ended(FeedEnd::Gone)),
+        (FeedState::Live, FeedState::Ended(FeedEndReason::Shutdown)),
+        (FeedState::Syncing, FeedState::Ended(FeedEndReason::Shutdown)),
+        (FeedState::Ended(FeedEndReason::Gone), FeedState::Ended(FeedEndReason::Gone)),
     ] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         writer.set_state(last);
@@ -341,7 +347,7 @@ impl Wake for Named {
 fn downstream_proxies_are_woken_before_clients() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);
     let order = Arc::<Mutex<Vec<_>>>::default();
-    let open = |view: View| reader.open(StartPosition::After(rv(10)), view).expect("in the ring").cursor;
+    let open = |view: CollectionView| reader.open(WatchStartPosition::After(rv(10)), view).expect("in the ring").cursor;
     let mut readers = [
         ("a client", open(view("", "", ""))),
         ("a proxy", open(view("", "", "")).for_a_proxy()),
@@ -354,7 +360,7 @@ fn downstream_proxies_are_woken_before_clients() {
         for (name, cursor) in &mut readers {
             pull_all(cursor);
             let waker = Waker::from(Arc::new(Named(name, order.clone())));
-            assert!(matches!(cursor.pull(1, Some(&waker), &mut Vec::new()), Pull::CaughtUp { .. }));
+            assert!(matches!(cursor.pull(1, Some(&waker), &mut Vec::new()), CursorPullResult::CaughtUp { .. }));
         }
         act(&mut writer);
         let woken = std::mem::take(&mut *order.lock());

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::fixture::{Pod, view};
-use crate::cache::View;
+use crate::cache::CollectionView;
 
 /// Selection of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,12 +142,13 @@ impl Want {
     }
 
     /// Returns the same selection as a client's view.
-    pub(super) fn view(self) -> View {
-        static VIEWS: LazyLock<Vec<View>> = LazyLock::new(|| Want::ALL.into_iter().map(Want::parsed).collect());
+    pub(super) fn view(self) -> CollectionView {
+        static VIEWS: LazyLock<Vec<CollectionView>> =
+            LazyLock::new(|| Want::ALL.into_iter().map(Want::parsed).collect());
         VIEWS[Self::ALL.into_iter().position(|want| want == self).expect("one of all")].clone()
     }
 
-    fn parsed(self) -> View {
+    fn parsed(self) -> CollectionView {
         let (namespace, labels, fields, _) = self.spelled();
         view(namespace, labels, fields)
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snapshot};
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
-use crate::cache::{CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, StartPosition};
+use crate::cache::{
+    CacheReader, CacheWriter, CursorPullResult, FeedCursor, FeedEvent, FeedSnapshot, OpenedWatch, WatchStartPosition,
+};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 pub(super) struct World {
@@ -25,7 +27,7 @@ pub(super) struct World {
 /// One reader, and its expected position.
 pub(super) struct Follower {
     want: Want,
-    cursor: Cursor,
+    cursor: FeedCursor,
     epoch: u32,
     /// Events up to this version are skipped.
     after: u64,
@@ -134,7 +136,7 @@ impl World {
     /// Opens a watch after `after`; it must fail exactly if the version is too old.
     pub(super) fn open_after(&mut self, want: Want, after: u64) -> Option<usize> {
         let floor = self.model.floor();
-        match self.reader.open(StartPosition::After(rv(after)), want.view()) {
+        match self.reader.open(WatchStartPosition::After(rv(after)), want.view()) {
             Err(too_old) => {
                 assert!(after < floor, "{after} is in the ring, which starts at {floor}");
                 assert_eq!((too_old.requested.0, too_old.floor.0), (after, floor));
@@ -150,7 +152,8 @@ impl World {
 
     /// Opens a watch with the current state.
     pub(super) fn open_current(&mut self, want: Want) -> usize {
-        let opened = self.reader.open(StartPosition::Current, want.view()).expect("the current state is never too old");
+        let opened =
+            self.reader.open(WatchStartPosition::Current, want.view()).expect("the current state is never too old");
         let snapshot = opened.snapshot.as_ref().expect("a state was asked for");
         assert_eq!(snapshot.rv.0, self.model.progress);
         assert_shows(snapshot, &self.model.now);
@@ -210,7 +213,7 @@ impl World {
         let got: Vec<Seen> = frames.iter().map(seen).collect();
         (follower.parked, follower.perhaps) = (false, false);
         if follower.is_lost(&self.model) {
-            assert_eq!(pull, Pull::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
+            assert_eq!(pull, CursorPullResult::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
             assert!(got.is_empty(), "events after a gap: {got:?}");
             follower.expired = true;
             // It may still be parked from an earlier pull, and is then woken once more.
@@ -219,7 +222,9 @@ impl World {
         }
         let due = self.model.told(follower.want, follower.after, follower.at);
         if due.is_empty() {
-            let Pull::CaughtUp { progress } = pull else { panic!("{pull:?}, but there is nothing to tell: {got:?}") };
+            let CursorPullResult::CaughtUp { progress } = pull else {
+                panic!("{pull:?}, but there is nothing to tell: {got:?}")
+            };
             assert!(got.is_empty(), "told {got:?} for nothing");
             assert_eq!((progress.rv.0, progress.bookmarks), (self.model.progress, self.bookmarks));
             follower.at = self.model.facts.len();
@@ -233,7 +238,7 @@ impl World {
         let full = frames.iter().map(bytes::Bytes::len).sum::<usize>() >= room;
         follower.at = if full { due[fitting - 1].0 + 1 } else { self.model.facts.len() };
         follower.take_in(&got);
-        let Pull::Frames { last, caught_up, .. } = pull else { panic!("{pull:?} with {got:?}") };
+        let CursorPullResult::Frames { last, caught_up, .. } = pull else { panic!("{pull:?} with {got:?}") };
         assert_eq!(Some(last.0), got.last().map(|seen| seen.rv));
         // A narrow lane may begin after the reader's position: events from the ring do not show that they are all.
         assert!(!full || caught_up.is_none() || fitting == due.len(), "{caught_up:?}, and more is due: {due:?}");
@@ -288,7 +293,7 @@ impl World {
         assert_eq!((stats.objects, stats.events), (self.model.now.len(), held.len()));
         assert_eq!((stats.floor.0, stats.progress.0), (self.model.floor(), self.model.progress));
         assert_eq!(stats.object_bytes, self.model.now.values().map(|(pod, rv)| pod.body(*rv).len()).sum::<usize>());
-        let charged = |events: &VecDeque<Arc<Event>>| events.iter().map(|event| event.charge()).sum::<usize>();
+        let charged = |events: &VecDeque<Arc<FeedEvent>>| events.iter().map(|event| event.charge()).sum::<usize>();
         assert_eq!(stats.event_bytes, self.reader.shared.timeline.read().ring.lanes.all.with_events(charged));
         assert!(stats.event_bytes >= held.iter().map(frame_len).sum::<usize>());
         assert_eq!(stats.lanes, self.lanes_in_use());
@@ -361,7 +366,7 @@ fn frame_len(fact: &Fact) -> usize {
     seen.pod.frame(seen.event_type, seen.rv).len()
 }
 
-fn assert_shows(snapshot: &Snapshot, state: &State) {
+fn assert_shows(snapshot: &FeedSnapshot, state: &State) {
     let shown: Vec<_> = snapshot.iter().map(|object| (object.key.to_string(), object.rv.0, object.body())).collect();
     let expected: Vec<_> = state.iter().map(|(key, (pod, rv))| (key.clone(), *rv, pod.body(*rv))).collect();
     assert_eq!(shown.len(), expected.len());
@@ -370,7 +375,7 @@ fn assert_shows(snapshot: &Snapshot, state: &State) {
     }
 }
 
-fn assert_selects(snapshot: &Snapshot, state: &State, want: Want) {
+fn assert_selects(snapshot: &FeedSnapshot, state: &State, want: Want) {
     let view = want.view();
     let selected: Vec<_> =
         snapshot.select(&view, true, None).map(|object| (object.key.to_string(), object.rv.0)).collect();

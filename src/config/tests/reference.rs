@@ -9,13 +9,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::config::configuration::Configuration;
-use crate::config::{Problems, defaults, schema};
+use crate::config::{ConfigProblems, defaults, schema};
 
 /// The width of a comment in the file of defaults, in columns.
 const COMMENT_COLUMNS: usize = 96;
 
 /// A key of the file, or a section of keys.
-struct Key {
+struct ConfigKey {
     /// The full name of a key, such as `limits.watches`.
     path: String,
     /// The keys of a section; empty for a key that is not a section.
@@ -35,18 +35,18 @@ fn generated() -> String {
 }
 
 /// Returns all keys, in the order of their types. The defaults are serialized as JSON text, which keeps that order.
-fn keys() -> Vec<Key> {
+fn keys() -> Vec<ConfigKey> {
     let schema = schema();
     keys_of("", &schema, &schema, &serde_json::to_string(&Configuration::default()).expect("JSON"))
 }
 
-fn keys_of(above: &str, root: &Value, schema: &Value, defaults: &str) -> Vec<Key> {
+fn keys_of(above: &str, root: &Value, schema: &Value, defaults: &str) -> Vec<ConfigKey> {
     let key = |(name, default): (String, Box<RawValue>)| {
         let path = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
         let said = &schema["properties"][&name];
         let section = said["$ref"].as_str().and_then(|at| root.pointer(at.trim_start_matches('#')));
         let keys = section.map(|section| keys_of(&path, root, section, default.get())).unwrap_or_default();
-        Key { path, keys, schema: said.clone(), default: serde_json::from_str(default.get()).expect("JSON") }
+        ConfigKey { path, keys, schema: said.clone(), default: serde_json::from_str(default.get()).expect("JSON") }
     };
     serde_json::from_str::<Entries>(defaults).expect("an object").0.into_iter().map(key).collect()
 }
@@ -78,7 +78,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
     }
 }
 
-impl Key {
+impl ConfigKey {
     fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or_default()
     }
@@ -181,7 +181,7 @@ fn grouped(number: &Value) -> String {
     groups.join(",")
 }
 
-fn row(key: &Key) -> String {
+fn row(key: &ConfigKey) -> String {
     let schema = &key.schema;
     let kind = key.said("x-type").unwrap_or_else(|| match schema["type"].as_str().or(schema["type"][0].as_str()) {
         Some("string") if schema["format"] == "duration" => "duration",
@@ -204,8 +204,8 @@ fn row(key: &Key) -> String {
     format!("| `{}` | {kind} | {default} |{bounds}| {} |", key.path, key.meaning())
 }
 
-fn leaves(keys: Vec<Key>) -> Vec<Key> {
-    let below = |key: Key| if key.keys.is_empty() { vec![key] } else { leaves(key.keys) };
+fn leaves(keys: Vec<ConfigKey>) -> Vec<ConfigKey> {
+    let below = |key: ConfigKey| if key.keys.is_empty() { vec![key] } else { leaves(key.keys) };
     keys.into_iter().flat_map(below).collect()
 }
 
@@ -235,7 +235,7 @@ fn config_document_tables_match_types() {
 #[test]
 fn example_yaml_matches_printed_defaults() {
     same("config/example.yaml", |_| generated());
-    let mut problems = Problems::default();
+    let mut problems = ConfigProblems::default();
     let read = Configuration::parse(defaults(), &mut problems);
     assert!(problems.is_empty(), "{problems}");
     let json = |said: &Configuration| serde_json::to_value(said).expect("JSON");

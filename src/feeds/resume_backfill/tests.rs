@@ -18,7 +18,7 @@ fn crowd(versions: &[u64]) -> ClientsByVersion {
 }
 
 /// A feed that has everything after 100.
-const HELD: HistoryBounds = HistoryBounds { floor: ResourceVersion(100), known: ResourceVersion(100) };
+const HELD: FeedHistoryBounds = FeedHistoryBounds { floor: ResourceVersion(100), known: ResourceVersion(100) };
 
 fn remembers(answers: &[BackfillOutcome], now: Instant) -> BackfillProgress {
     let mut memory = BackfillProgress::default();
@@ -101,7 +101,7 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
     let over = remembers(&[OtherHistory], now);
     let blind = BackfillProgress { is_blind: true, ..fresh };
     let spent = BackfillProgress { questions: QUESTIONS_MAX, ..fresh };
-    let partly = HistoryBounds { known: rv(150), ..HELD };
+    let partly = FeedHistoryBounds { known: rv(150), ..HELD };
     let events = |from| Some(BackfillRequest::Events(rv(from)));
     let before = |from| Some(BackfillRequest::Before(rv(from)));
     for (what, memory, held, waiting, inquiring, next) in [
@@ -131,7 +131,7 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
             before(140),
         ),
     ] {
-        let ledger = BackfillLedger { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
+        let ledger = ResumeBackfillState { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
         assert_eq!(ledger.next(held, now), next, "{what}");
     }
 }
@@ -144,13 +144,14 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
     let mut resume_backfills: Vec<_> = (1..=5_000).collect();
     for at_once in [1, 10, 100] {
         random.shuffle(&mut resume_backfills);
-        let (mut ledger, mut held) = (BackfillLedger::default(), HistoryBounds { floor: rv(6_000), known: rv(6_000) });
+        let (mut ledger, mut held) =
+            (ResumeBackfillState::default(), FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) });
         for some in resume_backfills.chunks(at_once) {
             ledger.waiting = crowd(some);
             if let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
                 ledger.memory.ask(BackfillRequest::Events(from));
                 ledger.memory.note(BackfillOutcome::Prepended, Instant::now());
-                held = HistoryBounds { floor: from, known: from };
+                held = FeedHistoryBounds { floor: from, known: from };
             }
         }
         let questions = ledger.memory.questions;
@@ -161,9 +162,11 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
 
 #[test]
 fn backfill_bisects_if_upstream_reports_no_oldest_version() {
-    let mut ledger =
-        BackfillLedger { waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(), ..BackfillLedger::default() };
-    let (mut held, had) = (HistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
+    let mut ledger = ResumeBackfillState {
+        waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(),
+        ..ResumeBackfillState::default()
+    };
+    let (mut held, had) = (FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
     while let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
         ledger.memory.ask(BackfillRequest::Events(from));
         let answer = if from < had { BackfillOutcome::TooEarly { from } } else { BackfillOutcome::Prepended };
@@ -178,7 +181,7 @@ fn backfill_bisects_if_upstream_reports_no_oldest_version() {
 #[tokio::test(start_paused = true)]
 async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     let (mut writer, reader) = listed(ring(10), 100, &[]);
-    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), CollectionView::everything());
     let [mut served, mut earlier, mut later] =
         [50, 40, 60].map(|from| Box::pin(resume_backfills.wait(rv(from), &everything, &reader)));
     for waits in [&mut served, &mut earlier, &mut later] {
@@ -200,7 +203,7 @@ async fn waiting_resume_returns_when_backfill_joins_or_fails() {
 #[tokio::test(start_paused = true)]
 async fn failed_backfill_rejects_clients_until_the_pause_ends() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
-    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), CollectionView::everything());
     let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
     assert!(waits.as_mut().now_or_never().is_none());
     assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
@@ -214,7 +217,7 @@ async fn failed_backfill_rejects_clients_until_the_pause_ends() {
 #[tokio::test(start_paused = true)]
 async fn broken_backfill_is_retried_until_the_third_failure() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
-    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), CollectionView::everything());
     let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
     assert!(waits.as_mut().now_or_never().is_none());
     for breaks in 1..BROKEN_MAX {
@@ -230,7 +233,7 @@ async fn broken_backfill_is_retried_until_the_third_failure() {
 #[tokio::test]
 async fn resume_does_not_wait_if_history_cannot_be_extended() {
     let (mut writer, reader) = listed(ring(1), 100, &[]);
-    let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
+    let (resume_backfills, everything) = (ResumeBackfills::default(), CollectionView::everything());
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_none());
     for (version, note) in [(101, 1), (102, 2)] {
         writer.apply([added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)]).expect("in order");

@@ -11,12 +11,13 @@ use tokio::time::advance;
 
 use crate::cache::tests::fixture::{POD, Pod, drawn_seed, rv, told, view};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, MemoryKind,
-    MemoryUse, PlainChunk, ReclaimKind, Snapshot, StartPosition, View,
+    CacheConfig, CacheReader, CacheWriter, ChunkObjectEncoding, CollectionView, EncodedChunkKey, FeedEndReason,
+    FeedEvent, FeedSnapshot, FeedState, MemoryKind, MemoryUse, ObjectChange, PlainChunk, ReclaimableMemoryKind,
+    WatchStartPosition,
 };
-use crate::feeds::{Feed, FeedHandle, FeedKey, FeedSpec, FeedStartRequest, FeedUnavailable, Feeds, Scope};
-use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
-use base::{AbortSignal, Account};
+use crate::feeds::{Feed, FeedHandle, FeedKey, FeedRegistry, FeedScope, FeedSpec, FeedStartRequest, FeedUnavailable};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectReader, ObjectRevision, Representation, WatchItem};
+use base::{AbortSignal, MemoryAccount};
 use kubeapi::{EventType, Gvr};
 
 /// A feed with its writer, charged as a reflector's feed is.
@@ -29,24 +30,29 @@ struct Stage {
 }
 
 fn spec(resource: &str) -> FeedSpec {
-    FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, encoding: Encoding::Json })
+    FeedSpec::like_pods(FeedKey {
+        gvr: Gvr::new("", "v1", resource),
+        scope: FeedScope::Cluster,
+        encoding: FeedEncoding::Json,
+    })
 }
 
-fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<FeedStartRequest>) {
-    Feeds::new(CacheConfig { memory_bytes_max, ..CacheConfig::default() })
+fn feeds(memory_bytes_max: usize) -> (FeedRegistry, mpsc::Receiver<FeedStartRequest>) {
+    FeedRegistry::new(CacheConfig { memory_bytes_max, ..CacheConfig::default() })
 }
 
-fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, resource: &str) -> Stage {
+fn stage(feeds: &FeedRegistry, demands: &mut mpsc::Receiver<FeedStartRequest>, resource: &str) -> Stage {
     let lease = feeds.handle(&spec(resource), None).expect("there is room");
     let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
-    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
+    let reader =
+        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
     Stage { feed, writer, reader, _lease: lease }
 }
 
 impl Stage {
-    fn change(&self, frame: Bytes) -> Change {
+    fn change(&self, frame: Bytes) -> ObjectChange {
         match self.reader.watch_event(frame).expect("well-formed") {
-            WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+            WatchItem::Change { event_type, object, frame } => ObjectChange { event_type, object, frame: Some(frame) },
             other => panic!("{other:?} is not a change"),
         }
     }
@@ -93,9 +99,9 @@ impl Stage {
 }
 
 /// The format of the chunk with that name.
-fn in_json(chunk: u128) -> ChunkFormat {
-    let (representation, part) = (Representation::Object(Encoding::Json), ChunkPart::Items);
-    ChunkFormat { chunk, representation, release: 36, part }
+fn in_json(chunk: u128) -> EncodedChunkKey {
+    let (representation, part) = (Representation::Object(FeedEncoding::Json), ChunkObjectEncoding::Items);
+    EncodedChunkKey { chunk, representation, release: 36, part }
 }
 
 fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes {
@@ -110,22 +116,22 @@ fn held(memory: &MemoryUse, kind: MemoryKind) -> usize {
     memory.held[kind as usize].1
 }
 
-fn gone(feeds: &Feeds) -> Vec<ReclaimKind> {
+fn gone(feeds: &FeedRegistry) -> Vec<ReclaimableMemoryKind> {
     feeds.memory().gone.into_iter().filter(|(_, times)| *times > 0).map(|(gone, _)| gone).collect()
 }
 
-fn total(feeds: &Feeds) -> usize {
+fn total(feeds: &FeedRegistry) -> usize {
     feeds.memory().held.iter().map(|(_, bytes)| bytes).sum()
 }
 
 /// Returns the bytes of every reachable object, each counted once.
-fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
-    let mut objects: BTreeMap<*const Object, usize> = BTreeMap::new();
-    let mut see = |object: &Arc<Object>| {
+fn alive(stage: &Stage, states: &[FeedSnapshot]) -> usize {
+    let mut objects: BTreeMap<*const ObjectRevision, usize> = BTreeMap::new();
+    let mut see = |object: &Arc<ObjectRevision>| {
         objects.insert(Arc::as_ptr(object), object.charged_bytes());
     };
     let now = stage.feed.reader.snapshot();
-    states.iter().chain([&now]).flat_map(Snapshot::iter).for_each(&mut see);
+    states.iter().chain([&now]).flat_map(FeedSnapshot::iter).for_each(&mut see);
     for event in stage.feed.reader.events() {
         see(&event.object);
         event.previous.iter().for_each(&mut see);
@@ -139,9 +145,9 @@ fn memory_accounting_matches_live_data_in_random_runs() {
     let seed = drawn_seed();
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..50 {
-        let (feeds, mut demands) = Feeds::new(CacheConfig { window_events_max: 5, ..CacheConfig::default() });
+        let (feeds, mut demands) = FeedRegistry::new(CacheConfig { window_events_max: 5, ..CacheConfig::default() });
         let mut stage = stage(&feeds, &mut demands, "pods");
-        let mut states: Vec<Snapshot> = Vec::new();
+        let mut states: Vec<FeedSnapshot> = Vec::new();
         let mut cursors = Vec::new();
         stage.writer.replace(stage.feed.reader.stage().finish(rv(1)));
         for version in 2..80 {
@@ -157,7 +163,12 @@ fn memory_accounting_matches_live_data_in_random_runs() {
                 7 if !states.is_empty() => drop(states.swap_remove(random.usize(..states.len()))),
                 8 => {
                     cursors.extend(
-                        stage.feed.reader.open(StartPosition::Current, View::everything()).map(|it| it.cursor).ok(),
+                        stage
+                            .feed
+                            .reader
+                            .open(WatchStartPosition::Current, CollectionView::everything())
+                            .map(|it| it.cursor)
+                            .ok(),
                     );
                 }
                 _ if version % 3 == 0 => {
@@ -173,7 +184,7 @@ fn memory_accounting_matches_live_data_in_random_runs() {
             let events = stage.feed.reader.stats().events;
             assert_eq!(
                 held(&memory, MemoryKind::Events),
-                events * Event::OVERHEAD_BYTES,
+                events * FeedEvent::OVERHEAD_BYTES,
                 "at {version} with seed {seed}"
             );
             assert!(!states.is_empty() || held(&memory, MemoryKind::States) == 0, "at {version} with seed {seed}");
@@ -182,7 +193,7 @@ fn memory_accounting_matches_live_data_in_random_runs() {
             drop(stage.writer);
             let kept: BTreeMap<_, _> = states
                 .iter()
-                .flat_map(Snapshot::iter)
+                .flat_map(FeedSnapshot::iter)
                 .map(|object| (Arc::as_ptr(object), object.charged_bytes()))
                 .collect();
             kept.values().sum()
@@ -219,21 +230,21 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     let pin = busy.feed.pin(&pinned, cut.clone());
     busy.put("p", 12, OBJECT);
     let mut version = 13;
-    let mut until = |busy: &mut Stage, wanted: ReclaimKind| {
+    let mut until = |busy: &mut Stage, wanted: ReclaimableMemoryKind| {
         while !gone(&feeds).contains(&wanted) {
             busy.put(&format!("p-{version}"), version, OBJECT);
             version += 1;
             assert!(total(&feeds) <= MAX, "{:?}", feeds.memory());
         }
     };
-    until(&mut busy, ReclaimKind::Derived);
+    until(&mut busy, ReclaimableMemoryKind::Derived);
     assert_eq!((busy.has_derived(2), quiet.has_derived(3), quiet.has_derived(1)), (false, false, true));
-    assert_eq!(gone(&feeds), [ReclaimKind::Derived]);
-    until(&mut busy, ReclaimKind::History);
+    assert_eq!(gone(&feeds), [ReclaimableMemoryKind::Derived]);
+    until(&mut busy, ReclaimableMemoryKind::History);
     assert!(!quiet.has_derived(1));
     assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
     assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being told is cut");
-    assert!(!gone(&feeds).contains(&ReclaimKind::Feed));
+    assert!(!gone(&feeds).contains(&ReclaimableMemoryKind::Feed));
     drop((pin, pinned));
     let stats = busy.feed.reader.stats();
     assert!(stats.events > 1 && stats.floor > rv(11), "{stats:?}");
@@ -246,8 +257,12 @@ fn watch_expires_if_memory_pressure_shortens_its_ring() {
     let (feeds, mut demands) = feeds(MAX);
     let mut stage = stage(&feeds, &mut demands, "pods");
     stage.list(10, []);
-    let mut late =
-        stage.feed.reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut late = stage
+        .feed
+        .reader
+        .open(WatchStartPosition::After(rv(10)), CollectionView::everything())
+        .expect("in the ring")
+        .cursor;
     for version in 11..200 {
         stage.put("p", version, OBJECT);
         assert!(total(&feeds) <= MAX);
@@ -266,7 +281,7 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     growing.list(10, []);
     small.list(10, [("n".to_owned(), OBJECT)]);
     let mut stuck =
-        growing.feed.reader.open(StartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
+        growing.feed.reader.open(WatchStartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let mut version = 11;
     while !growing.writer.is_outgrown() {
         growing.put(&format!("p-{version}"), version, OBJECT);
@@ -277,13 +292,13 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     assert!(version > 100 && !small.writer.is_outgrown());
     let weighed = growing.feed.reader.weighed();
     assert!(weighed > MAX * 3 / 4, "{weighed}");
-    feeds.ended(&growing.feed, FeedEnd::OverBudget);
-    growing.writer.set_state(FeedState::Ended(FeedEnd::OverBudget));
+    feeds.ended(&growing.feed, FeedEndReason::OverBudget);
+    growing.writer.set_state(FeedState::Ended(FeedEndReason::OverBudget));
     drop(growing.writer);
     assert!(total(&feeds) < MAX / 4, "whoever still reads it: {:?}", feeds.memory());
     assert!(growing.feed.reader.current().is_none(), "nobody is told that there is nothing");
     assert!(growing.feed.reader.snapshot_at(rv(version)).is_none());
-    let mut opened = growing.feed.reader.open(StartPosition::Current, view("b", "", "")).expect("it ends at once");
+    let mut opened = growing.feed.reader.open(WatchStartPosition::Current, view("b", "", "")).expect("it ends at once");
     assert!(opened.snapshot.is_none());
     for cursor in [&mut stuck, &mut opened.cursor] {
         assert_eq!(told(cursor).len(), 1, "expired: the session looks why");
@@ -311,7 +326,11 @@ fn concurrent_lists_share_one_memory_limit() {
 }
 
 /// A feed with an older state that is kept and as large as the current one; the ring has none of it.
-fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, keep: impl FnOnce(&Stage, Snapshot)) -> Stage {
+fn busy(
+    feeds: &FeedRegistry,
+    demands: &mut mpsc::Receiver<FeedStartRequest>,
+    keep: impl FnOnce(&Stage, FeedSnapshot),
+) -> Stage {
     let mut busy = stage(feeds, demands, "pods");
     let names = || (0..23).map(|n| format!("p-{n}"));
     busy.list(10, names().map(|name| (name, 3 * OBJECT)));
@@ -325,12 +344,12 @@ fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, keep: imp
 #[test]
 fn list_page_evicts_paging_snapshots_to_fit() {
     let config = CacheConfig { memory_bytes_max: 4 << 20, window_events_max: 1, ..CacheConfig::default() };
-    let (feeds, mut demands) = Feeds::new(config);
+    let (feeds, mut demands) = FeedRegistry::new(config);
     let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
     let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
     staged.page_grows_to(1 << 20).expect("there is room");
     assert!(staged.page_is_read().is_ok(), "there is when nobody pages any more: {:?}", feeds.memory());
-    assert_eq!(gone(&feeds), [ReclaimKind::Paging]);
+    assert_eq!(gone(&feeds), [ReclaimableMemoryKind::Paging]);
     assert!(staged.page_grows_to(3 << 20).is_err(), "there is none for so much");
 }
 
@@ -340,7 +359,7 @@ fn list_page_evicts_paging_snapshots_to_fit() {
 fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     const MAX: usize = 4 << 20;
     let config = CacheConfig { memory_bytes_max: MAX, window_events_max: 1, ..CacheConfig::default() };
-    let (feeds, mut demands) = Feeds::new(config);
+    let (feeds, mut demands) = FeedRegistry::new(config);
     let (cut, mut pin) = (AbortSignal::default(), None);
     let _busy = busy(&feeds, &mut demands, |stage, state| {
         pin = Some((stage.feed.pin(&state, cut.clone()), state));
@@ -351,7 +370,7 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     assert!(staged.page_is_read().is_err() && !cut.is_cut(), "nobody is cut in vain: it cannot wait");
     let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
     staged.push(object("n")).expect("there is room in a moment");
-    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimKind::Watches]));
+    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimableMemoryKind::Watches]));
     assert!(total(&feeds) <= MAX + MAX / 16, "{:?}", feeds.memory());
     drop(pin);
     staged.push(object("m")).expect("there is room");
@@ -380,12 +399,13 @@ async fn over_budget_feed_retries_with_backoff_or_when_memory_frees() {
         let mut staged = demand.feed.reader.stage();
         assert!(staged.page_grows_to(bytes).is_err());
         drop(staged);
-        feeds.ended(&demand.feed, FeedEnd::OverBudget);
+        feeds.ended(&demand.feed, FeedEndReason::OverBudget);
     };
     // As large as the whole limit, so there is never room for it.
     drop(feeds.handle(&spec("pods"), None).expect("there is room"));
     fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
-    let refused = || feeds.handle(&spec("pods"), None).map(drop) == Err(FeedUnavailable::Ended(FeedEnd::OverBudget));
+    let refused =
+        || feeds.handle(&spec("pods"), None).map(drop) == Err(FeedUnavailable::Ended(FeedEndReason::OverBudget));
     advance(Duration::from_secs(59 * 60)).await;
     feeds.forget_refusals();
     assert!(refused(), "nothing has become free");
@@ -409,7 +429,7 @@ fn derived_bytes_are_charged_while_they_are_sent() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let sent = stage.derive(1, 600 << 10);
-    assert_eq!(held(&feeds.memory(), MemoryKind::Derived), (600 << 10) + Account::KEPT_BYTES);
+    assert_eq!(held(&feeds.memory(), MemoryKind::Derived), (600 << 10) + MemoryAccount::KEPT_BYTES);
     let other = stage.derive(2, 600 << 10);
     assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and nobody else has to go");
     assert!(held(&feeds.memory(), MemoryKind::Derived) > 1 << 20, "they are being sent");
@@ -420,7 +440,7 @@ fn derived_bytes_are_charged_while_they_are_sent() {
 /// As in benches and tests of the cache alone: a cache has its own budget, and its objects are not charged.
 #[test]
 fn standalone_cache_charges_no_shared_memory() {
-    let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
+    let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let (_writer, reader): (CacheWriter, CacheReader) =
         CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
     assert_eq!(reader.stats().memory_bytes, 0);

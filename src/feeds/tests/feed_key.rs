@@ -1,15 +1,15 @@
 //! Upstream URLs of a feed: each contains the selector of its scope.
 
-use crate::feeds::{FeedKey, Scope};
-use crate::wire::Encoding;
+use crate::feeds::{FeedKey, FeedScope};
+use crate::wire::FeedEncoding;
 use kubeapi::{Gvr, ObjectKey};
 
-fn key(resource: &str, scope: Scope) -> FeedKey {
-    FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding: Encoding::Json }
+fn key(resource: &str, scope: FeedScope) -> FeedKey {
+    FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding: FeedEncoding::Json }
 }
 
-fn selected(field: &str, value: &str) -> Scope {
-    Scope::Selected { field: field.into(), value: value.into() }
+fn selected(field: &str, value: &str) -> FeedScope {
+    FeedScope::Selected { field: field.into(), value: value.into() }
 }
 
 #[test]
@@ -17,7 +17,7 @@ fn scope_selector_is_in_every_upstream_request() {
     let (pod, node) = (ObjectKey::new("a", "p"), ObjectKey::new("", "n1"));
     for (key, object, expected) in [
         (
-            key("pods", Scope::Cluster),
+            key("pods", FeedScope::Cluster),
             &pod,
             [
                 "/api/v1/pods",
@@ -26,7 +26,7 @@ fn scope_selector_is_in_every_upstream_request() {
             ],
         ),
         (
-            key("pods", Scope::Namespace("a".into())),
+            key("pods", FeedScope::Namespace("a".into())),
             &pod,
             [
                 "/api/v1/namespaces/a/pods",
@@ -64,8 +64,8 @@ fn scope_selector_is_in_every_upstream_request() {
 #[test]
 fn feed_key_formats_display_name_and_metric_labels() {
     for (scope, name, [namespace, selector]) in [
-        (Scope::Cluster, "pods.v1 (json)", ["", ""]),
-        (Scope::Namespace("a".into()), "pods.v1 in a (json)", ["a", ""]),
+        (FeedScope::Cluster, "pods.v1 (json)", ["", ""]),
+        (FeedScope::Namespace("a".into()), "pods.v1 in a (json)", ["a", ""]),
         (selected("spec.nodeName", "n1"), "pods.v1 with spec.nodeName=n1 (json)", ["", "spec.nodeName=n1"]),
     ] {
         let key = key("pods", scope);

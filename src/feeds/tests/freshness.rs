@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use crate::cache::tests::fixture::rv;
-use crate::feeds::Freshness;
+use crate::feeds::FeedFreshness;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn freshness_proof_covers_only_earlier_requests() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let asked = Instant::now() + SECOND;
     assert!(!freshness.covers(asked), "nothing is proven yet");
     freshness.prove(asked);
@@ -28,7 +28,7 @@ async fn freshness_proof_covers_only_earlier_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn older_freshness_proof_does_not_replace_a_newer_one() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let early = Instant::now();
     advance(SECOND).await;
     let late = Instant::now();
@@ -39,7 +39,7 @@ async fn older_freshness_proof_does_not_replace_a_newer_one() {
 
 #[tokio::test(start_paused = true)]
 async fn relist_clears_proven_freshness() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let asked = Instant::now();
     freshness.prove(asked);
     freshness.forget();
@@ -49,14 +49,14 @@ async fn relist_clears_proven_freshness() {
 }
 
 /// Waits in a task, which finishes when the wait ends.
-fn waiting(freshness: &Freshness, received: Instant) -> tokio::task::JoinHandle<()> {
+fn waiting(freshness: &FeedFreshness, received: Instant) -> tokio::task::JoinHandle<()> {
     let freshness = freshness.clone();
     tokio::spawn(async move { freshness.reached(received).await })
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_request_needs_a_check_sent_after_its_arrival() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let wanted = freshness.wanted();
     let received = Instant::now();
     let waits = waiting(&freshness, received);
@@ -71,7 +71,7 @@ async fn waiting_request_needs_a_check_sent_after_its_arrival() {
 
 #[tokio::test(start_paused = true)]
 async fn latest_freshness_request_covers_all_waiters() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let mut wanted = freshness.wanted();
     let first = Instant::now();
     advance(SECOND).await;
@@ -89,7 +89,7 @@ async fn latest_freshness_request_covers_all_waiters() {
 
 #[tokio::test(start_paused = true)]
 async fn already_covered_request_sends_no_freshness_check() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let received = Instant::now();
     freshness.prove(received);
     freshness.reached(received).await;
@@ -98,7 +98,7 @@ async fn already_covered_request_sends_no_freshness_check() {
 
 #[tokio::test(start_paused = true)]
 async fn cloned_freshness_shares_state() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let now = Instant::now();
     let other = freshness.clone();
     other.prove(now);
@@ -109,7 +109,7 @@ async fn cloned_freshness_shares_state() {
 
 #[tokio::test(start_paused = true)]
 async fn repeated_version_request_does_not_wake_the_catch_up_task() {
-    let freshness = Freshness::default();
+    let freshness = FeedFreshness::default();
     let mut wanted = freshness.versions.subscribe();
     for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {
         freshness.want_version(rv(want));

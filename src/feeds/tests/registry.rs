@@ -8,26 +8,26 @@ use tokio::sync::mpsc;
 use tokio::time::advance;
 
 use crate::cache::tests::fixture::rv;
-use crate::cache::{CacheConfig, FeedEnd, FeedState, Snapshot};
-use crate::feeds::{FEEDS_MAX, Feed, FeedKey, FeedSpec, FeedStartRequest, FeedUnavailable, Feeds, Scope};
-use crate::wire::Encoding;
+use crate::cache::{CacheConfig, FeedEndReason, FeedSnapshot, FeedState};
+use crate::feeds::{FEEDS_MAX, Feed, FeedKey, FeedRegistry, FeedScope, FeedSpec, FeedStartRequest, FeedUnavailable};
+use crate::wire::FeedEncoding;
 use kubeapi::Gvr;
 
-fn spec(resource: &str, namespace: Option<&str>, encoding: Encoding) -> FeedSpec {
-    let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.into()));
+fn spec(resource: &str, namespace: Option<&str>, encoding: FeedEncoding) -> FeedSpec {
+    let scope = namespace.map_or(FeedScope::Cluster, |namespace| FeedScope::Namespace(namespace.into()));
     FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope, encoding })
 }
 
 fn pods() -> FeedSpec {
-    spec("pods", None, Encoding::Json)
+    spec("pods", None, FeedEncoding::Json)
 }
 
-fn feeds() -> (Feeds, mpsc::Receiver<FeedStartRequest>) {
-    Feeds::new(CacheConfig::default())
+fn feeds() -> (FeedRegistry, mpsc::Receiver<FeedStartRequest>) {
+    FeedRegistry::new(CacheConfig::default())
 }
 
 /// Returns the only feed.
-fn the_one(feeds: &Feeds) -> Arc<Feed> {
+fn the_one(feeds: &FeedRegistry) -> Arc<Feed> {
     let mut all = feeds.all();
     assert_eq!(all.len(), 1);
     all.remove(0)
@@ -57,9 +57,9 @@ fn each_scope_and_encoding_has_its_own_feed() {
     let (feeds, mut demands) = feeds();
     let specs = [
         pods(),
-        spec("pods", Some("a"), Encoding::Json),
-        spec("pods", None, Encoding::Protobuf),
-        spec("nodes", None, Encoding::Json),
+        spec("pods", Some("a"), FeedEncoding::Json),
+        spec("pods", None, FeedEncoding::Protobuf),
+        spec("nodes", None, FeedEncoding::Json),
     ];
     for spec in &specs {
         feeds.handle(spec, None).expect("there is room");
@@ -99,27 +99,27 @@ fn ended_feed_is_not_found_and_restarts_on_demand() {
     let (feeds, mut demands) = feeds();
     let old = feeds.handle(&pods(), None).expect("there is room");
     let mut demand = demands.try_recv().expect("it is demanded");
-    demand.writer.set_state(FeedState::Ended(FeedEnd::Idle));
+    demand.writer.set_state(FeedState::Ended(FeedEndReason::Idle));
     assert!(feeds.find(&pods().key, None).is_none(), "it is over, though still in the registry");
-    feeds.ended(&the_one(&feeds), FeedEnd::Idle);
+    feeds.ended(&the_one(&feeds), FeedEndReason::Idle);
     assert!(feeds.all().is_empty());
     let new = feeds.handle(&pods(), None).expect("idleness is no refusal");
     let again = demanded(&mut demands);
     assert_eq!(keys(&again), ["pods.v1 (json)"]);
-    assert_eq!((old.reader.state(), new.reader.state()), (FeedState::Ended(FeedEnd::Idle), FeedState::Syncing));
+    assert_eq!((old.reader.state(), new.reader.state()), (FeedState::Ended(FeedEndReason::Idle), FeedState::Syncing));
 }
 
 #[tokio::test(start_paused = true)]
 async fn rejected_feed_is_not_retried_for_30_seconds() {
     for (end, refused) in [
-        (FeedEnd::Forbidden, true),
-        (FeedEnd::Gone, true),
-        (FeedEnd::NotOffered, true),
-        (FeedEnd::Unreadable, true),
-        (FeedEnd::OverBudget, true),
-        (FeedEnd::Outdated, false),
-        (FeedEnd::Idle, false),
-        (FeedEnd::Shutdown, false),
+        (FeedEndReason::Forbidden, true),
+        (FeedEndReason::Gone, true),
+        (FeedEndReason::NotOffered, true),
+        (FeedEndReason::Unreadable, true),
+        (FeedEndReason::OverBudget, true),
+        (FeedEndReason::Outdated, false),
+        (FeedEndReason::Idle, false),
+        (FeedEndReason::Shutdown, false),
     ] {
         let (feeds, mut demands) = feeds();
         drop(feeds.handle(&pods(), None).expect("there is room"));
@@ -128,7 +128,7 @@ async fn rejected_feed_is_not_retried_for_30_seconds() {
         assert_eq!(end.is_refusal(), refused, "{end:?}");
         let again = feeds.handle(&pods(), None).map(drop);
         assert_eq!(again, if refused { Err(FeedUnavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
-        let other = spec("pods", Some("a"), Encoding::Json);
+        let other = spec("pods", Some("a"), FeedEncoding::Json);
         assert!(feeds.handle(&other, None).is_ok(), "a refusal is about one key");
         advance(Duration::from_secs(29)).await;
         assert_eq!(feeds.handle(&pods(), None).is_err(), refused, "{end:?} after 29 s");
@@ -138,13 +138,13 @@ async fn rejected_feed_is_not_retried_for_30_seconds() {
 }
 
 /// Ends each feed as forbidden for `seconds` seconds. Returns the seconds at which one could be started.
-async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, seconds: u64) -> Vec<u64> {
-    ended_as(FeedEnd::Forbidden, feeds, demands, seconds).await
+async fn refused(feeds: &FeedRegistry, demands: &mut mpsc::Receiver<FeedStartRequest>, seconds: u64) -> Vec<u64> {
+    ended_as(FeedEndReason::Forbidden, feeds, demands, seconds).await
 }
 
 async fn ended_as(
-    end: FeedEnd,
-    feeds: &Feeds,
+    end: FeedEndReason,
+    feeds: &FeedRegistry,
     demands: &mut mpsc::Receiver<FeedStartRequest>,
     seconds: u64,
 ) -> Vec<u64> {
@@ -162,7 +162,7 @@ async fn ended_as(
 
 #[tokio::test(start_paused = true)]
 async fn unreadable_resource_backs_off_until_discovery_changes() {
-    for end in [FeedEnd::Unreadable, FeedEnd::NotOffered] {
+    for end in [FeedEndReason::Unreadable, FeedEndReason::NotOffered] {
         let (feeds, mut demands) = feeds();
         let day = ended_as(end, &feeds, &mut demands, 24 * 3600).await;
         assert_eq!(day[..4], [0, 30, 90, 210], "{end:?}");
@@ -172,7 +172,7 @@ async fn unreadable_resource_backs_off_until_discovery_changes() {
     }
     // A resource that upstream does not have may appear at any time.
     let (feeds, mut demands) = feeds();
-    assert_eq!(ended_as(FeedEnd::Gone, &feeds, &mut demands, 100).await, [0, 30, 60, 90]);
+    assert_eq!(ended_as(FeedEndReason::Gone, &feeds, &mut demands, 100).await, [0, 30, 60, 90]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,9 +202,9 @@ async fn forbidden_feed_that_was_live_before_is_retried_soon() {
     advance(Duration::from_secs(3600)).await;
     drop(feeds.handle(&pods(), None).expect("it is due"));
     let mut demand = demands.try_recv().expect("it is demanded");
-    demand.writer.replace(Snapshot::from_objects(rv(10), Vec::new()));
+    demand.writer.replace(FeedSnapshot::from_objects(rv(10), Vec::new()));
     demand.writer.set_state(FeedState::Live);
-    feeds.ended(&the_one(&feeds), FeedEnd::Forbidden);
+    feeds.ended(&the_one(&feeds), FeedEndReason::Forbidden);
     assert_eq!(refused(&feeds, &mut demands, 40).await, [30]);
 }
 
@@ -212,7 +212,7 @@ async fn forbidden_feed_that_was_live_before_is_retried_soon() {
 async fn discovery_change_clears_feed_rejections() {
     let (feeds, _demands) = feeds();
     drop(feeds.handle(&pods(), None).expect("there is room"));
-    feeds.ended(&the_one(&feeds), FeedEnd::Gone);
+    feeds.ended(&the_one(&feeds), FeedEndReason::Gone);
     assert!(feeds.handle(&pods(), None).is_err());
     feeds.forget_refusals();
     assert!(feeds.handle(&pods(), None).is_ok());
@@ -221,14 +221,14 @@ async fn discovery_change_clears_feed_rejections() {
 #[test]
 fn feed_count_is_limited() {
     let (feeds, mut demands) = feeds();
-    let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Encoding::Json)).collect();
+    let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), FeedEncoding::Json)).collect();
     for spec in &specs {
         feeds.handle(spec, None).expect("there is room");
     }
     assert_eq!(feeds.handle(&pods(), None).map(drop), Err(FeedUnavailable::TooMany));
     assert!(feeds.handle(&specs[0], None).is_ok(), "one that runs is no further one");
     assert_eq!(demanded(&mut demands).len(), FEEDS_MAX);
-    feeds.ended(&feeds.all()[0], FeedEnd::Idle);
+    feeds.ended(&feeds.all()[0], FeedEndReason::Idle);
     assert!(feeds.handle(&pods(), None).is_ok());
 }
 
@@ -273,7 +273,7 @@ async fn feed_with_outdated_spec_is_replaced() {
     old.retired().await;
     assert!(new.retired().now_or_never().is_none());
     // The old feed ends when it notices; the registry no longer has it.
-    feeds.ended(&old_feed, FeedEnd::Outdated);
+    feeds.ended(&old_feed, FeedEndReason::Outdated);
     assert_eq!(the_one(&feeds).spec, changed);
     assert!(feeds.find(&changed.key, None).is_some());
 }
@@ -291,20 +291,20 @@ async fn replacement_of_a_retired_feed_settles_first() {
     assert!(second.is_settling());
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(!second.is_settling());
-    assert!(!feeds.handle(&spec("nodes", None, Encoding::Json), None).expect("there is room").is_settling());
+    assert!(!feeds.handle(&spec("nodes", None, FeedEncoding::Json), None).expect("there is room").is_settling());
 }
 
 #[tokio::test(start_paused = true)]
 async fn forget_gone_clears_only_not_found_rejections() {
     let (feeds, _demands) = feeds();
-    let (gone, forbidden) = (pods(), spec("nodes", None, Encoding::Json));
-    for (spec, end) in [(&gone, FeedEnd::Gone), (&forbidden, FeedEnd::Forbidden)] {
+    let (gone, forbidden) = (pods(), spec("nodes", None, FeedEncoding::Json));
+    for (spec, end) in [(&gone, FeedEndReason::Gone), (&forbidden, FeedEndReason::Forbidden)] {
         drop(feeds.handle(spec, None).expect("there is room"));
         feeds.ended(&the_one(&feeds), end);
     }
     feeds.forget_gone();
     assert!(feeds.handle(&gone, None).is_ok());
-    assert_eq!(feeds.handle(&forbidden, None).err(), Some(FeedUnavailable::Ended(FeedEnd::Forbidden)));
+    assert_eq!(feeds.handle(&forbidden, None).err(), Some(FeedUnavailable::Ended(FeedEndReason::Forbidden)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -338,21 +338,21 @@ fn starting_feed_records_the_oldest_resume_version() {
     demand.writer.set_state(FeedState::Live);
     drop(feeds.handle(&pods(), Some(rv(5))).expect("it runs"));
     assert_eq!(lease.oldest_resume(), Some(rv(10)), "it has started: too late");
-    let first = feeds.handle(&spec("nodes", None, Encoding::Json), Some(rv(7))).expect("there is room");
+    let first = feeds.handle(&spec("nodes", None, FeedEncoding::Json), Some(rv(7))).expect("there is room");
     assert_eq!(first.oldest_resume(), Some(rv(7)), "the one who starts it counts as well");
 }
 
 #[test]
 fn feed_end_reasons_have_stable_names() {
     let ends = [
-        (FeedEnd::Forbidden, "forbidden"),
-        (FeedEnd::Gone, "gone"),
-        (FeedEnd::NotOffered, "not_offered"),
-        (FeedEnd::Unreadable, "unreadable"),
-        (FeedEnd::OverBudget, "over_budget"),
-        (FeedEnd::Outdated, "outdated"),
-        (FeedEnd::Idle, "idle"),
-        (FeedEnd::Shutdown, "shutdown"),
+        (FeedEndReason::Forbidden, "forbidden"),
+        (FeedEndReason::Gone, "gone"),
+        (FeedEndReason::NotOffered, "not_offered"),
+        (FeedEndReason::Unreadable, "unreadable"),
+        (FeedEndReason::OverBudget, "over_budget"),
+        (FeedEndReason::Outdated, "outdated"),
+        (FeedEndReason::Idle, "idle"),
+        (FeedEndReason::Shutdown, "shutdown"),
     ];
     for (end, word) in ends {
         assert_eq!(end.as_str(), word);

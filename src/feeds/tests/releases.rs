@@ -3,19 +3,20 @@
 use bytes::Bytes;
 
 use crate::cache::tests::fixture::{POD, added, listed, ring, rv};
-use crate::cache::{CacheReader, StartPosition, View};
-use crate::feeds::{RenderingMode, RenderingRefusal, Renderings};
-use crate::wire::{Encoding, Renderer, Representation};
-use kubeapi::MetaVersion;
+use crate::cache::{CacheReader, CollectionView, WatchStartPosition};
+use crate::feeds::{DerivedRepresentationMode, DerivedRepresentationRefusal, DerivedRepresentations};
+use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
+use kubeapi::MetaApiVersion;
 
-const METADATA: Representation = Representation::Metadata(Encoding::Json, MetaVersion::V1);
+const METADATA: Representation = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
 
-fn renderer(reader: &CacheReader, minor: u32) -> Renderer {
-    Renderer::derived(METADATA, reader.envelope(), minor).expect("metadata of every kind")
+fn renderer(reader: &CacheReader, minor: u32) -> ObjectRenderer {
+    ObjectRenderer::derived(METADATA, reader.envelope(), minor).expect("metadata of every kind")
 }
 
-fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
-    let opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("it is in the ring");
+fn frames(reader: &CacheReader, renderer: ObjectRenderer) -> Vec<Bytes> {
+    let opened =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("it is in the ring");
     let mut frames = Vec::new();
     opened.cursor.rendered_by(renderer).pull(usize::MAX, None, &mut frames);
     frames
@@ -38,10 +39,12 @@ async fn event_frame_is_reencoded_for_another_release() {
 #[tokio::test]
 async fn rendering_refusal_keeps_its_release_and_reason() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    let renderings = Renderings::default();
+    let renderings = DerivedRepresentations::default();
     assert_eq!(renderings.release(), None);
     renderings.set_release(36);
-    for (reason, wrong) in [(RenderingRefusal::Unrenderable, false), (RenderingRefusal::Mismatch, true)] {
+    for (reason, wrong) in
+        [(DerivedRepresentationRefusal::Unrenderable, false), (DerivedRepresentationRefusal::Mismatch, true)]
+    {
         renderings.start_over();
         let used = renderer(&reader, 36);
         renderings.qualify(used.clone());
@@ -49,6 +52,9 @@ async fn rendering_refusal_keeps_its_release_and_reason() {
         assert_eq!((used.is_revoked(), used.is_disproven()), (true, wrong), "{reason:?}");
     }
     renderings.begin();
-    assert!(matches!(renderings.mode(METADATA), Some(RenderingMode::Refused(RenderingRefusal::Mismatch))));
+    assert!(matches!(
+        renderings.mode(METADATA),
+        Some(DerivedRepresentationMode::Refused(DerivedRepresentationRefusal::Mismatch))
+    ));
     assert_eq!(renderings.release(), Some(36), "refusals stay, and so does what they were found with");
 }

@@ -22,8 +22,8 @@
 //! | level 1 | + 5.5 % | 13 ns/B | 12 ns/B | 99.8 % | 13 ns/B | 7 ns/B |
 //! | level 6 | + 0.03 % | 26 ns/B | 0.1 ns/B | 75.33 % | 25 ns/B | 7 ns/B |
 //!
-//! So a piece without repetitions is stored, or compressed with Huffman codes alone. Huffman codes take a quarter of the
-//! time of level 6 (4.2 instead of 16 ns/B for base64 on another machine). Their output is 0.07 % longer than the
+//! So a piece without repetitions is stored, or compressed with Huffman codes alone. Huffman codes take a quarter of
+//! the time of level 6 (4.2 instead of 16 ns/B for base64 on another machine). Their output is 0.07 % longer than the
 //! apiserver's.
 
 use bytes::Bytes;

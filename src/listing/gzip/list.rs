@@ -3,27 +3,27 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
-use super::member::Member;
-use super::text::Text;
-use crate::listing::chunk_writer::Piece;
-use crate::listing::list_body::{ListBody, SliceJoiner};
-use crate::listing::page_chunks::Batch;
+use super::member::GzipMember;
+use super::text::SlicedText;
+use crate::listing::chunk_writer::ChunkBatchPiece;
+use crate::listing::list_body::{ByteSliceJoiner, ListBody};
+use crate::listing::page_chunks::ChunkBatch;
 use crate::wire::TranscodeError;
 
 /// A LIST response that is being sent compressed.
 #[derive(Debug)]
-pub(crate) struct GzipList {
+pub(crate) struct GzipListBody {
     list: ListBody,
-    batches: Vec<Batch>,
-    member: Member,
-    stage: Stage,
+    batches: Vec<ChunkBatch>,
+    member: GzipMember,
+    stage: GzipListStage,
     /// The text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
-    reading: BatchReader,
-    joined: SliceJoiner,
+    reading: ChunkBatchReader,
+    joined: ByteSliceJoiner,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum GzipListStage {
     Head,
     /// A piece of a batch, by the indexes of the batch and of the piece.
     Piece(usize, usize),
@@ -33,17 +33,17 @@ enum Stage {
 
 /// A reader of a batch, chunk by chunk.
 #[derive(Debug, Default)]
-struct BatchReader {
+struct ChunkBatchReader {
     /// The number of chunks that were read.
     chunks: usize,
-    text: Text,
+    text: SlicedText,
 }
 
-impl GzipList {
+impl GzipListBody {
     pub(crate) fn new(list: ListBody) -> Self {
         let batches = list.chunks.batches();
-        let (reading, joined) = (BatchReader::default(), SliceJoiner::default());
-        Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
+        let (reading, joined) = (ChunkBatchReader::default(), ByteSliceJoiner::default());
+        Self { list, batches, member: GzipMember::begin(), stage: GzipListStage::Head, reading, joined }
     }
 
     /// Returns the next chunk; `None` after the last.
@@ -60,21 +60,21 @@ impl GzipList {
                 return Poll::Ready(Some(Ok(slice)));
             }
             match self.stage {
-                Stage::Head => {
+                GzipListStage::Head => {
                     self.member.put_plain(self.list.head.clone());
-                    self.stage = if self.batches.is_empty() { Stage::Tail } else { Stage::Piece(0, 0) };
+                    self.stage = if self.batches.is_empty() { GzipListStage::Tail } else { GzipListStage::Piece(0, 0) };
                 }
-                Stage::Piece(batch, piece) => {
+                GzipListStage::Piece(batch, piece) => {
                     if let Err(refused) = ready!(self.poll_piece(batch, piece, cx)) {
                         return Poll::Ready(Some(Err(refused)));
                     }
                 }
-                Stage::Tail => {
+                GzipListStage::Tail => {
                     self.member.put_plain(self.list.tail.clone());
                     self.member.end();
-                    self.stage = Stage::Over;
+                    self.stage = GzipListStage::Over;
                 }
-                Stage::Over => return Poll::Ready(None),
+                GzipListStage::Over => return Poll::Ready(None),
             }
         }
     }
@@ -82,7 +82,7 @@ impl GzipList {
     /// Appends a compressed piece of a list to the output.
     fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
-        let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
+        let wanted = ChunkBatchPiece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
         let made = match self.list.writer.deflated(wanted) {
             // The piece is cached in compressed form.
             Some(made) if made.bytes.is_some() => made,
@@ -109,18 +109,24 @@ impl GzipList {
         let text = &self.reading.text;
         self.member.put(&made, || text.range(piece(text.len(), index)));
         if made.is_last {
-            self.reading = BatchReader::default();
-            self.stage = if at + 1 < self.batches.len() { Stage::Piece(at + 1, 0) } else { Stage::Tail };
+            self.reading = ChunkBatchReader::default();
+            self.stage =
+                if at + 1 < self.batches.len() { GzipListStage::Piece(at + 1, 0) } else { GzipListStage::Tail };
         } else {
-            self.stage = Stage::Piece(at, index + 1);
+            self.stage = GzipListStage::Piece(at, index + 1);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl BatchReader {
+impl ChunkBatchReader {
     /// Completes when the whole batch has been read.
-    fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
+    fn poll(
+        &mut self,
+        list: &mut ListBody,
+        batch: &ChunkBatch,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {
                 Ok(plain) => plain,

@@ -3,16 +3,16 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
-use super::text::Text;
+use super::text::SlicedText;
 use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), assembled from separately compressed pieces.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct GzipMember {
     plain: Hasher,
     len: u64,
     /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
-    stored: Text,
+    stored: SlicedText,
     out: VecDeque<Bytes>,
 }
 
@@ -23,14 +23,14 @@ const LAST_BLOCK: [u8; 2] = [3, 0];
 /// The maximum length of a stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
 
-impl Member {
+impl GzipMember {
     pub(super) fn begin() -> Self {
         let out = VecDeque::from([Bytes::from_static(&HEADER)]);
-        Self { plain: Hasher::new(), len: 0, stored: Text::default(), out }
+        Self { plain: Hasher::new(), len: 0, stored: SlicedText::default(), out }
     }
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
-    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> Text) {
+    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SlicedText) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
         match &piece.bytes {
@@ -46,10 +46,10 @@ impl Member {
     pub(super) fn put_plain(&mut self, bytes: Bytes) {
         self.plain.update(&bytes);
         self.len += bytes.len() as u64;
-        self.store(Text::from_iter([bytes]));
+        self.store(SlicedText::from_iter([bytes]));
     }
 
-    fn store(&mut self, plain: Text) {
+    fn store(&mut self, plain: SlicedText) {
         self.stored.extend(plain);
         while self.stored.len() >= STORED_BYTES_MAX {
             let rest = self.stored.split_off(STORED_BYTES_MAX);

@@ -3,8 +3,8 @@ use std::io::Read as _;
 use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
-use super::member::Member;
-use super::text::Text;
+use super::member::GzipMember;
+use super::text::SlicedText;
 use super::{is_asked_for, whole};
 use base::random;
 
@@ -72,12 +72,12 @@ fn pieces_form_one_member_and_reference_preceding_text() {
         incompressible(3),
     ];
     let mut before = Vec::new();
-    let mut member = Member::begin();
+    let mut member = GzipMember::begin();
     for text in texts {
         for index in 0..pieces(text.len()) {
             let range = piece(text.len(), index);
             let made = deflated(&before, &text[range.clone()], index + 1 == pieces(text.len()));
-            member.put(&made, || Text::from_iter([Bytes::copy_from_slice(&text[range.clone()])]));
+            member.put(&made, || SlicedText::from_iter([Bytes::copy_from_slice(&text[range.clone()])]));
             before.extend_from_slice(&text[range]);
         }
         member.put_plain(Bytes::from_static(b","));

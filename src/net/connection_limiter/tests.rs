@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::net::connection::{RunningRequest, STALLED_AFTER};
+use crate::net::connection::{RunningRequestGuard, STALLED_AFTER};
 
 const LATE_MAX: u32 = 1;
 
@@ -22,7 +22,7 @@ async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
     let places = places(3, LEAVING_MAX);
     let (mut here, mut busy) = (Vec::new(), Vec::new());
     for at in 0..3 {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         if at == 0 {
             busy.extend(connection.request(LATE_MAX));
         }
@@ -30,9 +30,9 @@ async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
         here.push((connection, place));
         tokio::time::advance(Duration::from_secs(1)).await;
     }
-    let new = Connection::default();
+    let new = DownstreamConnection::default();
     let place = places.enter(&new, source(1)).await;
-    let cut = |here: &[(Connection, ConnectionSlot)]| {
+    let cut = |here: &[(DownstreamConnection, ConnectionSlot)]| {
         here.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
     };
     assert_eq!(cut(&here), [false, true, false]);
@@ -49,7 +49,8 @@ async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
 #[tokio::test(start_paused = true)]
 async fn accept_waits_when_all_connections_are_busy() {
     let places = places(1, LEAVING_MAX);
-    let (first, stranger, second) = (Connection::default(), Connection::default(), Connection::default());
+    let (first, stranger, second) =
+        (DownstreamConnection::default(), DownstreamConnection::default(), DownstreamConnection::default());
     let request = first.request(LATE_MAX);
     let place = places.enter(&first, source(1)).await;
     let asking = stranger.request(LATE_MAX);
@@ -63,7 +64,7 @@ async fn accept_waits_when_all_connections_are_busy() {
     drop((place, entered));
     let again = second.request(LATE_MAX);
     let place = places.enter(&second, source(2)).await;
-    let third = Connection::default();
+    let third = DownstreamConnection::default();
     let mut entering = std::pin::pin!(places.enter(&third, source(3)));
     assert!(entering.as_mut().now_or_never().is_none());
     drop(place);
@@ -74,15 +75,15 @@ async fn accept_waits_when_all_connections_are_busy() {
 
 /// A connection with a running request.
 struct Busy {
-    connection: Connection,
-    request: RunningRequest,
+    connection: DownstreamConnection,
+    request: RunningRequestGuard,
     _place: ConnectionSlot,
 }
 
 impl Busy {
     /// Connects from a host if there is room, and sends a request.
     fn try_come(places: &Arc<ConnectionLimiter>, host: u8) -> Option<Self> {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(host)).now_or_never()?;
         let request = connection.request(LATE_MAX).expect("it is open");
         Some(Self { connection, request, _place: place })
@@ -173,7 +174,7 @@ async fn unauthenticated_connections_evict_no_busy_connection() {
     let mut strangers = Vec::new();
     for round in 0..200_u8 {
         tokio::time::advance(Duration::from_millis(1)).await;
-        let stranger = Connection::default();
+        let stranger = DownstreamConnection::default();
         let place = places.enter(&stranger, source(round)).await;
         strangers.push((stranger, place));
         strangers.retain(|(stranger, _)| !stranger.is(ConnectionState::Cut));
@@ -196,7 +197,7 @@ async fn newcomer_of_the_source_of_a_flood_has_time_to_authenticate() {
     let began = Instant::now();
     for round in 1.. {
         while shaking.len() < PLACES / PLACES_PER_UNKNOWN / 2 {
-            let connection = Connection::default();
+            let connection = DownstreamConnection::default();
             let place = places.enter(&connection, source(1)).await;
             shaking.push_back((connection, place));
         }
@@ -250,15 +251,15 @@ async fn flooding_source_evicts_its_own_connections() {
     let places = places(20, LEAVING_MAX);
     let mut flood = Vec::new();
     for _ in 0..20 {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         flood.push((connection, place));
     }
-    let other = Connection::default();
+    let other = DownstreamConnection::default();
     let _place = places.enter(&other, source(2)).await;
     for _ in 0..ROUNDS {
         tokio::time::advance(Duration::from_millis(1)).await;
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         flood.push((connection, place));
         flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
@@ -283,7 +284,7 @@ async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
     let places = places(4 * ROOM, LEAVING_MAX);
     let mut here = Vec::new();
     for _ in 0..4 * ROOM {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
     }
@@ -305,8 +306,8 @@ async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
 async fn reconnect_loop_does_not_take_reclaimed_descriptors() {
     let places = places(1_000, LEAVING_MAX);
     let mut here = Vec::new();
-    let come = async |here: &mut Vec<(Connection, ConnectionSlot)>| {
-        let connection = Connection::default();
+    let come = async |here: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
         here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
@@ -336,7 +337,7 @@ async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
     let (mut old, mut young) = (Vec::new(), Vec::new());
     for (host, connections) in [(1, &mut old), (2, &mut young)] {
         for _ in 0..10 * usize::from(host) {
-            let connection = Connection::default();
+            let connection = DownstreamConnection::default();
             let place = places.enter(&connection, source(host)).await;
             connections.push((connection, place));
         }
@@ -344,7 +345,8 @@ async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
     }
     tokio::time::advance(NEWCOMER_ASKS_WITHIN / 4).await;
     let _ = places.close_silent(ROOM, false).now_or_never();
-    let cut = |of: &[(Connection, ConnectionSlot)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
+    let cut =
+        |of: &[(DownstreamConnection, ConnectionSlot)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
     assert_eq!((cut(&old), cut(&young)), (10, 0));
 }
 
@@ -354,13 +356,13 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
     const PLACES: usize = 3 * ROOM;
     let places = places(PLACES, LEAVING_MAX);
     let mut here = Vec::new();
-    let come = async |here: &mut Vec<(Connection, ConnectionSlot)>| {
+    let come = async |here: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
         tokio::time::advance(Duration::from_millis(1)).await;
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
     };
-    let go = |here: &mut Vec<(Connection, ConnectionSlot)>| {
+    let go = |here: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
         here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
     };
     for _ in 0..PLACES {
@@ -391,11 +393,11 @@ async fn new_connection_is_not_evicted_before_longer_idle_ones() {
     let places = places(3, LEAVING_MAX);
     let come = async || {
         tokio::time::advance(2 * LOOK_EVERY).await;
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         (connection, place)
     };
-    let is_cut = |(connection, _): &(Connection, ConnectionSlot)| connection.is(ConnectionState::Cut);
+    let is_cut = |(connection, _): &(DownstreamConnection, ConnectionSlot)| connection.is(ConnectionState::Cut);
     let (silent, busy) = ([come().await, come().await], come().await);
     let request = busy.0.request(LATE_MAX);
     let first = come().await;
@@ -413,11 +415,11 @@ async fn accept_waits_when_evicted_connections_do_not_close() {
     let mut slow = Vec::new();
     // One has the place, one authenticates beyond the limit, and the others have been closed.
     for _ in 0..LEAVING_MAX + 2 {
-        let connection = Connection::default();
+        let connection = DownstreamConnection::default();
         let place = places.enter(&connection, source(1)).await;
         slow.push((connection, place));
     }
-    let next = Connection::default();
+    let next = DownstreamConnection::default();
     let mut entering = std::pin::pin!(places.enter(&next, source(1)));
     assert!(entering.as_mut().now_or_never().is_none());
     slow.remove(0);

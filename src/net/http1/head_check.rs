@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use http2::{ConnectionHeads, WakeSet};
+use http2::{ConnectionHeadBudget, WakeSet};
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::super::Connection;
+use super::super::DownstreamConnection;
 use super::super::filtered_stream::{FilteredStream, ReadFilter};
 
 /// The byte that replaces a `#` in a request target. The codec refuses control characters in a target.
@@ -23,12 +23,12 @@ const REFUSED: u8 = 0x01;
 /// Tracks which part of a request the next bytes belong to, and whether the client sends more than it may before a
 /// response. Targets of pipelined requests are not checked.
 #[derive(Debug, Clone)]
-pub(super) struct HeadCheck(Arc<Shared>);
+pub(super) struct Http1HeadCheck(Arc<Http1HeadCheckState>);
 
 #[derive(Debug)]
-struct Shared {
+struct Http1HeadCheckState {
     state: AtomicU8,
-    heads: Arc<ConnectionHeads>,
+    heads: Arc<ConnectionHeadBudget>,
     /// The number of bytes of the unfinished request head.
     unfinished: AtomicUsize,
 }
@@ -36,11 +36,11 @@ struct Shared {
 /// The error of a connection whose unfinished request head does not fit into its listener's budget.
 #[derive(Debug, thiserror::Error)]
 #[error("the incomplete request headers of all connections are too large")]
-struct HeadBudgetExceeded;
+struct RequestHeadBudgetExceeded;
 
 /// The bytes that a client may send after a request and before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PipelinePolicy {
+pub(super) enum Http1PipelinePolicy {
     /// The client may send the body, or the next request.
     Requests,
     Nothing,
@@ -61,14 +61,18 @@ const BEYOND_HEAD: u8 = 5;
 const AWAITED: u8 = 6;
 const OFF: u8 = 7;
 
-impl HeadCheck {
-    pub(super) fn new(heads: Arc<ConnectionHeads>) -> Self {
-        Self(Arc::new(Shared { state: AtomicU8::new(BEFORE_LINE), heads, unfinished: AtomicUsize::new(0) }))
+impl Http1HeadCheck {
+    pub(super) fn new(heads: Arc<ConnectionHeadBudget>) -> Self {
+        Self(Arc::new(Http1HeadCheckState {
+            state: AtomicU8::new(BEFORE_LINE),
+            heads,
+            unfinished: AtomicUsize::new(0),
+        }))
     }
 
     /// Records that the codec has read a request, so that the next bytes after it begin a request line. Returns whether
     /// the client has already sent bytes that the request does not allow.
-    pub(super) fn taken(&self, ahead: PipelinePolicy) -> bool {
+    pub(super) fn taken(&self, ahead: Http1PipelinePolicy) -> bool {
         self.0.unfinished.store(0, Ordering::Relaxed);
         self.0.heads.hold_unfinished(0);
         let state = self.state();
@@ -76,13 +80,13 @@ impl HeadCheck {
             return false;
         }
         let next = match ahead {
-            PipelinePolicy::Requests => BEFORE_LINE,
-            PipelinePolicy::Nothing => AWAITED,
-            PipelinePolicy::Tunnel => OFF,
+            Http1PipelinePolicy::Requests => BEFORE_LINE,
+            Http1PipelinePolicy::Nothing => AWAITED,
+            Http1PipelinePolicy::Tunnel => OFF,
         };
         self.0.state.store(next, Ordering::Relaxed);
         // If nothing was read since the previous head, this head arrived together with it.
-        ahead == PipelinePolicy::Nothing && state != BEHIND_HEAD
+        ahead == Http1PipelinePolicy::Nothing && state != BEHIND_HEAD
     }
 
     fn state(&self) -> u8 {
@@ -95,14 +99,14 @@ impl HeadCheck {
     }
 
     /// Checks bytes that were read while no request is running. Bytes of a tunnel are not checked.
-    fn check(&self, bytes: &mut [u8]) -> Result<(), HeadBudgetExceeded> {
+    fn check(&self, bytes: &mut [u8]) -> Result<(), RequestHeadBudgetExceeded> {
         if self.state() == OFF {
             return Ok(());
         }
         self.clean(bytes);
         let held = self.0.unfinished.load(Ordering::Relaxed) + bytes.len();
         self.0.unfinished.store(held, Ordering::Relaxed);
-        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(HeadBudgetExceeded) }
+        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(RequestHeadBudgetExceeded) }
     }
 
     /// Replaces each `#` in a request line, and finds the end of the head.
@@ -140,12 +144,12 @@ impl HeadCheck {
 
 /// A connection whose request heads are checked as they are read. It reads nothing more once the slice of a poll has
 /// ended.
-pub(super) type CheckedIo<I> = FilteredStream<I, CheckedReads>;
+pub(super) type HeadCheckedIo<I> = FilteredStream<I, CheckedReads>;
 
 pub(super) struct CheckedReads {
-    pub(super) connection: Connection,
+    pub(super) connection: DownstreamConnection,
     pub(super) wake_set: Arc<WakeSet>,
-    pub(super) check: HeadCheck,
+    pub(super) check: Http1HeadCheck,
 }
 
 impl<I: AsyncRead + Unpin> ReadFilter<I> for CheckedReads {
@@ -169,31 +173,32 @@ impl<I: AsyncRead + Unpin> ReadFilter<I> for CheckedReads {
 
 #[cfg(test)]
 mod tests {
-    use http2::HeadBudget;
+    use http2::RequestHeadBudget;
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
 
-    fn check() -> HeadCheck {
-        HeadCheck::new(Arc::<HeadBudget>::default().connection())
+    fn check() -> Http1HeadCheck {
+        Http1HeadCheck::new(Arc::<RequestHeadBudget>::default().connection())
     }
 
     #[tokio::test]
     async fn unfinished_head_beyond_budget_closes_connection() {
-        let budget = Arc::<HeadBudget>::default();
+        let budget = Arc::<RequestHeadBudget>::default();
         let others = budget.connection();
         assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
-        let check = HeadCheck::new(budget.connection());
+        let check = Http1HeadCheck::new(budget.connection());
         let head = vec![b'a'; 96_000];
-        let (connection, wake_set) = (Connection::default(), WakeSet::shared());
-        let mut io = CheckedIo { io: &head[..], filter: CheckedReads { connection, wake_set, check: check.clone() } };
+        let (connection, wake_set) = (DownstreamConnection::default(), WakeSet::shared());
+        let mut io =
+            HeadCheckedIo { io: &head[..], filter: CheckedReads { connection, wake_set, check: check.clone() } };
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");
-            check.taken(PipelinePolicy::Requests);
+            check.taken(Http1PipelinePolicy::Requests);
         }
         assert!(io.read_exact(&mut read).await.is_ok() && io.read_exact(&mut read).await.is_err());
-        check.taken(PipelinePolicy::Tunnel);
+        check.taken(Http1PipelinePolicy::Tunnel);
         assert!(io.read_exact(&mut read).await.is_ok(), "a tunnel has no heads");
     }
 
@@ -226,12 +231,12 @@ mod tests {
         };
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         assert!(!looked("#"), "the request has not been read");
-        for ahead in [PipelinePolicy::Requests, PipelinePolicy::Nothing] {
+        for ahead in [Http1PipelinePolicy::Requests, Http1PipelinePolicy::Nothing] {
             check.taken(ahead);
             assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         }
-        check.taken(PipelinePolicy::Tunnel);
-        check.taken(PipelinePolicy::Requests);
+        check.taken(Http1PipelinePolicy::Tunnel);
+        check.taken(Http1PipelinePolicy::Requests);
         assert!(!looked("GET /#a HTTP/1.1\r\n\r\n"));
     }
 
@@ -250,13 +255,13 @@ mod tests {
                 for bytes in text.as_bytes().chunks(piece) {
                     check.clean(&mut bytes.to_vec());
                 }
-                assert_eq!(check.taken(PipelinePolicy::Nothing), is_early, "{text:?} in pieces of {piece}");
+                assert_eq!(check.taken(Http1PipelinePolicy::Nothing), is_early, "{text:?} in pieces of {piece}");
                 assert!(check.is_awaited());
             }
         }
         let check = check();
         check.clean(&mut [head, head].concat().into_bytes());
-        assert!(!check.taken(PipelinePolicy::Requests), "that is allowed");
-        assert!(check.taken(PipelinePolicy::Nothing), "nothing was read since");
+        assert!(!check.taken(Http1PipelinePolicy::Requests), "that is allowed");
+        assert!(check.taken(Http1PipelinePolicy::Nothing), "nothing was read since");
     }
 }

@@ -6,7 +6,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
-use crate::net::tls_stream::{self, TlsRecords};
+use crate::net::tls_stream::{self, TlsRecordReader};
 
 type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
 
@@ -36,7 +36,11 @@ fn shows(certificate: &Pair, key: &Pair) -> Arc<Shows> {
     Arc::new(Shows(Arc::new(CertifiedKey::new(vec![certificate.cert.der().clone()], key))))
 }
 
-fn client(server: &Tls, version: &'static SupportedProtocolVersion, shows: Option<Arc<Shows>>) -> Arc<ClientConfig> {
+fn client(
+    server: &ListenerTls,
+    version: &'static SupportedProtocolVersion,
+    shows: Option<Arc<Shows>>,
+) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(server.self_signed_pem().unwrap().as_bytes()).unwrap()).unwrap();
     let builder = ClientConfig::builder_with_protocol_versions(&[version]).with_root_certificates(roots);
@@ -50,7 +54,7 @@ fn client(server: &Tls, version: &'static SupportedProtocolVersion, shows: Optio
 
 /// Makes one connection, in memory. Returns the kind of the handshake and the server's stream if both sides succeeded.
 async fn shake(
-    server: &Tls,
+    server: &ListenerTls,
     client: &Arc<ClientConfig>,
 ) -> std::io::Result<(HandshakeKind, TlsStream<tokio::io::DuplexStream>)> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -75,8 +79,8 @@ fn shown(stream: &TlsStream<tokio::io::DuplexStream>) -> Option<&[CertificateDer
     stream.get_ref().1.peer_certificates()
 }
 
-fn server(clients: ClientCertificates) -> Tls {
-    Tls::self_signed(vec!["localhost".to_owned()], clients).unwrap()
+fn server(clients: ClientCertificates) -> ListenerTls {
+    ListenerTls::self_signed(vec!["localhost".to_owned()], clients).unwrap()
 }
 
 #[tokio::test]
@@ -189,7 +193,7 @@ async fn tls_reader_starts_no_record_while_one_is_partly_read() {
         let (near, far) = tokio::io::duplex(1 << 20);
         let client = TlsConnector::from(client(&server, version, None));
         let connect = client.connect("localhost".try_into().unwrap(), near);
-        let accept = server.acceptor().accept(TlsRecords::of(far));
+        let accept = server.acceptor().accept(TlsRecordReader::of(far));
         let (near, far) = tokio::join!(connect, accept);
         let (mut near, mut far) = (near.unwrap(), tls_stream::TlsStream::new(far.unwrap()));
         let sent: Vec<u8> = (0..=250).cycle().take(4 * RECORD).collect();

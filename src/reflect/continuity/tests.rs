@@ -3,40 +3,45 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cache::{CacheConfig, CacheWriter, Change};
+use crate::cache::{CacheConfig, CacheWriter, ObjectChange};
 use crate::reflect::stream::decoded;
-use crate::wire::{Encoding, Envelope, JsonLayout, ObjectReader};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectReader};
 use kubeapi::Gvr;
 
 fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
-fn item(kind: &str, name: &str, version: u64) -> Result<StreamItem, StreamEnd> {
+fn item(kind: &str, name: &str, version: u64) -> Result<StreamItem, WatchStreamEnd> {
     let frame = format!(
         r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","code":{version},"metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{version}""#)
     ) + "\n";
-    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
-    decoded(&reader, frame.into()).map_err(StreamEnd::Failed)
+    let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default());
+    decoded(&reader, frame.into()).map_err(WatchStreamEnd::Failed)
 }
 
-fn change(kind: &str, name: &str, version: u64) -> Change {
+fn change(kind: &str, name: &str, version: u64) -> ObjectChange {
     let Ok(StreamItem::Change { change, .. }) = item(kind, name, version) else { panic!("not a change") };
     change
 }
 
-fn object(name: &str, version: u64) -> Object {
+fn object(name: &str, version: u64) -> ObjectRevision {
     change("ADDED", name, version).object
 }
 
-fn snapshot(at: u64, objects: &[(&str, u64)]) -> Snapshot {
-    Snapshot::from_objects(rv(at), objects.iter().map(|(name, version)| object(name, *version)))
+fn snapshot(at: u64, objects: &[(&str, u64)]) -> FeedSnapshot {
+    FeedSnapshot::from_objects(rv(at), objects.iter().map(|(name, version)| object(name, *version)))
 }
 
 fn cache() -> (CacheWriter, CacheReader) {
     let gvr = Gvr { group: "".into(), version: "v1".into(), resource: "pods".into() };
-    CacheWriter::new(CacheConfig::default(), gvr, Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn), true)
+    CacheWriter::new(
+        CacheConfig::default(),
+        gvr,
+        FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn),
+        true,
+    )
 }
 
 fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {
@@ -127,12 +132,12 @@ fn resume_marker_exists_only_for_a_nonempty_unsure_feed() {
     let (mut writer, reader) = cache();
     assert_eq!(reader.resume_marker(), None);
     writer.replace(snapshot(10, &[("p", 5)]));
-    let mut continuity = Continuity::default();
+    let mut continuity = HistoryContinuity::default();
     assert_eq!(continuity.resume_marker(&reader), None);
     continuity.lost();
     assert!(continuity.resume_marker(&reader).is_some());
-    continuity = Continuity::Unknown;
+    continuity = HistoryContinuity::Unknown;
     continuity.lost();
-    assert_eq!(continuity, Continuity::Unknown, "what has left upstream's window does not come back");
+    assert_eq!(continuity, HistoryContinuity::Unknown, "what has left upstream's window does not come back");
     assert_eq!(continuity.resume_marker(&reader), None);
 }

@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use super::*;
-use crate::upstream::Unsendable;
-use crate::wire::Encoding;
+use crate::upstream::UnsendableRequest;
+use crate::wire::FeedEncoding;
 use kubeapi::{EventType, ObjectKey, ResourceVersion, Status};
 
-fn refused(code: i32) -> Error {
-    Error::Refused(Box::new(Status { code, ..Status::default() }))
+fn refused(code: i32) -> UpstreamError {
+    UpstreamError::Refused(Box::new(Status { code, ..Status::default() }))
 }
 
-fn other_representation() -> Error {
-    Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) }
+fn other_representation() -> UpstreamError {
+    UpstreamError::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) }
 }
 
 /// The end of the feed that the error causes, or `None` if the step is retried.
-fn end(error: Error) -> Option<FeedEnd> {
+fn end(error: UpstreamError) -> Option<FeedEndReason> {
     match over(error) {
-        StepFailure::Over(end) => Some(end),
-        StepFailure::Upstream(_) => None,
+        ReflectorStepError::Over(end) => Some(end),
+        ReflectorStepError::Upstream(_) => None,
         other => panic!("{other:?}"),
     }
 }
@@ -27,33 +27,33 @@ fn end(error: Error) -> Option<FeedEnd> {
 #[tokio::test]
 async fn only_permanent_errors_end_a_feed() {
     for (error, expected) in [
-        (Error::Unreachable("nobody listens".into()), None),
-        (Error::Broken(Error::broken_off().await), None),
-        (Error::Timeout(Duration::from_secs(1)), None),
-        (Error::Credentials("expired".to_owned()), None),
-        (Error::TooLarge(1), None),
+        (UpstreamError::Unreachable("nobody listens".into()), None),
+        (UpstreamError::Broken(UpstreamError::broken_off().await), None),
+        (UpstreamError::Timeout(Duration::from_secs(1)), None),
+        (UpstreamError::Credentials("expired".to_owned()), None),
+        (UpstreamError::TooLarge(1), None),
         (refused(400), None),
         (refused(401), None),
-        (refused(403), Some(FeedEnd::Forbidden)),
-        (refused(404), Some(FeedEnd::Gone)),
-        (refused(405), Some(FeedEnd::Gone)),
-        (refused(406), Some(FeedEnd::NotOffered)),
+        (refused(403), Some(FeedEndReason::Forbidden)),
+        (refused(404), Some(FeedEndReason::Gone)),
+        (refused(405), Some(FeedEndReason::Gone)),
+        (refused(406), Some(FeedEndReason::NotOffered)),
         (refused(410), None),
         (refused(429), None),
         (refused(500), None),
-        (other_representation(), Some(FeedEnd::NotOffered)),
-        (Error::NotInitial(EventType::Modified), Some(FeedEnd::NotOffered)),
-        (Error::EndlessPages, Some(FeedEnd::NotOffered)),
-        (Error::InvalidRequest("no path".to_owned()), Some(FeedEnd::NotOffered)),
-        (Error::OverBudget, Some(FeedEnd::OverBudget)),
-        (Error::Wire(WireError::Truncated), None),
-        (Error::Wire(WireError::OtherColumns), Some(FeedEnd::Outdated)),
-        (Error::Wire(WireError::WrongForm), Some(FeedEnd::Unreadable)),
-        (Error::Wire(WireError::BadResourceVersion), Some(FeedEnd::Unreadable)),
+        (other_representation(), Some(FeedEndReason::NotOffered)),
+        (UpstreamError::NotInitial(EventType::Modified), Some(FeedEndReason::NotOffered)),
+        (UpstreamError::EndlessPages, Some(FeedEndReason::NotOffered)),
+        (UpstreamError::InvalidRequest("no path".to_owned()), Some(FeedEndReason::NotOffered)),
+        (UpstreamError::OverBudget, Some(FeedEndReason::OverBudget)),
+        (UpstreamError::Wire(WireError::Truncated), None),
+        (UpstreamError::Wire(WireError::OtherColumns), Some(FeedEndReason::Outdated)),
+        (UpstreamError::Wire(WireError::WrongForm), Some(FeedEndReason::Unreadable)),
+        (UpstreamError::Wire(WireError::BadResourceVersion), Some(FeedEndReason::Unreadable)),
         // Errors of requests that no feed sends.
-        (Error::Unsendable(Unsendable::Nested), None),
-        (Error::OtherDocument("/version".to_owned()), None),
-        (Error::HiddenDefinitions, None),
+        (UpstreamError::Unsendable(UnsendableRequest::Nested), None),
+        (UpstreamError::OtherDocument("/version".to_owned()), None),
+        (UpstreamError::HiddenDefinitions, None),
     ] {
         let told = error.to_string();
         assert_eq!(end(error), expected, "{told}");
@@ -67,36 +67,36 @@ fn untrusted() -> std::io::Error {
 
 #[tokio::test]
 async fn each_error_maps_to_one_failure_kind() {
-    use FailureKind as Kind;
+    use ReflectorFailureKind as Kind;
     for (error, expected) in [
-        (Error::Unreachable("nobody listens".into()), Kind::Unreachable),
-        (Error::Unreachable(untrusted().into()), Kind::Untrusted),
-        (Error::Broken(Error::broken_off().await), Kind::Broken),
-        (Error::Timeout(Duration::from_secs(1)), Kind::Timeout),
-        (Error::Credentials("expired".to_owned()), Kind::Credentials),
+        (UpstreamError::Unreachable("nobody listens".into()), Kind::Unreachable),
+        (UpstreamError::Unreachable(untrusted().into()), Kind::Untrusted),
+        (UpstreamError::Broken(UpstreamError::broken_off().await), Kind::Broken),
+        (UpstreamError::Timeout(Duration::from_secs(1)), Kind::Timeout),
+        (UpstreamError::Credentials("expired".to_owned()), Kind::Credentials),
         (refused(503), Kind::Refused),
-        (Error::Unsendable(Unsendable::Nested), Kind::Refused),
-        (Error::OverBudget, Kind::OverBudget),
-        (Error::TooLarge(1), Kind::Unreadable),
-        (Error::Wire(WireError::Truncated), Kind::Unreadable),
+        (UpstreamError::Unsendable(UnsendableRequest::Nested), Kind::Refused),
+        (UpstreamError::OverBudget, Kind::OverBudget),
+        (UpstreamError::TooLarge(1), Kind::Unreadable),
+        (UpstreamError::Wire(WireError::Truncated), Kind::Unreadable),
         (other_representation(), Kind::Unreadable),
-        (Error::NotInitial(EventType::Deleted), Kind::Unreadable),
-        (Error::EndlessPages, Kind::Unreadable),
-        (Error::InvalidRequest("no path".to_owned()), Kind::Unreadable),
-        (Error::OtherDocument("/version".to_owned()), Kind::Unreadable),
-        (Error::HiddenDefinitions, Kind::Unreadable),
+        (UpstreamError::NotInitial(EventType::Deleted), Kind::Unreadable),
+        (UpstreamError::EndlessPages, Kind::Unreadable),
+        (UpstreamError::InvalidRequest("no path".to_owned()), Kind::Unreadable),
+        (UpstreamError::OtherDocument("/version".to_owned()), Kind::Unreadable),
+        (UpstreamError::HiddenDefinitions, Kind::Unreadable),
     ] {
         let told = error.to_string();
-        assert_eq!(StepFailure::Stream(StreamEnd::Failed(error)).kind(), expected, "{told}");
+        assert_eq!(ReflectorStepError::Stream(WatchStreamEnd::Failed(error)).kind(), expected, "{told}");
     }
     let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
-    let out_of_order = crate::cache::OutOfOrder { key, rv, progress: rv };
+    let out_of_order = crate::cache::OutOfOrderChange { key, rv, progress: rv };
     for (failure, expected) in [
-        (StepFailure::Over(FeedEnd::Gone), Kind::Over),
-        (StepFailure::Stream(StreamEnd::Clean), Kind::Ended),
-        (StepFailure::Stream(StreamEnd::Silent), Kind::Silent),
-        (StepFailure::OutOfOrder(out_of_order), Kind::OutOfOrder),
-        (StepFailure::Upstream(refused(500)), Kind::Refused),
+        (ReflectorStepError::Over(FeedEndReason::Gone), Kind::Over),
+        (ReflectorStepError::Stream(WatchStreamEnd::Clean), Kind::Ended),
+        (ReflectorStepError::Stream(WatchStreamEnd::Silent), Kind::Silent),
+        (ReflectorStepError::OutOfOrder(out_of_order), Kind::OutOfOrder),
+        (ReflectorStepError::Upstream(refused(500)), Kind::Refused),
     ] {
         assert_eq!(failure.kind(), expected, "{failure}");
     }
@@ -104,7 +104,7 @@ async fn each_error_maps_to_one_failure_kind() {
 
 #[test]
 fn failure_kinds_have_stable_labels_and_connection_flag() {
-    use FailureKind as Kind;
+    use ReflectorFailureKind as Kind;
     for (kind, is_connection, label) in [
         (Kind::Over, false, "feed_terminated"),
         (Kind::Ended, true, "closed_at_once"),
@@ -133,8 +133,8 @@ fn only_watch_list_rejection_falls_back_to_paged_lists() {
         (refused(429), false),
         (refused(504), false),
         (other_representation(), false),
-        (Error::NotInitial(EventType::Modified), false),
-        (Error::Timeout(Duration::from_secs(1)), false),
+        (UpstreamError::NotInitial(EventType::Modified), false),
+        (UpstreamError::Timeout(Duration::from_secs(1)), false),
     ] {
         assert_eq!(refuses_watch_list(&error), expected, "{error}");
     }

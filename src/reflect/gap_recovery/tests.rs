@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{Encoding, JsonLayout, ObjectReader};
+use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
 
 #[test]
 fn window_start_is_parsed_from_the_410_message() {
@@ -26,13 +26,13 @@ fn window_start_is_parsed_from_the_410_message() {
 }
 
 /// A pod `key` at `rv`, decoded from a watch event.
-fn object(key: &str, rv: u64) -> Object {
+fn object(key: &str, rv: u64) -> ObjectRevision {
     let (namespace, name) = key.split_once('/').expect("namespace/name");
     let frame = format!(
         r#"{{"type":"ADDED","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#)
     ) + "\n";
-    match decoded(&ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()), frame.into()) {
+    match decoded(&ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default()), frame.into()) {
         Ok(StreamItem::Change { change, .. }) => change.object,
         other => panic!("{other:?} is not a change"),
     }
@@ -40,14 +40,15 @@ fn object(key: &str, rv: u64) -> Object {
 
 type State = BTreeMap<String, u64>;
 
-fn snapshot(rv: u64, state: &State) -> Snapshot {
-    Snapshot::from_objects(ResourceVersion(rv), state.iter().map(|(key, rv)| object(key, *rv)))
+fn snapshot(rv: u64, state: &State) -> FeedSnapshot {
+    FeedSnapshot::from_objects(ResourceVersion(rv), state.iter().map(|(key, rv)| object(key, *rv)))
 }
 
 /// The differences as `a/p 1→2`, with `-` for absent, in the order in which they were found.
-fn said(differences: &[Difference]) -> Vec<String> {
-    let side = |object: &Option<Arc<Object>>| object.as_ref().map_or("-".to_owned(), |object| object.rv.to_string());
-    let one = |difference: &Difference| {
+fn said(differences: &[GapObjectDifference]) -> Vec<String> {
+    let side =
+        |object: &Option<Arc<ObjectRevision>>| object.as_ref().map_or("-".to_owned(), |object| object.rv.to_string());
+    let one = |difference: &GapObjectDifference| {
         for object in [&difference.before, &difference.after].into_iter().flatten() {
             assert_eq!(object.key, difference.key);
         }
@@ -96,7 +97,9 @@ fn snapshot_versions_do_not_affect_differences() {
 #[test]
 fn difference_returns_old_and_new_objects_unchanged() {
     let found = differences(&snapshot(10, &state(&[("a/p", 1)])), &snapshot(20, &state(&[("a/p", 2)])));
-    let [Difference { before: Some(before), after: Some(after), .. }] = found.as_slice() else { panic!("{found:?}") };
+    let [GapObjectDifference { before: Some(before), after: Some(after), .. }] = found.as_slice() else {
+        panic!("{found:?}")
+    };
     assert_eq!(before.body(), object("a/p", 1).body());
     assert_eq!(after.body(), object("a/p", 2).body());
 }
@@ -126,7 +129,7 @@ proptest! {
     #[test]
     fn applying_differences_turns_old_state_into_new_state(before in states(), after in states()) {
         let mut walked = before.clone();
-        for Difference { key, after, .. } in differences(&snapshot(10, &before), &snapshot(20, &after)) {
+        for GapObjectDifference { key, after, .. } in differences(&snapshot(10, &before), &snapshot(20, &after)) {
             match after {
                 Some(object) => walked.insert(key.to_string(), object.rv.0),
                 None => walked.remove(key.as_str()),

@@ -16,9 +16,9 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use tokio::time::{Instant, timeout};
 
-use super::super::metrics::SideRequest;
-use super::super::stream::StreamEnd;
-use super::{PROOF_MAX, Prover, STREAM_HEAD_START, finished};
+use super::super::metrics::SideRequestReason;
+use super::super::stream::WatchStreamEnd;
+use super::{FreshnessProver, PROOF_MAX, STREAM_HEAD_START, finished};
 use kubeapi::ResourceVersion;
 
 /// The timeout of a list of versions. Upstream responds at once if it has the version, and only after seconds if it
@@ -26,7 +26,7 @@ use kubeapi::ResourceVersion;
 const LISTED_WITHIN: Duration = Duration::from_millis(500);
 
 /// The response to a request to reach a version.
-enum ReachOutcome {
+enum VersionReachOutcome {
     Reached(ResourceVersion),
     /// Upstream does not have the requested version.
     Behind,
@@ -40,7 +40,7 @@ struct RequestedVersion {
     at: Instant,
 }
 
-impl Prover {
+impl FreshnessProver {
     /// Reaches the versions that readers wait for, for as long as they wait.
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
@@ -49,7 +49,7 @@ impl Prover {
         let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
         let mut asked: Option<RequestedVersion> = None;
-        let mut coming: Option<BoxFuture<'_, ReachOutcome>> = None;
+        let mut coming: Option<BoxFuture<'_, VersionReachOutcome>> = None;
         let mut resting: Option<BoxFuture<'_, ()>> = None;
         let mut catching_up: Option<BoxFuture<'_, ()>> = None;
         loop {
@@ -75,10 +75,10 @@ impl Prover {
             tokio::select! {
                 biased;
                 came = finished(&mut coming) => match (came, asked.take()) {
-                    (ReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
-                    (ReachOutcome::Behind, Some(asked)) => versions.give_up(asked.rv, asked.at),
-                    (ReachOutcome::Behind, None) => {}
-                    (ReachOutcome::Failed, _) => resting = Some(self.unreached.rest().boxed()),
+                    (VersionReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
+                    (VersionReachOutcome::Behind, Some(asked)) => versions.give_up(asked.rv, asked.at),
+                    (VersionReachOutcome::Behind, None) => {}
+                    (VersionReachOutcome::Failed, _) => resting = Some(self.unreached.rest().boxed()),
                 },
                 () = finished(&mut resting) => {}
                 () = finished(&mut catching_up) => {}
@@ -94,13 +94,13 @@ impl Prover {
     }
 
     /// Asks upstream to reach a version, unless the feed's stream delivers it at once.
-    async fn come_to(&self, rv: ResourceVersion) -> ReachOutcome {
+    async fn come_to(&self, rv: ResourceVersion) -> VersionReachOutcome {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
-            return ReachOutcome::Reached(rv);
+            return VersionReachOutcome::Reached(rv);
         }
-        self.upstream.asked(SideRequest::Position);
-        let lister = self.upstream.lister(SideRequest::Position);
+        self.upstream.asked(SideRequestReason::Position);
+        let lister = self.upstream.lister(SideRequestReason::Position);
         let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(told)) if told.at >= rv => {
                 self.behind_a_proxy.store(told.is_from_memory, Ordering::Relaxed);
@@ -108,14 +108,14 @@ impl Prover {
                     // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
                 }
-                ReachOutcome::Reached(told.at)
+                VersionReachOutcome::Reached(told.at)
             }
-            Ok(Err(StreamEnd::Failed(error))) if error.is_too_large_version() => ReachOutcome::Behind,
+            Ok(Err(WatchStreamEnd::Failed(error))) if error.is_too_large_version() => VersionReachOutcome::Behind,
             Ok(Err(error)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
-                return ReachOutcome::Failed;
+                return VersionReachOutcome::Failed;
             }
-            Ok(Ok(_)) | Err(_) => return ReachOutcome::Failed,
+            Ok(Ok(_)) | Err(_) => return VersionReachOutcome::Failed,
         };
         self.unreached.succeeded();
         outcome

@@ -6,16 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{LIVED, Reflector, State};
-use crate::cache::{Change, FeedEnd, FeedState, ResumeMarker};
-use crate::feeds::FeedCounts;
-use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony};
-use crate::reflect::failure::{StepFailure, over};
+use super::{LIVED, Reflector, ReflectorState};
+use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
+use crate::feeds::FeedTrafficCounts;
+use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, testimony};
+use crate::reflect::failure::{ReflectorStepError, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
-use crate::reflect::reflector_findings::{Divergence, ReflectorFinding};
-use crate::reflect::stream::{StreamEnd, StreamItem, WatchStream};
-use crate::reflect::transactions::Transactions;
-use crate::upstream::{Cause, Error};
+use crate::reflect::reflector_findings::{ObjectDivergence, ReflectorFinding};
+use crate::reflect::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd};
+use crate::reflect::transaction_buffer::TransactionBuffer;
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use crate::wire::{BookmarkTemplate, WireError};
 use kubeapi::ResourceVersion;
 
@@ -40,12 +40,12 @@ impl Reflector {
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
-    ) -> Result<(WatchStream, Option<ResumeMarker>), (StepFailure, Option<ResumeMarker>)> {
+    ) -> Result<(UpstreamWatchStream, Option<ResumeMarker>), (ReflectorStepError, Option<ResumeMarker>)> {
         let spec = &self.upstream.feed.spec;
         let resume_marker = self.continuity.resume_marker(&self.upstream.feed.reader);
         let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match self.upstream.watch(Cause::Watch, &path).await {
+        match self.upstream.watch(UpstreamRequestCause::Watch, &path).await {
             Ok(stream) => Ok((stream, resume_marker)),
             Err(error) => Err((over(error), resume_marker)),
         }
@@ -53,18 +53,18 @@ impl Reflector {
 
     /// Records that upstream no longer has the change that the stream should repeat. It may still have the changes
     /// after the feed's version.
-    pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
-        self.continuity = Continuity::Unknown;
-        State::Listed { at }
+    pub(super) fn untold(&mut self, at: ResourceVersion) -> ReflectorState {
+        self.continuity = HistoryContinuity::Unknown;
+        ReflectorState::Listed { at }
     }
 
     /// Follows the stream until it ends. Returns the state to continue from.
     pub(super) async fn watch(
         &mut self,
         mut at: ResourceVersion,
-        mut stream: WatchStream,
+        mut stream: UpstreamWatchStream,
         mut resume_marker: Option<ResumeMarker>,
-    ) -> (State, Option<StepFailure>) {
+    ) -> (ReflectorState, Option<ReflectorStepError>) {
         let _open = self.upstream.watch_open();
         let opened = Instant::now();
         // Checks that the reopened stream continues our history, unless its first event proves it.
@@ -73,7 +73,7 @@ impl Reflector {
         } else if !self.continuity.is_sure() {
             self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
-        let mut transactions = Transactions::of(&self.upstream.feed.spec.key.gvr);
+        let mut transactions = TransactionBuffer::of(&self.upstream.feed.spec.key.gvr);
         loop {
             let item = async {
                 match &mut transactions {
@@ -124,9 +124,9 @@ impl Reflector {
     fn examine(
         &mut self,
         resume_marker: &ResumeMarker,
-        first: &Result<StreamItem, StreamEnd>,
+        first: &Result<StreamItem, WatchStreamEnd>,
         at: ResourceVersion,
-    ) -> Option<State> {
+    ) -> Option<ReflectorState> {
         match testimony(resume_marker, first) {
             ResumeEvidence::Continues => {
                 self.is_sure();
@@ -135,7 +135,7 @@ impl Reflector {
             }
             ResumeEvidence::Contradicts => {
                 self.give_up(at, "a watch omits the newest event");
-                Some(State::Empty)
+                Some(ReflectorState::Empty)
             }
             ResumeEvidence::Expired => Some(self.untold(at)),
             ResumeEvidence::Unknown => None,
@@ -145,39 +145,41 @@ impl Reflector {
     /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
     pub(super) fn take_in(
         &mut self,
-        item: Result<StreamItem, StreamEnd>,
+        item: Result<StreamItem, WatchStreamEnd>,
         at: ResourceVersion,
         opened: Instant,
-    ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
-        let listed = |failure: StepFailure| (State::Listed { at }, Some(failure));
+    ) -> Result<ResourceVersion, (ReflectorState, Option<ReflectorStepError>)> {
+        let listed = |failure: ReflectorStepError| (ReflectorState::Listed { at }, Some(failure));
         let counts = &self.upstream.feed.counts;
         let is_bookmark = matches!(item, Ok(StreamItem::Bookmark { .. }));
         let applied = match item {
             Ok(StreamItem::Change { change, more }) => {
                 let (rv, received) = (change.object.rv, 1 + more.len());
-                let bytes = |change: &Change| change.frame.as_ref().map_or(0, Bytes::len);
-                FeedCounts::add(&counts.events, received as u64);
-                FeedCounts::add(&counts.bytes, once(&change).chain(&more).map(bytes).sum::<usize>() as u64);
+                let bytes = |change: &ObjectChange| change.frame.as_ref().map_or(0, Bytes::len);
+                FeedTrafficCounts::add(&counts.events, received as u64);
+                FeedTrafficCounts::add(&counts.bytes, once(&change).chain(&more).map(bytes).sum::<usize>() as u64);
                 self.writer.apply(once(change).chain(more)).map(|fresh| {
-                    FeedCounts::add(&counts.duplicates, (received - fresh) as u64);
+                    FeedTrafficCounts::add(&counts.duplicates, (received - fresh) as u64);
                     (fresh > 0).then_some(rv)
                 })
             }
             Ok(StreamItem::Bookmark { object, rv, .. }) => {
-                FeedCounts::add(&counts.bookmarks, 1);
+                FeedTrafficCounts::add(&counts.bookmarks, 1);
                 if let Ok(template) = BookmarkTemplate::from_object(self.writer.envelope(), &object) {
                     self.writer.set_bookmark(template);
                 }
                 self.writer.advance(rv, true);
                 Ok(Some(rv))
             }
-            Err(StreamEnd::Clean) => {
+            Err(WatchStreamEnd::Clean) => {
                 self.relists.end_row();
-                return Err((State::Listed { at }, self.clean_end(at, opened)));
+                return Err((ReflectorState::Listed { at }, self.clean_end(at, opened)));
             }
-            Err(StreamEnd::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
+            Err(WatchStreamEnd::Failed(error @ UpstreamError::Wire(WireError::OtherColumns))) => {
+                return Err(listed(over(error)));
+            }
             // An ERROR event.
-            Err(StreamEnd::Failed(error @ Error::Refused(_))) => {
+            Err(WatchStreamEnd::Failed(error @ UpstreamError::Refused(_))) => {
                 // The apiserver reports at once that a version is too old, so a later 410 begins a new row.
                 if opened.elapsed() >= LIVED {
                     self.relists.end_row();
@@ -189,7 +191,7 @@ impl Reflector {
         // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
         // notified that this one exceeds its memory while it waits.
         if self.writer.is_outgrown() {
-            return Err(listed(StepFailure::Over(FeedEnd::OverBudget)));
+            return Err(listed(ReflectorStepError::Over(FeedEndReason::OverBudget)));
         }
         match applied {
             Ok(Some(rv)) => {
@@ -206,7 +208,7 @@ impl Reflector {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::error!(%feed, error = %out_of_order, "upstream sent events out of order; relisting");
                 self.writer.set_state(FeedState::Syncing);
-                Err((State::Empty, Some(out_of_order.into())))
+                Err((ReflectorState::Empty, Some(out_of_order.into())))
             }
         }
     }
@@ -217,18 +219,18 @@ impl Reflector {
         &mut self,
         finding: ReflectorFinding,
         at: ResourceVersion,
-    ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
+    ) -> Result<ResourceVersion, (ReflectorState, Option<ReflectorStepError>)> {
         let feed = &self.upstream.feed;
         match finding {
             ReflectorFinding::Proof { history, changes, until, announced } if history == feed.reader.history() => {
                 // The stream's copies of the changes will be duplicates.
-                self.writer.apply(changes).map_err(|error| (State::Listed { at }, Some(error.into())))?;
+                self.writer.apply(changes).map_err(|error| (ReflectorState::Listed { at }, Some(error.into())))?;
                 self.writer.advance(until, announced || feed.is_followed_by_proxies());
                 return Ok(until);
             }
             ReflectorFinding::Divergence(found) if self.is_held_so(&found) => {
                 self.quarantine(&found);
-                return Err((State::Empty, None));
+                return Err((ReflectorState::Empty, None));
             }
             // The finding is outdated: another history has begun, or the object has changed since.
             ReflectorFinding::Proof { .. } | ReflectorFinding::Divergence(_) => {}
@@ -256,14 +258,14 @@ impl Reflector {
     }
 
     /// Whether the feed still has the object in the version that was found to differ.
-    fn is_held_so(&self, found: &Divergence) -> bool {
+    fn is_held_so(&self, found: &ObjectDivergence) -> bool {
         let reader = &self.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
         found.history == reader.history() && ours() == found.ours
     }
 
     /// Acts on the outcome of a history check. Returns the new state if upstream has another history.
-    fn found(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<State> {
+    fn found(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<ReflectorState> {
         match outcome {
             HistoryCheckOutcome::Reached | HistoryCheckOutcome::Continues => {
                 self.is_sure();
@@ -291,19 +293,19 @@ impl Reflector {
 
     /// Records that upstream continues the feed's history.
     fn is_sure(&mut self) {
-        self.continuity = Continuity::Certain;
+        self.continuity = HistoryContinuity::Certain;
         self.history_checks.withdraw();
     }
 
     /// Decides whether a clean end is a failure. Usually a stream that ended cleanly is resumed at once. But if it
     /// ended right after it began, without an item, upstream is refusing the watch (R-UPSTREAM-4, R-CLIENT-4).
-    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
+    fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<ReflectorStepError> {
         tracing::debug!(feed = %self.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that was just replaced, because their events followed the old one.
         if self.upstream.feed.is_settling() {
-            return Some(StepFailure::Over(FeedEnd::Outdated));
+            return Some(ReflectorStepError::Over(FeedEndReason::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
-        in_vain.then(|| StreamEnd::Clean.into())
+        in_vain.then(|| WatchStreamEnd::Clean.into())
     }
 }

@@ -2,16 +2,16 @@
 
 use tokio::time::Instant;
 
-use super::{Reflector, State, ended};
-use crate::cache::{FeedState, Snapshot};
-use crate::reflect::continuity::{Continuity, HistoryComparison, compare, places};
-use crate::reflect::failure::{StepFailure, over};
+use super::{Reflector, ReflectorState, ended};
+use crate::cache::{FeedSnapshot, FeedState};
+use crate::reflect::continuity::{HistoryComparison, HistoryContinuity, compare, places};
+use crate::reflect::failure::{ReflectorStepError, over};
 use crate::reflect::gap::RelistPlan;
-use crate::reflect::gap_recovery::{self, GapRecovery, PastObjectReader};
-use crate::reflect::initial_state::{InitialState, ListVersion};
-use crate::reflect::metrics::SideRequest;
-use crate::reflect::reflector_findings::Divergence;
-use crate::upstream::Error;
+use crate::reflect::gap_recovery::{self, GapRecoveryResult, PastObjectReader};
+use crate::reflect::initial_state::{FeedInitialState, RequestedListVersion};
+use crate::reflect::metrics::SideRequestReason;
+use crate::reflect::reflector_findings::ObjectDivergence;
+use crate::upstream::UpstreamError;
 use kubeapi::ResourceVersion;
 
 /// The maximum size of a feed, in bytes, that is relisted in one request whose response is read as a whole.
@@ -19,20 +19,26 @@ const WHOLE_LIST_BYTES_MAX: usize = 256 << 20;
 
 impl Reflector {
     /// Returns the next state after a 410, and the failure if a backoff must come first.
-    pub(super) fn expired(&mut self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
+    pub(super) fn expired(
+        &mut self,
+        at: ResourceVersion,
+        error: UpstreamError,
+    ) -> (ReflectorState, Option<ReflectorStepError>) {
         let window = match &error {
-            Error::Refused(status) => gap_recovery::window_start(&status.message).filter(|window| *window >= at),
+            UpstreamError::Refused(status) => {
+                gap_recovery::window_start(&status.message).filter(|window| *window >= at)
+            }
             _ => None,
         };
         // If the gap cannot be mended, the current state is as good as an older one.
         let window = window.filter(|_| self.may_be_mended());
         match self.relists.next(window, Instant::now()) {
-            RelistPlan::AtOnce(window) => (State::Expired { at, window }, None),
+            RelistPlan::AtOnce(window) => (ReflectorState::Expired { at, window }, None),
             RelistPlan::NotBefore(rested) => {
                 self.rests_until = Some(rested);
-                (State::Listed { at }, None)
+                (ReflectorState::Listed { at }, None)
             }
-            RelistPlan::CurrentAfterBackoff => (State::Expired { at, window: None }, Some(error.into())),
+            RelistPlan::CurrentAfterBackoff => (ReflectorState::Expired { at, window: None }, Some(error.into())),
         }
     }
 
@@ -48,25 +54,25 @@ impl Reflector {
         &mut self,
         at: ResourceVersion,
         window: Option<ResourceVersion>,
-    ) -> Result<State, StepFailure> {
+    ) -> Result<ReflectorState, ReflectorStepError> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.upstream.asked(SideRequest::Relist);
+        self.upstream.asked(SideRequestReason::Relist);
         let asked = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
-        let initial = match window.map(ListVersion::Exact) {
+        let initial = match window.map(RequestedListVersion::Exact) {
             Some(exact) if is_small => {
-                self.upstream.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?
+                self.upstream.lister(SideRequestReason::Relist).list_whole(exact).await.map_err(over)?
             }
-            Some(exact) => self.upstream.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
-            None => self.upstream.lister(SideRequest::Relist).current_and_watch().await.map_err(ended)?,
+            Some(exact) => self.upstream.lister(SideRequestReason::Relist).list(exact).await.map_err(over)?,
+            None => self.upstream.lister(SideRequestReason::Relist).current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
-        if matches!(recovered, GapRecovery::OtherHistory) {
+        if matches!(recovered, GapRecoveryResult::OtherHistory) {
             self.relists.listed(Instant::now());
             self.give_up(at, "a list cannot follow from earlier events");
             return Ok(self.starts_with(initial, asked));
         }
-        let InitialState { snapshot, stream, servers, .. } = initial;
+        let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
         self.upstream.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;
@@ -83,7 +89,7 @@ impl Reflector {
             self.begins(asked, false);
         }
         self.upstream.written.listed(servers);
-        self.continuity = Continuity::Certain;
+        self.continuity = HistoryContinuity::Certain;
         if window.is_none() {
             self.upstream.feed.freshness.prove(asked);
             self.complete.listed(asked);
@@ -95,19 +101,24 @@ impl Reflector {
     }
 
     /// Recovers the changes up to `list`, if they can be proven.
-    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<GapRecovery, StepFailure> {
+    async fn recover(
+        &self,
+        at: ResourceVersion,
+        list: &FeedSnapshot,
+        exact: bool,
+    ) -> Result<GapRecoveryResult, ReflectorStepError> {
         let known = self.upstream.feed.reader.snapshot();
         if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == HistoryComparison::Other {
-            return Ok(GapRecovery::OtherHistory);
+            return Ok(GapRecoveryResult::OtherHistory);
         }
         let differences = gap_recovery::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {
-            return Ok(GapRecovery::Unknown);
+            return Ok(GapRecoveryResult::Unknown);
         }
-        differences.iter().for_each(|_| self.upstream.asked(SideRequest::Past));
-        let historian = PastObjectReader { lister: self.upstream.lister(SideRequest::Past), from: known.rv };
+        differences.iter().for_each(|_| self.upstream.asked(SideRequestReason::Past));
+        let historian = PastObjectReader { lister: self.upstream.lister(SideRequestReason::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
@@ -116,15 +127,15 @@ impl Reflector {
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::info!(%feed, %error, "cannot recover the missed events; starting a new history");
-                Ok(GapRecovery::Unknown)
+                Ok(GapRecoveryResult::Unknown)
             }
         }
     }
 
-    /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be a
-    /// minute away. Returns whether the gap is mended.
-    fn mend(&mut self, recovered: GapRecovery, until: ResourceVersion) -> Result<bool, StepFailure> {
-        let GapRecovery::Changes(changes) = recovered else { return Ok(false) };
+    /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be
+    /// a minute away. Returns whether the gap is mended.
+    fn mend(&mut self, recovered: GapRecoveryResult, until: ResourceVersion) -> Result<bool, ReflectorStepError> {
+        let GapRecoveryResult::Changes(changes) = recovered else { return Ok(false) };
         self.writer.apply(changes)?;
         self.writer.advance(until, true);
         Ok(true)
@@ -151,8 +162,8 @@ impl Reflector {
 
     /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches
     /// end when upstream's state replaces it (F8).
-    pub(super) fn quarantine(&mut self, found: &Divergence) {
-        let Divergence { key, at, ours, theirs, difference, .. } = found;
+    pub(super) fn quarantine(&mut self, found: &ObjectDivergence) {
+        let ObjectDivergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
         let feed = &self.upstream.feed;
         tracing::error!(

@@ -4,12 +4,12 @@ use bytes::Bytes;
 
 use super::*;
 use crate::cache::CacheConfig;
-use crate::feeds::{Feed, FeedHandle, FeedStartRequest, Feeds};
-use crate::reflect::body_writers::BodyWriters;
-use crate::reflect::reflector_findings::Divergence;
+use crate::feeds::{Feed, FeedHandle, FeedRegistry, FeedStartRequest};
+use crate::reflect::body_encoder_tracker::BodyEncoderTracker;
+use crate::reflect::reflector_findings::ObjectDivergence;
 use crate::reflect::stream::{StreamItem, decoded};
 use crate::reflect::tests::{seconds, spec};
-use crate::upstream::{Client, Error};
+use crate::upstream::{UpstreamClient, UpstreamError};
 use crate::wire::ObjectReader;
 use kubeapi::{ObjectKey, Status};
 
@@ -18,65 +18,69 @@ struct Hands {
     reflector: Reflector,
     feed: Arc<Feed>,
     reader: Arc<ObjectReader>,
-    _held: (Feeds, FeedHandle),
+    _held: (FeedRegistry, FeedHandle),
 }
 
 /// The version at which its history begins.
 const BASE: ResourceVersion = ResourceVersion(10);
 
 fn hands() -> Hands {
-    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+    let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
     let handle = feeds.handle(&spec(), None).expect("there is room");
     let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = Arc::new(ObjectReader::new(spec().key.encoding, spec().shape, spec().fields));
     let (findings, found) = mpsc::channel(1);
-    let upstream = FeedClient {
-        client: Client::in_memory(|| None),
+    let upstream = FeedUpstreamClient {
+        client: UpstreamClient::in_memory(|| None),
         feed: feed.clone(),
         reader: reader.clone(),
         lists_only: Arc::default(),
-        written: Arc::new(BodyWriters::new(feed.clone())),
+        written: Arc::new(BodyEncoderTracker::new(feed.clone())),
         findings,
     };
     let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
-    let initial = InitialState {
+    let initial = FeedInitialState {
         snapshot: feed.reader.stage().finish(BASE),
         stream: None,
         servers: Vec::new(),
         is_from_memory: false,
     };
     let begun = reflector.starts_with(initial, Instant::now());
-    assert!(matches!(begun, State::Listed { at: BASE }));
+    assert!(matches!(begun, ReflectorState::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
 }
 
 impl Hands {
-    fn item(&self, event: &str, object: &str) -> Result<StreamItem, StreamEnd> {
+    fn item(&self, event: &str, object: &str) -> Result<StreamItem, WatchStreamEnd> {
         let frame = format!("{{\"type\":\"{event}\",\"object\":{object}}}\n");
-        decoded(&self.reader, Bytes::from(frame)).map_err(StreamEnd::Failed)
+        decoded(&self.reader, Bytes::from(frame)).map_err(WatchStreamEnd::Failed)
     }
 
-    fn pod(&self, event: &str, name: &str, rv: u64) -> Result<StreamItem, StreamEnd> {
+    fn pod(&self, event: &str, name: &str, rv: u64) -> Result<StreamItem, WatchStreamEnd> {
         let metadata = format!(r#"{{"name":"{name}","namespace":"t1","uid":"u","resourceVersion":"{rv}"}}"#);
         let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},"spec":{{}},"status":{{}}}}"#);
         self.item(event, &object)
     }
 
-    fn error(&self, code: u16, message: &str) -> Result<StreamItem, StreamEnd> {
+    fn error(&self, code: u16, message: &str) -> Result<StreamItem, WatchStreamEnd> {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#;
         self.item("ERROR", &format!(r#"{status},"message":"{message}","code":{code}}}"#))
     }
 
     /// The result of an item that comes when the feed is at `at`.
-    fn take(&mut self, item: Result<StreamItem, StreamEnd>, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
+    fn take(
+        &mut self,
+        item: Result<StreamItem, WatchStreamEnd>,
+        at: u64,
+    ) -> Result<u64, (ReflectorState, Option<ReflectorStepError>)> {
         let opened = Instant::now();
         self.reflector.take_in(item, ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
     /// Makes upstream unreachable. Returns the wait.
     fn fail(&mut self) -> Duration {
-        let broken = StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
-        self.reflector.pause_after(&broken, &mut State::Listed { at: BASE })
+        let broken = ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+        self.reflector.pause_after(&broken, &mut ReflectorState::Listed { at: BASE })
     }
 
     fn told(&mut self, name: &str, rv: u64, at: u64) {
@@ -111,8 +115,8 @@ async fn out_of_order_event_restarts_the_feed() {
     hands.told("a", 11, 10);
     hands.told("b", 13, 11);
     let between = hands.pod("MODIFIED", "b", 12);
-    let Err((State::Empty, Some(failure))) = hands.take(between, 13) else { panic!("it goes on") };
-    assert_eq!(failure.kind(), FailureKind::OutOfOrder);
+    let Err((ReflectorState::Empty, Some(failure))) = hands.take(between, 13) else { panic!("it goes on") };
+    assert_eq!(failure.kind(), ReflectorFailureKind::OutOfOrder);
     assert_eq!(hands.feed.reader.state(), FeedState::Syncing);
 }
 
@@ -127,7 +131,9 @@ async fn watch_410_relists_at_the_upstream_window_start_if_later() {
         let mut hands = hands();
         hands.told("a", 11, 10);
         let refused = hands.error(410, message);
-        let Err((State::Expired { at, window: found }, None)) = hands.take(refused, 11) else { panic!("{message}") };
+        let Err((ReflectorState::Expired { at, window: found }, None)) = hands.take(refused, 11) else {
+            panic!("{message}")
+        };
         assert_eq!((at, found), (ResourceVersion(11), window), "{message}");
     }
 }
@@ -139,7 +145,7 @@ async fn watch_410_after_long_silence_relists_the_current_state() {
     hands.told("a", 11, 10);
     sleep(seconds(6 * 60)).await;
     let refused = hands.error(410, "too old resource version: 11 (15)");
-    let Err((State::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
+    let Err((ReflectorState::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
 }
 
 /// Events between a list and the next 410.
@@ -155,7 +161,12 @@ async fn second_410_in_a_row_relists_the_current_state() {
         ("nothing", |_| {}, 0, true),
         ("an item", |hands| hands.told("b", 12, 11), 0, false),
         ("a quiet stream", |_| {}, 6, false),
-        ("a clean end", |hands| drop(hands.reflector.take_in(Err(StreamEnd::Clean), BASE, Instant::now())), 0, false),
+        (
+            "a clean end",
+            |hands| drop(hands.reflector.take_in(Err(WatchStreamEnd::Clean), BASE, Instant::now())),
+            0,
+            false,
+        ),
         ("an outage", |hands| _ = hands.fail(), 0, false),
     ];
     for (what, then, quiet, is_in_a_row) in cases {
@@ -169,13 +180,13 @@ async fn second_410_in_a_row_relists_the_current_state() {
         let refused = hands.error(410, "too old resource version: 11 (15)");
         let next = hands.reflector.take_in(refused, ResourceVersion(11), opened).map(|reached| reached.0);
         match next {
-            Err((State::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
+            Err((ReflectorState::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
             // The last list is too recent. The stream is opened again after a wait, and its 410 then names the window.
-            Err((State::Listed { .. }, None)) => {
+            Err((ReflectorState::Listed { .. }, None)) => {
                 assert!(!is_in_a_row && hands.reflector.rests_until > Some(Instant::now()), "{what}");
                 sleep(seconds(10)).await;
                 let refused = hands.error(410, "too old resource version: 11 (15)");
-                let Err((State::Expired { window: found, .. }, None)) = hands.take(refused, 11) else {
+                let Err((ReflectorState::Expired { window: found, .. }, None)) = hands.take(refused, 11) else {
                     panic!("{what}: it is listed")
                 };
                 assert_eq!(found, window, "{what}");
@@ -190,8 +201,8 @@ async fn watch_error_other_than_410_resumes_from_the_same_version() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     let refused = hands.error(500, "etcdserver: leader changed");
-    let Err((State::Listed { at }, Some(failure))) = hands.take(refused, 11) else { panic!("it goes on") };
-    assert_eq!((at, failure.kind()), (ResourceVersion(11), FailureKind::Refused));
+    let Err((ReflectorState::Listed { at }, Some(failure))) = hands.take(refused, 11) else { panic!("it goes on") };
+    assert_eq!((at, failure.kind()), (ResourceVersion(11), ReflectorFailureKind::Refused));
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,8 +215,8 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
         if told {
             hands.told("a", 11, 10);
         }
-        let ended = hands.reflector.take_in(Err(StreamEnd::Clean), BASE, opened);
-        let Err((State::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
+        let ended = hands.reflector.take_in(Err(WatchStreamEnd::Clean), BASE, opened);
+        let Err((ReflectorState::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
         assert_eq!(failure.is_some(), fails, "{lived} s, {told}");
     }
 }
@@ -213,8 +224,8 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
 #[tokio::test(start_paused = true)]
 async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     let mut hands = hands();
-    let broken = || StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
-    let mut state = State::Listed { at: BASE };
+    let broken = || ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+    let mut state = ReflectorState::Listed { at: BASE };
     let mut waits = (0..8).map(|_| hands.reflector.pause_after(&broken(), &mut state)).collect::<Vec<_>>();
     assert!(waits[0] >= Duration::from_millis(800) && waits[0] < Duration::from_millis(1_600), "{waits:?}");
     assert!(waits.pop().is_some_and(|last| last == seconds(30)), "{waits:?}");
@@ -224,7 +235,7 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
     for (asked, waited) in [(0, 1), (7, 7), (3_600, 30)] {
         let status = Status::too_many_requests("later", asked);
-        let refused = StepFailure::Upstream(Error::Refused(Box::new(status)));
+        let refused = ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)));
         let wait = hands.reflector.pause_after(&refused, &mut state);
         assert_eq!(wait, seconds(if asked == 0 { 30 } else { waited }), "{asked}");
     }
@@ -235,12 +246,12 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
 #[tokio::test(start_paused = true)]
 async fn refusal_after_an_outage_is_retried_soon() {
     let mut hands = hands();
-    let refused = StepFailure::Over(FeedEnd::Forbidden);
-    let mut state = State::Listed { at: BASE };
+    let refused = ReflectorStepError::Over(FeedEndReason::Forbidden);
+    let mut state = ReflectorState::Listed { at: BASE };
     for _ in 0..3 {
         (0..8).for_each(|_| _ = hands.fail());
         let mut elapsed = Duration::ZERO;
-        while hands.reflector.bears(FeedEnd::Forbidden, &state) {
+        while hands.reflector.bears(FeedEndReason::Forbidden, &state) {
             let wait = hands.reflector.pause_after(&refused, &mut state);
             let longest = if elapsed.is_zero() { Duration::from_millis(500) } else { seconds(4) };
             assert!(wait <= longest, "{wait:?} after {elapsed:?}");
@@ -249,7 +260,10 @@ async fn refusal_after_an_outage_is_retried_soon() {
         }
         assert!((seconds(20)..=seconds(24)).contains(&elapsed), "{elapsed:?}");
     }
-    assert!(!hands.reflector.bears(FeedEnd::Forbidden, &State::Empty), "a first list is refused for good");
+    assert!(
+        !hands.reflector.bears(FeedEndReason::Forbidden, &ReflectorState::Empty),
+        "a first list is refused for good"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,9 +305,9 @@ async fn divergence_discards_the_state_only_if_still_cached() {
         hands.reflector.writer.set_state(FeedState::Live);
         let key = ObjectKey::new("t1", name);
         let ours = ours.map(ResourceVersion);
-        let found = Divergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
+        let found = ObjectDivergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
         let next = hands.reflector.heard(ReflectorFinding::Divergence(found), at).await;
-        assert_eq!(matches!(next, Err((State::Empty, None))), is_given_up, "{name} {ours:?}");
+        assert_eq!(matches!(next, Err((ReflectorState::Empty, None))), is_given_up, "{name} {ours:?}");
         let state = if is_given_up { FeedState::Syncing } else { FeedState::Live };
         assert_eq!(hands.feed.reader.state(), state, "{name} {ours:?}");
     }

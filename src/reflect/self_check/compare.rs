@@ -2,27 +2,27 @@
 
 use std::sync::Arc;
 
-use crate::cache::Snapshot;
-use crate::reflect::versions::VersionPage;
-use crate::wire::Object;
+use crate::cache::FeedSnapshot;
+use crate::reflect::versions::ObjectVersionPage;
+use crate::wire::ObjectRevision;
 use kubeapi::ObjectKey;
 
 /// A part of a collection: the keys after `behind`, up to and including `until`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct KeyRange {
+pub(super) struct ObjectKeyRange {
     behind: Option<ObjectKey>,
     until: Option<ObjectKey>,
 }
 
-impl KeyRange {
+impl ObjectKeyRange {
     /// Returns the part that is covered by a page that begins after `behind`.
-    pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
+    pub(super) fn of(behind: Option<ObjectKey>, page: &ObjectVersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
         Self { behind, until: last.filter(|_| !page.is_last) }
     }
 
-    fn objects<'a>(&'a self, state: &'a Snapshot) -> impl Iterator<Item = &'a Arc<Object>> {
-        let is_within = |object: &&Arc<Object>| self.until.as_ref().is_none_or(|until| object.key <= *until);
+    fn objects<'a>(&'a self, state: &'a FeedSnapshot) -> impl Iterator<Item = &'a Arc<ObjectRevision>> {
+        let is_within = |object: &&Arc<ObjectRevision>| self.until.as_ref().is_none_or(|until| object.key <= *until);
         state.behind(self.behind.as_ref()).take_while(is_within)
     }
 }
@@ -33,14 +33,15 @@ impl KeyRange {
 /// An object that upstream lists has not changed since its own version. So a cached state that had reached that version
 /// must have it, and vice versa. Changes between `before` and `after` prove nothing.
 pub(super) fn contradictions(
-    before: &Snapshot,
-    after: &Snapshot,
-    listed: &VersionPage,
-    part: &KeyRange,
+    before: &FeedSnapshot,
+    after: &FeedSnapshot,
+    listed: &ObjectVersionPage,
+    part: &ObjectKeyRange,
 ) -> Vec<ObjectKey> {
     let lacks = |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|ours| ours.rv != **rv);
     let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
-    let outlived = |ours: &&Arc<Object>| ours.rv <= listed.at && listed.versions.get(&ours.key) != Some(&ours.rv);
+    let outlived =
+        |ours: &&Arc<ObjectRevision>| ours.rv <= listed.at && listed.versions.get(&ours.key) != Some(&ours.rv);
     found.extend(part.objects(after).filter(outlived).map(|ours| ours.key.clone()));
     found.sort();
     found.dedup();
@@ -49,7 +50,7 @@ pub(super) fn contradictions(
 
 /// The difference of one object at one version of the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Discrepancy {
+pub(super) enum ObjectDiscrepancy {
     /// Upstream has the object, and the feed does not.
     Missing,
     /// The feed has the object, and upstream no longer does.
@@ -60,9 +61,13 @@ pub(super) enum Discrepancy {
     Bytes,
 }
 
-impl Discrepancy {
+impl ObjectDiscrepancy {
     /// Compares two objects. `alike` is true if the server that responded produces the same bytes as the cached ones.
-    pub(super) fn between(ours: Option<&Arc<Object>>, theirs: Option<&Object>, alike: bool) -> Option<Self> {
+    pub(super) fn between(
+        ours: Option<&Arc<ObjectRevision>>,
+        theirs: Option<&ObjectRevision>,
+        alike: bool,
+    ) -> Option<Self> {
         match (ours, theirs) {
             (None, None) => None,
             (None, Some(_)) => Some(Self::Missing),
@@ -87,11 +92,11 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::wire::{Encoding, JsonLayout, ObjectReader};
+    use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
     use kubeapi::ResourceVersion;
 
-    fn object(name: &str, rv: u64, more: &str) -> Object {
-        let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
+    fn object(name: &str, rv: u64, more: &str) -> ObjectRevision {
+        let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default());
         let metadata = format!(r#"{{"name":"{name}","namespace":"a","resourceVersion":"{rv}"}}"#);
         let item = format!(r#"{{"metadata":{metadata}{more}}}"#);
         let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"99"},"items":["#;
@@ -99,21 +104,26 @@ mod tests {
         reader.list(&Bytes::from(page)).expect("well-formed").items.remove(0)
     }
 
-    fn state(rv: u64, objects: &[(&str, u64)]) -> Snapshot {
-        Snapshot::from_objects(ResourceVersion(rv), objects.iter().map(|(name, rv)| object(name, *rv, "")))
+    fn state(rv: u64, objects: &[(&str, u64)]) -> FeedSnapshot {
+        FeedSnapshot::from_objects(ResourceVersion(rv), objects.iter().map(|(name, rv)| object(name, *rv, "")))
     }
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey::new("a", name)
     }
 
-    fn listed(at: u64, versions: &[(&str, u64)], is_last: bool) -> VersionPage {
+    fn listed(at: u64, versions: &[(&str, u64)], is_last: bool) -> ObjectVersionPage {
         let versions = versions.iter().map(|(name, rv)| (key(name), ResourceVersion(*rv))).collect();
-        VersionPage { at: ResourceVersion(at), versions, is_last, ..VersionPage::default() }
+        ObjectVersionPage { at: ResourceVersion(at), versions, is_last, ..ObjectVersionPage::default() }
     }
 
-    fn found(before: &Snapshot, after: &Snapshot, page: &VersionPage, behind: Option<&str>) -> Vec<String> {
-        let part = KeyRange::of(behind.map(key), page);
+    fn found(
+        before: &FeedSnapshot,
+        after: &FeedSnapshot,
+        page: &ObjectVersionPage,
+        behind: Option<&str>,
+    ) -> Vec<String> {
+        let part = ObjectKeyRange::of(behind.map(key), page);
         contradictions(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
     }
 
@@ -170,13 +180,13 @@ mod tests {
         for (mine, theirs, alike, expected) in [
             (Some(&ours), Some(&*ours), true, None),
             (Some(&ours), Some(&other), false, None),
-            (Some(&ours), Some(&other), true, Some(Discrepancy::Bytes)),
-            (Some(&ours), Some(&later), false, Some(Discrepancy::Version)),
-            (Some(&ours), None, false, Some(Discrepancy::Deleted)),
-            (None, Some(&other), false, Some(Discrepancy::Missing)),
+            (Some(&ours), Some(&other), true, Some(ObjectDiscrepancy::Bytes)),
+            (Some(&ours), Some(&later), false, Some(ObjectDiscrepancy::Version)),
+            (Some(&ours), None, false, Some(ObjectDiscrepancy::Deleted)),
+            (None, Some(&other), false, Some(ObjectDiscrepancy::Missing)),
             (None, None, true, None),
         ] {
-            assert_eq!(Discrepancy::between(mine, theirs, alike), expected);
+            assert_eq!(ObjectDiscrepancy::between(mine, theirs, alike), expected);
         }
     }
 }

@@ -132,7 +132,7 @@ async fn third_unreadable_stream_from_one_version_relists() {
 async fn truncated_frame_is_reread_in_full() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
-    let orders: [fn(&demo::Faults); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
+    let orders: [fn(&demo::FaultInjector); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
     for order in orders {
         order(&scene.up.faults());
         next_is_told(&scene).await;
@@ -208,7 +208,7 @@ async fn feed_without_readers_ends_after_the_idle_timeout() {
     drop(feed);
     let began = Instant::now();
     let ended = timeout(NEVER, state.wait_for(|state| matches!(state, FeedState::Ended(_)))).await;
-    assert_eq!(*ended.expect("it ends").expect("it says so"), FeedState::Ended(FeedEnd::Idle));
+    assert_eq!(*ended.expect("it ends").expect("it says so"), FeedState::Ended(FeedEndReason::Idle));
     assert!((seconds(600)..=seconds(610)).contains(&began.elapsed()), "{:?}", began.elapsed());
     up.until(|counts| counts.watches_open.total() == 0).await;
     assert!(feeds.find(&spec().key, None).is_none());

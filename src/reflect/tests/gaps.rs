@@ -4,7 +4,7 @@ use super::*;
 use base::random;
 
 /// Restarts the apiserver: it is unreachable for `away`, and then has lost its window.
-async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningUpstream)) {
+async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&RunningDemoApiserver)) {
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
     sleep(away).await;

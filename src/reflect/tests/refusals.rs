@@ -3,7 +3,7 @@
 use super::*;
 use demo::RequestKind;
 
-async fn ended(scene: &Scene) -> (FeedEnd, Duration) {
+async fn ended(scene: &Scene) -> (FeedEndReason, Duration) {
     let took = scene.until_state("over", |state| matches!(state, FeedState::Ended(_))).await;
     let FeedState::Ended(end) = scene.feed.reader.state() else { panic!("it was over") };
     (end, took)
@@ -11,9 +11,12 @@ async fn ended(scene: &Scene) -> (FeedEnd, Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn rejected_initial_list_ends_feed_with_matching_reason() {
-    for (code, end) in
-        [(403, FeedEnd::Forbidden), (404, FeedEnd::Gone), (405, FeedEnd::Gone), (406, FeedEnd::NotOffered)]
-    {
+    for (code, end) in [
+        (403, FeedEndReason::Forbidden),
+        (404, FeedEndReason::Gone),
+        (405, FeedEndReason::Gone),
+        (406, FeedEndReason::NotOffered),
+    ] {
         let up = upstream().in_memory();
         up.faults().answer(RequestKind::Any, 100, code, None);
         let scene = Scene::begun(up);
@@ -108,7 +111,7 @@ async fn changed_definition_ends_feed_and_starts_its_replacement() {
     let changed = FeedSpec { edition: Some("2".into()), ..spec() };
     let next = scene.feeds.handle(&changed, None).expect("it is no refusal");
     let (end, took) = ended(&scene).await;
-    assert_eq!((end, took < seconds(1)), (FeedEnd::Outdated, true));
+    assert_eq!((end, took < seconds(1)), (FeedEndReason::Outdated, true));
     let mut state = next.reader.watch_state();
     timeout(seconds(60), state.wait_for(|state| *state == FeedState::Live)).await.expect("in time").expect("it runs");
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::*;
-use crate::cache::{CacheReader, StartPosition, View};
+use crate::cache::{CacheReader, CollectionView, WatchStartPosition};
 use base::random;
-use demo::{Faults, RequestKind};
+use demo::{FaultInjector, RequestKind};
 use kubeapi::{LabelSelector, Selector};
 
 /// The maximum wait of a client if upstream does not respond.
@@ -34,20 +34,20 @@ async fn late(changes: usize) -> (Scene, u64) {
 
 /// Resumes a client from `from`. Returns whether it can continue, and how long it waited.
 async fn comes_back(scene: &Scene, from: u64) -> (bool, Duration) {
-    comes_back_to(scene, from, View::everything()).await
+    comes_back_to(scene, from, CollectionView::everything()).await
 }
 
 /// Resumes a client that selects by labels.
 async fn inquires(scene: &Scene, from: u64) -> (bool, Duration) {
     let labels = LabelSelector::parse("app").expect("a selector");
-    comes_back_to(scene, from, View::new(None, Selector { labels, ..Selector::default() })).await
+    comes_back_to(scene, from, CollectionView::new(None, Selector { labels, ..Selector::default() })).await
 }
 
-async fn comes_back_to(scene: &Scene, from: u64, view: View) -> (bool, Duration) {
+async fn comes_back_to(scene: &Scene, from: u64, view: CollectionView) -> (bool, Duration) {
     let (came, reader) = (Instant::now(), &scene.feed.reader);
     let wait = scene.feed.resume_backfills.wait(ResourceVersion(from), &view, reader);
     assert!(timeout(NEVER, wait).await.is_ok(), "neither here nor there in a day");
-    (reader.open(StartPosition::After(ResourceVersion(from)), view).is_ok(), came.elapsed())
+    (reader.open(WatchStartPosition::After(ResourceVersion(from)), view).is_ok(), came.elapsed())
 }
 
 /// The changes that the feed has after a version.
@@ -159,7 +159,7 @@ async fn asked(scene: &Scene, times: u64) {
 /// A broken connection says nothing about how much history upstream has.
 #[tokio::test(start_paused = true)]
 async fn broken_backfill_is_retried_while_clients_wait() {
-    type Break = fn(&Faults);
+    type Break = fn(&FaultInjector);
     let breaks: [(&str, Break); 4] = [
         ("torn", |faults| faults.tear_frame(20)),
         ("reset", |faults| faults.reset_watches()),

@@ -291,7 +291,7 @@ async fn multi_page_namespace_feed_is_self_checked() {
     for n in 0..700 {
         scene.up.create_pod("t1", &name(n));
     }
-    let ours = scene.of_scope(Scope::Namespace("t1".into()));
+    let ours = scene.of_scope(FeedScope::Namespace("t1".into()));
     sleep(seconds(10)).await;
     for lost in [10, 690] {
         let history = ours.reader.history();
@@ -360,22 +360,22 @@ fn said(feed: &FeedHandle, value: &str) -> u64 {
 
 impl Scene {
     /// Adds another proxy with the same upstream. Returns its feed and the values that keep it running.
-    fn beside(up: &RunningUpstream) -> (FeedHandle, (Feeds, Tasks)) {
-        let (feeds, demands) = Feeds::new(CacheConfig::default());
-        let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
-        let supervisor = Supervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
+    fn beside(up: &RunningDemoApiserver) -> (FeedHandle, (FeedRegistry, BackgroundTasks)) {
+        let (feeds, demands) = FeedRegistry::new(CacheConfig::default());
+        let (client, tasks) = (UpstreamClient::in_memory(up.connector()), BackgroundTasks::new());
+        let supervisor = ReflectorSupervisor::new(client, feeds.clone(), ReflectConfig::default(), tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
         (feeds.handle(&spec(), None).expect("there is room"), (feeds, tasks))
     }
 
     /// A feed of the pods in `scope`.
-    fn of_scope(&self, scope: Scope) -> FeedHandle {
+    fn of_scope(&self, scope: FeedScope) -> FeedHandle {
         let key = FeedKey { scope, ..spec().key };
         self.feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room")
     }
 
     /// A feed of the pods of a node.
     fn of_a_node(&self, node: &str) -> FeedHandle {
-        self.of_scope(Scope::Selected { field: "spec.nodeName".into(), value: node.into() })
+        self.of_scope(FeedScope::Selected { field: "spec.nodeName".into(), value: node.into() })
     }
 }

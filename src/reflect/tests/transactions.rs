@@ -41,7 +41,7 @@ async fn version_is_announced_as_soon_as_its_event_arrives() {
 /// Where a stream resumes: after the newest event if it ended cleanly, and directly before it if the connection broke.
 #[tokio::test(start_paused = true)]
 async fn stream_resumes_after_a_clean_end_and_before_the_newest_event_if_the_connection_broke() {
-    type Ends = fn(&RunningUpstream);
+    type Ends = fn(&RunningDemoApiserver);
     let ends: [(Ends, u64); 2] = [(|up| up.faults().end_watches(), 0), (|up| up.faults().drop_connections(), 1)];
     for (end, before) in ends {
         let scene = Scene::of(upstream().pods(3)).await;

@@ -3,7 +3,7 @@
 
 mod open_watch;
 mod recent;
-mod request_source;
+mod user_and_agent;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,38 +12,38 @@ use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::cache::Follower;
+use crate::cache::LaneFollower;
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
-use kubeapi::Query;
+use kubeapi::UrlQuery;
 
-use open_watch::{SortBy, WatchEntry, WatchRow, micros};
-use recent::{RecentLog, RecentRow};
-pub(crate) use request_source::RequestSource;
-use request_source::shortened;
+use open_watch::{DebugWatchRow, OpenWatchEntry, WatchSortColumn, micros};
+use recent::{RecentRequestLog, RecentRequestRow};
+pub(crate) use user_and_agent::UserAndAgent;
+use user_and_agent::shortened;
 
 /// The registry of open watches and recent events. Clones share the same data.
 #[derive(Debug, Clone)]
-pub struct ActiveWatches(Arc<Shared>);
+pub struct ActiveWatches(Arc<ActiveWatchesState>);
 
 #[derive(Debug)]
-struct Shared {
+struct ActiveWatchesState {
     began: Instant,
     /// The open watches, in a sharded map, because watches open and end on all cores and listing them must not block
     /// the others.
-    watches: DashMap<u64, Arc<WatchEntry>>,
+    watches: DashMap<u64, Arc<OpenWatchEntry>>,
     next: AtomicU64,
-    ended: RecentLog,
-    refused: RecentLog,
-    passed: RecentLog,
+    ended: RecentRequestLog,
+    refused: RecentRequestLog,
+    passed: RecentRequestLog,
 }
 
 /// The registration of an open watch. Dropping it removes the watch from the registry.
 #[derive(Debug)]
-pub(crate) struct ActiveWatch {
+pub(crate) struct ActiveWatchGuard {
     of: ActiveWatches,
     id: u64,
-    watch: Arc<WatchEntry>,
+    watch: Arc<OpenWatchEntry>,
 }
 
 /// The response body of `/debug/watches`.
@@ -55,30 +55,30 @@ struct WatchesPage {
     /// The number of matching watches beyond the limit, which are not in `watches`.
     left_out: usize,
     /// The open watches, sorted as the query requested.
-    watches: Vec<WatchRow>,
+    watches: Vec<DebugWatchRow>,
 }
 
 /// The response body of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct RecentPage {
-    ended: Vec<RecentRow>,
-    refused: Vec<RecentRow>,
-    passed_through: Vec<RecentRow>,
+struct RecentRequestsPage {
+    ended: Vec<RecentRequestRow>,
+    refused: Vec<RecentRequestRow>,
+    passed_through: Vec<RecentRequestRow>,
 }
 
 impl Default for ActiveWatches {
     fn default() -> Self {
-        let [ended, refused, passed] = std::array::from_fn(|_| RecentLog::default());
+        let [ended, refused, passed] = std::array::from_fn(|_| RecentRequestLog::default());
         let (watches, next) = (DashMap::new(), AtomicU64::new(0));
-        Self(Arc::new(Shared { began: Instant::now(), watches, next, ended, refused, passed }))
+        Self(Arc::new(ActiveWatchesState { began: Instant::now(), watches, next, ended, refused, passed }))
     }
 }
 
 impl ActiveWatches {
     /// Returns the debug page with the name `name` as JSON, or `None` if there is no such page.
     pub fn page(&self, name: &str, query: &str) -> Option<Vec<u8>> {
-        let filter = Filter::of(&Query::parse(query));
+        let filter = DebugPageFilter::of(&UrlQuery::parse(query));
         let json = match name {
             "watches" => serde_json::to_vec(&self.watches(&filter)),
             "recent" => serde_json::to_vec(&self.recent(&filter)),
@@ -88,7 +88,7 @@ impl ActiveWatches {
     }
 
     /// Builds rows only for the watches within the limit, because there may be a hundred thousand watches.
-    fn watches(&self, filter: &Filter) -> WatchesPage {
+    fn watches(&self, filter: &DebugPageFilter) -> WatchesPage {
         let (began, now) = (self.0.began, Instant::now());
         let asked_for = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
         // Ties are sorted by age, oldest first, so that reloading the page keeps the order.
@@ -105,39 +105,39 @@ impl ActiveWatches {
         WatchesPage { total, left_out: total - watches.len(), watches }
     }
 
-    fn recent(&self, filter: &Filter) -> RecentPage {
+    fn recent(&self, filter: &DebugPageFilter) -> RecentRequestsPage {
         let shared = &self.0;
         let [ended, refused, passed_through] = [&shared.ended, &shared.refused, &shared.passed]
             .map(|recent| recent.rows(|row| filter.takes_recent(row), filter.limit));
-        RecentPage { ended, refused, passed_through }
+        RecentRequestsPage { ended, refused, passed_through }
     }
 
     /// Registers an opened watch for the debug pages.
     pub(crate) fn opened(
         &self,
-        who: RequestSource,
-        follower: Follower,
+        who: UserAndAgent,
+        follower: LaneFollower,
         representation: Representation,
         protocol: WatchTransport,
-    ) -> ActiveWatch {
+    ) -> ActiveWatchGuard {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(WatchEntry::new(who, follower, representation, protocol, self.0.began.elapsed()));
+        let watch = Arc::new(OpenWatchEntry::new(who, follower, representation, protocol, self.0.began.elapsed()));
         self.0.watches.insert(id, watch.clone());
-        ActiveWatch { of: self.clone(), id, watch }
+        ActiveWatchGuard { of: self.clone(), id, watch }
     }
 
     /// Records an error response that the proxy generated.
-    pub(crate) fn refused(&self, who: &RequestSource, (method, path): (&str, &str), (code, message): (u16, &str)) {
+    pub(crate) fn refused(&self, who: &UserAndAgent, (method, path): (&str, &str), (code, message): (u16, &str)) {
         self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
     }
 
     /// Records a forwarded request for the debug pages.
-    pub(crate) fn passed(&self, who: &RequestSource, (method, path): (&str, &str), reason: &str) {
+    pub(crate) fn passed(&self, who: &UserAndAgent, (method, path): (&str, &str), reason: &str) {
         self.0.passed.note(who, method, path, reason.into());
     }
 }
 
-impl ActiveWatch {
+impl ActiveWatchGuard {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn told(&self, rv: u64, next: u64, is_parked: bool) {
         let asked = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
@@ -156,7 +156,7 @@ impl ActiveWatch {
     }
 }
 
-impl Drop for ActiveWatch {
+impl Drop for ActiveWatchGuard {
     fn drop(&mut self) {
         self.of.0.watches.remove(&self.id);
     }
@@ -166,13 +166,13 @@ impl Drop for ActiveWatch {
 /// of these columns. `text` is a case-insensitive substring of any of them. `limit` caps the number of rows. `sort` and
 /// `order` apply to watches only.
 #[derive(Debug, Clone)]
-struct Filter {
+struct DebugPageFilter {
     user: Option<String>,
     agent: Option<String>,
     resource: Option<String>,
     text: Option<String>,
     limit: usize,
-    sort: SortBy,
+    sort: WatchSortColumn,
     /// Whether the rows are sorted in ascending order.
     is_up: bool,
 }
@@ -180,18 +180,18 @@ struct Filter {
 const LIMIT_DEFAULT: usize = 500;
 const LIMIT_MAX: usize = 10_000;
 
-impl Filter {
-    fn of(query: &Query) -> Self {
+impl DebugPageFilter {
+    fn of(query: &UrlQuery) -> Self {
         let text = |name| query.first(name).filter(|text| !text.is_empty()).map(str::to_owned);
         let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
-        let sort = query.first("sort").map(SortBy::of).unwrap_or_default();
+        let sort = query.first("sort").map(WatchSortColumn::of).unwrap_or_default();
         let is_up = query.first("order").is_some_and(|order| order == "up");
         let [user, agent, resource, text] = ["user", "agent", "resource", "text"].map(text);
         let text = text.map(|text| text.to_lowercase());
         Self { user, agent, resource, text, limit: limit.min(LIMIT_MAX), sort, is_up }
     }
 
-    fn takes_watch(&self, watch: &WatchEntry) -> bool {
+    fn takes_watch(&self, watch: &OpenWatchEntry) -> bool {
         if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
             return true;
         }
@@ -199,7 +199,7 @@ impl Filter {
         self.takes(user, agent, &watch.place())
     }
 
-    fn takes_recent(&self, row: &RecentRow) -> bool {
+    fn takes_recent(&self, row: &RecentRequestRow) -> bool {
         self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.asked)
     }
 

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::feeds::FeedKey;
-use crate::serve::activity::active_watches::ActiveWatch;
-use crate::serve::activity::{WatchEnd, WatchTransport};
+use crate::serve::activity::active_watches::ActiveWatchGuard;
+use crate::serve::activity::{WatchEndReason, WatchTransport};
 use crate::serve::route::ForwardReason;
 use crate::wire::Representation;
 use kubeapi::{Gvr, ResourceVersion};
@@ -21,17 +21,17 @@ use kubeapi::{Gvr, ResourceVersion};
 /// look up and hold them. A sharded map gains nothing, because there are few kinds and each watch looks up once: a
 /// lookup takes 50 ns with one lock and 49 ns sharded.
 #[derive(Debug, Default)]
-pub(crate) struct Watches(Mutex<HashMap<Kind, Arc<MetricHandles>>>);
+pub(crate) struct WatchMetricsRegistry(Mutex<HashMap<WatchMetricLabels, Arc<WatchMetricHandles>>>);
 
 /// The metric labels of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Kind {
+struct WatchMetricLabels {
     gvr: Gvr,
     representation: Representation,
     protocol: WatchTransport,
 }
 
-struct MetricHandles {
+struct WatchMetricHandles {
     resource: String,
     labels: Vec<Label>,
     open: Gauge,
@@ -42,30 +42,30 @@ struct MetricHandles {
 
 /// The metrics of one watch. The caller must report its end with [`ended`](Self::ended).
 pub(crate) struct WatchMetrics {
-    of: Arc<MetricHandles>,
+    of: Arc<WatchMetricHandles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
-    active_watch: Option<ActiveWatch>,
+    active_watch: Option<ActiveWatchGuard>,
 }
 
-impl Watches {
+impl WatchMetricsRegistry {
     /// Counts a watch as open. `active_watch` is its entry on the debug pages.
     pub(crate) fn open(
         &self,
         key: &FeedKey,
         representation: Representation,
         protocol: WatchTransport,
-        active_watch: Option<ActiveWatch>,
+        active_watch: Option<ActiveWatchGuard>,
     ) -> WatchMetrics {
-        let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
-        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(MetricHandles::of(kind))).clone();
+        let kind = WatchMetricLabels { gvr: key.gvr.clone(), representation, protocol };
+        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(WatchMetricHandles::of(kind))).clone();
         of.open.increment(1.0);
         WatchMetrics { of, opened: Instant::now(), active_watch }
     }
 }
 
-impl MetricHandles {
-    fn of(kind: &Kind) -> Self {
+impl WatchMetricHandles {
+    fn of(kind: &WatchMetricLabels) -> Self {
         let resource = kind.gvr.to_string();
         let representation = Label::new("representation", kind.representation.as_str());
         let labels = vec![Label::new("resource", resource.clone()), representation];
@@ -82,9 +82,9 @@ impl MetricHandles {
     }
 }
 
-impl fmt::Debug for MetricHandles {
+impl fmt::Debug for WatchMetricHandles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetricHandles").field("resource", &self.resource).finish_non_exhaustive()
+        f.debug_struct("WatchMetricHandles").field("resource", &self.resource).finish_non_exhaustive()
     }
 }
 
@@ -112,7 +112,7 @@ impl WatchMetrics {
     }
 
     /// Records the end of the watch in the metrics, the access log and the debug pages.
-    pub(crate) fn ended(&self, end: WatchEnd) {
+    pub(crate) fn ended(&self, end: WatchEndReason) {
         let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.of.open.decrement(1.0);
@@ -126,9 +126,9 @@ impl WatchMetrics {
 }
 
 /// Counts a watch that is held until its state is proven. Dropping it ends the count.
-pub(crate) struct HeldWatch(Gauge);
+pub(crate) struct PendingWatchGuard(Gauge);
 
-impl HeldWatch {
+impl PendingWatchGuard {
     pub(crate) fn new() -> Self {
         let held = gauge!("kube_fanout_watches_waiting");
         held.increment(1.0);
@@ -136,7 +136,7 @@ impl HeldWatch {
     }
 }
 
-impl Drop for HeldWatch {
+impl Drop for PendingWatchGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -158,13 +158,13 @@ pub(crate) fn forwarded(reason: ForwardReason) {
 
 /// The origin of a response that callers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnsweredFrom {
+pub(crate) enum SharedResponseOrigin {
     Memory,
     /// A request to upstream, which other callers may share.
     Upstream,
 }
 
-impl AnsweredFrom {
+impl SharedResponseOrigin {
     fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -174,12 +174,12 @@ impl AnsweredFrom {
 }
 
 /// Counts a request for discovery or the version that the proxy answers.
-pub(crate) fn served_discovery(kind: &'static str, source: AnsweredFrom) {
+pub(crate) fn served_discovery(kind: &'static str, source: SharedResponseOrigin) {
     counter!("kube_fanout_discovery_served_total", "kind" => kind, "source" => source.as_str()).increment(1);
 }
 
 /// Counts a request of a downstream proxy that this proxy answers instead of the apiserver.
-pub(crate) fn answered_proxy(kind: &'static str, source: AnsweredFrom) {
+pub(crate) fn answered_proxy(kind: &'static str, source: SharedResponseOrigin) {
     counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source.as_str()).increment(1);
 }
 

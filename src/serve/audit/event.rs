@@ -15,7 +15,7 @@ pub(super) struct AuditEvent<'a> {
     pub(super) level: &'static str,
     #[serde(rename = "auditID")]
     pub(super) audit_id: &'a str,
-    pub(super) stage: Stage,
+    pub(super) stage: AuditEventStage,
     #[serde(rename = "requestURI")]
     pub(super) request_uri: &'a str,
     pub(super) verb: &'a str,
@@ -38,7 +38,7 @@ pub(super) struct AuditEvent<'a> {
 
 /// The stage of the request that an event describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) enum Stage {
+pub(super) enum AuditEventStage {
     /// The response of a watch has started.
     ResponseStarted,
     ResponseComplete,

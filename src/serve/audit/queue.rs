@@ -11,28 +11,28 @@ use crate::serve::activity::metrics;
 
 /// The audit log, which may be off. Clones share the same queue.
 #[derive(Debug, Clone, Default)]
-pub struct Audit {
-    queue: Option<Queue>,
+pub struct AuditLog {
+    queue: Option<AuditQueue>,
 }
 
 /// The queue to the [`AuditWriter`], bounded in records and in bytes. Senders never wait.
 #[derive(Debug, Clone)]
-pub(super) struct Queue {
-    lines: mpsc::Sender<QueuedRecord>,
+pub(super) struct AuditQueue {
+    lines: mpsc::Sender<QueuedAuditRecord>,
     room: Arc<Semaphore>,
 }
 
 /// The error of a full audit queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log queue is full, so the request cannot be recorded")]
-pub(super) struct QueueFull;
+pub(super) struct AuditQueueFull;
 
 /// The maximum number of queued records: about one second of heavy read traffic.
 pub(super) const RECORDS_MAX: usize = 16_384;
 /// The maximum size of the queued records. A request target alone can have 64 KiB.
 const BYTES_MAX: usize = 32 << 20;
 
-impl Audit {
+impl AuditLog {
     /// Creates an audit log that records nothing.
     pub fn off() -> Self {
         Self::default()
@@ -42,14 +42,14 @@ impl Audit {
     ///
     /// # Errors
     /// The file cannot be opened for appending.
-    pub fn open(destination: Destination) -> io::Result<(Self, AuditWriter)> {
-        let (queue, lines) = Queue::new(RECORDS_MAX, BYTES_MAX);
+    pub fn open(destination: AuditDestination) -> io::Result<(Self, AuditWriter)> {
+        let (queue, lines) = AuditQueue::new(RECORDS_MAX, BYTES_MAX);
         let writer = AuditWriter::open(destination, lines)?;
         Ok((Self { queue: Some(queue) }, writer))
     }
 
     #[cfg(test)]
-    pub(super) fn of(queue: Queue) -> Self {
+    pub(super) fn of(queue: AuditQueue) -> Self {
         Self { queue: Some(queue) }
     }
 
@@ -58,21 +58,22 @@ impl Audit {
         self.queue.is_some()
     }
 
-    pub(super) fn queue(&self) -> Option<&Queue> {
+    pub(super) fn queue(&self) -> Option<&AuditQueue> {
         self.queue.as_ref()
     }
 }
 
-impl Queue {
-    pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedRecord>) {
+impl AuditQueue {
+    pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedAuditRecord>) {
         let (lines, waiting) = mpsc::channel(records_max);
         (Self { lines, room: Arc::new(Semaphore::new(bytes_max)) }, waiting)
     }
 
-    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), QueueFull> {
+    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), AuditQueueFull> {
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| QueueFull);
-        let put = room.and_then(|room| self.lines.try_send(QueuedRecord { text, _room: room }).map_err(|_| QueueFull));
+        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| AuditQueueFull);
+        let put = room
+            .and_then(|room| self.lines.try_send(QueuedAuditRecord { text, _room: room }).map_err(|_| AuditQueueFull));
         if put.is_err() {
             metrics::records("dropped", 1);
         }
@@ -82,7 +83,7 @@ impl Queue {
 
 /// The destination of audit records: a file or standard output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Destination {
+pub enum AuditDestination {
     Stdout,
     /// A file opened for appending. If it no longer exists, for example after a rotation by renaming, it is created
     /// again with mode 0600.
@@ -92,19 +93,19 @@ pub enum Destination {
 /// The task that writes records in order. No request waits for it.
 #[derive(Debug)]
 pub struct AuditWriter {
-    lines: mpsc::Receiver<QueuedRecord>,
-    output: Output,
+    lines: mpsc::Receiver<QueuedAuditRecord>,
+    output: AuditOutput,
 }
 
 /// A queued record. Dropping it releases its bytes in the queue.
 #[derive(Debug)]
-pub(super) struct QueuedRecord {
+pub(super) struct QueuedAuditRecord {
     pub(super) text: Vec<u8>,
     pub(super) _room: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
-enum Output {
+enum AuditOutput {
     Stdout(io::Stdout),
     File { path: PathBuf, file: File },
 }
@@ -115,10 +116,10 @@ const BATCH_MAX: usize = 1024;
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
-    pub(super) fn open(destination: Destination, lines: mpsc::Receiver<QueuedRecord>) -> io::Result<Self> {
+    pub(super) fn open(destination: AuditDestination, lines: mpsc::Receiver<QueuedAuditRecord>) -> io::Result<Self> {
         let output = match destination {
-            Destination::Stdout => Output::Stdout(io::stdout()),
-            Destination::File(path) => Output::File { file: open(&path)?, path },
+            AuditDestination::Stdout => AuditOutput::Stdout(io::stdout()),
+            AuditDestination::File(path) => AuditOutput::File { file: open(&path)?, path },
         };
         Ok(Self { lines, output })
     }
@@ -160,7 +161,7 @@ impl AuditWriter {
     }
 }
 
-impl Output {
+impl AuditOutput {
     /// Writes `lines`, and removes the bytes that were written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {

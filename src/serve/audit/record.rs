@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
 
-use super::Audit;
-use super::event::{AuditEvent, AuditOutcome, ObjectReference, Stage};
-use super::queue::{Queue, QueueFull};
+use super::AuditLog;
+use super::event::{AuditEvent, AuditEventStage, AuditOutcome, ObjectReference};
+use super::queue::{AuditQueue, AuditQueueFull};
 use crate::auth::Caller;
-use crate::net::{Peer, PeerAddress};
-use crate::serve::route::Sensitive;
+use crate::net::{ConnectionPeer, PeerAddress};
+use crate::serve::route::SensitiveKind;
 use kubeapi::{RequestInfo, Status, User};
 
 /// The audit record of one request. Dropping the last clone records the end of a watch.
 pub(crate) struct AuditRecord {
-    queue: Queue,
+    queue: AuditQueue,
     audit_id: HeaderValue,
     uri: String,
     info: RequestInfo,
@@ -25,7 +25,7 @@ pub(crate) struct AuditRecord {
     source_ips: Vec<IpAddr>,
     user_agent: String,
     received: Timestamp,
-    begun: OnceLock<RecordedResponse>,
+    begun: OnceLock<AuditedResponse>,
 }
 
 /// A response extension that marks responses of the proxy itself. Responses without it are recorded by upstream's audit
@@ -42,17 +42,17 @@ pub(crate) struct ServedLocally {
 
 /// A response extension with the authorization decision and its reason.
 #[derive(Debug, Clone)]
-pub(crate) enum Decision {
+pub(crate) enum AuditDecision {
     Allowed(Arc<str>),
     Denied(Arc<str>),
 }
 
 /// The recorded properties of the response.
 #[derive(Debug, Clone)]
-struct RecordedResponse {
+struct AuditedResponse {
     code: u16,
     status: Option<Status>,
-    decision: Option<Decision>,
+    decision: Option<AuditDecision>,
 }
 
 /// The maximum length of a recorded user agent in bytes, as in the apiserver, and the suffix of a truncated one.
@@ -67,8 +67,8 @@ const REASON: &str = "authorization.k8s.io/reason";
 impl AuditRecord {
     /// Creates the record of a request, or returns `None` if the log is off.
     pub(crate) fn new(
-        audit: &Audit,
-        peer: &Peer,
+        audit: &AuditLog,
+        peer: &ConnectionPeer,
         (uri, headers): (&Uri, &HeaderMap),
         info: &RequestInfo,
         audit_id: &HeaderValue,
@@ -104,9 +104,9 @@ impl AuditRecord {
         let Some(ServedLocally { status, is_watch, is_served }) = response.extensions().get::<ServedLocally>() else {
             return true;
         };
-        let decision = response.extensions().get::<Decision>().cloned();
-        let answered = RecordedResponse { code: response.status().as_u16(), status: status.clone(), decision };
-        let stage = if *is_watch { Stage::ResponseStarted } else { Stage::ResponseComplete };
+        let decision = response.extensions().get::<AuditDecision>().cloned();
+        let answered = AuditedResponse { code: response.status().as_u16(), status: status.clone(), decision };
+        let stage = if *is_watch { AuditEventStage::ResponseStarted } else { AuditEventStage::ResponseComplete };
         if self.put(stage, &answered).is_err() && *is_served && self.is_sensitive() {
             return false;
         }
@@ -117,10 +117,10 @@ impl AuditRecord {
     }
 
     fn is_sensitive(&self) -> bool {
-        self.info.group.is_empty() && self.info.resource == Sensitive::Secrets.as_str()
+        self.info.group.is_empty() && self.info.resource == SensitiveKind::Secrets.as_str()
     }
 
-    fn put(&self, stage: Stage, answered: &RecordedResponse) -> Result<(), QueueFull> {
+    fn put(&self, stage: AuditEventStage, answered: &AuditedResponse) -> Result<(), AuditQueueFull> {
         let event = self.event(stage, now(), answered);
         let line = event.to_line();
         if line.len() <= STRANGER_RECORD_BYTES_MAX || !self.is_of_stranger() {
@@ -144,7 +144,7 @@ impl AuditRecord {
         !self.is_ourselves && (self.user.name.is_empty() || self.user.is_anonymous())
     }
 
-    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a RecordedResponse) -> AuditEvent<'a> {
+    fn event<'a>(&'a self, stage: AuditEventStage, at: Timestamp, answered: &'a AuditedResponse) -> AuditEvent<'a> {
         AuditEvent {
             kind: "Event",
             api_version: "audit.k8s.io/v1",
@@ -164,11 +164,11 @@ impl AuditRecord {
         }
     }
 
-    fn annotations<'a>(&self, decision: Option<&'a Decision>) -> BTreeMap<&'static str, &'a str> {
+    fn annotations<'a>(&self, decision: Option<&'a AuditDecision>) -> BTreeMap<&'static str, &'a str> {
         let (decision, reason): (_, &str) = match decision {
-            Some(Decision::Allowed(_)) if self.is_ourselves => ("allow", "the caller is the proxy itself"),
-            Some(Decision::Allowed(reason)) => ("allow", reason),
-            Some(Decision::Denied(reason)) => ("forbid", reason),
+            Some(AuditDecision::Allowed(_)) if self.is_ourselves => ("allow", "the caller is the proxy itself"),
+            Some(AuditDecision::Allowed(reason)) => ("allow", reason),
+            Some(AuditDecision::Denied(reason)) => ("forbid", reason),
             None => return BTreeMap::new(),
         };
         [(DECISION, decision), (REASON, reason)].into()
@@ -179,7 +179,7 @@ impl Drop for AuditRecord {
     fn drop(&mut self) {
         if let Some(answered) = self.begun.take() {
             // The watch ends even if the queue is full; its start has been recorded.
-            let _ = self.put(Stage::ResponseComplete, &answered);
+            let _ = self.put(AuditEventStage::ResponseComplete, &answered);
         }
     }
 }
@@ -202,7 +202,7 @@ pub fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
     let hidden = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
-        let is_token = kubeapi::Query::parse(name)
+        let is_token = kubeapi::UrlQuery::parse(name)
             .pairs()
             .next()
             .is_some_and(|(name, _)| name.to_ascii_lowercase().contains("token"));

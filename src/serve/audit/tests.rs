@@ -3,35 +3,41 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::queue::{Queue, QueueFull, QueuedRecord};
+use super::queue::{AuditQueue, AuditQueueFull, QueuedAuditRecord};
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
-use super::{Audit, AuditRecord, Decision, Destination, ServedLocally};
+use super::{AuditDecision, AuditDestination, AuditLog, AuditRecord, ServedLocally};
 use crate::auth::Caller;
-use crate::net::{Connection, Peer, PeerAddress};
+use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
 use base::AbortSignal;
-use kubeapi::{Query, RequestInfo, Status};
+use kubeapi::{RequestInfo, Status, UrlQuery};
 
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
 }
 
-fn peer() -> Peer {
+fn peer() -> ConnectionPeer {
     let address = PeerAddress::Tcp(SocketAddr::from(([10, 0, 0, 7], 4711)));
-    Peer { address, certificates: None, connection: Connection::default(), cut: AbortSignal::default() }
+    ConnectionPeer {
+        address,
+        certificates: None,
+        connection: DownstreamConnection::default(),
+        cut: AbortSignal::default(),
+    }
 }
 
-fn record(queue: &Queue, target: &str) -> AuditRecord {
+fn record(queue: &AuditQueue, target: &str) -> AuditRecord {
     let uri: Uri = target.parse().expect("a target");
-    let info = RequestInfo::parse("GET", uri.path(), &Query::parse(uri.query().unwrap_or_default())).expect("a path");
+    let info =
+        RequestInfo::parse("GET", uri.path(), &UrlQuery::parse(uri.query().unwrap_or_default())).expect("a path");
     let headers = headers(&[("user-agent", "kubectl/v1.37"), ("authorization", "Bearer CANARY"), ("cookie", "CANARY")]);
-    let audit = Audit::of(queue.clone());
+    let audit = AuditLog::of(queue.clone());
     let mut record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &HeaderValue::from_static("id-1"))
         .expect("it is on");
     record.put_caller(&Caller::Anonymous);
     record
 }
 
-fn response(ours: ServedLocally, decision: Option<Decision>) -> Response<()> {
+fn response(ours: ServedLocally, decision: Option<AuditDecision>) -> Response<()> {
     let mut response = Response::new(());
     if let Some(status) = &ours.status {
         *response.status_mut() = http::StatusCode::from_u16(status.http_code()).expect("a code");
@@ -41,7 +47,7 @@ fn response(ours: ServedLocally, decision: Option<Decision>) -> Response<()> {
     response
 }
 
-fn next(lines: &mut tokio::sync::mpsc::Receiver<QueuedRecord>) -> Option<(String, Value)> {
+fn next(lines: &mut tokio::sync::mpsc::Receiver<QueuedAuditRecord>) -> Option<(String, Value)> {
     let line = String::from_utf8(lines.try_recv().ok()?.text).expect("text");
     let value = serde_json::from_str(&line).expect("JSON");
     Some((line, value))
@@ -53,9 +59,9 @@ fn served() -> ServedLocally {
 
 #[test]
 fn audit_event_of_read_matches_apiserver_format() {
-    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let record = record(&queue, "/apis/apps/v1/namespaces/a/deployments/d?pretty=1");
-    assert!(record.answered(&response(served(), Some(Decision::Allowed("RBAC: allowed by x".into())))));
+    assert!(record.answered(&response(served(), Some(AuditDecision::Allowed("RBAC: allowed by x".into())))));
     drop(record);
     let (line, mut event) = next(&mut lines).expect("one record");
     assert!(next(&mut lines).is_none());
@@ -102,10 +108,10 @@ fn audit_event_of_read_matches_apiserver_format() {
 
 #[test]
 fn audit_event_of_refusal_has_status_and_decision() {
-    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let status = Status::unauthorized();
     let refused = ServedLocally { status: Some(status), ..ServedLocally::default() };
-    assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(Decision::Denied("no".into())))));
+    assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(AuditDecision::Denied("no".into())))));
     let (_, event) = next(&mut lines).expect("one record");
     let told = &event["responseStatus"];
     assert_eq!(
@@ -117,7 +123,7 @@ fn audit_event_of_refusal_has_status_and_decision() {
 
 #[test]
 fn watch_is_audited_at_start_and_end() {
-    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let record = record(&queue, "/api/v1/pods?watch=1");
     assert!(record.answered(&response(ServedLocally { is_watch: true, ..served() }, None)));
     let (_, begun) = next(&mut lines).expect("a record");
@@ -131,7 +137,7 @@ fn watch_is_audited_at_start_and_end() {
 
 #[test]
 fn forwarded_response_is_not_audited_by_proxy() {
-    let (queue, mut lines) = Queue::new(8, 1 << 16);
+    let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     assert!(record(&queue, "/api/v1/pods").answered(&Response::new(())));
     assert!(next(&mut lines).is_none());
 }
@@ -139,9 +145,9 @@ fn forwarded_response_is_not_audited_by_proxy() {
 /// If the queue is full, records are dropped, but Secrets are not served without a record.
 #[test]
 fn secrets_are_not_served_without_audit_record() {
-    let (queue, _lines) = Queue::new(1, 1 << 16);
+    let (queue, _lines) = AuditQueue::new(1, 1 << 16);
     assert_eq!(queue.put(vec![b'x']), Ok(()));
-    assert_eq!(queue.put(vec![b'x']), Err(QueueFull));
+    assert_eq!(queue.put(vec![b'x']), Err(AuditQueueFull));
     for (target, ours, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
@@ -156,10 +162,10 @@ fn secrets_are_not_served_without_audit_record() {
 
 #[test]
 fn audit_queue_is_bounded_in_bytes() {
-    let (queue, mut lines) = Queue::new(8, 10);
-    assert_eq!(queue.put(vec![0; 11]), Err(QueueFull));
+    let (queue, mut lines) = AuditQueue::new(8, 10);
+    assert_eq!(queue.put(vec![0; 11]), Err(AuditQueueFull));
     assert_eq!(queue.put(vec![0; 6]), Ok(()));
-    assert_eq!(queue.put(vec![0; 6]), Err(QueueFull));
+    assert_eq!(queue.put(vec![0; 6]), Err(AuditQueueFull));
     drop(lines.try_recv().expect("a line"));
     assert_eq!(queue.put(vec![0; 6]), Ok(()));
 }
@@ -204,16 +210,16 @@ fn long_user_agents_are_truncated() {
 /// Each connection of an unauthenticated caller can cause one record.
 #[test]
 fn audit_record_of_unauthenticated_caller_is_bounded() {
-    let (queue, mut lines) = Queue::new(8, 1 << 20);
+    let (queue, mut lines) = AuditQueue::new(8, 1 << 20);
     let long = "\u{e4}".repeat(30_000);
     let uri: Uri = format!("/api/v1/pods?a={}", "b".repeat(60_000)).parse().expect("a target");
     let path = format!("/api/v1/namespaces/{long}/pods/{long}/{long}");
     let id = HeaderValue::from_str(&"i".repeat(60_000)).expect("text");
     let agent = HeaderValue::from_str(&"u".repeat(60_000)).expect("text");
     let headers = HeaderMap::from_iter([(http::header::USER_AGENT, agent)]);
-    let (audit, method) = (Audit::of(queue), "M".repeat(60_000));
+    let (audit, method) = (AuditLog::of(queue), "M".repeat(60_000));
     for path in [path.as_str(), "/version"] {
-        let info = RequestInfo::parse(&method, path, &Query::parse("")).expect("a path");
+        let info = RequestInfo::parse(&method, path, &UrlQuery::parse("")).expect("a path");
         let record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
         let refused = ServedLocally { status: Some(Status::bad_request(&*long)), ..ServedLocally::default() };
         assert!(record.answered(&response(refused, None)));
@@ -229,7 +235,7 @@ async fn audit_file_is_recreated_after_rename() {
     let dir = std::env::temp_dir().join(format!("kube-fanout-audit-{}-{}", std::process::id(), fastrand::u64(..)));
     std::fs::create_dir(&dir).expect("a directory");
     let (path, rotated) = (dir.join("audit.log"), dir.join("audit.log.1"));
-    let (audit, writer) = Audit::open(Destination::File(path.clone())).expect("a file");
+    let (audit, writer) = AuditLog::open(AuditDestination::File(path.clone())).expect("a file");
     let mut writing = Box::pin(writer.run());
     let queue = audit.queue().expect("it is on").clone();
     let mut written = async |text: &str, file: &std::path::Path| {

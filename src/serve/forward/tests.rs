@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::serve::limits::ConcurrencyConfig;
-use crate::upstream::Unsendable;
+use crate::upstream::UnsendableRequest;
 use crate::wire::WireError;
 use kubeapi::EventType;
 
@@ -12,7 +12,7 @@ fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {
 }
 
 /// Checks the code and message of each failure, and that only a 503 has a retry delay.
-fn assert_told(failures: Vec<(Error, i32, &str)>) {
+fn assert_told(failures: Vec<(UpstreamError, i32, &str)>) {
     for (error, code, message) in failures {
         let reason = match code {
             403 => "Forbidden",
@@ -28,14 +28,14 @@ fn assert_told(failures: Vec<(Error, i32, &str)>) {
 
 #[tokio::test]
 async fn upstream_failure_returns_gateway_error() {
-    let broken = Error::Broken(Error::broken_off().await);
+    let broken = UpstreamError::Broken(UpstreamError::broken_off().await);
     let broken_off = broken.to_string();
     assert_told(vec![
-        (Error::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
-        (Error::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
+        (UpstreamError::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
+        (UpstreamError::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
         (broken, 502, &broken_off),
         // Its reason is for the log.
-        (Error::Credentials("/a/path".to_owned()), 503, "the proxy cannot load its upstream credentials"),
+        (UpstreamError::Credentials("/a/path".to_owned()), 503, "the proxy cannot load its upstream credentials"),
     ]);
 }
 
@@ -45,41 +45,49 @@ fn unsendable_request_is_refused_by_the_proxy() {
     let nested = "the proxy's own credentials already impersonate a user, and impersonation cannot be nested";
     let unencodable = "the user's name or groups cannot be sent in a header";
     assert_told(vec![
-        (Error::Unsendable(Unsendable::Nested), 403, nested),
-        (Error::Unsendable(Unsendable::NoImpersonator), 403, no_impersonator),
-        (Error::Unsendable(Unsendable::UnencodableUser), 403, unencodable),
-        (Error::InvalidRequest("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
+        (UpstreamError::Unsendable(UnsendableRequest::Nested), 403, nested),
+        (UpstreamError::Unsendable(UnsendableRequest::NoImpersonator), 403, no_impersonator),
+        (UpstreamError::Unsendable(UnsendableRequest::UnencodableUser), 403, unencodable),
+        (UpstreamError::InvalidRequest("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
     ]);
 }
 
 #[test]
 fn unusable_upstream_response_returns_502() {
-    let version = Error::OtherDocument("/version".to_owned());
-    let representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
+    let version = UpstreamError::OtherDocument("/version".to_owned());
+    let representation = UpstreamError::OtherRepresentation { asked: "json".to_owned(), answered: None };
     assert_told(vec![
         (version, 502, "upstream returned an unexpected document for /version"),
         (representation, 502, "upstream returned an unknown content type, but json was requested"),
         (
-            Error::NotInitial(EventType::Deleted),
+            UpstreamError::NotInitial(EventType::Deleted),
             502,
             "upstream sent DELETED among the initial events of a watch (expected ADDED)",
         ),
         (
-            Error::EndlessPages,
+            UpstreamError::EndlessPages,
             502,
             "upstream's paginated list does not end: it repeats a continue token or sends empty pages",
         ),
-        (Error::HiddenDefinitions, 502, "the proxy's account may no longer list customresourcedefinitions (RBAC)"),
-        (Error::TooLarge(7), 502, "upstream's response is larger than 7 bytes"),
-        (Error::OverBudget, 502, "the memory budget for feeds is used up; raise feeds.memoryMebibytes"),
-        (Error::Wire(WireError::NoMetadata), 502, "cannot decode upstream's response: the object has no metadata"),
+        (
+            UpstreamError::HiddenDefinitions,
+            502,
+            "the proxy's account may no longer list customresourcedefinitions (RBAC)",
+        ),
+        (UpstreamError::TooLarge(7), 502, "upstream's response is larger than 7 bytes"),
+        (UpstreamError::OverBudget, 502, "the memory budget for feeds is used up; raise feeds.memoryMebibytes"),
+        (
+            UpstreamError::Wire(WireError::NoMetadata),
+            502,
+            "cannot decode upstream's response: the object has no metadata",
+        ),
     ]);
 }
 
 #[test]
 fn upstream_refusal_status_is_returned_unchanged() {
     let refused = Status::too_many_requests("later", 7);
-    assert_eq!(unreachable(&Error::Refused(Box::new(refused.clone()))), refused);
+    assert_eq!(unreachable(&UpstreamError::Refused(Box::new(refused.clone()))), refused);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::listing::OverLimit;
+use crate::listing::LimitExceeded;
 use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
@@ -134,12 +134,16 @@ impl ConcurrencyLimits {
         &self,
         payer: Option<&FlowDistinguisher>,
         selector_bytes: usize,
-    ) -> Result<ConcurrencyPermit, OverLimit> {
+    ) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
     /// Takes permits for a LIST of `bytes` bytes.
-    pub(crate) fn list(&self, payer: Option<&FlowDistinguisher>, bytes: usize) -> Result<ConcurrencyPermit, OverLimit> {
+    pub(crate) fn list(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        bytes: usize,
+    ) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
@@ -149,8 +153,8 @@ impl ConcurrencyLimits {
         &self,
         payer: Option<&FlowDistinguisher>,
         bytes: usize,
-    ) -> Result<ConcurrencyPermit, OverLimit> {
-        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| OverLimit("large responses"))
+    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| LimitExceeded("large responses"))
     }
 }
 
@@ -167,7 +171,7 @@ impl PermitPool {
         self.each_max.store(each, Ordering::Relaxed);
     }
 
-    pub(crate) fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+    pub(crate) fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.take_many(payer, 1)
     }
 
@@ -182,7 +186,7 @@ impl PermitPool {
         &self,
         payer: Option<&FlowDistinguisher>,
         mut needed: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, OverLimit> {
+    ) -> Result<T, LimitExceeded> {
         let first = poll_fn(|cx| Poll::Ready(needed.as_mut().poll(cx))).await;
         if let Poll::Ready(done) = first {
             return Ok(done);
@@ -192,10 +196,10 @@ impl PermitPool {
     }
 
     /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
-    fn take_many(&self, payer: Option<&FlowDistinguisher>, places: usize) -> Result<ConcurrencyPermit, OverLimit> {
+    fn take_many(&self, payer: Option<&FlowDistinguisher>, places: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
         let (places_max, each_max) = (self.places_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(places).unwrap_or(u32::MAX);
-        let shed = |_| OverLimit(self.what);
+        let shed = |_| LimitExceeded(self.what);
         let own = match payer {
             Some(payer) => {
                 let share = self.each.of(payer);
@@ -209,7 +213,7 @@ impl PermitPool {
         // The reserve keeps permits for others when a handful of users fill their shares.
         let reserve = if held > self.few { places_max / RESERVE } else { 0 };
         if held > each_max || of_all.saturating_add(reserve) > places_max {
-            return Err(OverLimit(self.what));
+            return Err(LimitExceeded(self.what));
         }
         Ok(ConcurrencyPermit { _all: all, _own: own.map(|(own, _)| own) })
     }
@@ -249,7 +253,7 @@ mod tests {
         held.extend(std::iter::from_fn(|| room.take(Some(&ada)).ok()));
         assert_eq!(held.len(), 12);
         room.resize(4, 2);
-        assert_eq!(room.take(None).err(), Some(OverLimit("places")));
+        assert_eq!(room.take(None).err(), Some(LimitExceeded("places")));
         held.truncate(3);
         assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
     }
@@ -262,7 +266,7 @@ mod tests {
         let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
         let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
-        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(OverLimit("places"))));
+        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(LimitExceeded("places"))));
         drop(adas);
         assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
     }
@@ -278,7 +282,7 @@ mod tests {
         for name in 0..10 {
             let other = payer(&name.to_string());
             others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("there is a place for a few")));
-            assert_eq!(room.take(Some(&other)).err(), Some(OverLimit("places")), "and for no more");
+            assert_eq!(room.take(Some(&other)).err(), Some(LimitExceeded("places")), "and for no more");
         }
         drop(held);
         let other = payer("0");
@@ -301,7 +305,7 @@ mod tests {
         drop(plain);
         let dear = open(ada, 16 << 10);
         assert_eq!(dear.len(), 50 / 9);
-        assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(OverLimit("watches")));
+        assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(LimitExceeded("watches")));
         assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
         drop(dear);
         assert_eq!(open(ada, 0).len(), 50);
@@ -318,7 +322,11 @@ mod tests {
         };
         let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
         assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
-        assert_eq!(wait(&ada).now_or_never(), Some(Err(OverLimit("waiting requests"))), "half of them are one user's");
+        assert_eq!(
+            wait(&ada).now_or_never(),
+            Some(Err(LimitExceeded("waiting requests"))),
+            "half of them are one user's"
+        );
         let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
@@ -335,7 +343,7 @@ mod tests {
         let ada = payer("ada");
         let large: Vec<_> = std::iter::from_fn(|| concurrency.list(Some(&ada), usize::MAX).ok()).collect();
         assert_eq!(large.len(), 4, "half of it is one user's share");
-        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")));
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(LimitExceeded("lists")));
         let small: Vec<_> = std::iter::from_fn(|| concurrency.list(None, 100).ok()).collect();
         assert_eq!(small.len(), 1 << 10);
         drop(large);
@@ -351,7 +359,7 @@ mod tests {
         let (ada, bob) = (payer("ada"), payer("bob"));
         let held: Vec<_> = std::iter::from_fn(|| concurrency.whole(Some(&ada), 1 << 20).ok()).collect();
         assert_eq!(held.len(), 4, "half of it is one user's share");
-        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")), "it is the share of its lists");
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(LimitExceeded("lists")), "it is the share of its lists");
         assert!(concurrency.whole(Some(&bob), 1 << 20).is_ok());
         drop(held);
         assert!(concurrency.whole(Some(&ada), 4 << 20).is_ok());

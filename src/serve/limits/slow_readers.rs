@@ -3,18 +3,18 @@
 //! One rule: a response that has something to send and makes no progress for a while, or that is not read by its
 //! deadline, is reset. A codec polls a response only while its client has room. So a response that is not read cannot
 //! end itself, and would hold its permit, its feed and perhaps a snapshot forever. Therefore each response has a timer
-//! in one map ([`Timers`]), for which one task waits:
+//! in one map ([`TimerQueue`]), for which one task waits:
 //!
 //! | What | No progress | Deadline |
 //! |---|---|---|
-//! | [`Watchdog`] of a watch | not polled for the grace period after one of its times | its timeout |
-//! | [`StatePin`] on the initial state of a watch | nothing taken for `state_idle_max` | |
-//! | `StatePin` on the state of a LIST | | `body_max` |
-//! | [`BoundedBody`](super::BoundedBody): other responses, and forwarded requests | | `body_max` |
+//! | [`WatchDeadlineTimer`] of a watch | not polled for the grace period after one of its times | its timeout |
+//! | [`TimedSnapshotPin`] on the initial state of a watch | nothing taken for `state_idle_max` | |
+//! | `TimedSnapshotPin` on the state of a LIST | | `body_max` |
+//! | [`DeadlineBody`](super::DeadlineBody): other responses, and forwarded requests | | `body_max` |
 //!
-//! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere. [`AbortSignal::within`]
-//! limits small responses, because most of them are sent at once and must not allocate a timer. `cache::Pins` resets
-//! the oldest responses when memory is short. `net::lifetime` closes connections.
+//! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere.
+//! [`AbortSignal::within`] limits small responses, because most of them are sent at once and must not allocate a timer.
+//! `cache::SnapshotPins` resets the oldest responses when memory is short. `net::lifetime` closes connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,9 +25,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::auth::GrantStatus;
-use crate::cache::{self, Snapshot};
+use crate::cache::{self, FeedSnapshot};
 use crate::feeds::Feed;
-use base::{AbortSignal, DrainWatch, Timed, Timer, Timers, random};
+use base::{AbortSignal, DrainWatch, Timer, TimerQueue, TimerTarget, random};
 
 /// The reason that is recorded for a body that was aborted.
 pub(crate) const TOO_SLOW: &str = "too_slow";
@@ -49,13 +49,13 @@ impl Default for SlowReaderLimits {
 
 /// The timers of all responses, and the progress of a drain. Clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct SlowReaderReaper(Arc<Shared>);
+pub(crate) struct SlowReaderReaper(Arc<SlowReaderReaperState>);
 
 #[derive(Debug)]
-struct Shared {
+struct SlowReaderReaperState {
     unread: SlowReaderLimits,
     body_max: Duration,
-    timers: Timers,
+    timers: TimerQueue,
     leaving: Mutex<DrainProgress>,
 }
 
@@ -71,9 +71,9 @@ enum DrainProgress {
 /// Wakes a watch at its times, and aborts it if it must end and is not polled.
 ///
 /// Its times are its own timer, its time to end during a drain, and the revocation of its permission. Times are in
-/// microseconds, as those of [`Timers`].
+/// microseconds, as those of [`TimerQueue`].
 #[derive(Debug)]
-pub(crate) struct Watchdog {
+pub(crate) struct WatchDeadlineTimer {
     slow_readers: SlowReaderReaper,
     timer: Timer,
     cut: AbortSignal,
@@ -96,7 +96,7 @@ pub(crate) struct Watchdog {
 
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FiredTimer {
+pub(crate) enum FiredWatchTimer {
     /// The watch's own timer.
     Time,
     /// The watch's time to leave in a drain.
@@ -108,8 +108,8 @@ pub(crate) enum FiredTimer {
 impl SlowReaderReaper {
     /// Creates the reaper. `body_max` is the time limit for a response that is not a stream, and for a request's body.
     pub(crate) fn new(unread: SlowReaderLimits, body_max: Duration) -> Self {
-        let (timers, leaving) = (Timers::default(), Mutex::new(DrainProgress::NotStarted));
-        Self(Arc::new(Shared { unread, body_max, timers, leaving }))
+        let (timers, leaving) = (TimerQueue::default(), Mutex::new(DrainProgress::NotStarted));
+        Self(Arc::new(SlowReaderReaperState { unread, body_max, timers, leaving }))
     }
 
     /// Returns the time limit for a response that is not a stream, and for a request's body.
@@ -117,15 +117,15 @@ impl SlowReaderReaper {
         self.0.body_max
     }
 
-    pub(crate) fn timers(&self) -> &Timers {
+    pub(crate) fn timers(&self) -> &TimerQueue {
         &self.0.timers
     }
 
     /// Pins a state that is sent to a client. `cut` ends the response when the state's time is over: for a LIST, the
     /// time limit of a body; for the initial state of a watch, the time since its client took something.
-    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal, is_list: bool) -> StatePin {
+    pub(crate) fn pin(&self, feed: &Feed, state: &FeedSnapshot, cut: &AbortSignal, is_list: bool) -> TimedSnapshotPin {
         let limit = if is_list { (self.0.body_max, TOO_SLOW) } else { (self.0.unread.state_idle_max, "stalled") };
-        StatePin::new(feed.pin(state, cut.clone()), &self.0.timers, limit, cut)
+        TimedSnapshotPin::new(feed.pin(state, cut.clone()), &self.0.timers, limit, cut)
     }
 
     /// Fires the timers of all watches when they are due; never completes.
@@ -150,11 +150,11 @@ impl SlowReaderReaper {
     }
 
     fn grace(&self) -> u64 {
-        Timers::micros(self.0.unread.grace)
+        TimerQueue::micros(self.0.unread.grace)
     }
 }
 
-impl Watchdog {
+impl WatchDeadlineTimer {
     /// Creates the watchdog of a watch that the signal `cut` ends. `is_late` marks a watch that was opened during a
     /// drain.
     pub(crate) fn new(
@@ -172,8 +172,8 @@ impl Watchdog {
             cut,
             grant,
             task: Mutex::new(Waker::noop().clone()),
-            alarm: AtomicU64::new(Timers::NEVER),
-            leaves: AtomicU64::new(Timers::NEVER),
+            alarm: AtomicU64::new(TimerQueue::NEVER),
+            leaves: AtomicU64::new(TimerQueue::NEVER),
             fired: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
             is_late,
@@ -194,20 +194,20 @@ impl Watchdog {
         &self.grant
     }
 
-    /// Sets the watch's timer to `at`, replacing the previous time. If that time has passed, the watch is not woken, but
-    /// [`due`](Self::due) returns it.
+    /// Sets the watch's timer to `at`, replacing the previous time. If that time has passed, the watch is not woken,
+    /// but [`due`](Self::due) returns it.
     pub(crate) fn set_alarm(self: &Arc<Self>, at: Instant) {
         self.alarm.store(self.timer.timers().at(at), Ordering::Release);
         Timer::schedule(self);
     }
 
     /// Returns the timer that has fired, if any.
-    pub(crate) fn due(&self) -> Option<FiredTimer> {
+    pub(crate) fn due(&self) -> Option<FiredWatchTimer> {
         let now = self.timer.timers().now();
         match () {
-            () if self.grant.revoked().is_some() => Some(FiredTimer::Revoked),
-            () if self.leaves() <= now => Some(FiredTimer::Drained),
-            () if self.alarm.load(Ordering::Acquire) <= now => Some(FiredTimer::Time),
+            () if self.grant.revoked().is_some() => Some(FiredWatchTimer::Revoked),
+            () if self.leaves() <= now => Some(FiredWatchTimer::Drained),
+            () if self.alarm.load(Ordering::Acquire) <= now => Some(FiredWatchTimer::Time),
             () => None,
         }
     }
@@ -238,7 +238,7 @@ impl Watchdog {
             DrainProgress::NotStarted => {}
             DrainProgress::Spread(..) if self.is_late => {}
             DrainProgress::Spread(from, until) => {
-                if self.leaves.load(Ordering::Relaxed) == Timers::NEVER {
+                if self.leaves.load(Ordering::Relaxed) == TimerQueue::NEVER {
                     self.leaves.store(random::u64(from..=until.max(from)), Ordering::Relaxed);
                 }
             }
@@ -252,7 +252,7 @@ impl Watchdog {
     fn limits(&self) -> (u64, u64) {
         let grace = self.slow_readers.grace();
         let unheeded = match self.fired.load(Ordering::Acquire) {
-            0 => Timers::NEVER,
+            0 => TimerQueue::NEVER,
             fired => fired.saturating_add(grace),
         };
         (unheeded, self.deadline.load(Ordering::Acquire).saturating_add(grace))
@@ -265,7 +265,7 @@ impl Watchdog {
     }
 }
 
-impl Timed for Watchdog {
+impl TimerTarget for WatchDeadlineTimer {
     fn timer(&self) -> &Timer {
         &self.timer
     }
@@ -273,7 +273,7 @@ impl Timed for Watchdog {
     fn next(&self, now: u64) -> u64 {
         let (unheeded, last) = self.limits();
         let times = [self.alarm.load(Ordering::Acquire), self.leaves(), unheeded, last];
-        times.into_iter().filter(|time| *time > now).min().unwrap_or(Timers::NEVER)
+        times.into_iter().filter(|time| *time > now).min().unwrap_or(TimerQueue::NEVER)
     }
 
     fn fire(&self, at: u64, now: u64) {
@@ -289,7 +289,7 @@ impl Timed for Watchdog {
         // A timer that is due when all watches must leave is fired for that reason, too.
         let is_early = at > now || self.leaves() == 0;
         // A watch that is past its deadline has reacted to it, but not ended. It is checked again.
-        let lingers = is_past_deadline && unheeded == Timers::NEVER;
+        let lingers = is_past_deadline && unheeded == TimerQueue::NEVER;
         if is_early || lingers || is_due(self.alarm.load(Ordering::Acquire)) || is_due(self.leaves()) {
             self.wake_task(now);
         }
@@ -309,7 +309,7 @@ fn verdict(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 
     }
 }
 
-impl Wake for Watchdog {
+impl Wake for WatchDeadlineTimer {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -323,14 +323,14 @@ impl Wake for Watchdog {
 /// A state that is being sent to a client, with a deadline that progress extends. If the deadline passes, the response
 /// is aborted.
 #[derive(Debug)]
-pub(crate) struct StatePin {
-    _pin: cache::Pin,
-    deadline: Arc<StateDeadline>,
+pub(crate) struct TimedSnapshotPin {
+    _pin: cache::SnapshotPin,
+    deadline: Arc<SnapshotDeadline>,
 }
 
-/// The deadline of a pinned state. Times are in microseconds, as those of [`Timers`].
+/// The deadline of a pinned state. Times are in microseconds, as those of [`TimerQueue`].
 #[derive(Debug)]
-struct StateDeadline {
+struct SnapshotDeadline {
     timer: Timer,
     at: AtomicU64,
     /// The time after progress until the next deadline.
@@ -339,37 +339,42 @@ struct StateDeadline {
     why: &'static str,
 }
 
-impl StatePin {
+impl TimedSnapshotPin {
     /// Starts the deadline of the pinned state. The signal `cut` ends the response with the reason `why`.
-    fn new(pin: cache::Pin, timers: &Timers, (max, why): (Duration, &'static str), cut: &AbortSignal) -> Self {
+    fn new(
+        pin: cache::SnapshotPin,
+        timers: &TimerQueue,
+        (max, why): (Duration, &'static str),
+        cut: &AbortSignal,
+    ) -> Self {
         let (timer, at, cut) = (timers.timer(), AtomicU64::new(timers.after(max)), cut.clone());
-        let deadline = Arc::new(StateDeadline { timer, at, max, cut, why });
+        let deadline = Arc::new(SnapshotDeadline { timer, at, max, cut, why });
         Timer::schedule(&deadline);
         Self { _pin: pin, deadline }
     }
 
     /// Moves the deadline, because the client has taken something.
     pub(crate) fn progressed(&self) {
-        let StateDeadline { timer, at, max, .. } = &*self.deadline;
+        let SnapshotDeadline { timer, at, max, .. } = &*self.deadline;
         // Otherwise, the timer is rescheduled when it fires.
-        if at.swap(timer.timers().after(*max), Ordering::AcqRel) == Timers::NEVER {
+        if at.swap(timer.timers().after(*max), Ordering::AcqRel) == TimerQueue::NEVER {
             Timer::schedule(&self.deadline);
         }
     }
 
     /// Suspends the deadline until the next progress, because the response waits for something other than its client.
     pub(crate) fn pause(&self) {
-        self.deadline.at.store(Timers::NEVER, Ordering::Release);
+        self.deadline.at.store(TimerQueue::NEVER, Ordering::Release);
     }
 }
 
-impl Timed for StateDeadline {
+impl TimerTarget for SnapshotDeadline {
     fn timer(&self) -> &Timer {
         &self.timer
     }
 
     fn next(&self, now: u64) -> u64 {
-        Some(self.at.load(Ordering::Acquire)).filter(|at| *at > now).unwrap_or(Timers::NEVER)
+        Some(self.at.load(Ordering::Acquire)).filter(|at| *at > now).unwrap_or(TimerQueue::NEVER)
     }
 
     fn fire(&self, _at: u64, now: u64) {

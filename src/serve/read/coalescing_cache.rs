@@ -8,11 +8,11 @@ use moka::future::Cache;
 use moka::ops::compute::{CompResult, Op};
 use tokio::time::Instant;
 
-use crate::serve::activity::metrics::AnsweredFrom;
+use crate::serve::activity::metrics::SharedResponseOrigin;
 
 /// A response from upstream.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Fetched<V> {
+pub(crate) struct TimedResponse<V> {
     /// A time before its request was sent.
     pub(crate) asked: Instant,
     pub(crate) value: V,
@@ -23,7 +23,7 @@ pub(crate) struct Fetched<V> {
 /// If upstream does not respond, the waiting callers send their requests one after the other, each within its own
 /// timeout.
 pub(crate) struct CoalescingCache<K, V> {
-    responses: Cache<K, Fetched<V>>,
+    responses: Cache<K, TimedResponse<V>>,
 }
 
 impl<K, V> fmt::Debug for CoalescingCache<K, V> {
@@ -40,7 +40,8 @@ where
 {
     /// Creates an empty cache of at most `bytes_max`. `len_bytes` returns the memory of an entry.
     pub(crate) fn new(bytes_max: u64, len_bytes: fn(&V) -> usize) -> Self {
-        let weigh = move |_: &K, fetched: &Fetched<V>| u32::try_from(len_bytes(&fetched.value)).unwrap_or(u32::MAX);
+        let weigh =
+            move |_: &K, fetched: &TimedResponse<V>| u32::try_from(len_bytes(&fetched.value)).unwrap_or(u32::MAX);
         Self { responses: Cache::builder().max_capacity(bytes_max).weigher(weigh).build() }
     }
 
@@ -51,18 +52,18 @@ where
         &self,
         key: &K,
         received: Instant,
-        is_current: impl Fn(&Fetched<V>) -> bool,
+        is_current: impl Fn(&TimedResponse<V>) -> bool,
         fetch: impl FnOnce(Option<V>) -> F,
-    ) -> Result<(V, AnsweredFrom), E>
+    ) -> Result<(V, SharedResponseOrigin), E>
     where
         E: Send + Sync + 'static,
-        F: Future<Output = Result<Fetched<V>, E>>,
+        F: Future<Output = Result<TimedResponse<V>, E>>,
     {
         let called = Instant::now();
         // A response that was requested before the caller's request arrived may predate that request.
-        let fits = |fetched: &Fetched<V>| fetched.asked >= received || is_current(fetched);
+        let fits = |fetched: &TimedResponse<V>| fetched.asked >= received || is_current(fetched);
         if let Some(fetched) = self.responses.get(key).await.filter(|fetched| fits(fetched)) {
-            return Ok((fetched.value, AnsweredFrom::Memory));
+            return Ok((fetched.value, SharedResponseOrigin::Memory));
         }
         let fetching = self.responses.entry_by_ref(key).and_try_compute_with(|held| async {
             match held.map(Entry::into_value) {
@@ -76,7 +77,8 @@ where
             unreachable!("a response is put, or stays")
         };
         let fetched = entry.into_value();
-        let source = if fetched.asked >= called { AnsweredFrom::Upstream } else { AnsweredFrom::Memory };
+        let source =
+            if fetched.asked >= called { SharedResponseOrigin::Upstream } else { SharedResponseOrigin::Memory };
         Ok((fetched.value, source))
     }
 }
@@ -98,14 +100,14 @@ mod tests {
             assert_eq!(last, number.checked_sub(1), "it receives the last response");
             async move {
                 yield_now().await;
-                Ok::<_, ()>(Fetched { asked, value: number })
+                Ok::<_, ()>(TimedResponse { asked, value: number })
             }
         };
         let get = |received, is_current: bool| cache.get(&"a", received, move |_| is_current, fetch);
         let before = Instant::now();
-        assert_eq!(get(before, false).await, Ok((0, AnsweredFrom::Upstream)));
-        assert_eq!(get(before, false).await, Ok((0, AnsweredFrom::Memory)), "it was requested since");
-        assert_eq!(get(Instant::now(), true).await, Ok((0, AnsweredFrom::Memory)), "it is current");
+        assert_eq!(get(before, false).await, Ok((0, SharedResponseOrigin::Upstream)));
+        assert_eq!(get(before, false).await, Ok((0, SharedResponseOrigin::Memory)), "it was requested since");
+        assert_eq!(get(Instant::now(), true).await, Ok((0, SharedResponseOrigin::Memory)), "it is current");
         let later = Instant::now();
         let all = join_all((0..50).map(|_| get(later, false))).await;
         assert!(all.iter().all(|got| got.is_ok_and(|(number, _)| number == 1)), "{all:?}");

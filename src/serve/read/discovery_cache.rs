@@ -25,20 +25,22 @@ use http::header::{
 use http::{Method, Response, StatusCode};
 use tokio::time::{Instant, timeout};
 
-use crate::feeds::Feeds;
+use crate::feeds::FeedRegistry;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{CompleteBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
-use crate::serve::read::coalescing_cache::{CoalescingCache, Fetched};
+use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
+use crate::serve::read::coalescing_cache::{CoalescingCache, TimedResponse};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
 use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
-use crate::upstream::{Build, Catalog, Client, Error, HOPS, SharedDocument, is_impersonation};
-use kubeapi::{Query, SupportedTypes, discovery_accept, pretty};
+use crate::upstream::{
+    CachedDocument, HOPS, ResourceCatalog, ServerBuild, UpstreamClient, UpstreamError, is_impersonation,
+};
+use kubeapi::{SupportedMediaTypes, UrlQuery, discovery_accept, pretty};
 
 /// All properties of a request that determine the discovery document. Upstream has few documents and each has few keys,
 /// so no caller can fill the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct DocumentKey {
+pub(crate) struct DiscoveryDocumentKey {
     path: String,
     accept: &'static str,
     gzip: bool,
@@ -47,10 +49,10 @@ pub(crate) struct DocumentKey {
 /// Serves discovery documents from copies of upstream's.
 #[derive(Debug)]
 pub(crate) struct DiscoveryCache {
-    client: Client,
-    catalog: Catalog,
-    feeds: Feeds,
-    copies: CoalescingCache<DocumentKey, Arc<SharedDocument>>,
+    client: UpstreamClient,
+    catalog: ResourceCatalog,
+    feeds: FeedRegistry,
+    copies: CoalescingCache<DiscoveryDocumentKey, Arc<CachedDocument>>,
     concurrency: Arc<ConcurrencyLimits>,
     slow_readers: SlowReaderReaper,
     /// How long upstream's discovery may lag behind an observed change.
@@ -70,8 +72,8 @@ const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL,
 
 impl DiscoveryCache {
     pub(crate) fn new(
-        client: Client,
-        (catalog, feeds): (Catalog, Feeds),
+        client: UpstreamClient,
+        (catalog, feeds): (ResourceCatalog, FeedRegistry),
         concurrency: Arc<ConcurrencyLimits>,
         slow_readers: SlowReaderReaper,
         lag_max: Duration,
@@ -89,7 +91,7 @@ impl DiscoveryCache {
 
     /// Returns the key of the requested document, regardless of the caller's permissions; `None` if the request must be
     /// forwarded.
-    pub(crate) fn key(&self, request: &ReadRequest) -> Option<DocumentKey> {
+    pub(crate) fn key(&self, request: &ReadRequest) -> Option<DiscoveryDocumentKey> {
         let ReadRequest { http, info, query, context, .. } = request;
         let accept = context.accept.as_deref();
         let is_plain = *http.method() == Method::GET
@@ -98,9 +100,9 @@ impl DiscoveryCache {
             && is_plain(query)
             && !http.headers().keys().any(is_impersonation)
             && http.headers().get_all(ACCEPT).iter().count() <= 1
-            && !pretty(query, context.user_agent.as_deref(), accept, SupportedTypes::BUILTIN);
+            && !pretty(query, context.user_agent.as_deref(), accept, SupportedMediaTypes::BUILTIN);
         let accept = discovery_accept(accept).filter(|_| is_plain && self.is_own(&info.path))?;
-        Some(DocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
+        Some(DiscoveryDocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
     }
 
     /// Whether upstream itself writes the document at `path`, rather than an aggregated server.
@@ -117,7 +119,7 @@ impl DiscoveryCache {
     pub(crate) async fn answer(
         &self,
         request: &ReadRequest,
-        key: &DocumentKey,
+        key: &DiscoveryDocumentKey,
         hops: HeaderValue,
     ) -> Option<Response<ReplyBody>> {
         let payer = request.caller.payer();
@@ -137,25 +139,25 @@ impl DiscoveryCache {
     }
 
     /// Whether a copy is current, as far as changes are observed.
-    fn is_current(&self, key: &DocumentKey, copy: &Fetched<Arc<SharedDocument>>) -> bool {
+    fn is_current(&self, key: &DiscoveryDocumentKey, copy: &TimedResponse<Arc<CachedDocument>>) -> bool {
         let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.asked >= since + self.lag_max);
         is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
     }
 
     /// Whether the build in a version document has encoded all feeds.
-    fn is_followed(&self, version: &SharedDocument) -> bool {
-        let build = Build::parse(&version.body);
-        let by = |build: &Arc<Build>| Build::clone(build);
+    fn is_followed(&self, version: &CachedDocument) -> bool {
+        let build = ServerBuild::parse(&version.body);
+        let by = |build: &Arc<ServerBuild>| ServerBuild::clone(build);
         let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.written().by);
         build.is_some() && writers.all(|writer| build == Some(by(&writer)))
     }
 
     async fn fetch(
         &self,
-        key: &DocumentKey,
+        key: &DiscoveryDocumentKey,
         hops: HeaderValue,
-        last: Option<Arc<SharedDocument>>,
-    ) -> Result<Fetched<Arc<SharedDocument>>, Error> {
+        last: Option<Arc<CachedDocument>>,
+    ) -> Result<TimedResponse<Arc<CachedDocument>>, UpstreamError> {
         let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(key.accept)), (HOPS, hops)]);
         if key.gzip {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
@@ -165,21 +167,21 @@ impl DiscoveryCache {
         }
         let asked = Instant::now();
         let value = match (self.client.document(&key.path, headers, DOCUMENT_BYTES_MAX).await?, last) {
-            (Some(SharedDocument { headers, body }), _) => {
+            (Some(CachedDocument { headers, body }), _) => {
                 let values =
                     |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));
-                Arc::new(SharedDocument { headers: HEADERS.into_iter().flat_map(values).collect(), body })
+                Arc::new(CachedDocument { headers: HEADERS.into_iter().flat_map(values).collect(), body })
             }
             (None, Some(last)) => last,
-            (None, None) => return Err(Error::OtherDocument(key.path.clone())),
+            (None, None) => return Err(UpstreamError::OtherDocument(key.path.clone())),
         };
-        Ok(Fetched { asked, value })
+        Ok(TimedResponse { asked, value })
     }
 
     /// Returns the document, or 304 if the caller already has it. A large body holds a permit for its length until the
     /// client has read it; `None` if there is none.
-    fn response(&self, request: &ReadRequest, document: &SharedDocument) -> Option<Response<ReplyBody>> {
-        let SharedDocument { headers, body } = document;
+    fn response(&self, request: &ReadRequest, document: &CachedDocument) -> Option<Response<ReplyBody>> {
+        let CachedDocument { headers, body } = document;
         let (etag, cut) = (headers.get(ETAG), &request.context.cut);
         let is_known = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
         let mut response = Response::new(if is_known {
@@ -189,7 +191,11 @@ impl DiscoveryCache {
             ReplyBody::full(body.clone())
         } else {
             let place = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            ReplyBody::whole(CompleteBody::of(body.clone(), vec![place.into()]), &self.slow_readers, cut.clone())
+            ReplyBody::whole(
+                BufferedResponseBody::of(body.clone(), vec![place.into()]),
+                &self.slow_readers,
+                cut.clone(),
+            )
         });
         response.headers_mut().clone_from(headers);
         if is_known {
@@ -215,7 +221,7 @@ fn remove_body_headers(headers: &mut HeaderMap) {
 }
 
 /// Whether the query is empty or only a time limit, as discovery clients send it.
-fn is_plain(query: &Query) -> bool {
+fn is_plain(query: &UrlQuery) -> bool {
     let raw = query.raw();
     let is_timeout = |pair: &str| pair.strip_prefix("timeout=").is_some_and(|time| time.ends_with('s'));
     raw.is_empty() || is_timeout(raw) && !raw.contains('&') && kubeapi::check_timeout(query).is_ok()
@@ -227,7 +233,7 @@ fn group_version(path: &str) -> Option<(&str, Option<&str>)> {
     Some(path.split_once('/').map_or((path, None), |(group, version)| (group, Some(version))))
 }
 
-fn len_bytes(document: &Arc<SharedDocument>) -> usize {
+fn len_bytes(document: &Arc<CachedDocument>) -> usize {
     const HEADERS_BYTES: usize = 2_048;
     HEADERS_BYTES + document.body.len()
 }
@@ -264,7 +270,7 @@ mod tests {
             ("pretty=1", false),
             ("timeout=1s&pretty=1", false),
         ] {
-            assert_eq!(is_plain(&Query::parse(query)), expected, "{query}");
+            assert_eq!(is_plain(&UrlQuery::parse(query)), expected, "{query}");
         }
     }
 

@@ -9,23 +9,24 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use super::request::{NotServable, ReadRequest, ReadResult};
-use super::sources::{FeedRequirements, FeedSource, FeedSources, ReadKind};
-use crate::auth::{Permit, Readable};
-use crate::cache::{Snapshot, View};
+use super::request::{CacheReadResult, NotServableFromCache, ReadRequest};
+use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
+use crate::auth::{CollectionPermission, ReadableNamespaces};
+use crate::cache::{CollectionView, FeedSnapshot};
 use crate::listing::{
-    CpuSlices, ListRead, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, gzip, namespace_check, page,
+    CallerCpuSlices, LimitExceeded, ListPageRequest, ScanBudget, ScanPacer, ScanQueue, cost, gzip, namespace_check,
+    page,
 };
 use crate::serve::activity::metrics;
 use crate::serve::limits::{
-    CompleteBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedList, TOO_SLOW,
+    BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedListBody, TOO_SLOW,
 };
-use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, put_served, too_many};
-use crate::serve::route::{ForwardReason, GetRead};
-use crate::upstream::Resource;
-use crate::wire::{Encoding, Envelope};
+use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ServedFeedStatus, gzipped, put_served, too_many};
+use crate::serve::route::{ForwardReason, RoutedGet};
+use crate::upstream::UpstreamResource;
+use crate::wire::{FeedEncoding, FrameEnvelope};
 use base::half_of_the_cores;
-use kubeapi::{Status, VersionMatch};
+use kubeapi::{ResourceVersionMatch, Status};
 
 /// The size in bytes up to which a response takes no permit. Most responses are far smaller, and few connections have
 /// that many streams.
@@ -34,7 +35,7 @@ pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 /// Answers GETs and LISTs from feeds.
 #[derive(Debug)]
 pub(crate) struct ReadHandler {
-    pub(crate) sources: Arc<FeedSources>,
+    pub(crate) sources: Arc<FeedResolver>,
     pub(crate) scans: ScanScheduler,
     pub(crate) concurrency: Arc<ConcurrencyLimits>,
     pub(crate) slow_readers: SlowReaderReaper,
@@ -45,36 +46,36 @@ impl ReadHandler {
     pub(crate) async fn get(
         &self,
         request: &ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
-        read: GetRead,
-    ) -> ReadResult {
+        permit: &CollectionPermission,
+        resource: &UpstreamResource,
+        read: RoutedGet,
+    ) -> CacheReadResult {
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
         let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
         let Some(source) = self.sources.running_source(resource, &need) else {
-            return Err(NotServable::Forward(ForwardReason::NotCached));
+            return Err(NotServableFromCache::Forward(ForwardReason::NotCached));
         };
         let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
         let Some(current) = feed.reader.current() else {
-            return Err(NotServable::FeedEnded);
+            return Err(NotServableFromCache::FeedEnded);
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
             let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
-            put_served(response.headers_mut(), FeedStatus::stale_seconds(feed));
+            put_served(response.headers_mut(), ServedFeedStatus::stale_seconds(feed));
             return Ok(response);
         };
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.object(request, envelope, (encoding, body), FeedStatus::of(feed)).await?;
+                let shown = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
                 metrics::served("get", &feed.spec.key, read.representation);
                 Ok(shown)
             }
             Err(refused) => {
                 source.refuse(&refused);
-                Err(NotServable::Forward(ForwardReason::NotDerivable))
+                Err(NotServableFromCache::Forward(ForwardReason::NotDerivable))
             }
         }
     }
@@ -84,10 +85,10 @@ impl ReadHandler {
     async fn object(
         &self,
         request: &ReadRequest,
-        envelope: &Envelope,
-        (encoding, body): (Encoding, Bytes),
-        feed_status: FeedStatus,
-    ) -> ReadResult {
+        envelope: &FrameEnvelope,
+        (encoding, body): (FeedEncoding, Bytes),
+        feed_status: ServedFeedStatus,
+    ) -> CacheReadResult {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // Nothing is allocated for a response that is sent at once, as most are.
@@ -96,7 +97,7 @@ impl ReadHandler {
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
             } else {
-                ReplyBody::own(CompleteBody::new(envelope.object_pieces(body), Vec::new()))
+                ReplyBody::own(BufferedResponseBody::new(envelope.object_pieces(body), Vec::new()))
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
@@ -104,20 +105,21 @@ impl ReadHandler {
         let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(CompleteBody::of(compressed, vec![place]), slow_readers, cut);
+            let body = ReplyBody::whole(BufferedResponseBody::of(compressed, vec![place]), slow_readers, cut);
             return Ok(gzipped(context.served(encoding, false, feed_status, body)));
         }
-        let body = ReplyBody::whole(CompleteBody::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
+        let body =
+            ReplyBody::whole(BufferedResponseBody::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
         Ok(context.served(encoding, false, feed_status, body))
     }
 
     pub(crate) async fn list(
         &self,
         request: &ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
-        read: ListRead,
-    ) -> ReadResult {
+        permit: &CollectionPermission,
+        resource: &UpstreamResource,
+        read: ListPageRequest,
+    ) -> CacheReadResult {
         let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
         let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
         let source = self.sources.source(resource, &need).await?;
@@ -134,25 +136,25 @@ impl ReadHandler {
     async fn show(
         &self,
         request: &ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
-        source: FeedSource,
-        (read, cost): (ListRead, usize),
-    ) -> ReadResult {
+        permit: &CollectionPermission,
+        resource: &UpstreamResource,
+        source: FeedWithRenderer,
+        (read, cost): (ListPageRequest, usize),
+    ) -> CacheReadResult {
         let feed = &source.feed;
         let snapshot = match read.plan.version {
-            VersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
+            ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
                 None => return Err(request.not_held(ForwardReason::Continue)),
             },
-            VersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
+            ResourceVersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
                 Some(snapshot) => snapshot,
                 None => return Err(request.not_held(ForwardReason::ExactVersion)),
             },
             _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
-                None => return Err(NotServable::FeedEnded),
+                None => return Err(NotServableFromCache::FeedEnded),
             },
         };
         let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
@@ -179,8 +181,8 @@ impl ReadHandler {
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
         let is_gzip = request.context.gzip && body.is_worth_compressing();
-        let body = ReplyBody::own(StreamedList::new(body, is_gzip, place, pin));
-        let response = request.context.served(read.representation.encoding(), false, FeedStatus::of(feed), body);
+        let body = ReplyBody::own(StreamedListBody::new(body, is_gzip, place, pin));
+        let response = request.context.served(read.representation.encoding(), false, ServedFeedStatus::of(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 }
@@ -192,19 +194,19 @@ const TOO_DEAR: &str = "the selectors are too expensive for a list of the permit
 #[derive(Debug, Clone)]
 pub(crate) struct ScanScheduler {
     queue: ScanQueue,
-    slices: CpuSlices,
+    slices: CallerCpuSlices,
 }
 
 impl ScanScheduler {
     pub(crate) fn new() -> Self {
-        Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
+        Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CallerCpuSlices::new(half_of_the_cores()) }
     }
 
     /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
-    pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
+    pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPacer, LimitExceeded> {
         let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
-        Ok(ScanPace::new(turn, (self.queue.clone(), self.slices.clone()), whose))
+        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), whose))
     }
 
     /// Returns the budget of a stream, which scans objects for as long as it lasts.
@@ -216,15 +218,16 @@ impl ScanScheduler {
     pub(crate) async fn permitted_namespaces(
         &self,
         request: &ReadRequest,
-        part: &Readable,
-        state: &Snapshot,
-        (view, start): (&View, Option<&str>),
+        part: &ReadableNamespaces,
+        state: &FeedSnapshot,
+        (view, start): (&CollectionView, Option<&str>),
         retry_seconds: u32,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         // Only reads across namespaces show a part of a collection.
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces = namespace_check::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
+        let namespaces =
+            namespace_check::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
         // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
@@ -234,9 +237,9 @@ impl ScanScheduler {
 
 /// Handles a read that costs too much. The read is forwarded, unless it is for the readable part of a collection.
 /// Upstream would deny that without giving a reason, so the proxy rejects it.
-pub(crate) fn too_expensive(request: &ReadRequest, permit: &Permit) -> ReadResult {
+pub(crate) fn too_expensive(request: &ReadRequest, permit: &CollectionPermission) -> CacheReadResult {
     if permit.part().is_none() {
-        return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
+        return Err(NotServableFromCache::Forward(ForwardReason::ExpensiveSelector));
     }
     Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
 }

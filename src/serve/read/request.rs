@@ -3,20 +3,20 @@ use std::sync::Arc;
 use http::{HeaderValue, Request, Response};
 use tokio::time::Instant;
 
-use crate::auth::{Caller, NotGranted};
-use crate::listing::OverLimit;
-use crate::net::{Peer, RequestBody};
+use crate::auth::{AuthorizationError, Caller};
+use crate::listing::LimitExceeded;
+use crate::net::{ConnectionPeer, RequestBody};
 use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ResponseContext, too_many, turned_away};
 use crate::serve::route::{ForwardReason, readable};
-use crate::upstream::{CAUSE, Cause, Resource};
-use kubeapi::{Query, RequestInfo, Status, Verb};
+use crate::upstream::{CAUSE, UpstreamRequestCause, UpstreamResource};
+use kubeapi::{RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// A response, or the reason that the cache cannot give one.
-pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
+pub(crate) type CacheReadResult = Result<Response<ReplyBody>, NotServableFromCache>;
 
 /// The reason that a feed cannot answer a request.
 #[derive(Debug, PartialEq)]
-pub(crate) enum NotServable {
+pub(crate) enum NotServableFromCache {
     /// The request must be forwarded to upstream.
     Forward(ForwardReason),
     /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
@@ -28,8 +28,8 @@ pub(crate) enum NotServable {
     Refuse(Box<Status>),
 }
 
-impl From<OverLimit> for NotServable {
-    fn from(shed: OverLimit) -> Self {
+impl From<LimitExceeded> for NotServableFromCache {
+    fn from(shed: LimitExceeded) -> Self {
         Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
     }
 }
@@ -37,7 +37,7 @@ impl From<OverLimit> for NotServable {
 /// A request whose caller is not authenticated yet.
 pub(crate) struct UnauthenticatedRequest {
     pub(crate) http: Request<RequestBody>,
-    pub(crate) query: Arc<Query>,
+    pub(crate) query: Arc<UrlQuery>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
     /// Whether the caller requests only the part that it may read, if it may not read all.
@@ -47,10 +47,10 @@ pub(crate) struct UnauthenticatedRequest {
 impl UnauthenticatedRequest {
     /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
     /// reserve its size twice.
-    pub(crate) fn new(peer: &Peer, mut http: Request<RequestBody>) -> Box<Self> {
+    pub(crate) fn new(peer: &ConnectionPeer, mut http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
         let readable = readable::take(&mut http);
-        let query = Arc::new(Query::parse(http.uri().query().unwrap_or_default()));
+        let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
         let mut context = ResponseContext::of(http.headers(), query.clone());
         context.cut = peer.cut.clone();
         Box::new(Self { http, query, context, received, readable })
@@ -69,7 +69,7 @@ pub(crate) struct ReadRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) caller: Caller,
     pub(crate) info: RequestInfo,
-    pub(crate) query: Arc<Query>,
+    pub(crate) query: Arc<UrlQuery>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
     /// Whether the caller requests only the readable part of a collection, if it may not read all of it.
@@ -77,7 +77,7 @@ pub(crate) struct ReadRequest {
 }
 
 impl ReadRequest {
-    pub(crate) fn turned_away(&self, refused: &NotGranted) -> Response<ReplyBody> {
+    pub(crate) fn turned_away(&self, refused: &AuthorizationError) -> Response<ReplyBody> {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
@@ -88,24 +88,28 @@ impl ReadRequest {
 
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fn fills_a_feed(&self) -> bool {
-        self.cause()
-            .is_some_and(|cause| [Cause::List, Cause::Watch, Cause::Proof].iter().any(|of| cause == of.as_str()))
+        self.cause().is_some_and(|cause| {
+            [UpstreamRequestCause::List, UpstreamRequestCause::Watch, UpstreamRequestCause::Proof]
+                .iter()
+                .any(|of| cause == of.as_str())
+        })
     }
 
     /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
     /// state. A proxy that only compares its own data is rejected, because it can compare later.
-    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServable {
-        let compares =
-            |cause: &HeaderValue| [Cause::Comparison, Cause::SelfCheck].iter().any(|of| cause == of.as_str());
+    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServableFromCache {
+        let compares = |cause: &HeaderValue| {
+            [UpstreamRequestCause::Comparison, UpstreamRequestCause::SelfCheck].iter().any(|of| cause == of.as_str())
+        };
         if self.cause().is_some_and(compares) {
-            return NotServable::Refuse(Box::new(Status::too_old_list()));
+            return NotServableFromCache::Refuse(Box::new(Status::too_old_list()));
         }
-        NotServable::Forward(reason)
+        NotServableFromCache::Forward(reason)
     }
 
     /// Whether the request is for the readable part of a collection across namespaces.
-    pub(crate) fn is_for_readable(&self, resource: &Resource) -> bool {
+    pub(crate) fn is_for_readable(&self, resource: &UpstreamResource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
-        self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
+        self.readable && across && matches!(self.info.verb, RequestVerb::List | RequestVerb::Watch)
     }
 }

@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::request::{NotServable, ReadRequest};
-use crate::auth::Permit;
-use crate::cache::{FeedEnd, FeedState, Snapshot};
+use super::request::{NotServableFromCache, ReadRequest};
+use crate::auth::CollectionPermission;
+use crate::cache::{FeedEndReason, FeedSnapshot, FeedState};
 use crate::feeds::{
-    FeedHandle, FeedKey, FeedSpec, FeedUnavailable, Feeds, Freshness, RenderingMode, RenderingRefusal as Underived,
-    Scope,
+    DerivedRepresentationMode, DerivedRepresentationRefusal as Underived, FeedFreshness, FeedHandle, FeedKey,
+    FeedRegistry, FeedScope, FeedSpec, FeedUnavailable,
 };
 use crate::serve::activity::metrics;
-use crate::serve::response::{FeedStatus, unavailable};
+use crate::serve::response::{ServedFeedStatus, unavailable};
 use crate::serve::route::ForwardReason;
-use crate::serve::serve_config::{Consistency, ServeConfig};
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, JsonLayout, Renderer, Representation, TranscodeError};
+use crate::serve::serve_config::{ReadConsistency, ServeConfig};
+use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::wire::{FeedEncoding, JsonLayout, ObjectRenderer, Representation, TranscodeError};
 use base::{DrainWatch, Reloadable, until};
-use kubeapi::{ResourceVersion, Status, VersionMatch, WatchStart, WatchTimeout};
+use kubeapi::{ResourceVersion, ResourceVersionMatch, Status, WatchStart, WatchTimeout};
 
 /// What a request requires of a feed. Because its fields are private, only a permission for the request makes one.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +37,8 @@ pub(crate) struct FeedRequirements<'a> {
 /// The kind of read, and the version at which it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadKind {
-    Get(VersionMatch),
-    List(VersionMatch),
+    Get(ResourceVersionMatch),
+    List(ResourceVersionMatch),
     Watch { start: WatchStart, timeout_seconds: Option<i64> },
 }
 
@@ -79,15 +79,15 @@ impl<'a> FeedRequirements<'a> {
     /// The permission is for other objects.
     pub(crate) fn of(
         request: &'a ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
+        permit: &CollectionPermission,
+        resource: &UpstreamResource,
         name: Option<&str>,
         representation: Representation,
         kind: ReadKind,
-    ) -> Result<Self, NotServable> {
+    ) -> Result<Self, NotServableFromCache> {
         let namespace = (resource.namespaced && !request.info.namespace.is_empty()).then_some(&*request.info.namespace);
         if !permit.covers(&resource.gvr, resource.namespaced, namespace, name) {
-            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
+            return Err(NotServableFromCache::Forward(ForwardReason::PermissionMismatch));
         }
         let by_proxy = request.context.by_proxy && !matches!(kind, ReadKind::Get(_));
         Ok(Self { namespace, representation, received: request.received, by_proxy, kind })
@@ -106,18 +106,18 @@ impl<'a> FeedRequirements<'a> {
         let version = match self.kind {
             ReadKind::Get(version) | ReadKind::List(version) => version,
             ReadKind::Watch { start: WatchStart::State { at, .. }, .. } => at,
-            ReadKind::Watch { start: WatchStart::FromCurrent, .. } => VersionMatch::Unset,
+            ReadKind::Watch { start: WatchStart::FromCurrent, .. } => ResourceVersionMatch::Unset,
             ReadKind::Watch { start: WatchStart::After(rv), .. } => return (Goal::Later(rv), Duration::ZERO, missed),
             ReadKind::Watch { start: WatchStart::FromCached, .. } => return (Goal::Nothing, Duration::ZERO, missed),
         };
         match (version, self.kind) {
-            (VersionMatch::Exact(_), _) => (Goal::Nothing, Duration::ZERO, missed),
-            (VersionMatch::Any, _) => (Goal::Version(shown_before), version_max, Missed::Answer),
-            (VersionMatch::NotOlderThan(rv), _) => (Goal::Version(rv), version_max, missed),
-            (VersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => {
-                (Goal::Proof, WatchTimeout::of(timeout_seconds).within(Freshness::WAIT_MAX), Missed::Unproven)
+            (ResourceVersionMatch::Exact(_), _) => (Goal::Nothing, Duration::ZERO, missed),
+            (ResourceVersionMatch::Any, _) => (Goal::Version(shown_before), version_max, Missed::Answer),
+            (ResourceVersionMatch::NotOlderThan(rv), _) => (Goal::Version(rv), version_max, missed),
+            (ResourceVersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => {
+                (Goal::Proof, WatchTimeout::of(timeout_seconds).within(FeedFreshness::WAIT_MAX), Missed::Unproven)
             }
-            (VersionMatch::Unset, _) => (Goal::Proof, wait_max, Missed::Unproven),
+            (ResourceVersionMatch::Unset, _) => (Goal::Proof, wait_max, Missed::Unproven),
         }
     }
 
@@ -130,34 +130,36 @@ impl<'a> FeedRequirements<'a> {
     }
 
     /// Returns the feed when it has a complete state.
-    async fn synced(&self, feed: FeedHandle, deadline: Instant) -> Result<FeedHandle, NotServable> {
+    async fn synced(&self, feed: FeedHandle, deadline: Instant) -> Result<FeedHandle, NotServableFromCache> {
         match feed.reader.synced(deadline).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A retry would fail in the same way.
-            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
-            FeedState::Ended(_) => Err(NotServable::FeedEnded),
+            FeedState::Ended(end) if end.is_refusal() => {
+                Err(NotServableFromCache::Forward(FeedUnavailable::Ended(end).into()))
+            }
+            FeedState::Ended(_) => Err(NotServableFromCache::FeedEnded),
             FeedState::Syncing => Err(self.while_syncing()),
         }
     }
 
     /// Returns the outcome for a feed that is not synced in time. A forwarded watch would last for an hour, so a watch
     /// gets the apiserver's error for an initializing cache instead (R-LIST-5).
-    fn while_syncing(&self) -> NotServable {
+    fn while_syncing(&self) -> NotServableFromCache {
         match self.kind {
-            ReadKind::Watch { .. } => NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
-            ReadKind::Get(_) | ReadKind::List(_) => NotServable::Forward(ForwardReason::Syncing),
+            ReadKind::Watch { .. } => NotServableFromCache::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
+            ReadKind::Get(_) | ReadKind::List(_) => NotServableFromCache::Forward(ForwardReason::Syncing),
         }
     }
 }
 
 /// A feed, and the renderer for one request.
 #[derive(Debug)]
-pub(crate) struct FeedSource {
+pub(crate) struct FeedWithRenderer {
     pub(crate) feed: FeedHandle,
-    pub(crate) renderer: Renderer,
+    pub(crate) renderer: ObjectRenderer,
 }
 
-impl FeedSource {
+impl FeedWithRenderer {
     /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
     /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
@@ -167,14 +169,14 @@ impl FeedSource {
 
 /// Finds feeds for requests, and waits until the feeds can answer.
 #[derive(Debug)]
-pub(crate) struct FeedSources {
-    feeds: Feeds,
+pub(crate) struct FeedResolver {
+    feeds: FeedRegistry,
     pub(crate) config: Reloadable<ServeConfig>,
     pub(crate) drain: DrainWatch,
 }
 
-impl FeedSources {
-    pub(crate) fn new(config: Reloadable<ServeConfig>, feeds: Feeds, drain: DrainWatch) -> Self {
+impl FeedResolver {
+    pub(crate) fn new(config: Reloadable<ServeConfig>, feeds: FeedRegistry, drain: DrainWatch) -> Self {
         Self { feeds, config, drain }
     }
 
@@ -182,13 +184,13 @@ impl FeedSources {
     /// and waits for it if necessary.
     pub(crate) async fn source(
         &self,
-        resource: &Resource,
+        resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
-    ) -> Result<FeedSource, NotServable> {
+    ) -> Result<FeedWithRenderer, NotServableFromCache> {
         let wanted = need.representation;
         let config = self.config.get();
         let deadline = need.received + config.sync_wait_max;
-        let widest = config.coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
+        let widest = config.coverage.scope(resource).map_err(|why| NotServableFromCache::Forward(why.into()))?;
         let mut refused = ForwardReason::NotDerivable;
         // If an encoding is not offered, or cannot be derived from, the next one may do.
         for encoding in encodings(resource, wanted) {
@@ -196,18 +198,18 @@ impl FeedSources {
                 refused = ForwardReason::NotDerivable;
                 continue;
             }
-            let mut synced = Err(NotServable::Forward(ForwardReason::Unavailable));
+            let mut synced = Err(NotServableFromCache::Forward(ForwardReason::Unavailable));
             for scope in scopes(widest.clone(), need.namespace) {
                 synced = match self.feeds.handle(&spec(resource, scope, *encoding), need.resume()) {
                     Ok(feed) => need.synced(feed, deadline).await,
-                    Err(why) => Err(NotServable::Forward(why.into())),
+                    Err(why) => Err(NotServableFromCache::Forward(why.into())),
                 };
-                if !matches!(synced, Err(NotServable::Forward(ForwardReason::Forbidden))) {
+                if !matches!(synced, Err(NotServableFromCache::Forward(ForwardReason::Forbidden))) {
                     break;
                 }
             }
             let feed = match synced {
-                Err(NotServable::Forward(ForwardReason::Unavailable)) => {
+                Err(NotServableFromCache::Forward(ForwardReason::Unavailable)) => {
                     refused = ForwardReason::Unavailable;
                     continue;
                 }
@@ -215,19 +217,23 @@ impl FeedSources {
             };
             if wanted == Representation::verbatim(*encoding) {
                 let renderer = feed.reader.verbatim().clone();
-                return Ok(FeedSource { feed, renderer });
+                return Ok(FeedWithRenderer { feed, renderer });
             }
             match while_it_runs(&feed, deadline, feed.renderings.settled(wanted)).await? {
-                Some(Ok(renderer)) => return Ok(FeedSource { feed, renderer }),
+                Some(Ok(renderer)) => return Ok(FeedWithRenderer { feed, renderer }),
                 Some(Err(_)) => refused = ForwardReason::NotDerivable,
                 None => return Err(need.while_syncing()),
             }
         }
-        Err(NotServable::Forward(refused))
+        Err(NotServableFromCache::Forward(refused))
     }
 
     /// Returns a running feed for a read of one object, which does not justify starting a feed.
-    pub(crate) fn running_source(&self, resource: &Resource, need: &FeedRequirements<'_>) -> Option<FeedSource> {
+    pub(crate) fn running_source(
+        &self,
+        resource: &UpstreamResource,
+        need: &FeedRequirements<'_>,
+    ) -> Option<FeedWithRenderer> {
         let wanted = need.representation;
         let widest = self.config.get().coverage.scope(resource).ok()?;
         encodings(resource, wanted).iter().find_map(|encoding| {
@@ -235,12 +241,12 @@ impl FeedSources {
                 .find_map(|scope| self.feeds.find(&key(resource, scope, *encoding), resource.edition.as_ref()));
             let feed = found.filter(|feed| feed.reader.state() != FeedState::Syncing)?;
             if wanted == Representation::verbatim(*encoding) {
-                return Some(FeedSource { renderer: feed.reader.verbatim().clone(), feed });
+                return Some(FeedWithRenderer { renderer: feed.reader.verbatim().clone(), feed });
             }
             // Requests the rendering, so that a later read may use it.
             feed.renderings.want(wanted);
             match feed.renderings.mode(wanted) {
-                Some(RenderingMode::Derived(renderer)) => Some(FeedSource { feed, renderer }),
+                Some(DerivedRepresentationMode::Derived(renderer)) => Some(FeedWithRenderer { feed, renderer }),
                 _ => None,
             }
         })
@@ -249,11 +255,15 @@ impl FeedSources {
     /// Waits until the feed is as fresh as the request requires. If the request shows a state, the feed must also serve
     /// no state from before it started, and its bodies must match the server that it follows. Call this right before
     /// taking a state, because an earlier wait may have spanned an upgrade.
-    pub(crate) async fn wait_ready(&self, source: &FeedSource, need: &FeedRequirements<'_>) -> Result<(), NotServable> {
+    pub(crate) async fn wait_ready(
+        &self,
+        source: &FeedWithRenderer,
+        need: &FeedRequirements<'_>,
+    ) -> Result<(), NotServableFromCache> {
         let feed = &source.feed;
         let (wait_max, sync_wait_max, is_bounded) = {
             let config = self.config.get();
-            (config.fresh_wait_max, config.sync_wait_max, config.consistency == Consistency::Bounded)
+            (config.fresh_wait_max, config.sync_wait_max, config.consistency == ReadConsistency::Bounded)
         };
         let has_watch_cache = feed.spec.key.gvr.has_watch_cache();
         let (goal, max, missed) = need.goal(has_watch_cache, wait_max, feed.shown_before());
@@ -283,12 +293,12 @@ impl FeedSources {
         };
         if waited.is_none() {
             let reached = feed.reader.progress().rv.0;
-            let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
+            let too_large = |requested| NotServableFromCache::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
                 (Missed::Answer, _) => feed.forget_shown(),
                 (Missed::TooLarge, Goal::Version(rv)) => return Err(too_large(rv.0)),
-                _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
-                _ if FeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
+                _ if !is_watch => return Err(NotServableFromCache::Forward(ForwardReason::NoProof)),
+                _ if ServedFeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
                 _ => return Err(too_large(reached + 1)),
             }
         }
@@ -302,13 +312,18 @@ impl FeedSources {
         let present = while_it_runs(feed, Instant::now() + sync_wait_max, present).await?;
         present.ok_or_else(|| need.while_syncing())?;
         // A revoked renderer would render new bodies as the old release did.
-        if source.renderer.is_revoked() { Err(NotServable::FeedEnded) } else { Ok(()) }
+        if source.renderer.is_revoked() { Err(NotServableFromCache::FeedEnded) } else { Ok(()) }
     }
 
     /// Returns the state at exactly `rv`, if it is cached. For another proxy, which resumes from its clients' versions,
     /// the state is reconstructed from the history. If the feed has not reached `rv`, this waits. If the build that
     /// writes the bodies has changed, nothing is reconstructed, because old bodies must not appear as a state.
-    pub(crate) async fn state_at(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> Option<Snapshot> {
+    pub(crate) async fn state_at(
+        &self,
+        feed: &FeedHandle,
+        rv: ResourceVersion,
+        by_proxy: bool,
+    ) -> Option<FeedSnapshot> {
         let held = feed.reader.snapshot_at(rv);
         if held.is_some() || !by_proxy || feed.body_release.changes() > 0 {
             return held;
@@ -318,8 +333,8 @@ impl FeedSources {
         feed.reader.past_at(rv)
     }
 
-    /// Holds a watch until a future completes, for at most `max`; then the result is `None`. Fails if the feed ends or the
-    /// proxy drains. The future must be cancel-safe.
+    /// Holds a watch until a future completes, for at most `max`; then the result is `None`. Fails if the feed ends or
+    /// the proxy drains. The future must be cancel-safe.
     ///
     /// The watch is held instead of rejected, because a rejected client retries and then requires a newer version than
     /// the one that was almost proven. All its peers do the same, for as long as the cache lags (kubernetes#139766). A
@@ -329,31 +344,31 @@ impl FeedSources {
         feed: &FeedHandle,
         max: Duration,
         wait: impl Future<Output = T>,
-    ) -> Result<Option<T>, NotServable> {
-        let _counted = metrics::HeldWatch::new();
+    ) -> Result<Option<T>, NotServableFromCache> {
+        let _counted = metrics::PendingWatchGuard::new();
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
             done = wait => Ok(Some(done)),
-            () = feed.reader.over() => Err(NotServable::FeedEnded),
+            () = feed.reader.over() => Err(NotServableFromCache::FeedEnded),
             // The proxy that replaces this one may be ready.
-            () = drain.started() => Err(NotServable::Refuse(Box::new(unavailable("the proxy is going away")))),
+            () = drain.started() => Err(NotServableFromCache::Refuse(Box::new(unavailable("the proxy is going away")))),
             () = sleep(max) => Ok(None),
         }
     }
 }
 
-/// Awaits a future until the deadline; then the result is `None`. Fails if the feed ends, because the next feed may have
-/// what this one does not.
+/// Awaits a future until the deadline; then the result is `None`. Fails if the feed ends, because the next feed may
+/// have what this one does not.
 async fn while_it_runs<T>(
     feed: &FeedHandle,
     deadline: Instant,
     wait: impl Future<Output = T>,
-) -> Result<Option<T>, NotServable> {
+) -> Result<Option<T>, NotServableFromCache> {
     tokio::select! {
         biased;
         done = wait => Ok(Some(done)),
-        () = feed.reader.over() => Err(NotServable::FeedEnded),
+        () = feed.reader.over() => Err(NotServableFromCache::FeedEnded),
         () = sleep_until(deadline) => Ok(None),
     }
 }
@@ -397,34 +412,35 @@ async fn cut_off(feed: &FeedHandle) {
 }
 
 /// Rejects a watch that needs a proof from an upstream that cannot be reached.
-fn unreachable() -> NotServable {
+fn unreachable() -> NotServableFromCache {
     let why = "upstream is unreachable, so the cache cannot be proven current";
-    NotServable::Refuse(Box::new(unavailable(why)))
+    NotServableFromCache::Refuse(Box::new(unavailable(why)))
 }
 
 /// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
 /// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
 /// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
 /// columns.
-fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
+fn encodings(resource: &UpstreamResource, wanted: Representation) -> &'static [FeedEncoding] {
     match (resource.encoding, wanted) {
-        (_, Representation::Table(_)) => &[Encoding::Table],
-        (Encoding::Protobuf, Representation::Object(Encoding::Protobuf)) => &[Encoding::Protobuf],
-        (Encoding::Protobuf, _) => &[Encoding::Protobuf, Encoding::Json],
-        (_, Representation::Object(Encoding::Protobuf)) => &[],
-        (_, _) => &[Encoding::Json],
+        (_, Representation::Table(_)) => &[FeedEncoding::Table],
+        (FeedEncoding::Protobuf, Representation::Object(FeedEncoding::Protobuf)) => &[FeedEncoding::Protobuf],
+        (FeedEncoding::Protobuf, _) => &[FeedEncoding::Protobuf, FeedEncoding::Json],
+        (_, Representation::Object(FeedEncoding::Protobuf)) => &[],
+        (_, _) => &[FeedEncoding::Json],
     }
 }
 
 /// Returns the scopes of the feeds that may answer. The widest scope serves every request. If the proxy's identity may
 /// not list the cluster, it may still be allowed to list the namespace.
-fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope> {
-    let narrower = namespace.filter(|_| widest == Scope::Cluster).map(|namespace| Scope::Namespace(namespace.into()));
+fn scopes(widest: FeedScope, namespace: Option<&str>) -> impl Iterator<Item = FeedScope> {
+    let narrower =
+        namespace.filter(|_| widest == FeedScope::Cluster).map(|namespace| FeedScope::Namespace(namespace.into()));
     std::iter::once(widest).chain(narrower)
 }
 
 /// Returns the spec of the feed for a resource, scope and encoding.
-pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
+pub fn spec(resource: &UpstreamResource, scope: FeedScope, encoding: FeedEncoding) -> FeedSpec {
     // Agents on nodes list their own node's objects. The apiserver has an index for this field (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");
     FeedSpec {
@@ -442,15 +458,15 @@ pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
     }
 }
 
-fn key(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedKey {
+fn key(resource: &UpstreamResource, scope: FeedScope, encoding: FeedEncoding) -> FeedKey {
     FeedKey { gvr: resource.gvr.clone(), scope, encoding }
 }
 
 impl From<FeedUnavailable> for ForwardReason {
     fn from(why: FeedUnavailable) -> Self {
         match why {
-            FeedUnavailable::Ended(FeedEnd::Forbidden) => Self::Forbidden,
-            FeedUnavailable::Ended(FeedEnd::OverBudget) => Self::OverBudget,
+            FeedUnavailable::Ended(FeedEndReason::Forbidden) => Self::Forbidden,
+            FeedUnavailable::Ended(FeedEndReason::OverBudget) => Self::OverBudget,
             FeedUnavailable::Ended(_) | FeedUnavailable::TooMany => Self::Unavailable,
         }
     }

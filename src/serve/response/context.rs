@@ -14,11 +14,11 @@ use crate::feeds::FeedHandle;
 use crate::listing::{PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
 use crate::serve::response::body::ReplyBody;
-use crate::serve::route::readable::{Extent, READABLE};
-use crate::upstream::{BUILD, Build, HOPS, SERVED};
-use crate::wire::Encoding;
+use crate::serve::route::readable::{CollectionExtent, READABLE};
+use crate::upstream::{BUILD, HOPS, SERVED, ServerBuild};
+use crate::wire::FeedEncoding;
 use base::AbortSignal;
-use kubeapi::{MediaType, Query, Status, SupportedTypes, check_accept_length, negotiate, pretty};
+use kubeapi::{MediaType, Status, SupportedMediaTypes, UrlQuery, check_accept_length, negotiate, pretty};
 
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// The response header that states why a request was forwarded.
@@ -41,9 +41,9 @@ pub(crate) struct ResponseContext {
     pub(crate) record: Option<Arc<AuditRecord>>,
     /// Whether the client accepts compressed responses.
     pub(crate) gzip: bool,
-    pub(crate) query: Option<Arc<Query>>,
+    pub(crate) query: Option<Arc<UrlQuery>>,
     /// Whether the response shows all or part of a collection, if the readable part is requested.
-    pub(crate) extent: Option<Extent>,
+    pub(crate) extent: Option<CollectionExtent>,
     /// Ends the request and its response when it is signalled by another task.
     pub(crate) cut: AbortSignal,
     /// Whether the request arrived from another proxy.
@@ -52,14 +52,14 @@ pub(crate) struct ResponseContext {
 
 /// The state of the feed as reported in a response from the cache.
 #[derive(Debug, Default)]
-pub(crate) struct FeedStatus {
+pub(crate) struct ServedFeedStatus {
     /// The number of seconds since the feed was disconnected from upstream.
     pub(crate) stale_seconds: Option<u64>,
     /// The apiserver build that encoded the bodies, if known. Only downstream proxies receive it.
-    pub(crate) written_by: Option<Arc<Build>>,
+    pub(crate) written_by: Option<Arc<ServerBuild>>,
 }
 
-impl FeedStatus {
+impl ServedFeedStatus {
     /// Returns the status of a response whose bodies are the feed's current ones.
     pub(crate) fn of(feed: &FeedHandle) -> Self {
         Self { stale_seconds: Self::stale_seconds(feed), written_by: feed.body_release.written().by }
@@ -75,7 +75,7 @@ impl FeedStatus {
 }
 
 impl ResponseContext {
-    pub(crate) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
+    pub(crate) fn of(headers: &HeaderMap, query: Arc<UrlQuery>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let accept = text(ACCEPT);
         let accept_refused = accept.and_then(|accept| check_accept_length(accept).err()).map(Box::new);
@@ -99,8 +99,8 @@ impl ResponseContext {
         let person = self
             .query
             .as_ref()
-            .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, SupportedTypes::ERROR));
-        let (content_type, body) = match negotiate(accept, SupportedTypes::ERROR).media() {
+            .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, SupportedMediaTypes::ERROR));
+        let (content_type, body) = match negotiate(accept, SupportedMediaTypes::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
             Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
             // YAML errors are not written here; a request that accepts only YAML is forwarded.
@@ -122,9 +122,9 @@ impl ResponseContext {
     /// Returns a 200 response from the cache.
     pub(crate) fn served(
         &self,
-        encoding: Encoding,
+        encoding: FeedEncoding,
         watch: bool,
-        FeedStatus { stale_seconds, written_by }: FeedStatus,
+        ServedFeedStatus { stale_seconds, written_by }: ServedFeedStatus,
         body: ReplyBody,
     ) -> Response<ReplyBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };

@@ -3,13 +3,13 @@
 use http::header::{EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Request, Response, StatusCode, Version};
 
-use crate::auth::{NotGranted, Revoked};
-use crate::listing::OverLimit;
+use crate::auth::{AuthorizationError, RevokedPermission};
+use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
-use crate::serve::audit::Decision;
+use crate::serve::audit::AuditDecision;
 use crate::serve::response::body::ReplyBody;
 use crate::serve::response::context::{REFUSED_BY, ResponseContext};
-use kubeapi::{Access, Query, RequestInfo, Status, Verb, check_timeout};
+use kubeapi::{AccessAttributes, RequestInfo, RequestVerb, Status, UrlQuery, check_timeout};
 
 /// The `Retry-After` for a client when a concurrency limit is reached. Lists complete within seconds, and the apiserver
 /// uses the same value.
@@ -18,17 +18,19 @@ pub(crate) const LIST_RETRY_SECONDS: u32 = 1;
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// Returns the Status for a caller without permission, with the apiserver's text (R-STATUS-3, R-AUTHZ-3).
-pub(crate) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Status {
+pub(crate) fn not_granted(why: &AuthorizationError, user: &str, access: &AccessAttributes) -> Status {
     match why {
-        NotGranted::Unauthenticated => Status::unauthorized(),
-        NotGranted::Denied(reason) => Status::forbidden_access(user, access, reason),
-        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => unavailable(&why.to_string()),
-        NotGranted::TooMany { retry_after_seconds } => Status::too_many_requests(why.to_string(), *retry_after_seconds),
+        AuthorizationError::Unauthenticated => Status::unauthorized(),
+        AuthorizationError::Denied(reason) => Status::forbidden_access(user, access, reason),
+        AuthorizationError::Unavailable(_) | AuthorizationError::ReviewsForbidden(_) => unavailable(&why.to_string()),
+        AuthorizationError::TooMany { retry_after_seconds } => {
+            Status::too_many_requests(why.to_string(), *retry_after_seconds)
+        }
     }
 }
 
 /// Returns the Status for a revoked permission.
-pub(crate) fn revoked(revoked: &Revoked) -> Status {
+pub(crate) fn revoked(revoked: &RevokedPermission) -> Status {
     not_granted(&revoked.why, &revoked.user.name, &revoked.access)
 }
 
@@ -40,11 +42,11 @@ pub(crate) fn unavailable(message: &str) -> Status {
 }
 
 /// Returns the refusal of a request because too many requests are already waiting.
-pub(crate) fn too_many_wait(_: OverLimit) -> NotGranted {
-    NotGranted::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
+pub(crate) fn too_many_wait(_: LimitExceeded) -> AuthorizationError {
+    AuthorizationError::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }
 
-pub(crate) fn too_many(shed: OverLimit, retry_seconds: u32) -> Status {
+pub(crate) fn too_many(shed: LimitExceeded, retry_seconds: u32) -> Status {
     Status::too_many_requests(shed.to_string(), retry_seconds)
 }
 
@@ -58,10 +60,10 @@ pub(crate) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
 
 /// Returns the error for a bad `timeout=`, which takes precedence over authentication and impersonation (R-ORDER-1).
 /// Long-running requests have no timeout (R-TIMEOUT-2).
-pub(crate) fn bad_timeout(info: &RequestInfo, query: &Query) -> Option<Status> {
+pub(crate) fn bad_timeout(info: &RequestInfo, query: &UrlQuery) -> Option<Status> {
     const LONG_RUNNING: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
-    let is_long_running =
-        matches!(info.verb, Verb::Watch | Verb::Proxy) || LONG_RUNNING.contains(&info.subresource.as_str());
+    let is_long_running = matches!(info.verb, RequestVerb::Watch | RequestVerb::Proxy)
+        || LONG_RUNNING.contains(&info.subresource.as_str());
     check_timeout(query).err().filter(|_| !is_long_running)
 }
 
@@ -70,13 +72,13 @@ pub(crate) fn turned_away(
     context: &ResponseContext,
     user: &str,
     info: &RequestInfo,
-    query: &Query,
-    refused: &NotGranted,
+    query: &UrlQuery,
+    refused: &AuthorizationError,
 ) -> Response<ReplyBody> {
-    let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &Access::of(info)));
+    let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &AccessAttributes::of(info)));
     let mut response = context.status(&status);
-    if let NotGranted::Denied(reason) = refused {
-        response.extensions_mut().insert(Decision::Denied(reason.clone()));
+    if let AuthorizationError::Denied(reason) = refused {
+        response.extensions_mut().insert(AuditDecision::Denied(reason.clone()));
         if response.status() == StatusCode::FORBIDDEN {
             response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
         }
@@ -92,7 +94,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::auth::NotGranted::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
+    use crate::auth::AuthorizationError::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
 
     #[test]
     fn invalid_timeout_is_reported_first_unless_long_running() {
@@ -108,7 +110,7 @@ mod tests {
         ] {
             for (timeout, is_bad) in [("abc", true), ("1s", false), ("", false)] {
                 let (path, query) = path.split_once('?').unwrap_or((path, ""));
-                let query = Query::parse(&format!("{query}&timeout={timeout}"));
+                let query = UrlQuery::parse(&format!("{query}&timeout={timeout}"));
                 let info = RequestInfo::parse("GET", path, &query).expect("well-formed");
                 assert_eq!(bad_timeout(&info, &query).is_some(), is_bad && comes_first, "{path} {timeout}");
             }
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn each_denial_reason_has_its_status() {
-        let query = Query::parse("watch=1");
+        let query = UrlQuery::parse("watch=1");
         let info = RequestInfo::parse("GET", "/api/v1/namespaces/t1/pods", &query).expect("a path");
         let denied = "pods is forbidden: User \"ada\" cannot watch resource \"pods\" in API group \"\" in the \
                       namespace \"t1\"";
@@ -141,7 +143,7 @@ mod tests {
                 TooMany { retry_after_seconds: 7 }.to_string(),
             ),
         ] {
-            let told = not_granted(&why, "ada", &Access::of(&info));
+            let told = not_granted(&why, "ada", &AccessAttributes::of(&info));
             let parts = (told.code, told.reason.as_str(), told.retry_after_seconds(), told.message.as_str());
             assert_eq!(parts, (code, reason, retry, message.as_str()), "{why:?}");
         }

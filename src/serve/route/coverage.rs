@@ -3,20 +3,20 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::feeds::Scope;
-use crate::upstream::{Resource, ResourceOrigin};
+use crate::feeds::FeedScope;
+use crate::upstream::{ResourceOrigin, UpstreamResource};
 use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 
 /// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Coverage {
+pub struct CacheCoverage {
     /// The node whose agents the proxy serves. Of resources that belong to nodes, only this node's objects are cached;
     /// all objects if `None`.
     pub node: Option<Arc<str>>,
     /// The only resources that are cached, as in `pods` or `deployments.apps`; all resources if empty.
     pub resources: Vec<String>,
     /// The sensitive kinds that are cached anyway.
-    pub sensitive: Vec<Sensitive>,
+    pub sensitive: Vec<SensitiveKind>,
     /// Whether the proxy authorizes each caller. If so, its own account may have more permissions than a caller.
     pub authorizes: bool,
 }
@@ -25,14 +25,14 @@ pub struct Coverage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline, description = "A sensitive kind in `feeds.sensitive`.")]
-pub enum Sensitive {
+pub enum SensitiveKind {
     Secrets,
     ConfigMaps,
 }
 
 /// The reason that a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum OutsideCoverage {
+pub enum NotCoveredReason {
     #[error("the resource is not in feeds.resources")]
     NotConfigured,
     #[error("the resource is a sensitive kind that is not in feeds.sensitive")]
@@ -49,40 +49,40 @@ const OF_NODES: [(&str, &str, &str); 5] = [
     ("certificates.k8s.io", "podcertificaterequests", "spec.nodeName"),
 ];
 
-impl Coverage {
+impl CacheCoverage {
     /// Returns the widest scope in which the resource may be cached.
     ///
     /// # Errors
     ///
     /// The resource may not be cached at all.
-    pub fn scope(&self, resource: &Resource) -> Result<Scope, OutsideCoverage> {
+    pub fn scope(&self, resource: &UpstreamResource) -> Result<FeedScope, NotCoveredReason> {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
-            return Err(OutsideCoverage::NotConfigured);
+            return Err(NotCoveredReason::NotConfigured);
         }
-        if let Some(kind) = Sensitive::of(resource)
+        if let Some(kind) = SensitiveKind::of(resource)
             && self.protects(kind)
             && !self.sensitive.contains(&kind)
         {
-            return Err(OutsideCoverage::Sensitive);
+            return Err(NotCoveredReason::Sensitive);
         }
         Ok(match (&self.node, field_of_node(resource)) {
-            (Some(node), Some(field)) => Scope::Selected { field: field.into(), value: node.clone() },
-            _ => Scope::Cluster,
+            (Some(node), Some(field)) => FeedScope::Selected { field: field.into(), value: node.clone() },
+            _ => FeedScope::Cluster,
         })
     }
 
     /// Whether a kind must not be cached. If every caller acts as the proxy itself, the cache reveals nothing that the
     /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more
     /// permissions than each of them needs.
-    fn protects(&self, kind: Sensitive) -> bool {
+    fn protects(&self, kind: SensitiveKind) -> bool {
         match kind {
-            Sensitive::Secrets => self.authorizes || self.node.is_some(),
-            Sensitive::ConfigMaps => self.node.is_some(),
+            SensitiveKind::Secrets => self.authorizes || self.node.is_some(),
+            SensitiveKind::ConfigMaps => self.node.is_some(),
         }
     }
 }
 
-impl Sensitive {
+impl SensitiveKind {
     pub const ALL: [Self; 2] = [Self::Secrets, Self::ConfigMaps];
 
     /// Returns the resource's name.
@@ -93,7 +93,7 @@ impl Sensitive {
         }
     }
 
-    fn of(resource: &Resource) -> Option<Self> {
+    fn of(resource: &UpstreamResource) -> Option<Self> {
         let is_core = resource.gvr.group.is_empty();
         Self::ALL.into_iter().find(|kind| is_core && *resource.gvr.resource == *kind.as_str())
     }
@@ -101,19 +101,19 @@ impl Sensitive {
 
 /// Whether a request stays within `scope`. Like upstream's authorizers, this compares the name and the selector as
 /// written. Requests that the authorizers would not recognize are forwarded, because upstream rejects them (R-FIELD-7).
-pub(crate) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
+pub(crate) fn covers(scope: &FeedScope, request: &RequestInfo) -> bool {
     match scope {
-        Scope::Cluster => true,
-        Scope::Namespace(namespace) => request.namespace == **namespace,
-        Scope::Selected { field, value } if **field == *NAME_KEY => request.name == **value,
-        Scope::Selected { field, value } => {
+        FeedScope::Cluster => true,
+        FeedScope::Namespace(namespace) => request.namespace == **namespace,
+        FeedScope::Selected { field, value } if **field == *NAME_KEY => request.name == **value,
+        FeedScope::Selected { field, value } => {
             let selector = request.field_selector.as_deref().and_then(|text| FieldSelector::parse(text).ok());
             selector.is_some_and(|selector| selector.requires_exact(field) == Some(value))
         }
     }
 }
 
-fn field_of_node(resource: &Resource) -> Option<&'static str> {
+fn field_of_node(resource: &UpstreamResource) -> Option<&'static str> {
     let (group, plural) = (&*resource.gvr.group, &*resource.gvr.resource);
     let found =
         OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == ResourceOrigin::BuiltIn);
@@ -124,27 +124,27 @@ fn field_of_node(resource: &Resource) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Encoding;
-    use kubeapi::{FieldTable, Gvr, PageStore, Query};
+    use crate::wire::FeedEncoding;
+    use kubeapi::{Gvr, ListPageSource, SelectableFieldTable, UrlQuery};
 
-    fn resource(group: &str, version: &str, plural: &str) -> Resource {
+    fn resource(group: &str, version: &str, plural: &str) -> UpstreamResource {
         let gvr = Gvr::new(group, version, plural);
         let custom = group.contains("example");
-        Resource {
-            fields: Arc::new(FieldTable::of_builtin(&gvr, true)),
+        UpstreamResource {
+            fields: Arc::new(SelectableFieldTable::of_builtin(&gvr, true)),
             gvr,
             kind: "Any".into(),
             list_kind: "AnyList".into(),
             namespaced: true,
             watchable: true,
             origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
-            encoding: Encoding::Protobuf,
-            pages: PageStore::default(),
+            encoding: FeedEncoding::Protobuf,
+            pages: ListPageSource::default(),
             edition: None,
         }
     }
 
-    fn said(coverage: &Coverage, resource: &Resource) -> String {
+    fn said(coverage: &CacheCoverage, resource: &UpstreamResource) -> String {
         match coverage.scope(resource) {
             Ok(scope) => scope.selector().unwrap_or_else(|| "all".to_owned()),
             Err(why) => format!("{why:?}"),
@@ -157,15 +157,15 @@ mod tests {
         let (hidden, deployments) =
             (resource("hidden.example", "v1", "secrets"), resource("apps", "v1", "deployments"));
         let resources = [&pods, &secrets, &maps, &hidden, &deployments];
-        let open = Coverage::default();
-        let central = Coverage { authorizes: true, ..Coverage::default() };
-        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
-        let agents = Coverage { authorizes: true, ..node.clone() };
-        let with = |coverage: &Coverage, sensitive: &[Sensitive]| Coverage {
+        let open = CacheCoverage::default();
+        let central = CacheCoverage { authorizes: true, ..CacheCoverage::default() };
+        let node = CacheCoverage { node: Some("n7".into()), ..CacheCoverage::default() };
+        let agents = CacheCoverage { authorizes: true, ..node.clone() };
+        let with = |coverage: &CacheCoverage, sensitive: &[SensitiveKind]| CacheCoverage {
             sensitive: sensitive.to_vec(),
             ..coverage.clone()
         };
-        let some = |names: &[&str]| Coverage {
+        let some = |names: &[&str]| CacheCoverage {
             resources: names.iter().map(|&name| name.to_owned()).collect(),
             ..central.clone()
         };
@@ -173,11 +173,11 @@ mod tests {
         for (coverage, expected) in [
             (open, ["all", "all", "all", "all", "all"]),
             (central.clone(), ["all", "Sensitive", "all", "all", "all"]),
-            (with(&central, &[Sensitive::Secrets]), ["all", "all", "all", "all", "all"]),
+            (with(&central, &[SensitiveKind::Secrets]), ["all", "all", "all", "all", "all"]),
             (node.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
             (agents.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
-            (with(&agents, &[Sensitive::ConfigMaps]), [ours, "Sensitive", "all", "all", "all"]),
-            (with(&node, &Sensitive::ALL), [ours, "all", "all", "all", "all"]),
+            (with(&agents, &[SensitiveKind::ConfigMaps]), [ours, "Sensitive", "all", "all", "all"]),
+            (with(&node, &SensitiveKind::ALL), [ours, "all", "all", "all", "all"]),
             (some(&["pods", "deployments.apps"]), ["all", left, left, left, "all"]),
             (some(&["deployments.v1.apps", "pods.v1"]), ["all", left, left, left, "all"]),
             // `feeds.resources` alone does not allow a sensitive kind.
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn node_scoped_resources_are_cached_only_for_own_node() {
-        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+        let node = CacheCoverage { node: Some("n7".into()), ..CacheCoverage::default() };
         for ((group, version, plural), expected) in [
             (("", "v1", "pods"), "spec.nodeName=n7"),
             (("", "v1", "nodes"), "metadata.name=n7"),
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn request_is_covered_if_its_selector_implies_feed_selector() {
-        let of = |field: &str| Scope::Selected { field: field.into(), value: "n7".into() };
+        let of = |field: &str| FeedScope::Selected { field: field.into(), value: "n7".into() };
         let pods = of("spec.nodeName");
         for (uri, covered) in [
             ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7", true),
@@ -233,7 +233,7 @@ mod tests {
             ("/api/v1/namespaces/a/pods/n7?fieldSelector=spec.nodeName%3Dn7", false),
         ] {
             assert_eq!(covers(&pods, &info(uri)), covered, "{uri}");
-            assert!(covers(&Scope::Cluster, &info(uri)), "{uri}");
+            assert!(covers(&FeedScope::Cluster, &info(uri)), "{uri}");
         }
         let nodes = of("metadata.name");
         for (uri, covered) in [
@@ -248,13 +248,13 @@ mod tests {
         ] {
             assert_eq!(covers(&nodes, &info(uri)), covered, "{uri}");
         }
-        let namespace = Scope::Namespace("a".into());
+        let namespace = FeedScope::Namespace("a".into());
         assert!(covers(&namespace, &info("/api/v1/namespaces/a/pods")));
         assert!(!covers(&namespace, &info("/api/v1/pods")));
     }
 
     fn info(uri: &str) -> RequestInfo {
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-        RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
+        RequestInfo::parse("GET", path, &UrlQuery::parse(query)).expect("a path")
     }
 }

@@ -3,7 +3,7 @@
 use http::header::HeaderName;
 use http::{Request, Uri};
 
-use kubeapi::Query;
+use kubeapi::UrlQuery;
 
 /// The request header for the readable part of a collection. In a response, it states whether the result is complete.
 pub(crate) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
@@ -12,12 +12,12 @@ const PARAMETER: &str = "kubeFanoutReadable";
 
 /// The part of a collection that a response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum CollectionExtent {
     All,
     Some,
 }
 
-impl Extent {
+impl CollectionExtent {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -55,7 +55,7 @@ fn value(pair: &str) -> Option<bool> {
     if name != PARAMETER && !name.contains('%') {
         return None;
     }
-    Query::parse(pair).first(PARAMETER).map(is_true)
+    UrlQuery::parse(pair).first(PARAMETER).map(is_true)
 }
 
 /// Parses a boolean as the API does: everything else is true.

@@ -12,42 +12,46 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 
-use crate::auth::{Authorizer, Caller, Permit};
-use crate::cache::{CacheConfig, Chunk, Snapshot, View};
-use crate::feeds::{FeedHandle, FeedStartRequest, Feeds, Scope};
-use crate::listing::CpuSlices;
-use crate::listing::GzipList;
-use crate::listing::ListRead;
-use crate::listing::ScanPace;
+use crate::auth::{Authorizer, Caller, CollectionPermission};
+use crate::cache::{CacheConfig, CollectionView, FeedSnapshot, ObjectChunk};
+use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
+use crate::listing::CallerCpuSlices;
+use crate::listing::GzipListBody;
+use crate::listing::ListPageRequest;
+use crate::listing::ScanPacer;
 use crate::listing::ScanQueue;
 use crate::listing::page::page;
 use crate::serve::feed_spec;
-use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper, StreamedList};
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
+use crate::serve::limits::{
+    ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper, StreamedListBody,
+};
+use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::wire::{
+    FeedEncoding, JsonLayout, ListMeta, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem,
+};
 use base::AbortSignal;
 use kubeapi::{
-    ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
-    ResourceVersion, Selector, VersionMatch,
+    ContinueToken, ContinueVersion, Gvr, LabelSelector, ListPageSource, ListPlan, MetaApiVersion, RequestInfo,
+    ResourceVersion, ResourceVersionMatch, SelectableFieldTable, Selector, UrlQuery,
 };
 
 const REPRESENTATIONS: [Representation; 3] = [
-    Representation::Object(Encoding::Json),
-    Representation::Metadata(Encoding::Json, MetaVersion::V1),
-    Representation::Metadata(Encoding::Protobuf, MetaVersion::V1),
+    Representation::Object(FeedEncoding::Json),
+    Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1),
+    Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1),
 ];
 const NAMESPACES: [&str; 4] = ["t1", "t1-a", "t1.a", "t2"];
 
-fn padded(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
+fn padded(namespace: &str, name: usize, rv: u64, bytes: usize) -> ObjectRevision {
     pod(namespace, name, rv, &"p".repeat(bytes))
 }
 
-fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
+fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> ObjectRevision {
     let app = ["x", "y"][name % 2];
     let labels = format!(r#""labels":{{"app":"{app}"}},"annotations":{{"padding":"{padding}"}}"#);
     let metadata = format!(r#""name":"p{name:03}","namespace":"{namespace}","resourceVersion":"{rv}",{labels}"#);
     let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{metadata}}},"spec":{{}},"status":{{}}}}"#);
-    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+    let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::new(SelectableFieldTable::default()));
     match reader.watch_event(format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n").into()).expect("well-formed") {
         WatchItem::Change { object, .. } => object,
         other => panic!("{other:?} is not a change"),
@@ -55,37 +59,38 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
 }
 
 /// Creates a feed of pods with these objects.
-fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, FeedStartRequest)) {
+fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRequest)) {
     let gvr = Gvr::new("", "v1", "pods");
     let (fields, origin, encoding) =
-        (Arc::new(FieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, Encoding::Json);
+        (Arc::new(SelectableFieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, FeedEncoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    let (namespaced, watchable, pages) = (true, true, PageStore::default());
-    let pods = Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition };
-    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-    let feed = feeds.handle(&feed_spec(&pods, Scope::Cluster, encoding), None).expect("there is room");
+    let (namespaced, watchable, pages) = (true, true, ListPageSource::default());
+    let pods =
+        UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition };
+    let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
+    let feed = feeds.handle(&feed_spec(&pods, FeedScope::Cluster, encoding), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
-    demand.writer.replace(Snapshot::from_objects(ResourceVersion(1_000), objects));
+    demand.writer.replace(FeedSnapshot::from_objects(ResourceVersion(1_000), objects));
     (feed, (feeds, demand))
 }
 
-fn permit() -> Permit {
-    let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
+fn permit() -> CollectionPermission {
+    let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    Permit::Whole(grant.expect("whoever asks is us"))
+    CollectionPermission::Whole(grant.expect("whoever asks is us"))
 }
 
-fn renderer(feed: &FeedHandle, representation: Representation) -> Renderer {
+fn renderer(feed: &FeedHandle, representation: Representation) -> ObjectRenderer {
     let feed = feed.reader.envelope();
-    Renderer::derived(representation, feed, 36).unwrap_or_else(|| Renderer::verbatim(feed))
+    ObjectRenderer::derived(representation, feed, 36).unwrap_or_else(|| ObjectRenderer::verbatim(feed))
 }
 
-fn pace() -> ScanPace {
-    ScanPace::new(None, (ScanQueue::at_a_time(1), CpuSlices::new(1)), None)
+fn pace() -> ScanPacer {
+    ScanPacer::new(None, (ScanQueue::at_a_time(1), CallerCpuSlices::new(1)), None)
 }
 
 /// Returns the bytes that the client receives, after checking that the compressed form is equal.
-async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+async fn listed(feed: &FeedHandle, read: &ListPageRequest, renderer: &ObjectRenderer) -> Vec<u8> {
     let written = async || {
         let page = page(&permit(), feed, &feed.reader.snapshot(), read, &mut pace()).await;
         page.written_by(renderer, &mut pace()).await.expect("everything can be written")
@@ -100,7 +105,7 @@ async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<
     assert!(list.is_over());
     let list = written().await;
     assert_eq!(list.is_worth_compressing(), plain.len() > crate::listing::PLAIN_BYTES_MAX);
-    let mut list = GzipList::new(list);
+    let mut list = GzipListBody::new(list);
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         deflated.extend_from_slice(&chunk.expect("it was written before"));
     }
@@ -111,13 +116,13 @@ async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<
 }
 
 /// Returns the expected bytes, assembled object by object.
-fn expected(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> {
+fn expected(feed: &FeedHandle, read: &ListPageRequest, renderer: &ObjectRenderer) -> Vec<u8> {
     let snapshot = feed.reader.snapshot();
     let start = read.plan.start.as_ref().map(|start| match read.view.namespace() {
         Some(namespace) => format!("{namespace}/{start}"),
         None => start.clone(),
     });
-    let scoped = |object: &&Arc<Object>| {
+    let scoped = |object: &&Arc<ObjectRevision>| {
         read.view.namespace().is_none_or(|namespace| object.key.namespace() == namespace)
             && start.as_deref().is_none_or(|start| object.key.as_str() >= start)
     };
@@ -128,7 +133,7 @@ fn expected(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> 
     let left = last.map_or(0, |last| all.iter().filter(|object| object.key > last.key).count());
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     if let (Some(last), true) = (last, left > 0) {
-        let at = ContinueAt::Version(snapshot.rv);
+        let at = ContinueVersion::Version(snapshot.rv);
         meta.continue_token = ContinueToken::after(at, &last.key, read.in_namespace).encode(read.pages);
         meta.remaining = read.view.selector().is_everything().then(|| i64::try_from(left).expect("few"));
     }
@@ -144,21 +149,21 @@ fn expected(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<u8> 
     out
 }
 
-fn reads(random: &mut fastrand::Rng) -> ListRead {
+fn reads(random: &mut fastrand::Rng) -> ListPageRequest {
     let namespace = random.bool().then(|| NAMESPACES[random.usize(..NAMESPACES.len())]);
     let labels = LabelSelector::parse(["", "", "app=x"][random.usize(..3)]).expect("a label selector");
     let start = random.bool().then(|| {
         let name = format!("p{:03}\0", random.usize(..60));
         if namespace.is_some() { name } else { format!("{}/{name}", NAMESPACES[random.usize(..NAMESPACES.len())]) }
     });
-    let plan = ListPlan { version: VersionMatch::Any, limit: random.bool().then(|| random.u64(1..80)), start };
-    let view = View::new(namespace, Selector { labels, ..Selector::everything() });
-    ListRead {
+    let plan = ListPlan { version: ResourceVersionMatch::Any, limit: random.bool().then(|| random.u64(1..80)), start };
+    let view = CollectionView::new(namespace, Selector { labels, ..Selector::everything() });
+    ListPageRequest {
         representation: REPRESENTATIONS[0],
         view,
         plan,
         in_namespace: namespace.is_some(),
-        pages: PageStore::FromCache,
+        pages: ListPageSource::FromCache,
     }
 }
 
@@ -191,10 +196,15 @@ async fn list_response_equals_rendered_objects() {
 async fn lists_share_chunk_memory() {
     let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();
     let (feed, _feeds) = feed(objects);
-    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let view = View::everything();
-    let read =
-        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
+    let plan = ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None };
+    let view = CollectionView::everything();
+    let read = ListPageRequest {
+        representation: REPRESENTATIONS[0],
+        view,
+        plan,
+        in_namespace: false,
+        pages: ListPageSource::FromCache,
+    };
     let renderer = renderer(&feed, REPRESENTATIONS[0]);
     let mut addresses = Vec::new();
     for _ in 0..10 {
@@ -207,7 +217,7 @@ async fn lists_share_chunk_memory() {
         let large = chunks.iter().filter(|chunk| chunk.len() > 16 << 10);
         addresses.push(large.map(|chunk| chunk.as_ptr()).collect::<Vec<_>>());
     }
-    assert!(addresses[0].len() >= 200 * 5_000 / Chunk::BYTES_MAX);
+    assert!(addresses[0].len() >= 200 * 5_000 / ObjectChunk::BYTES_MAX);
     assert!(addresses.iter().all(|others| *others == addresses[0]));
     let kept = feed.reader.stats().derived_bytes;
     assert!((200 * 5_000..200 * 5_300).contains(&kept), "{kept} bytes are kept");
@@ -217,13 +227,13 @@ async fn lists_share_chunk_memory() {
 #[tokio::test(start_paused = true)]
 async fn unread_list_is_cut_and_releases_its_snapshot() {
     let (feed, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
-    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let read = ListRead {
+    let plan = ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None };
+    let read = ListPageRequest {
         representation: REPRESENTATIONS[0],
-        view: View::everything(),
+        view: CollectionView::everything(),
         plan,
         in_namespace: false,
-        pages: PageStore::FromCache,
+        pages: ListPageSource::FromCache,
     };
     let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
     let place = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
@@ -232,7 +242,7 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
     let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
     let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &cut, true);
-    let mut body = StreamedList::new(list, false, place, pin);
+    let mut body = StreamedListBody::new(list, false, place, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));
@@ -249,19 +259,21 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
 async fn large_scan_yields_every_few_thousand_objects() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = feed.reader.snapshot();
-    let (scans, slices, everybody) = (ScanQueue::at_a_time(1), CpuSlices::new(1), Permit::clone(&permit()));
+    let (scans, slices, everybody) =
+        (ScanQueue::at_a_time(1), CallerCpuSlices::new(1), CollectionPermission::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
-        let (plan, view) = (ListPlan { version: VersionMatch::Any, limit, start: None }, View::new(None, selector));
-        let read = ListRead {
+        let (plan, view) =
+            (ListPlan { version: ResourceVersionMatch::Any, limit, start: None }, CollectionView::new(None, selector));
+        let read = ListPageRequest {
             representation: REPRESENTATIONS[0],
             view,
             plan,
             in_namespace: false,
-            pages: PageStore::FromCache,
+            pages: ListPageSource::FromCache,
         };
-        let mut pace = ScanPace::new(None, (scans.clone(), slices.clone()), None);
+        let mut pace = ScanPacer::new(None, (scans.clone(), slices.clone()), None);
         page(&everybody, &feed, &snapshot, &read, &mut pace).await;
         assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
     }
@@ -271,14 +283,22 @@ async fn large_scan_yields_every_few_thousand_objects() {
 #[tokio::test(start_paused = true)]
 async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
-    let (snapshot, everybody) = (feed.reader.snapshot(), Permit::clone(&permit()));
+    let (snapshot, everybody) = (feed.reader.snapshot(), CollectionPermission::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);
     let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
-    let (plan, view) = (ListPlan { version: VersionMatch::Any, limit: None, start: None }, View::new(None, selector));
-    let read =
-        ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages: PageStore::FromCache };
-    let mut pace = ScanPace::new(None, (scans, CpuSlices::new(1)), None);
+    let (plan, view) = (
+        ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None },
+        CollectionView::new(None, selector),
+    );
+    let read = ListPageRequest {
+        representation: REPRESENTATIONS[0],
+        view,
+        plan,
+        in_namespace: false,
+        pages: ListPageSource::FromCache,
+    };
+    let mut pace = ScanPacer::new(None, (scans, CallerCpuSlices::new(1)), None);
     let mut listed = pin!(page(&everybody, &feed, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
     assert!(early.is_err(), "it looked at everything while others had the turn");

@@ -8,11 +8,11 @@ use memchr::memchr;
 
 use crate::serve::activity::WatchTransport;
 use crate::serve::audit::AuditRecord;
-use crate::serve::limits::Watchdog;
-use crate::serve::response::WatchFrames;
+use crate::serve::limits::WatchDeadlineTimer;
+use crate::serve::response::WatchFrameSource;
 use crate::serve::watch::session::WatchSession;
-use crate::wire::Encoding;
-use base::WakeFlag;
+use crate::wire::FeedEncoding;
+use base::RecordingWaker;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1, each event is a separate chunk. Over
 /// HTTP/2, a piece contains several events if the client lags.
@@ -21,20 +21,20 @@ pub(crate) struct WatchBody {
     /// The watch session; `None` once the last frame was put.
     session: Option<WatchSession>,
     /// Aborts the watch if the client does not read.
-    _watchdog: Arc<Watchdog>,
+    _watchdog: Arc<WatchDeadlineTimer>,
     /// The state of the chunked encoding; set for HTTP/1.1 only.
-    chunked: Option<Box<ChunkedState>>,
+    chunked: Option<Box<ChunkedWatchState>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
 }
 
 /// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
-struct ChunkedState {
+struct ChunkedWatchState {
     /// Set when the session has something new to send. This is needed because this codec also polls a body when it has
     /// made room. The HTTP/2 codec rarely polls a body unless its waker was woken.
-    flag: WakeFlag,
-    events: EventChunks,
+    flag: RecordingWaker,
+    events: EventChunkSplitter,
 }
 
 thread_local! {
@@ -50,9 +50,10 @@ impl WatchBody {
         session: WatchSession,
         record: Option<Arc<AuditRecord>>,
         transport: WatchTransport,
-        encoding: Encoding,
+        encoding: FeedEncoding,
     ) -> Self {
-        let chunked = || Box::new(ChunkedState { flag: WakeFlag::rung(), events: EventChunks::new(encoding) });
+        let chunked =
+            || Box::new(ChunkedWatchState { flag: RecordingWaker::rung(), events: EventChunkSplitter::new(encoding) });
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
@@ -62,7 +63,7 @@ impl WatchBody {
     }
 }
 
-impl WatchFrames for WatchBody {
+impl WatchFrameSource for WatchBody {
     /// Whether no frames will come until the waker of the last poll is woken.
     fn is_parked(&self) -> bool {
         self.session.as_ref().is_some_and(WatchSession::is_parked)
@@ -113,8 +114,8 @@ fn joined(batch: &mut Vec<Bytes>) -> Bytes {
 /// Nothing is copied. An event that spans several pieces, such as an initial event above 32 KiB, becomes several
 /// chunks.
 #[derive(Debug)]
-struct EventChunks {
-    encoding: Encoding,
+struct EventChunkSplitter {
+    encoding: FeedEncoding,
     /// The unsent pieces of the current batch. An idle watch keeps no allocation.
     pieces: VecDeque<Bytes>,
     /// The number of bytes of the current event that later pieces contain, for protobuf.
@@ -124,8 +125,8 @@ struct EventChunks {
 /// The size of the length prefix of a protobuf event.
 const PREFIX_BYTES: usize = 4;
 
-impl EventChunks {
-    fn new(encoding: Encoding) -> Self {
+impl EventChunkSplitter {
+    fn new(encoding: FeedEncoding) -> Self {
         Self { encoding, pieces: VecDeque::new(), left: 0 }
     }
 
@@ -157,8 +158,8 @@ impl EventChunks {
     /// Splits the first event, or the available part of it, off a piece.
     fn split(&mut self, piece: &mut Bytes) -> Bytes {
         let end = match self.encoding {
-            Encoding::Json | Encoding::Table => memchr(b'\n', piece).map_or(piece.len(), |at| at + 1),
-            Encoding::Protobuf => {
+            FeedEncoding::Json | FeedEncoding::Table => memchr(b'\n', piece).map_or(piece.len(), |at| at + 1),
+            FeedEncoding::Protobuf => {
                 if self.left == 0 {
                     let body = piece.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| u32::from_be_bytes(*prefix));
                     self.left = PREFIX_BYTES.saturating_add(body as usize);
@@ -186,8 +187,8 @@ mod tests {
     type Row<'a> = (&'a [&'a [&'static [u8]]], &'a [&'a [u8]]);
 
     /// Returns the chunks for batches of pieces.
-    fn chunks(encoding: Encoding, batches: &[&[&'static [u8]]]) -> Vec<Bytes> {
-        let mut events = EventChunks::new(encoding);
+    fn chunks(encoding: FeedEncoding, batches: &[&[&'static [u8]]]) -> Vec<Bytes> {
+        let mut events = EventChunkSplitter::new(encoding);
         let mut chunks = Vec::new();
         for batch in batches {
             chunks.push(events.first_of(&mut batch.iter().copied().map(Bytes::from_static).collect()));
@@ -206,14 +207,14 @@ mod tests {
             (&[&[b"{1}\n{2", b"large"], &[b"}\n{3}\n"]], &[b"{1}\n", b"{2", b"large", b"}\n", b"{3}\n"]),
         ];
         for (batches, expected) in rows {
-            assert_eq!(chunks(Encoding::Json, batches), expected);
+            assert_eq!(chunks(FeedEncoding::Json, batches), expected);
         }
         let rows: [Row<'_>; 2] = [
             (&[&[b"\0\0\0\x02ab\0\0\0\0", b"\0\0\0\x01\n"]], &[b"\0\0\0\x02ab", b"\0\0\0\0", b"\0\0\0\x01\n"]),
             (&[&[b"\0\0\0\x04a"], &[b"bc", b"d\0\0\0\x01e"]], &[b"\0\0\0\x04a", b"bc", b"d", b"\0\0\0\x01e"]),
         ];
         for (batches, expected) in rows {
-            assert_eq!(chunks(Encoding::Protobuf, batches), expected);
+            assert_eq!(chunks(FeedEncoding::Protobuf, batches), expected);
         }
     }
 }

@@ -2,12 +2,12 @@
 //! as ages are computed when a row is printed.
 
 use super::opener::WatchOpener;
-use crate::feeds::Scope;
+use crate::feeds::FeedScope;
 use crate::serve::read::{ReadRequest, spec};
-use crate::serve::route::{ForwardReason, WatchRead};
-use crate::upstream::{Cause, Error, Resource};
-use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
-use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
+use crate::serve::route::{ForwardReason, RoutedWatch};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamResource};
+use crate::wire::{FeedEncoding, ListPage, ObjectReader, ObjectRevision, Representation, TABLE_ACCEPT};
+use kubeapi::{FlowDistinguisher, Gvr, UrlQuery, WatchStart};
 
 /// The query parameters that a list does not have, or whose value the proxy chooses.
 const NOT_OF_LISTS: [&str; 6] =
@@ -23,9 +23,9 @@ impl WatchOpener {
     pub(super) async fn initial_row(
         &self,
         request: &ReadRequest,
-        resource: &Resource,
-        read: &mut WatchRead,
-    ) -> Result<Option<Object>, ForwardReason> {
+        resource: &UpstreamResource,
+        read: &mut RoutedWatch,
+    ) -> Result<Option<ObjectRevision>, ForwardReason> {
         let has_state =
             matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. }));
         if !has_state || request.fills_a_feed() {
@@ -51,23 +51,23 @@ impl WatchOpener {
         &self,
         payer: Option<&FlowDistinguisher>,
         path: &str,
-        resource: &Resource,
+        resource: &UpstreamResource,
     ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
         let _place = self.concurrency.forwards.take(payer)?;
-        let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
-        if answered != Some(Encoding::Table.byte_encoding()) {
-            return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());
+        let (answered, body) = self.client.fetch(UpstreamRequestCause::PassedThrough, path, TABLE_ACCEPT).await?;
+        if answered != Some(FeedEncoding::Table.byte_encoding()) {
+            return Err(UpstreamError::OtherRepresentation { asked: FeedEncoding::Table.to_string(), answered }.into());
         }
-        let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
-        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body)?)
+        let shape = spec(resource, FeedScope::Cluster, FeedEncoding::Table).shape;
+        Ok(ObjectReader::new(FeedEncoding::Table, shape, resource.fields.clone()).list(&body)?)
     }
 }
 
 /// Returns the path of the list for a watch's initial state, with whole objects; `None` for deprecated watch paths.
-fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<String> {
+fn list_path(path: &str, namespace: &str, query: &UrlQuery, gvr: &Gvr) -> Option<String> {
     let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
     let of_lists = |pair: &&str| {
-        let pair = Query::parse(pair);
+        let pair = UrlQuery::parse(pair);
         pair.pairs().next().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name))
     };
     let kept: Vec<_> = query.raw().split('&').filter(of_lists).chain(["includeObject=Object"]).collect();
@@ -97,7 +97,7 @@ mod tests {
             ("/api/v1/watch/namespaces/a/pods/p", "a", "resourceVersion=0", None),
         ] {
             let expected = expected.map(|query| format!("{path}?{query}"));
-            assert_eq!(list_path(path, namespace, &Query::parse(query), &pods), expected, "{path}?{query}");
+            assert_eq!(list_path(path, namespace, &UrlQuery::parse(query), &pods), expected, "{path}?{query}");
         }
     }
 }

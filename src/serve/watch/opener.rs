@@ -9,50 +9,51 @@ use http::header::USER_AGENT;
 use super::body::WatchBody;
 use super::session::{WatchOptions, WatchSession, WatchTimers};
 use super::websocket;
-use crate::auth::Permit;
-use crate::cache::{Cursor, FeedState, OpenedWatch, StartPosition, TooOld};
+use crate::auth::CollectionPermission;
+use crate::cache::{FeedCursor, FeedState, OpenedWatch, VersionTooOld, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, cost};
-use crate::serve::activity::{ActiveWatches, RequestSource, WatchEnd, WatchTransport, metrics};
+use crate::serve::activity::{ActiveWatches, UserAndAgent, WatchEndReason, WatchTransport, metrics};
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
 use crate::serve::read::{
-    FeedRequirements, FeedSource, FeedSources, NotServable, ReadKind, ReadRequest, ReadResult, ScanScheduler,
-    too_expensive,
+    CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServableFromCache, ReadKind, ReadRequest,
+    ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ReplyBody, too_many};
-use crate::serve::route::{ForwardReason, WatchRead};
-use crate::upstream::{Client, Resource};
-use crate::wire::{Encoding, Representation};
-use base::{AbortSignal, Tasks};
+use crate::serve::route::{ForwardReason, RoutedWatch};
+use crate::upstream::{UpstreamClient, UpstreamResource};
+use crate::wire::{FeedEncoding, Representation};
+use base::{AbortSignal, BackgroundTasks};
 use kubeapi::{Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
-/// How long a watch from before the history is held. After that, the client receives the error that it would have received at once.
+/// How long a watch from before the history is held. After that, the client receives the error that it would have
+/// received at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
 
 /// Opens downstream watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
-    pub(crate) sources: Arc<FeedSources>,
+    pub(crate) sources: Arc<FeedResolver>,
     pub(crate) scans: ScanScheduler,
-    pub(crate) client: Client,
+    pub(crate) client: UpstreamClient,
     pub(crate) concurrency: Arc<ConcurrencyLimits>,
-    pub(crate) watches: metrics::Watches,
+    pub(crate) watches: metrics::WatchMetricsRegistry,
     pub(crate) active_watches: ActiveWatches,
     pub(crate) slow_readers: SlowReaderReaper,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: BackgroundTasks,
 }
 
 impl WatchOpener {
     pub(crate) async fn open(
         &self,
         request: &mut ReadRequest,
-        permit: Permit,
-        resource: &Resource,
-        mut read: WatchRead,
-    ) -> ReadResult {
-        let kind = |read: &WatchRead| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
+        permit: CollectionPermission,
+        resource: &UpstreamResource,
+        mut read: RoutedWatch,
+    ) -> CacheReadResult {
+        let kind = |read: &RoutedWatch| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
         let (name, asked) = (read.view.name(), request as &ReadRequest);
         let mut need = FeedRequirements::of(asked, &permit, resource, name, read.representation, kind(&read))?;
         if !cost::is_for_watch(read.view.selector()) {
@@ -64,20 +65,20 @@ impl WatchOpener {
         let written: usize = written.into_iter().flatten().map(String::len).sum();
         let selector_bytes = written + read.view.selector().held_bytes();
         let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes);
-        let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
+        let refused = |shed| NotServableFromCache::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
         let place = place.map_err(refused)?;
-        let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
+        let row = self.initial_row(request, resource, &mut read).await.map_err(NotServableFromCache::Forward)?;
         need.kind = kind(&read);
         let source = self.sources.source(resource, &need).await?;
         // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
         if let (Representation::Table(_), WatchStart::After(rv)) = (read.representation, read.start)
             && rv < source.feed.reader.floor()
         {
-            return Err(NotServable::Forward(ForwardReason::TooOld));
+            return Err(NotServableFromCache::Forward(ForwardReason::TooOld));
         }
         let late = match self.sources.wait_ready(&source, &need).await {
             Ok(()) => None,
-            Err(NotServable::Late(status)) => Some(status),
+            Err(NotServableFromCache::Late(status)) => Some(status),
             Err(why) => return Err(why),
         };
         let follows = request.context.by_proxy || permit.part().is_some();
@@ -88,10 +89,10 @@ impl WatchOpener {
         };
         // A watch that is late or starts too early sends one error, and ends.
         let (OpenedWatch { snapshot, cursor }, error) = match opened {
-            Ok(opened) => (opened, late.map(|status| (*status, WatchEnd::TooLarge))),
-            Err(TooOld { requested, floor }) => {
+            Ok(opened) => (opened, late.map(|status| (*status, WatchEndReason::TooLarge))),
+            Err(VersionTooOld { requested, floor }) => {
                 let status = Status::too_old(requested.0, floor.0);
-                (source.feed.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
+                (source.feed.reader.open_at_end(read.view.clone()), Some((status, WatchEndReason::Expired)))
             }
         };
         let is_websocket = transport(request) == WatchTransport::WebSocket;
@@ -123,7 +124,7 @@ impl WatchOpener {
     async fn namespaces(
         &self,
         request: &ReadRequest,
-        permit: &Permit,
+        permit: &CollectionPermission,
         opened: Option<&OpenedWatch>,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         let (Some(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
@@ -135,16 +136,16 @@ impl WatchOpener {
     fn session(
         &self,
         request: &ReadRequest,
-        permit: &Permit,
-        read: &WatchRead,
-        source: FeedSource,
-        cursor: Cursor,
+        permit: &CollectionPermission,
+        read: &RoutedWatch,
+        source: FeedWithRenderer,
+        cursor: FeedCursor,
         place: ConcurrencyPermit,
     ) -> WatchSession {
         let key = &source.feed.spec.key;
         metrics::served("watch", key, read.representation);
         let transport = transport(request);
-        let who = RequestSource::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
+        let who = UserAndAgent::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
         let active_watch = self.active_watches.opened(who, cursor.follower(), read.representation, transport);
         let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
         let terms = WatchOptions {
@@ -168,7 +169,7 @@ impl WatchOpener {
         &self,
         request: &mut ReadRequest,
         session: WatchSession,
-        encoding: Encoding,
+        encoding: FeedEncoding,
         upgrade: Option<Response<ReplyBody>>,
     ) -> Response<ReplyBody> {
         let record = request.context.record.clone();
@@ -189,31 +190,32 @@ impl WatchOpener {
     }
 }
 
-impl FeedSources {
+impl FeedResolver {
     /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
     /// because the history may be extended from upstream. Its client does not receive "too old" because a feed or the
-    /// proxy ends: the next one may have the history. `is_part` marks a partial view; if the watch `follows` the stream,
-    /// it starts at the stream's version.
+    /// proxy ends: the next one may have the history. `is_part` marks a partial view; if the watch `follows` the
+    /// stream, it starts at the stream's version.
     async fn position(
         &self,
         feed: &FeedHandle,
-        read: &WatchRead,
+        read: &RoutedWatch,
         is_part: bool,
         follows: bool,
-    ) -> Result<Result<OpenedWatch, TooOld>, NotServable> {
+    ) -> Result<Result<OpenedWatch, VersionTooOld>, NotServableFromCache> {
         let reader = &feed.reader;
-        // A partial view needs the previous state of each object, because revoking a permission deletes visible objects.
+        // A partial view needs the previous state of each object, because revoking a permission deletes visible
+        // objects.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
         let open = || match read.start {
-            WatchStart::State { .. } if follows => reader.open(StartPosition::UpstreamProgress, view.clone()),
-            WatchStart::After(rv) => reader.open(StartPosition::After(rv), view.clone()),
-            WatchStart::State { .. } => reader.open(StartPosition::Current, view.clone()),
+            WatchStart::State { .. } if follows => reader.open(WatchStartPosition::UpstreamProgress, view.clone()),
+            WatchStart::After(rv) => reader.open(WatchStartPosition::After(rv), view.clone()),
+            WatchStart::State { .. } => reader.open(WatchStartPosition::Current, view.clone()),
             WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view.clone())),
         };
         let mut opened = open();
-        if let Err(TooOld { requested: from, .. }) = opened {
+        if let Err(VersionTooOld { requested: from, .. }) = opened {
             // Upstream would print an old change with current cells.
-            let is_table = feed.spec.key.encoding == Encoding::Table;
+            let is_table = feed.spec.key.encoding == FeedEncoding::Table;
             if !is_table && !reader.reaches(from, &view) && reader.may_begin_earlier() {
                 let history = feed.resume_backfills.wait(from, &view, reader);
                 self.hold(feed, WatchTimeout::of(read.timeout_seconds).within(HELD_MAX), history).await?;
@@ -222,7 +224,7 @@ impl FeedSources {
         }
         // The next feed may have what an ended feed does not.
         if opened.is_err() && matches!(reader.state(), FeedState::Ended(_)) {
-            Err(NotServable::FeedEnded)
+            Err(NotServableFromCache::FeedEnded)
         } else {
             Ok(opened)
         }
@@ -238,8 +240,10 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot, View};
-    use crate::feeds::{BackfillOutcome, BackfillRequest, FeedKey, FeedSpec, FeedStartRequest, Feeds, Scope};
+    use crate::cache::{CacheConfig, CacheWriter, CollectionView, FeedEndReason, FeedSnapshot};
+    use crate::feeds::{
+        BackfillOutcome, BackfillRequest, FeedKey, FeedRegistry, FeedScope, FeedSpec, FeedStartRequest,
+    };
     use crate::serve::serve_config::ServeConfig;
     use base::DrainTrigger;
     use kubeapi::{Gvr, ResourceVersion};
@@ -254,41 +258,41 @@ mod tests {
         EndOfFeed,
     }
 
-    fn feed(encoding: Encoding) -> (Feeds, FeedHandle, CacheWriter) {
-        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
+    fn feed(encoding: FeedEncoding) -> (FeedRegistry, FeedHandle, CacheWriter) {
+        let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
+        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: FeedScope::Cluster, encoding };
         let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
         let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
-        writer.replace(Snapshot::from_objects(ResourceVersion(100), Vec::new()));
+        writer.replace(FeedSnapshot::from_objects(ResourceVersion(100), Vec::new()));
         writer.set_state(FeedState::Live);
         (feeds, feed, writer)
     }
 
-    fn from(version: u64) -> WatchRead {
-        let (representation, start) = (Representation::Object(Encoding::Json), ResourceVersion(version));
-        let (view, start) = (View::everything(), WatchStart::After(start));
-        WatchRead { representation, view, start, bookmarks: false, timeout_seconds: None }
+    fn from(version: u64) -> RoutedWatch {
+        let (representation, start) = (Representation::Object(FeedEncoding::Json), ResourceVersion(version));
+        let (view, start) = (CollectionView::everything(), WatchStart::After(start));
+        RoutedWatch { representation, view, start, bookmarks: false, timeout_seconds: None }
     }
 
-    fn said(opened: &Result<Result<OpenedWatch, TooOld>, NotServable>) -> String {
+    fn said(opened: &Result<Result<OpenedWatch, VersionTooOld>, NotServableFromCache>) -> String {
         match opened {
             Ok(Ok(_)) => "opened".into(),
             Ok(Err(_)) => "too old".into(),
-            Err(NotServable::FeedEnded) => "routed again".into(),
-            Err(NotServable::Late(status) | NotServable::Refuse(status)) => {
+            Err(NotServableFromCache::FeedEnded) => "routed again".into(),
+            Err(NotServableFromCache::Late(status) | NotServableFromCache::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
-            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
+            Err(NotServableFromCache::Forward(reason)) => format!("{reason:?}"),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn resume_on_ended_feed_is_routed_again() {
-        for encoding in [Encoding::Json, Encoding::Table] {
+        for encoding in [FeedEncoding::Json, FeedEncoding::Table] {
             let (feeds, feed, mut writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
-            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
-            writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+            let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
+            writer.set_state(FeedState::Ended(FeedEndReason::Outdated));
             assert_eq!(said(&sources.position(&feed, &from(90), false, false).await), "routed again", "{encoding:?}");
         }
     }
@@ -302,9 +306,9 @@ mod tests {
             (Event::Drain, "refused with 503, again in 1 s", Duration::from_secs(1)),
             (Event::EndOfFeed, "routed again", Duration::from_secs(1)),
         ] {
-            let (feeds, feed, mut writer) = feed(Encoding::Json);
+            let (feeds, feed, mut writer) = feed(FeedEncoding::Json);
             let (trigger, drain) = DrainTrigger::new();
-            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
+            let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
             let (watched, began) = (feed.clone(), Instant::now());
             let watch = tokio::spawn(async move { sources.position(&watched, &from(90), false, false).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -324,7 +328,7 @@ mod tests {
                 }
                 Event::Refusal => feed.resume_backfills.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
-                Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
+                Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEndReason::Outdated)),
             }
             assert_eq!(said(&watch.await.expect("no panic")), comes_to, "{event:?}");
             assert!(began.elapsed().abs_diff(held) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
@@ -335,14 +339,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn resume_within_history_or_of_table_does_not_wait() {
         for (encoding, version, comes_to) in [
-            (Encoding::Json, 100, "opened"),
-            (Encoding::Json, 120, "opened"),
+            (FeedEncoding::Json, 100, "opened"),
+            (FeedEncoding::Json, 120, "opened"),
             // A row shows the cells that upstream printed when the event occurred.
-            (Encoding::Table, 90, "too old"),
+            (FeedEncoding::Table, 90, "too old"),
         ] {
             let (feeds, feed, _writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
-            let (sources, began) = (FeedSources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
+            let (sources, began) = (FeedResolver::new(ServeConfig::default().into(), feeds, drain), Instant::now());
             let opened = sources.position(&feed, &from(version), false, false).await;
             assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);

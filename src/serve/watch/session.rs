@@ -1,5 +1,5 @@
-//! A watch as a state machine, after kube-rs's `watcher`: each state owns what only it needs, and [`Common::step`] takes
-//! a state and returns the next one.
+//! A watch as a state machine, after kube-rs's `watcher`: each state owns what only it needs, and
+//! [`WatchSessionContext::step`] takes a state and returns the next one.
 //!
 //! ```text
 //! Initial ─┐
@@ -9,7 +9,7 @@
 
 mod end;
 mod initial_events;
-mod partial_view;
+mod namespace_filtered_view;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -22,56 +22,58 @@ use bytes::Bytes;
 
 pub(crate) use self::timers::WatchTimers;
 
-use self::end::Exit;
-use self::initial_events::{FrameBatch, InitialEvents, SendProgress};
-use self::partial_view::PartialView;
-use crate::auth::{Permit, Readable};
-use crate::cache::{Chunk, Cursor, FeedState, FilteredEvent, Pull, Snapshot, StopReason};
+use self::end::WatchExit;
+use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
+use self::namespace_filtered_view::NamespaceFilteredView;
+use crate::auth::{CollectionPermission, ReadableNamespaces};
+use crate::cache::{
+    CursorPullResult, CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk,
+};
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
-use crate::serve::activity::WatchEnd;
+use crate::serve::activity::WatchEndReason;
 use crate::serve::activity::metrics::WatchMetrics;
-use crate::serve::limits::{ConcurrencyPermit, Watchdog};
-use crate::serve::read::FeedSource;
-use crate::serve::response::FeedStatus;
-use crate::wire::{Columns, Object, Representation, TranscodeError};
+use crate::serve::limits::{ConcurrencyPermit, WatchDeadlineTimer};
+use crate::serve::read::FeedWithRenderer;
+use crate::serve::response::ServedFeedStatus;
+use crate::wire::{ObjectRevision, Representation, TableColumns, TranscodeError};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
 /// One downstream watch. It buffers no events.
 ///
 /// A sink polls the session whenever its client has room. The session does not depend on the sink's protocol.
 pub(crate) struct WatchSession {
-    state: State,
-    common: Common,
+    state: WatchSessionState,
+    common: WatchSessionContext,
 }
 
 /// The part of the watch that the client receives next.
 ///
 /// Any state but the last two becomes `Last` if the permission is revoked, and `Ended` if an object cannot be
 /// converted.
-enum State {
+enum WatchSessionState {
     /// The initial state is sent as ADDED events. After them, and the bookmark that marks their end, the watch is
     /// `Live`. If the timeout expires or the proxy drains before that, it is `Ended`.
     Initial(Box<InitialEvents>),
     /// The initial state is one object, which upstream has printed for this watch. It is older than all events. Once it
     /// is sent, the watch is `Live`.
-    Row(Box<Object>),
+    Row(Box<ObjectRevision>),
     /// Events are sent as they are received, and bookmarks when they are due. A partial view also sends its initial
     /// state here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
     /// otherwise. The watch remains `Live` until all events of a version are sent.
     Live,
     /// A last frame is sent. Then the watch is `Ended`.
-    Last(Box<(Bytes, WatchEnd)>),
+    Last(Box<(Bytes, WatchEndReason)>),
     /// The watch has ended; no more frames are sent.
     Ended,
 }
 
 /// The parts that all states need: the position in the feed, and the client's terms.
-struct Common {
+struct WatchSessionContext {
     feed: FeedHandle,
-    cursor: Cursor,
+    cursor: FeedCursor,
     /// The visible namespaces; set for a watch that shows only some namespaces.
-    partial: Option<Box<PartialView>>,
+    partial: Option<Box<NamespaceFilteredView>>,
     bookmarks: bool,
     /// Whether a bookmark marks the end of the initial state.
     end_bookmark: bool,
@@ -84,7 +86,7 @@ struct Common {
     /// Whether no frames will come until the waker is woken.
     is_parked: bool,
     /// The columns of a Table, which only the first event has.
-    columns: Option<Columns>,
+    columns: Option<TableColumns>,
     metrics: WatchMetrics,
     scan_budget: ScanBudget,
     /// How often the build that encodes the feed's bodies had changed when the watch started; set only for a downstream
@@ -107,25 +109,25 @@ pub(crate) struct WatchOptions {
 
 /// The outcome of a step: how many frames it has put, and the next state. If it is pending, nothing was put, and the
 /// waker is woken when there may be more. If the batch has more pieces than frames, each piece counts as a frame.
-type Step = Result<(Poll<usize>, State), Exit>;
+type WatchSessionStepResult = Result<(Poll<usize>, WatchSessionState), WatchExit>;
 
 impl WatchSession {
     /// Starts a live watch at the cursor's position.
     pub(crate) fn new(
-        source: FeedSource,
-        cursor: Cursor,
+        source: FeedWithRenderer,
+        cursor: FeedCursor,
         terms: &WatchOptions,
         timers: WatchTimers,
         place: ConcurrencyPermit,
         scan_budget: ScanBudget,
         metrics: WatchMetrics,
     ) -> Self {
-        let FeedSource { feed, renderer } = source;
+        let FeedWithRenderer { feed, renderer } = source;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| feed.columns.clone());
         let cursor = cursor.rendered_by(renderer);
         let cursor = if terms.by_proxy { cursor.for_a_proxy() } else { cursor };
-        let common = Common {
+        let common = WatchSessionContext {
             partial: None,
             bookmarks: terms.bookmarks,
             end_bookmark: terms.end_bookmark,
@@ -146,7 +148,8 @@ impl WatchSession {
         };
         // The timeout has already expired (R-TIMEOUT-1).
         let is_over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Elapsed;
-        let state = if is_over { common.end(Exit::Silent(WatchEnd::Timeout)) } else { State::Live };
+        let state =
+            if is_over { common.end(WatchExit::Silent(WatchEndReason::Timeout)) } else { WatchSessionState::Live };
         if is_over {
             common.timers.watchdog().end();
         }
@@ -155,42 +158,52 @@ impl WatchSession {
 
     /// Sends a state before the events. A sink that can send several frames in one piece passes the state's shared
     /// `chunks`.
-    pub(crate) fn send_state(&mut self, snapshot: Snapshot, permit: &Permit, chunks: Option<Arc<[Chunk]>>) {
+    pub(crate) fn send_state(
+        &mut self,
+        snapshot: FeedSnapshot,
+        permit: &CollectionPermission,
+        chunks: Option<Arc<[ObjectChunk]>>,
+    ) {
         if self.is_ended() {
             return;
         }
-        let Common { cursor, feed, columns, timers, .. } = &self.common;
+        let WatchSessionContext { cursor, feed, columns, timers, .. } = &self.common;
         let pin = timers.pin(feed, &snapshot);
         let initial = InitialEvents::new(snapshot, pin);
-        self.state = State::Initial(Box::new(match chunks.filter(|_| columns.is_none()) {
+        self.state = WatchSessionState::Initial(Box::new(match chunks.filter(|_| columns.is_none()) {
             Some(chunks) => initial.in_chunks(chunks, permit, cursor, &feed.reader),
             None => initial,
         }));
     }
 
     /// Sends the initial state of one object, a row of a Table, before the events.
-    pub(crate) fn send_row(&mut self, row: Object) {
+    pub(crate) fn send_row(&mut self, row: ObjectRevision) {
         if !self.is_ended() {
-            self.state = State::Row(Box::new(row));
+            self.state = WatchSessionState::Row(Box::new(row));
         }
     }
 
     /// Shows only the readable namespaces: those of the state first, if there is one, and then their events.
     /// `namespaces` are those with matching objects.
-    pub(crate) fn show_part(&mut self, readable: Readable, namespaces: Vec<Arc<str>>, snapshot: Option<Snapshot>) {
+    pub(crate) fn show_part(
+        &mut self,
+        readable: ReadableNamespaces,
+        namespaces: Vec<Arc<str>>,
+        snapshot: Option<FeedSnapshot>,
+    ) {
         if self.is_ended() {
             return;
         }
-        let Common { cursor, feed, timers, end_bookmark, .. } = &self.common;
+        let WatchSessionContext { cursor, feed, timers, end_bookmark, .. } = &self.common;
         let state = snapshot.map(|snapshot| (timers.pin(feed, &snapshot), snapshot));
-        let partial = PartialView::new(readable, namespaces, cursor, state, *end_bookmark);
+        let partial = NamespaceFilteredView::new(readable, namespaces, cursor, state, *end_bookmark);
         self.common.partial = Some(Box::new(partial));
     }
 
     /// Ends the watch with an ERROR event, regardless of the version that the end was waiting for.
-    pub(crate) fn end_with(&mut self, status: &Status, end: WatchEnd) {
+    pub(crate) fn end_with(&mut self, status: &Status, end: WatchEndReason) {
         if !self.is_ended() {
-            self.state = self.common.end(Exit::error(status.clone(), end));
+            self.state = self.common.end(WatchExit::error(status.clone(), end));
         }
     }
 
@@ -205,16 +218,16 @@ impl WatchSession {
         let Self { state, common } = self;
         common.is_parked = false;
         let polled = loop {
-            if let State::Ended = state {
+            if let WatchSessionState::Ended = state {
                 break Poll::Ready(None);
             }
-            let step = common.step(std::mem::replace(state, State::Ended), cx, room, batch);
+            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, room, batch);
             let (polled, next) = step.unwrap_or_else(|exit| (Poll::Ready(0), common.end(exit)));
             *state = next;
             let Poll::Ready(frames) = polled else { break Poll::Pending };
             if !batch.is_empty() {
                 common.complete(frames, batch);
-                if let State::Ended = state {
+                if let WatchSessionState::Ended = state {
                     common.timers.watchdog().end();
                 }
                 break Poll::Ready(Some(()));
@@ -225,13 +238,13 @@ impl WatchSession {
     }
 
     /// Returns the watchdog, which ends the watch if it is not polled. The sink holds it while frames are in flight.
-    pub(crate) fn watchdog(&self) -> &Arc<Watchdog> {
+    pub(crate) fn watchdog(&self) -> &Arc<WatchDeadlineTimer> {
         self.common.timers.watchdog()
     }
 
     /// Whether all frames of the watch were put.
     pub(crate) fn is_ended(&self) -> bool {
-        matches!(self.state, State::Ended)
+        matches!(self.state, WatchSessionState::Ended)
     }
 
     /// Whether no frames follow until the waker of the last poll is woken. This can be true right after frames were
@@ -241,31 +254,37 @@ impl WatchSession {
     }
 
     /// Returns the state of the feed that a downstream proxy receives at the start of the watch.
-    pub(crate) fn feed_status(&self) -> FeedStatus {
-        let Common { feed, last_sent_rv, changes, .. } = &self.common;
+    pub(crate) fn feed_status(&self) -> ServedFeedStatus {
+        let WatchSessionContext { feed, last_sent_rv, changes, .. } = &self.common;
         let written = feed.body_release.written_from(*last_sent_rv);
         let written_by = written.by.filter(|_| *changes == Some(written.changes));
-        FeedStatus { stale_seconds: FeedStatus::stale_seconds(feed), written_by }
+        ServedFeedStatus { stale_seconds: ServedFeedStatus::stale_seconds(feed), written_by }
     }
 }
 
-impl Common {
+impl WatchSessionContext {
     /// Puts the next frames of the watch, if there are any.
-    fn step(&mut self, state: State, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
+    fn step(
+        &mut self,
+        state: WatchSessionState,
+        cx: &mut Context<'_>,
+        room: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> WatchSessionStepResult {
         match self.decide(state, cx)? {
-            State::Initial(initial) => self.send_initial(initial, cx, room, batch),
-            State::Row(row) => {
+            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, room, batch),
+            WatchSessionState::Row(row) => {
                 batch.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
-                Ok((Poll::Ready(1), State::Live))
+                Ok((Poll::Ready(1), WatchSessionState::Live))
             }
-            State::Live => self.send_events(cx, room, batch),
-            State::Last(last) => {
+            WatchSessionState::Live => self.send_events(cx, room, batch),
+            WatchSessionState::Last(last) => {
                 let (frame, end) = *last;
                 batch.push(frame);
                 self.metrics.ended(end);
-                Ok((Poll::Ready(1), State::Ended))
+                Ok((Poll::Ready(1), WatchSessionState::Ended))
             }
-            State::Ended => Ok((Poll::Ready(0), State::Ended)),
+            WatchSessionState::Ended => Ok((Poll::Ready(0), WatchSessionState::Ended)),
         }
     }
 
@@ -276,48 +295,51 @@ impl Common {
         cx: &mut Context<'_>,
         room: usize,
         batch: &mut Vec<Bytes>,
-    ) -> Step {
+    ) -> WatchSessionStepResult {
         let Poll::Ready(_slice) = self.scan_budget.poll(cx) else {
-            return Ok((Poll::Pending, State::Initial(initial)));
+            return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
         initial.pin.progressed();
         let reader = &self.feed.reader;
         let mut out = FrameBatch { cursor: &self.cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
         let Poll::Ready(put) = initial.poll_put(cx, &mut out) else {
-            return Ok((Poll::Pending, State::Initial(initial)));
+            return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
         let (mut frames, portion) = put?;
-        if portion == SendProgress::More {
-            return Ok((Poll::Ready(frames), State::Initial(initial)));
+        if portion == InitialStateSendProgress::More {
+            return Ok((Poll::Ready(frames), WatchSessionState::Initial(initial)));
         }
         self.last_sent_rv = initial.snapshot.rv;
         if self.end_bookmark {
             batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
             frames += 1;
         }
-        Ok((Poll::Ready(frames), State::Live))
+        Ok((Poll::Ready(frames), WatchSessionState::Live))
     }
 
     /// Puts events, or a bookmark that is due. If there are none, the watch waits for its waker.
-    fn send_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
-        let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, State::Live)) };
+    fn send_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> WatchSessionStepResult {
+        let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, WatchSessionState::Live)) };
         self.put_events(cx, room, batch)?;
         drop(slice);
         if batch.is_empty() && !self.scan_budget.are_used_up() && self.timers.fired(cx).is_none() {
             self.is_parked = true;
-            return Ok((Poll::Pending, State::Live));
+            return Ok((Poll::Pending, WatchSessionState::Live));
         }
         // If nothing was put, more events remain to be scanned after other tasks had their turn, or a timer has fired.
-        Ok((Poll::Ready(batch.len()), State::Live))
+        Ok((Poll::Ready(batch.len()), WatchSessionState::Live))
     }
 
-    fn put_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Exit> {
+    fn put_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         loop {
             if self.turn(cx, room, batch)? {
                 return Ok(());
             }
             let pull = self.pull(room, Some(cx.waker()), batch);
-            if pull != Pull::Stopped(StopReason::ScanBudgetSpent) && batch.is_empty() && !self.is_settled() {
+            if pull != CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent)
+                && batch.is_empty()
+                && !self.is_settled()
+            {
                 continue;
             }
             return self.pulled(pull, batch);
@@ -325,7 +347,7 @@ impl Common {
     }
 
     /// Puts the frames of namespaces whose permission has changed. Returns false if there are none.
-    fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, Exit> {
+    fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, WatchExit> {
         if let Some(partial) = &mut self.partial {
             partial.notice(cx);
         }
@@ -335,9 +357,9 @@ impl Common {
                 return Ok(false);
             }
             match partial.pull(cursor, (room, self.scan_budget.left()), None, batch) {
-                Pull::Stopped(StopReason::MarkReached) => {}
+                CursorPullResult::Stopped(CursorStopReason::MarkReached) => {}
                 pull => {
-                    if pull == Pull::Stopped(StopReason::Undecided) {
+                    if pull == CursorPullResult::Stopped(CursorStopReason::Undecided) {
                         partial.wait();
                     }
                     return self.pulled(pull, batch).map(|()| true);
@@ -345,7 +367,7 @@ impl Common {
             }
             let reader = &feed.reader;
             let mut out = FrameBatch { cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
-            if let SendProgress::Last(end) = partial.tell(&mut out)? {
+            if let InitialStateSendProgress::Last(end) = partial.tell(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
                 if self.bookmarks && end.told_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
@@ -357,17 +379,17 @@ impl Common {
         }
     }
 
-    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
+    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> CursorPullResult {
         let limits = (room, self.scan_budget.left());
         match &mut self.partial {
             Some(partial) => partial.pull(&mut self.cursor, limits, waker, batch),
-            None => self.cursor.pull_sifted(None, limits, waker, batch, |_, _| FilteredEvent::Send),
+            None => self.cursor.pull_sifted(None, limits, waker, batch, |_, _| EventFilterDecision::Send),
         }
     }
 
-    fn pulled(&mut self, pull: Pull, batch: &mut Vec<Bytes>) -> Result<(), Exit> {
+    fn pulled(&mut self, pull: CursorPullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         match pull {
-            Pull::Frames { last, applied, caught_up } => {
+            CursorPullResult::Frames { last, applied, caught_up } => {
                 self.last_sent_rv = self.last_sent_rv.max(last);
                 self.metrics.delivered(applied);
                 if caught_up.is_some() {
@@ -379,7 +401,7 @@ impl Common {
                     && !self.timers.is_due()
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
-            Pull::CaughtUp { progress } => {
+            CursorPullResult::CaughtUp { progress } => {
                 self.scan_budget.begin_anew();
                 if let Some(exit) = self.exit_for_another_writer(progress.rv) {
                     return Err(exit);
@@ -397,18 +419,18 @@ impl Common {
             }
             // The feed has ended: the resource is gone, or the proxy may no longer read it. This is not an expired
             // version.
-            Pull::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
-                return Err(Exit::Silent(WatchEnd::FeedEnded));
+            CursorPullResult::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
+                return Err(WatchExit::Silent(WatchEndReason::FeedEnded));
             }
-            Pull::Expired { oldest } => {
-                return Err(Exit::error(Status::too_old(self.last_sent_rv.0, oldest.0), WatchEnd::Expired));
+            CursorPullResult::Expired { oldest } => {
+                return Err(WatchExit::error(Status::too_old(self.last_sent_rv.0, oldest.0), WatchEndReason::Expired));
             }
-            Pull::Refused(refused) => return Err(refused.into()),
+            CursorPullResult::Refused(refused) => return Err(refused.into()),
             // The next event must wait, and so must a bookmark after it.
-            Pull::Stopped(StopReason::MarkReached | StopReason::Undecided) => {
+            CursorPullResult::Stopped(CursorStopReason::MarkReached | CursorStopReason::Undecided) => {
                 self.timers.take_bookmark();
             }
-            Pull::Stopped(StopReason::ScanBudgetSpent) => {}
+            CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent) => {}
         }
         Ok(())
     }
@@ -425,7 +447,7 @@ impl Common {
     }
 
     fn is_settled(&self) -> bool {
-        self.partial.as_deref().is_none_or(PartialView::is_settled)
+        self.partial.as_deref().is_none_or(NamespaceFilteredView::is_settled)
     }
 
     fn bookmark(&self, rv: ResourceVersion) -> Result<Bytes, TranscodeError> {
@@ -445,9 +467,9 @@ impl Drop for WatchSession {
         if common.changes.is_some() {
             common.feed.proxy_ends();
         }
-        if !matches!(state, State::Ended) {
+        if !matches!(state, WatchSessionState::Ended) {
             let why = common.timers.watchdog().cut().why();
-            common.metrics.ended(why.map_or(WatchEnd::ClientClosed, WatchEnd::Cut));
+            common.metrics.ended(why.map_or(WatchEndReason::ClientClosed, WatchEndReason::Cut));
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::listing::{ScanBudget, cost};
 use crate::serve::response::{ReplyBody, plain};
 use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
-use crate::wire::{Encoding, websocket_payload};
+use crate::wire::{FeedEncoding, websocket_payload};
 
 /// Whether the request opens a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
@@ -151,7 +151,7 @@ pub fn limits() -> WebSocketConfig {
 
 /// Runs a watch on an upgraded connection until either side ends it or it is aborted. `scan_budget` limits the rate at
 /// which the client's messages are read.
-pub(crate) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, scan_budget: ScanBudget) {
+pub(crate) async fn run(upgrade: OnUpgrade, encoding: FeedEncoding, session: WatchSession, scan_budget: ScanBudget) {
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
@@ -161,9 +161,9 @@ pub(crate) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSe
     }
 }
 
-async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
+async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
     let Ok(upgraded) = upgrade.await else { return };
-    let io = InboundBudget::new(TokioIo::new(upgraded));
+    let io = WebSocketInboundBudget::new(TokioIo::new(upgraded));
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
     let mut batch = Vec::new();
     let code = loop {
@@ -215,7 +215,7 @@ fn poll_message<S>(
     cx: &mut Context<'_>,
     socket: &mut WebSocketStream<S>,
     scan_budget: &mut ScanBudget,
-) -> Poll<Option<Result<Message, Failure>>>
+) -> Poll<Option<Result<Message, WebSocketError>>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -225,16 +225,16 @@ where
     Poll::Ready(message)
 }
 
-type Failure = tokio_tungstenite::tungstenite::Error;
+type WebSocketError = tokio_tungstenite::tungstenite::Error;
 
 /// Returns the close code for an invalid message (RFC 6455 §7.4.1), or `None` if a close frame can no longer be sent.
-fn code_for(error: &Failure) -> Option<CloseCode> {
+fn code_for(error: &WebSocketError) -> Option<CloseCode> {
     match error {
-        Failure::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
-        Failure::Protocol(_) => Some(CloseCode::Protocol),
-        Failure::Capacity(_) => Some(CloseCode::Size),
-        Failure::Utf8(_) => Some(CloseCode::Invalid),
-        Failure::Io(error)
+        WebSocketError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        WebSocketError::Protocol(_) => Some(CloseCode::Protocol),
+        WebSocketError::Capacity(_) => Some(CloseCode::Size),
+        WebSocketError::Utf8(_) => Some(CloseCode::Invalid),
+        WebSocketError::Io(error)
             if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<InboundBudgetExceeded>) =>
         {
             Some(CloseCode::Policy)
@@ -244,15 +244,15 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
 }
 
 /// Sends one message per event: text for JSON, binary for protobuf.
-async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>
+async fn send<S>(socket: &mut WebSocketStream<S>, encoding: FeedEncoding, batch: &[Bytes]) -> Result<(), WebSocketError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     for frame in batch {
         let payload = websocket_payload(encoding, frame);
         let message = match encoding {
-            Encoding::Json | Encoding::Table => Message::Text(Utf8Bytes::try_from(payload)?),
-            Encoding::Protobuf => Message::Binary(payload),
+            FeedEncoding::Json | FeedEncoding::Table => Message::Text(Utf8Bytes::try_from(payload)?),
+            FeedEncoding::Protobuf => Message::Binary(payload),
         };
         socket.feed(message).await?;
     }
@@ -263,7 +263,7 @@ where
 /// each frame costs the server as much as the client. The budget counts bytes, because a fragment or an empty frame is
 /// not a message that could be counted.
 #[derive(Debug)]
-struct InboundBudget<I> {
+struct WebSocketInboundBudget<I> {
     io: I,
     left: usize,
     /// The time at which `left` was last increased.
@@ -282,7 +282,7 @@ const BYTES_PER_SECOND: usize = 8 << 10;
 /// The additional inbound budget per sent event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
 
-impl<I> InboundBudget<I> {
+impl<I> WebSocketInboundBudget<I> {
     fn new(io: I) -> Self {
         Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
     }
@@ -314,7 +314,7 @@ impl<I> InboundBudget<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for InboundBudget<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for WebSocketInboundBudget<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
@@ -323,7 +323,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundBudget<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for InboundBudget<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for WebSocketInboundBudget<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -356,7 +356,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::listing::CpuSlices;
+    use crate::listing::CallerCpuSlices;
 
     /// Returns the number of messages that are read without waiting.
     async fn read_now(socket: &mut WebSocketStream<DuplexStream>, scan_budget: &mut ScanBudget) -> usize {
@@ -378,7 +378,7 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1 << 20);
         client.write_all(&ping.repeat(FREE + 2 * OF_A_SLICE + 7)).await.expect("it is open");
         let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
-        let slices = CpuSlices::new(1);
+        let slices = CallerCpuSlices::new(1);
         let mut scan_budget = ScanBudget::new(slices.clone(), None, true);
         let others = slices.take(&None).expect("nobody has it");
         assert_eq!(read_now(&mut socket, &mut scan_budget).await, FREE);
@@ -405,8 +405,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn inbound_budget_refills_with_time_and_sent_events() {
-        let mut budget = InboundBudget::new(());
-        let spends = |budget: &mut InboundBudget<()>, bytes| budget.spend(bytes).is_ok();
+        let mut budget = WebSocketInboundBudget::new(());
+        let spends = |budget: &mut WebSocketInboundBudget<()>, bytes| budget.spend(bytes).is_ok();
         assert!(spends(&mut budget, AT_ONCE_BYTES_MAX) && !spends(&mut budget, 1));
         advance(Duration::from_secs(1)).await;
         assert!(spends(&mut budget, BYTES_PER_SECOND) && !spends(&mut budget, 1));

@@ -1,12 +1,12 @@
-//! The parts of `CustomResourceDefinitions` that the proxy reads, and the contents of single definitions and APIServices,
-//! for code that follows them by a watch.
+//! The parts of `CustomResourceDefinitions` that the proxy reads, and the contents of single definitions and
+//! APIServices, for code that follows them by a watch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::documents::{ApiService, ServedApi};
+use super::documents::{ApiService, ServedGroupVersion};
 use kubeapi::Gvr;
 
 /// The resources whose objects declare the APIs that upstream serves besides its own.
@@ -20,14 +20,14 @@ pub enum DeclaringResource {
 
 /// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Declaration(pub(super) Declared);
+pub struct ApiDeclaration(pub(super) DeclaredApis);
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Declared {
+pub(super) enum DeclaredApis {
     /// The served versions of a custom resource; none while the definition is not established.
-    Customs(Vec<(Gvr, Definition)>),
+    Customs(Vec<(Gvr, CustomResourceVersion)>),
     /// Returns the API that another server serves, if there is one.
-    Remote(Option<ServedApi>),
+    Remote(Option<ServedGroupVersion>),
 }
 
 impl DeclaringResource {
@@ -41,20 +41,20 @@ impl DeclaringResource {
     }
 
     /// Parses a declaring object in JSON; returns `None` if it is not of this kind.
-    pub fn read(self, json: &[u8]) -> Option<Declaration> {
+    pub fn read(self, json: &[u8]) -> Option<ApiDeclaration> {
         let said = match self {
             Self::Definitions => {
-                Declared::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+                DeclaredApis::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
-            Self::Services => Declared::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+            Self::Services => DeclaredApis::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
         };
-        Some(Declaration(said))
+        Some(ApiDeclaration(said))
     }
 }
 
 /// The properties of one served version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Definition {
+pub(super) struct CustomResourceVersion {
     /// The edition, which changes whenever the decoding of objects may change: with the schema, its defaults or the
     /// conversion.
     pub(super) edition: Arc<str>,
@@ -73,14 +73,14 @@ pub(super) struct CustomResourceDefinitions {
 
 #[derive(Deserialize)]
 pub(super) struct CustomResourceDefinition {
-    metadata: Metadata,
-    spec: Spec,
+    metadata: CrdMetadata,
+    spec: CrdSpec,
     #[serde(default)]
-    status: Status,
+    status: CrdStatus,
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct CrdMetadata {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -88,41 +88,41 @@ struct Metadata {
 }
 
 #[derive(Deserialize)]
-struct Spec {
+struct CrdSpec {
     group: String,
     scope: String,
     #[serde(default)]
-    versions: Vec<Version>,
+    versions: Vec<CrdVersion>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct CrdVersion {
     name: String,
     served: bool,
     #[serde(default)]
-    selectable_fields: Vec<SelectableField>,
+    selectable_fields: Vec<CrdSelectableField>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct SelectableField {
+struct CrdSelectableField {
     json_path: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct CrdStatus {
     #[serde(default)]
-    accepted_names: Names,
+    accepted_names: CrdNames,
     // Null while there are none.
-    conditions: Option<Vec<Condition>>,
+    conditions: Option<Vec<CrdCondition>>,
 }
 
 /// The names that upstream has accepted; the requested names may be taken by another definition.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
-struct Names {
+struct CrdNames {
     #[serde(default)]
     plural: String,
     #[serde(default)]
@@ -132,7 +132,7 @@ struct Names {
 }
 
 #[derive(Deserialize)]
-struct Condition {
+struct CrdCondition {
     #[serde(rename = "type")]
     kind: String,
     status: String,
@@ -140,23 +140,23 @@ struct Condition {
 
 impl CustomResourceDefinitions {
     /// Returns every version that is served.
-    pub(super) fn served(self) -> HashMap<Gvr, Definition> {
+    pub(super) fn served(self) -> HashMap<Gvr, CustomResourceVersion> {
         self.items.into_iter().flat_map(CustomResourceDefinition::served).collect()
     }
 }
 
 impl CustomResourceDefinition {
     /// Returns the versions that are served: none before the definition is established.
-    pub(super) fn served(self) -> impl Iterator<Item = (Gvr, Definition)> {
+    pub(super) fn served(self) -> impl Iterator<Item = (Gvr, CustomResourceVersion)> {
         let is_established = self.status.is_established();
-        let Self { metadata: Metadata { uid, generation }, spec, status } = self;
-        let Names { plural, kind, list_kind } = status.accepted_names;
-        let Spec { group, scope, versions } = spec;
+        let Self { metadata: CrdMetadata { uid, generation }, spec, status } = self;
+        let CrdNames { plural, kind, list_kind } = status.accepted_names;
+        let CrdSpec { group, scope, versions } = spec;
         let edition: Arc<str> = format!("{uid}/{generation}").into();
         let list_kind: Arc<str> = if list_kind.is_empty() { format!("{kind}List").into() } else { list_kind.into() };
         let (kind, namespaced): (Arc<str>, bool) = (kind.into(), scope == "Namespaced");
         versions.into_iter().filter(move |version| version.served && is_established).map(move |version| {
-            let definition = Definition {
+            let definition = CustomResourceVersion {
                 edition: edition.clone(),
                 kind: kind.clone(),
                 list_kind: list_kind.clone(),
@@ -168,7 +168,7 @@ impl CustomResourceDefinition {
     }
 }
 
-impl Status {
+impl CrdStatus {
     fn is_established(&self) -> bool {
         self.conditions.iter().flatten().any(|condition| condition.kind == "Established" && condition.status == "True")
     }
@@ -194,14 +194,14 @@ mod tests {
         })
     }
 
-    fn served(items: &[Value]) -> HashMap<Gvr, Definition> {
+    fn served(items: &[Value]) -> HashMap<Gvr, CustomResourceVersion> {
         let list: CustomResourceDefinitions = serde_json::from_value(json!({"items": items})).expect("a list");
         list.served()
     }
 
     #[test]
     fn crd_uses_names_accepted_in_status() {
-        let expected = Definition {
+        let expected = CustomResourceVersion {
             edition: "u/3".into(),
             kind: "Mouse".into(),
             list_kind: "Mischief".into(),

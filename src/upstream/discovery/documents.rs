@@ -3,19 +3,19 @@
 use serde::Deserialize;
 
 /// The group and the version of an API.
-pub(super) type ServedApi = (String, String);
+pub(super) type ServedGroupVersion = (String, String);
 
 /// The resources of one group version.
 #[derive(Debug)]
-pub(super) struct VersionList {
+pub(super) struct GroupVersionResources {
     pub(super) group: String,
     pub(super) version: String,
-    pub(super) resources: Vec<ResourceEntry>,
+    pub(super) resources: Vec<DiscoveredResource>,
 }
 
 /// The discovery entry of one resource.
 #[derive(Debug)]
-pub(super) struct ResourceEntry {
+pub(super) struct DiscoveredResource {
     pub(super) plural: String,
     pub(super) kind: String,
     pub(super) namespaced: bool,
@@ -29,7 +29,7 @@ fn is_watchable(verbs: &[String]) -> bool {
 
 /// An `APIGroupDiscoveryList` of `apidiscovery.k8s.io/v2` (KEP-3352).
 #[derive(Deserialize)]
-pub(super) struct DiscoveryList {
+pub(super) struct AggregatedDiscoveryList {
     pub(super) kind: String,
     #[serde(default)]
     items: Vec<GroupDiscovery>,
@@ -37,13 +37,13 @@ pub(super) struct DiscoveryList {
 
 #[derive(Deserialize)]
 struct GroupDiscovery {
-    metadata: Name,
+    metadata: DiscoveryName,
     #[serde(default)]
     versions: Vec<VersionDiscovery>,
 }
 
 #[derive(Deserialize)]
-struct Name {
+struct DiscoveryName {
     #[serde(default)]
     name: String,
 }
@@ -59,30 +59,30 @@ struct VersionDiscovery {
 #[serde(rename_all = "camelCase")]
 struct ResourceDiscovery {
     resource: String,
-    response_kind: Option<Kind>,
+    response_kind: Option<DiscoveryKind>,
     scope: String,
     #[serde(default)]
     verbs: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct Kind {
+struct DiscoveryKind {
     kind: String,
 }
 
-impl DiscoveryList {
-    pub(super) fn into_versions(self) -> Vec<VersionList> {
+impl AggregatedDiscoveryList {
+    pub(super) fn into_versions(self) -> Vec<GroupVersionResources> {
         let versions = self.items.into_iter().flat_map(|group| {
             let name = group.metadata.name;
             group.versions.into_iter().map(move |version| (name.clone(), version))
         });
         versions
-            .map(|(group, VersionDiscovery { version, resources })| VersionList {
+            .map(|(group, VersionDiscovery { version, resources })| GroupVersionResources {
                 group,
                 version,
                 resources: resources
                     .into_iter()
-                    .map(|entry| ResourceEntry {
+                    .map(|entry| DiscoveredResource {
                         plural: entry.resource,
                         kind: entry.response_kind.map_or_else(String::new, |kind| kind.kind),
                         namespaced: entry.scope == "Namespaced",
@@ -96,15 +96,15 @@ impl DiscoveryList {
 
 /// An `APIVersions` (below `/api`) or `APIGroupList` document (below `/apis`).
 #[derive(Deserialize)]
-pub(super) struct Groups {
+pub(super) struct ApiGroupList {
     #[serde(default)]
     versions: Vec<String>,
     #[serde(default)]
-    groups: Vec<Group>,
+    groups: Vec<ApiGroup>,
 }
 
 #[derive(Deserialize)]
-struct Group {
+struct ApiGroup {
     #[serde(default)]
     versions: Vec<GroupVersion>,
 }
@@ -115,7 +115,7 @@ struct GroupVersion {
     group_version: String,
 }
 
-impl Groups {
+impl ApiGroupList {
     pub(super) fn group_versions(self) -> impl Iterator<Item = String> {
         let grouped = self.groups.into_iter().flat_map(|group| group.versions).map(|version| version.group_version);
         self.versions.into_iter().chain(grouped)
@@ -125,14 +125,14 @@ impl Groups {
 /// An `APIResourceList`, as served without aggregated discovery.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct LegacyList {
+pub(super) struct ApiResourceList {
     group_version: String,
     #[serde(default)]
-    resources: Vec<LegacyResource>,
+    resources: Vec<LegacyApiResource>,
 }
 
 #[derive(Deserialize)]
-struct LegacyResource {
+struct LegacyApiResource {
     name: String,
     kind: String,
     #[serde(default)]
@@ -141,10 +141,10 @@ struct LegacyResource {
     verbs: Vec<String>,
 }
 
-impl LegacyList {
-    pub(super) fn into_version(self) -> VersionList {
+impl ApiResourceList {
+    pub(super) fn into_version(self) -> GroupVersionResources {
         let (group, version) = self.group_version.rsplit_once('/').unwrap_or(("", &self.group_version));
-        VersionList {
+        GroupVersionResources {
             group: group.to_owned(),
             version: version.to_owned(),
             resources: self
@@ -152,7 +152,7 @@ impl LegacyList {
                 .into_iter()
                 // Subresources are listed as `pods/log`.
                 .filter(|resource| !resource.name.contains('/'))
-                .map(|entry| ResourceEntry {
+                .map(|entry| DiscoveredResource {
                     plural: entry.name,
                     kind: entry.kind,
                     namespaced: entry.namespaced,
@@ -185,14 +185,14 @@ struct ApiServiceSpec {
 
 impl ApiServices {
     /// Returns all APIs that other servers behind the aggregation layer serve.
-    pub(super) fn remote(self) -> Vec<ServedApi> {
+    pub(super) fn remote(self) -> Vec<ServedGroupVersion> {
         self.items.into_iter().filter_map(ApiService::remote).collect()
     }
 }
 
 impl ApiService {
     /// Returns the API that another server serves, if there is one.
-    pub(super) fn remote(self) -> Option<ServedApi> {
+    pub(super) fn remote(self) -> Option<ServedGroupVersion> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))
     }

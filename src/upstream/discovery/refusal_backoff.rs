@@ -6,7 +6,7 @@ use base::BackoffBounds;
 
 /// The retry policy for a document that the proxy's identity may not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RefusalBackoff {
+pub struct DocumentRefusalBackoff {
     /// The delays from a refusal to the next request.
     pub waits: BackoffBounds,
     /// The number of refusals in a row after which the document is not requested again until the proxy's permissions
@@ -22,7 +22,7 @@ pub(super) struct RefusedDocument {
     last: Option<(Instant, Duration)>,
 }
 
-impl RefusalBackoff {
+impl DocumentRefusalBackoff {
     /// Returns the policy for a proxy on every node. It tries twice, because an apiserver that has just started denies
     /// requests until its caches are filled.
     pub fn on_node(waits: BackoffBounds) -> Self {
@@ -40,25 +40,25 @@ impl RefusedDocument {
         *self = Self::default();
     }
 
-    pub(super) fn refused(&mut self, now: Instant, insistence: RefusalBackoff) {
+    pub(super) fn refused(&mut self, now: Instant, insistence: DocumentRefusalBackoff) {
         self.times = self.times.saturating_add(1);
         self.last = Some((now, insistence.waits.after(self.times)));
     }
 
     /// Resets the backoff to that of one refusal: the next request comes no sooner than the first wait after the last
     /// refusal.
-    pub(super) fn rights_changed(&mut self, insistence: RefusalBackoff) {
+    pub(super) fn rights_changed(&mut self, insistence: DocumentRefusalBackoff) {
         self.times = 0;
         self.last = self.last.map(|(at, _)| (at, insistence.waits.first));
     }
 
     /// Whether the document must not be requested now.
-    pub(super) fn stands(&self, now: Instant, insistence: RefusalBackoff) -> bool {
+    pub(super) fn stands(&self, now: Instant, insistence: DocumentRefusalBackoff) -> bool {
         self.last.is_some() && self.again(insistence).is_none_or(|again| now < again)
     }
 
     /// The time of the next request; `None` if the document was not refused, or is not requested again.
-    pub(super) fn again(&self, insistence: RefusalBackoff) -> Option<Instant> {
+    pub(super) fn again(&self, insistence: DocumentRefusalBackoff) -> Option<Instant> {
         self.last.map(|(at, wait)| at + wait).filter(|_| self.times < insistence.times_max)
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     const WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
 
     /// The times of the requests within a day, in seconds, if each one is refused.
-    fn asked(insistence: RefusalBackoff, changed: &[u64]) -> Vec<u64> {
+    fn asked(insistence: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
         let (start, mut refused, mut asked) = (Instant::now(), RefusedDocument::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();
         for second in 0..24 * 3600 {
@@ -88,14 +88,14 @@ mod tests {
 
     #[test]
     fn node_proxy_retries_twice_then_only_after_rights_change() {
-        let insistence = RefusalBackoff::on_node(WAITS);
+        let insistence = DocumentRefusalBackoff::on_node(WAITS);
         assert_eq!(asked(insistence, &[]), [0, 30]);
         assert_eq!(asked(insistence, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
     }
 
     #[test]
     fn central_proxy_backs_off_to_hourly_retries() {
-        let insistence = RefusalBackoff::central(WAITS);
+        let insistence = DocumentRefusalBackoff::central(WAITS);
         let asked_for = asked(insistence, &[]);
         assert!((29..=37).contains(&asked_for.len()), "{asked_for:?}");
         assert!(asked_for.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{asked_for:?}");

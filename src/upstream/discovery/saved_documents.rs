@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use super::definitions::CustomResourceDefinitions;
-use super::documents::{ApiServices, Groups, LegacyList};
+use super::documents::{ApiGroupList, ApiResourceList, ApiServices};
 use super::served_resources::{DiscoveryRoot, DiscoveryState};
-use super::{Build, Resource, read, versions_in};
+use super::{ServerBuild, UpstreamResource, read, versions_in};
 
 /// Saved discovery documents of a server, for tools that have them already and send no requests.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,14 +22,15 @@ pub struct DiscoveryDocuments<'a> {
 
 impl DiscoveryDocuments<'_> {
     /// Returns the resources that the server of these documents serves. Unreadable documents are ignored.
-    pub fn resources(&self) -> Vec<Arc<Resource>> {
+    pub fn resources(&self) -> Vec<Arc<UpstreamResource>> {
         let told = self.roots.into_iter().filter_map(versions_in).flatten();
-        let listed = self.versions.iter().filter_map(|body| read::<LegacyList>(body)).map(LegacyList::into_version);
+        let listed =
+            self.versions.iter().filter_map(|body| read::<ApiResourceList>(body)).map(ApiResourceList::into_version);
         let root = DiscoveryRoot { etag: None, versions: told.chain(listed).collect() };
         let state = DiscoveryState {
             roots: [root, DiscoveryRoot::default()],
             protobuf: self.protobuf,
-            minor: Build::parse(self.build).map(|build| build.release.minor),
+            minor: ServerBuild::parse(self.build).map(|build| build.release.minor),
             customs: self.definitions.and_then(read).map(CustomResourceDefinitions::served),
             remote: self.services.and_then(read).map(ApiServices::remote),
             ..DiscoveryState::default()
@@ -39,6 +40,6 @@ impl DiscoveryDocuments<'_> {
 
     /// Returns the group versions in the roots of a server without aggregated discovery.
     pub fn named(&self) -> Vec<String> {
-        self.roots.into_iter().filter_map(read::<Groups>).flat_map(Groups::group_versions).collect()
+        self.roots.into_iter().filter_map(read::<ApiGroupList>).flat_map(ApiGroupList::group_versions).collect()
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use super::definitions::Definition;
-use super::documents::{ResourceEntry, ServedApi, VersionList};
-use super::{Documents, Resource, ResourceOrigin};
-use crate::wire::{Encoding, is_of_kubernetes};
-use kubeapi::{FieldTable, Gvr, PageStore};
+use super::definitions::CustomResourceVersion;
+use super::documents::{DiscoveredResource, GroupVersionResources, ServedGroupVersion};
+use super::{PerDeclaringResource, ResourceOrigin, UpstreamResource};
+use crate::wire::{FeedEncoding, is_of_kubernetes};
+use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 
 /// The API groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 23] = [
@@ -48,11 +48,11 @@ pub(super) struct DiscoveryState {
     /// Returns the minor version of upstream's release, as last reported.
     pub(super) minor: Option<u32>,
     /// The defined custom resources; `None` if the proxy's identity may not read them.
-    pub(super) customs: Option<HashMap<Gvr, Definition>>,
+    pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
     /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
-    pub(super) remote: Option<Vec<ServedApi>>,
+    pub(super) remote: Option<Vec<ServedGroupVersion>>,
     /// The documents that the proxy's own feeds provide, so that upstream is not asked for them.
-    pub(super) told: Documents<bool>,
+    pub(super) told: PerDeclaringResource<bool>,
 }
 
 /// The contents of one discovery root.
@@ -60,7 +60,7 @@ pub(super) struct DiscoveryState {
 pub(super) struct DiscoveryRoot {
     /// The `ETag` of the response, for conditional requests.
     pub(super) etag: Option<HeaderValue>,
-    pub(super) versions: Vec<VersionList>,
+    pub(super) versions: Vec<GroupVersionResources>,
 }
 
 /// The findings of one discovery. `None` in a discovery root means that the root has not changed.
@@ -70,17 +70,17 @@ pub(super) struct DiscoveryFindings {
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
     /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
-    pub(super) asked: Documents<bool>,
-    pub(super) customs: Option<HashMap<Gvr, Definition>>,
-    pub(super) remote: Option<Vec<ServedApi>>,
+    pub(super) asked: PerDeclaringResource<bool>,
+    pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
+    pub(super) remote: Option<Vec<ServedGroupVersion>>,
 }
 
 /// The resources that upstream serves, combined from all discovery documents.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ServedResources {
-    pub(super) resources: HashMap<Gvr, Arc<Resource>>,
+    pub(super) resources: HashMap<Gvr, Arc<UpstreamResource>>,
     /// The documents that were read. If the definitions were read, they list all custom resources.
-    pub(super) read: Documents<bool>,
+    pub(super) read: PerDeclaringResource<bool>,
     /// The minor version of upstream's release.
     pub(super) minor: Option<u32>,
 }
@@ -112,13 +112,13 @@ impl DiscoveryState {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
         }
-        let read = Documents { definitions: self.customs.is_some(), services: self.remote.is_some() };
+        let read = PerDeclaringResource { definitions: self.customs.is_some(), services: self.remote.is_some() };
         ServedResources { resources, read, minor: self.minor }
     }
 
     /// Returns the kind of server behind a resource. In doubt it is another server, whose resources are not cached.
     fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
-        let is_named = |(group, version): &ServedApi| *group == *gvr.group && *version == *gvr.version;
+        let is_named = |(group, version): &ServedGroupVersion| *group == *gvr.group && *version == *gvr.version;
         let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
         let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
         match (remote, is_custom) {
@@ -132,40 +132,43 @@ impl DiscoveryState {
         }
     }
 
-    fn pages(&self, gvr: &Gvr) -> PageStore {
-        PageStore::of_release(self.minor, gvr.has_watch_cache())
+    fn pages(&self, gvr: &Gvr) -> ListPageSource {
+        ListPageSource::of_release(self.minor, gvr.has_watch_cache())
     }
 
     /// Returns the resources that the definitions declare, whether discovery lists them already or not.
-    fn customs(&self) -> impl Iterator<Item = Resource> {
+    fn customs(&self) -> impl Iterator<Item = UpstreamResource> {
         let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
-        defined.map(|(gvr, definition)| Resource {
+        defined.map(|(gvr, definition)| UpstreamResource {
             gvr: gvr.clone(),
             kind: definition.kind.clone(),
             list_kind: definition.list_kind.clone(),
             namespaced: definition.namespaced,
             watchable: true,
             origin: ResourceOrigin::Custom,
-            fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
-            encoding: Encoding::Json,
+            fields: Arc::new(SelectableFieldTable::of_custom(&definition.selectable, definition.namespaced)),
+            encoding: FeedEncoding::Json,
             pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
         })
     }
 
-    fn of_version<'a>(&'a self, version: &'a VersionList) -> impl Iterator<Item = Resource> + use<'a> {
-        let VersionList { group, version, resources } = version;
+    fn of_version<'a>(
+        &'a self,
+        version: &'a GroupVersionResources,
+    ) -> impl Iterator<Item = UpstreamResource> + use<'a> {
+        let GroupVersionResources { group, version, resources } = version;
         resources.iter().map(move |entry| self.resource(Gvr::new(group, version, &entry.plural), entry))
     }
 
-    fn resource(&self, gvr: Gvr, entry: &ResourceEntry) -> Resource {
+    fn resource(&self, gvr: Gvr, entry: &DiscoveredResource) -> UpstreamResource {
         let origin = self.origin(&gvr);
         let fields = match origin {
-            ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, entry.namespaced),
-            _ => FieldTable::of_custom(&[], entry.namespaced),
+            ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr, entry.namespaced),
+            _ => SelectableFieldTable::of_custom(&[], entry.namespaced),
         };
         let is_protobuf = self.protobuf && origin == ResourceOrigin::BuiltIn;
-        Resource {
+        UpstreamResource {
             pages: self.pages(&gvr),
             gvr,
             list_kind: format!("{}List", entry.kind).into(),
@@ -173,7 +176,7 @@ impl DiscoveryState {
             namespaced: entry.namespaced,
             watchable: entry.watchable,
             origin,
-            encoding: if is_protobuf { Encoding::Protobuf } else { Encoding::Json },
+            encoding: if is_protobuf { FeedEncoding::Protobuf } else { FeedEncoding::Json },
             fields: Arc::new(fields),
             edition: None,
         }
@@ -189,8 +192,8 @@ fn is_built_in(group: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn definition(kind: &str) -> Definition {
-        Definition {
+    fn definition(kind: &str) -> CustomResourceVersion {
+        CustomResourceVersion {
             edition: "1".into(),
             kind: kind.into(),
             list_kind: format!("{kind}List").into(),
@@ -199,8 +202,8 @@ mod tests {
         }
     }
 
-    fn entry(plural: &str, kind: &str) -> ResourceEntry {
-        ResourceEntry { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
+    fn entry(plural: &str, kind: &str) -> DiscoveredResource {
+        DiscoveredResource { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
     }
 
     /// As in upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
@@ -209,7 +212,7 @@ mod tests {
         let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
         let other = Gvr::new("certificates.k8s.io", "v9", "certificatesigningrequests");
         let missing = Gvr::new("certificates.k8s.io", "v1", "others");
-        let version = |gvr: &Gvr| VersionList {
+        let version = |gvr: &Gvr| GroupVersionResources {
             group: gvr.group.to_string(),
             version: gvr.version.to_string(),
             resources: vec![entry(&gvr.resource, "CertificateSigningRequest")],
@@ -225,7 +228,7 @@ mod tests {
         let known = &served[&requests];
         assert_eq!(
             (known.origin, known.encoding, &*known.kind),
-            (ResourceOrigin::BuiltIn, Encoding::Protobuf, "CertificateSigningRequest",)
+            (ResourceOrigin::BuiltIn, FeedEncoding::Protobuf, "CertificateSigningRequest",)
         );
         assert!(known.edition.is_none() && known.fields.position("spec.signerName").is_some());
         // A version that Kubernetes does not have belongs to the definition.

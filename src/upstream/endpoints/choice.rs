@@ -8,7 +8,7 @@ use base::BackoffBounds;
 
 /// The intervals of readiness checks, and the minimum durations between switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointTimes {
+pub struct EndpointTimings {
     /// The time without a response after which a request is a sign that its server may have failed.
     pub slow: Duration,
     /// The timeout of a readiness check. A server that does not report readiness within it is not ready.
@@ -27,7 +27,7 @@ pub struct EndpointTimes {
     pub calm: Duration,
 }
 
-impl Default for EndpointTimes {
+impl Default for EndpointTimings {
     fn default() -> Self {
         let seconds =
             |first, longest| BackoffBounds { first: Duration::from_secs(first), longest: Duration::from_secs(longest) };
@@ -56,13 +56,13 @@ impl Default for EndpointTimes {
 #[derive(Debug)]
 pub(in crate::upstream) struct EndpointChoice {
     servers: usize,
-    times: EndpointTimes,
+    times: EndpointTimings,
     /// A number from 0 to 1, different in each process, so that processes that started together do not act at the same
     /// time.
     spread: f64,
     current: usize,
-    came: CurrentSelection,
-    doing: CheckState,
+    came: SelectedEndpoint,
+    doing: EndpointCheckState,
     /// The time of the next check of the server in use, and then of the others.
     look_due: Option<Instant>,
     /// The earliest time of the next check because of a sign of failure.
@@ -71,8 +71,8 @@ pub(in crate::upstream) struct EndpointChoice {
     return_due: Option<Instant>,
     /// A preferred server that is ready, and the time since which it is.
     good: Option<(usize, Instant)>,
-    false_alarms: RepeatCount,
-    switches: RepeatCount,
+    false_alarms: EndpointRepeatCount,
+    switches: EndpointRepeatCount,
     /// The number of rounds in which no server was ready.
     rounds: u32,
     /// The number of unsuccessful checks of preferred servers, and of returns that did not last.
@@ -82,13 +82,13 @@ pub(in crate::upstream) struct EndpointChoice {
 
 /// The time and the reason of the selection of the server in use.
 #[derive(Debug, Clone, Copy)]
-struct CurrentSelection {
+struct SelectedEndpoint {
     at: Instant,
-    by: Option<SwitchCause>,
+    by: Option<EndpointSwitchCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CheckState {
+enum EndpointCheckState {
     /// No readiness check is in progress.
     Nothing,
     /// A server is being checked because the one in use may have failed. It may be that one.
@@ -99,7 +99,7 @@ enum CheckState {
 
 /// The number of occurrences of an event without a calm time in between.
 #[derive(Debug, Default)]
-struct RepeatCount {
+struct EndpointRepeatCount {
     times: u32,
     last: Option<Instant>,
 }
@@ -117,7 +117,7 @@ pub(in crate::upstream) enum EndpointEvent {
 
 /// The next action of the choice between servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) enum NextStep {
+pub(in crate::upstream) enum EndpointNextStep {
     /// Send a readiness check to the server with this index.
     Ask(usize),
     /// Wait for a sign of failure, or until the given time.
@@ -126,7 +126,7 @@ pub(in crate::upstream) enum NextStep {
 
 /// The reason for a switch to another upstream server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) enum SwitchCause {
+pub(in crate::upstream) enum EndpointSwitchCause {
     /// The previous server has failed.
     Failed,
     /// A preferred server has been ready for a while.
@@ -138,14 +138,14 @@ pub(in crate::upstream) enum SwitchCause {
 pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) from: usize,
     pub(in crate::upstream) to: usize,
-    pub(in crate::upstream) cause: SwitchCause,
+    pub(in crate::upstream) cause: EndpointSwitchCause,
 }
 
 /// The result of an input: a switch, and the next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) struct EndpointDecision {
     pub(in crate::upstream) switch: Option<EndpointSwitch>,
-    pub(in crate::upstream) next: NextStep,
+    pub(in crate::upstream) next: EndpointNextStep,
 }
 
 /// The number of checks that a preferred server must pass, besides the first.
@@ -153,20 +153,20 @@ const GOOD_LOOKS: u32 = 3;
 
 impl EndpointChoice {
     /// Creates the initial state with `servers` servers: the first one is used, and nothing is known about any.
-    pub(in crate::upstream) fn new(servers: usize, times: EndpointTimes, spread: f64, now: Instant) -> Self {
+    pub(in crate::upstream) fn new(servers: usize, times: EndpointTimings, spread: f64, now: Instant) -> Self {
         Self {
             servers,
             times,
             spread,
             current: 0,
-            came: CurrentSelection { at: now, by: None },
-            doing: CheckState::Nothing,
+            came: SelectedEndpoint { at: now, by: None },
+            doing: EndpointCheckState::Nothing,
             look_due: None,
             rest_until: now,
             return_due: None,
             good: None,
-            false_alarms: RepeatCount::default(),
-            switches: RepeatCount::default(),
+            false_alarms: EndpointRepeatCount::default(),
+            switches: EndpointRepeatCount::default(),
             rounds: 0,
             vain_looks: 0,
             vain_returns: 0,
@@ -191,58 +191,60 @@ impl EndpointChoice {
     /// Handles a sign that a server has failed. It is ignored if the server is not in use or a check is in progress. It
     /// is also ignored if no server is ready, because all are checked then anyway.
     fn alarm(&mut self, at: usize, now: Instant) {
-        let is_looked_at = matches!(self.doing, CheckState::Checking { .. }) || self.rounds > 0;
+        let is_looked_at = matches!(self.doing, EndpointCheckState::Checking { .. }) || self.rounds > 0;
         if at == self.current && !is_looked_at {
             self.look_due.get_or_insert(self.rest_until.max(now));
         }
     }
 
-    fn ask_or_wait(&mut self, now: Instant) -> NextStep {
-        if self.doing == CheckState::Nothing {
+    fn ask_or_wait(&mut self, now: Instant) -> EndpointNextStep {
+        if self.doing == EndpointCheckState::Nothing {
             let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
             if is_due(self.look_due) {
                 self.look_due = None;
-                self.doing = CheckState::Checking { asked: self.current };
+                self.doing = EndpointCheckState::Checking { asked: self.current };
             } else if self.rounds == 0 && is_due(self.return_due) {
                 self.return_due = None;
-                self.doing = CheckState::Returning { asked: 0 };
+                self.doing = EndpointCheckState::Returning { asked: 0 };
             }
         }
         match self.doing {
-            CheckState::Checking { asked } | CheckState::Returning { asked } => NextStep::Ask(asked),
-            CheckState::Nothing => {
+            EndpointCheckState::Checking { asked } | EndpointCheckState::Returning { asked } => {
+                EndpointNextStep::Ask(asked)
+            }
+            EndpointCheckState::Nothing => {
                 let returning = self.return_due.filter(|_| self.rounds == 0);
-                NextStep::Wait([self.look_due, returning].into_iter().flatten().min())
+                EndpointNextStep::Wait([self.look_due, returning].into_iter().flatten().min())
             }
         }
     }
 
     fn answered(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
-        match std::mem::replace(&mut self.doing, CheckState::Nothing) {
-            CheckState::Nothing => None,
-            CheckState::Checking { asked } if is_ready && asked != self.current => {
-                Some(self.switch(asked, SwitchCause::Failed, now))
+        match std::mem::replace(&mut self.doing, EndpointCheckState::Nothing) {
+            EndpointCheckState::Nothing => None,
+            EndpointCheckState::Checking { asked } if is_ready && asked != self.current => {
+                Some(self.switch(asked, EndpointSwitchCause::Failed, now))
             }
-            CheckState::Checking { .. } if is_ready => {
+            EndpointCheckState::Checking { .. } if is_ready => {
                 self.rounds = 0;
                 let times = self.false_alarms.again(now, self.times.calm);
                 self.rest_until = now + self.after(self.times.false_alarms, times);
                 None
             }
-            CheckState::Checking { asked } => {
+            EndpointCheckState::Checking { asked } => {
                 if let Some(asked) = self.behind(asked) {
-                    self.doing = CheckState::Checking { asked };
+                    self.doing = EndpointCheckState::Checking { asked };
                 } else {
                     self.rounds = self.rounds.saturating_add(1);
                     self.look_due = Some(now + self.after(self.times.rounds, self.rounds));
                 }
                 None
             }
-            CheckState::Returning { asked } if is_ready => self.is_good(asked, now),
-            CheckState::Returning { asked } => {
+            EndpointCheckState::Returning { asked } if is_ready => self.is_good(asked, now),
+            EndpointCheckState::Returning { asked } => {
                 self.good = self.good.filter(|(good, _)| *good != asked);
                 if asked + 1 < self.current {
-                    self.doing = CheckState::Returning { asked: asked + 1 };
+                    self.doing = EndpointCheckState::Returning { asked: asked + 1 };
                 } else {
                     self.vain_looks = self.vain_looks.saturating_add(1);
                     self.return_due = Some(now + self.after(self.times.returns, self.vain_looks));
@@ -262,21 +264,21 @@ impl EndpointChoice {
     fn is_good(&mut self, at: usize, now: Instant) -> Option<EndpointSwitch> {
         let since = self.good.filter(|(good, _)| *good == at).map_or(now, |(_, since)| since);
         if now.duration_since(since) >= self.times.good {
-            return Some(self.switch(at, SwitchCause::Preferred, now));
+            return Some(self.switch(at, EndpointSwitchCause::Preferred, now));
         }
         self.good = Some((at, since));
         self.return_due = Some(now + self.times.good / GOOD_LOOKS);
         None
     }
 
-    fn switch(&mut self, to: usize, cause: SwitchCause, now: Instant) -> EndpointSwitch {
-        if let (Some(SwitchCause::Preferred), SwitchCause::Failed) = (self.came.by, cause) {
+    fn switch(&mut self, to: usize, cause: EndpointSwitchCause, now: Instant) -> EndpointSwitch {
+        if let (Some(EndpointSwitchCause::Preferred), EndpointSwitchCause::Failed) = (self.came.by, cause) {
             let lasted = now.duration_since(self.came.at) >= self.times.calm;
             self.vain_returns = if lasted { 0 } else { self.vain_returns.saturating_add(1) };
         }
         let from = std::mem::replace(&mut self.current, to);
         let times = self.switches.again(now, self.times.calm);
-        self.came = CurrentSelection { at: now, by: Some(cause) };
+        self.came = SelectedEndpoint { at: now, by: Some(cause) };
         self.rest_until = now + self.after(self.times.stay, times);
         self.rounds = 0;
         self.vain_looks = self.vain_returns;
@@ -293,7 +295,7 @@ impl EndpointChoice {
     }
 }
 
-impl RepeatCount {
+impl EndpointRepeatCount {
     /// Records another occurrence. Returns the number in a row.
     fn again(&mut self, now: Instant, calm: Duration) -> u32 {
         if self.last.is_some_and(|last| now.duration_since(last) >= calm) {
@@ -305,7 +307,7 @@ impl RepeatCount {
     }
 }
 
-impl SwitchCause {
+impl EndpointSwitchCause {
     /// Returns the cause as a metric label.
     pub(in crate::upstream) fn as_str(self) -> &'static str {
         match self {

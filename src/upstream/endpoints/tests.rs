@@ -15,7 +15,7 @@ struct World {
     ready: Vec<bool>,
     /// Every readiness check, with its server and time.
     asked: Vec<(usize, Duration)>,
-    switches: Vec<(usize, usize, SwitchCause)>,
+    switches: Vec<(usize, usize, EndpointSwitchCause)>,
     began: Instant,
     waits_until: Option<Instant>,
 }
@@ -23,7 +23,7 @@ struct World {
 impl World {
     fn of(ready: &[bool]) -> Self {
         let now = Instant::now();
-        let choice = EndpointChoice::new(ready.len(), EndpointTimes::default(), 0.0, now);
+        let choice = EndpointChoice::new(ready.len(), EndpointTimings::default(), 0.0, now);
         let (asked, switches) = (Vec::new(), Vec::new());
         Self { choice, now, ready: ready.to_vec(), asked, switches, began: now, waits_until: None }
     }
@@ -34,11 +34,11 @@ impl World {
             let EndpointDecision { switch, next } = self.choice.next(event, self.now);
             self.switches.extend(switch.map(|EndpointSwitch { from, to, cause }| (from, to, cause)));
             match next {
-                NextStep::Ask(at) => {
+                EndpointNextStep::Ask(at) => {
                     self.asked.push((at, self.now - self.began));
                     event = EndpointEvent::Answer { is_ready: self.ready[at] };
                 }
-                NextStep::Wait(until) => {
+                EndpointNextStep::Wait(until) => {
                     self.waits_until = until;
                     return;
                 }
@@ -77,7 +77,7 @@ fn healthy_servers_are_not_probed() {
 
 #[test]
 fn failover_selects_first_ready_server() {
-    use SwitchCause::Failed;
+    use EndpointSwitchCause::Failed;
     for (ready, asked, switches) in [
         (&[true, true, true][..], &[0][..], &[][..]),
         (&[false, true, true], &[0, 1], &[(0, 1, Failed)]),
@@ -134,7 +134,7 @@ fn preferred_server_is_used_again_after_staying_ready() {
     world.pass(30 * SECOND, |_| {});
     assert_eq!((world.choice.current(), world.asked.len()), (1, 5));
     world.pass(2 * SECOND, |_| {});
-    assert_eq!(world.switches.last(), Some(&(1, 0, SwitchCause::Preferred)));
+    assert_eq!(world.switches.last(), Some(&(1, 0, EndpointSwitchCause::Preferred)));
     let asked = world.asked.len();
     world.pass(1000 * SECOND, |_| {});
     assert_eq!((world.asked.len(), world.waits_until), (asked, None), "all is well again");
@@ -209,44 +209,44 @@ fn second_consecutive_failure_fails_over_within_a_second() {
 fn failback_time_is_jittered_between_processes() {
     let returns = |spread: f64| {
         let now = Instant::now();
-        let mut choice = EndpointChoice::new(2, EndpointTimes::default(), spread, now);
+        let mut choice = EndpointChoice::new(2, EndpointTimings::default(), spread, now);
         for event in [EndpointEvent::Alarm { at: 0 }, EndpointEvent::Answer { is_ready: false }] {
             choice.next(event, now);
         }
         match choice.next(EndpointEvent::Answer { is_ready: true }, now).next {
-            NextStep::Wait(Some(due)) => due - now,
+            EndpointNextStep::Wait(Some(due)) => due - now,
             other => panic!("{other:?}"),
         }
     };
     assert_eq!((returns(0.0), returns(1.0)), (30 * SECOND, 45 * SECOND));
 }
 
-fn endpoints(servers: &[&str]) -> Endpoints {
-    let times = EndpointTimes { slow: SECOND, ..EndpointTimes::default() };
+fn endpoints(servers: &[&str]) -> UpstreamEndpoints {
+    let times = EndpointTimings { slow: SECOND, ..EndpointTimings::default() };
     let servers = servers.iter().map(|text| text.parse().expect("a URL")).collect();
-    Endpoints::new(EndpointsConfig { servers, times })
+    UpstreamEndpoints::new(UpstreamEndpointsConfig { servers, times })
 }
 
-const FAILED: EndpointSwitch = EndpointSwitch { from: 0, to: 1, cause: SwitchCause::Failed };
+const FAILED: EndpointSwitch = EndpointSwitch { from: 0, to: 1, cause: EndpointSwitchCause::Failed };
 
 #[tokio::test(start_paused = true)]
 async fn failover_aborts_own_requests_but_not_caller_requests() {
     let two = endpoints(&["https://a", "https://b"]);
     let mut alarms = two.alarms();
     let (other, switching) = (two.clone(), two.clone());
-    let silent = || std::future::pending::<Result<(), Error>>();
-    let caller = tokio::spawn(async move { other.heed(0, RequestOrigin::Caller, pin!(silent())).await });
-    let ours = tokio::spawn(async move { two.heed(0, RequestOrigin::Proxy, pin!(silent())).await });
-    assert_eq!(Endpoints::next_alarm(&mut alarms).await, 0, "one that is slow is a sign");
-    switching.switch(EndpointSwitch { cause: SwitchCause::Preferred, ..FAILED });
-    switching.switch(EndpointSwitch { from: 1, to: 0, cause: SwitchCause::Failed });
+    let silent = || std::future::pending::<Result<(), UpstreamError>>();
+    let caller = tokio::spawn(async move { other.heed(0, UpstreamRequestOrigin::Caller, pin!(silent())).await });
+    let ours = tokio::spawn(async move { two.heed(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await });
+    assert_eq!(UpstreamEndpoints::next_alarm(&mut alarms).await, 0, "one that is slow is a sign");
+    switching.switch(EndpointSwitch { cause: EndpointSwitchCause::Preferred, ..FAILED });
+    switching.switch(EndpointSwitch { from: 1, to: 0, cause: EndpointSwitchCause::Failed });
     tokio::time::sleep(SECOND).await;
     assert!(!ours.is_finished(), "its server is well");
     switching.switch(FAILED);
-    assert!(matches!(ours.await.expect("it ends"), Err(Error::Unreachable(_))));
+    assert!(matches!(ours.await.expect("it ends"), Err(UpstreamError::Unreachable(_))));
     assert!(!caller.is_finished(), "it may be anything, and is not sent again");
     caller.abort();
-    let late = switching.heed(0, RequestOrigin::Proxy, pin!(silent())).await;
+    let late = switching.heed(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await;
     assert!(late.is_err(), "whoever had chosen the server before it failed");
 }
 
@@ -254,10 +254,10 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
 async fn single_server_raises_no_failover_alarms() {
     for one in [endpoints(&[]), endpoints(&["https://a"])] {
         let mut alarms = one.alarms();
-        let failed = async { Err::<(), _>(Error::Timeout(SECOND)) };
-        assert!(one.heed(0, RequestOrigin::Proxy, pin!(failed)).await.is_err());
+        let failed = async { Err::<(), _>(UpstreamError::Timeout(SECOND)) };
+        assert!(one.heed(0, UpstreamRequestOrigin::Proxy, pin!(failed)).await.is_err());
         one.raise(0);
-        let heard = tokio::time::timeout(60 * SECOND, Endpoints::next_alarm(&mut alarms)).await;
+        let heard = tokio::time::timeout(60 * SECOND, UpstreamEndpoints::next_alarm(&mut alarms)).await;
         assert!(heard.is_err() && !one.are_several());
     }
 }
@@ -265,7 +265,7 @@ async fn single_server_raises_no_failover_alarms() {
 #[test]
 fn backoff_doubles_up_to_maximum() {
     let waits = BackoffBounds { first: SECOND, longest: 10 * SECOND };
-    let choice = EndpointChoice::new(2, EndpointTimes::default(), 0.0, Instant::now());
+    let choice = EndpointChoice::new(2, EndpointTimings::default(), 0.0, Instant::now());
     let after: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.after(waits, times).as_secs()).into();
     assert_eq!(after, [1, 2, 4, 8, 10, 10]);
 }

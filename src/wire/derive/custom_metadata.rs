@@ -14,7 +14,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::RefusalReason;
+use super::TranscodeRefusalReason;
 use kubeapi::protobuf::put_varint;
 
 #[derive(Deserialize)]
@@ -22,20 +22,20 @@ use kubeapi::protobuf::put_varint;
 #[derive(Default)]
 pub(super) struct ObjectMeta<'a> {
     #[serde(borrow)]
-    name: Text<'a>,
-    generate_name: Text<'a>,
-    namespace: Text<'a>,
-    self_link: Text<'a>,
-    uid: Text<'a>,
-    resource_version: Text<'a>,
+    name: BorrowedString<'a>,
+    generate_name: BorrowedString<'a>,
+    namespace: BorrowedString<'a>,
+    self_link: BorrowedString<'a>,
+    uid: BorrowedString<'a>,
+    resource_version: BorrowedString<'a>,
     generation: i64,
-    creation_timestamp: Option<Text<'a>>,
-    deletion_timestamp: Option<Text<'a>>,
+    creation_timestamp: Option<BorrowedString<'a>>,
+    deletion_timestamp: Option<BorrowedString<'a>>,
     deletion_grace_period_seconds: Option<i64>,
-    labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
-    annotations: Option<BTreeMap<Text<'a>, Text<'a>>>,
+    labels: Option<BTreeMap<BorrowedString<'a>, BorrowedString<'a>>>,
+    annotations: Option<BTreeMap<BorrowedString<'a>, BorrowedString<'a>>>,
     owner_references: Option<Vec<JsonObject<OwnerReference<'a>>>>,
-    finalizers: Option<Vec<Text<'a>>>,
+    finalizers: Option<Vec<BorrowedString<'a>>>,
     managed_fields: Option<Vec<JsonObject<ManagedFields<'a>>>>,
 }
 
@@ -43,10 +43,10 @@ pub(super) struct ObjectMeta<'a> {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct OwnerReference<'a> {
     #[serde(borrow)]
-    api_version: Text<'a>,
-    kind: Text<'a>,
-    name: Text<'a>,
-    uid: Text<'a>,
+    api_version: BorrowedString<'a>,
+    kind: BorrowedString<'a>,
+    name: BorrowedString<'a>,
+    uid: BorrowedString<'a>,
     controller: Option<bool>,
     block_owner_deletion: Option<bool>,
 }
@@ -55,21 +55,21 @@ struct OwnerReference<'a> {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct ManagedFields<'a> {
     #[serde(borrow)]
-    manager: Text<'a>,
-    operation: Text<'a>,
-    api_version: Text<'a>,
-    time: Option<Text<'a>>,
-    fields_type: Text<'a>,
+    manager: BorrowedString<'a>,
+    operation: BorrowedString<'a>,
+    api_version: BorrowedString<'a>,
+    time: Option<BorrowedString<'a>>,
+    fields_type: BorrowedString<'a>,
     /// The managed fields as raw JSON: the server's text is compact and HTML-safe in JSON and in protobuf.
     #[serde(rename = "fieldsV1")]
     fields_v1: Option<&'a RawValue>,
-    subresource: Text<'a>,
+    subresource: BorrowedString<'a>,
 }
 
 /// A string that is borrowed unless it has escapes, also in collections.
 #[derive(Deserialize, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(transparent)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// A struct that is deserialized from a JSON object only. Serde's default also accepts an array of the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
 impl<'a> ObjectMeta<'a> {
     /// Reads the metadata of a JSON body: a whole custom resource, or a built-in object without its `TypeMeta`.
-    pub(super) fn read(body: &'a [u8]) -> Result<Self, RefusalReason> {
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, TranscodeRefusalReason> {
         #[derive(Deserialize)]
         struct CustomObject<'a> {
             #[serde(borrow)]
@@ -109,7 +109,7 @@ impl<'a> ObjectMeta<'a> {
         };
         match read {
             Ok(JsonObject(metadata)) => Ok(metadata),
-            Err(_) => Err(RefusalReason::Value("not metadata as the apiserver prints it")),
+            Err(_) => Err(TranscodeRefusalReason::Value("not metadata as the apiserver prints it")),
         }
     }
 
@@ -121,7 +121,7 @@ impl<'a> ObjectMeta<'a> {
 
     /// Appends the metadata as a protobuf message. Go's encoder writes every field that is not a pointer, list or map,
     /// even if it is empty.
-    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
+    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusalReason> {
         let texts =
             [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
         for (number, text) in (1..).zip(texts) {
@@ -167,7 +167,7 @@ impl OwnerReference<'_> {
 }
 
 impl ManagedFields<'_> {
-    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
+    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusalReason> {
         put_text(out, 1, &self.manager);
         put_text(out, 2, &self.operation);
         put_text(out, 3, &self.api_version);
@@ -198,7 +198,7 @@ fn put_bytes(out: &mut Vec<u8>, number: u64, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-fn put_text(out: &mut Vec<u8>, number: u64, text: &Text<'_>) {
+fn put_text(out: &mut Vec<u8>, number: u64, text: &BorrowedString<'_>) {
     put_bytes(out, number, text.0.as_bytes());
 }
 
@@ -208,7 +208,7 @@ fn put_message(out: &mut Vec<u8>, number: u64, put: impl FnOnce(&mut Vec<u8>)) {
     put_bytes(out, number, &message);
 }
 
-fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<Text<'_>, Text<'_>>>) {
+fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<BorrowedString<'_>, BorrowedString<'_>>>) {
     for (key, value) in map.into_iter().flatten() {
         put_message(out, number, |out| {
             put_text(out, 1, key);
@@ -218,7 +218,7 @@ fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<Text<'_>, Text<
 }
 
 /// Writes a `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
-fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(), RefusalReason> {
+fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&BorrowedString<'_>>) -> Result<(), TranscodeRefusalReason> {
     let seconds = time.map(|time| unix_seconds(&time.0)).transpose()?;
     put_message(out, number, |out| {
         if let Some(seconds) = seconds {
@@ -230,8 +230,8 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&Text<'_>>) -> Result<(
 }
 
 /// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
-fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
-    let error = RefusalReason::Value("not a time as the apiserver prints it");
+fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusalReason> {
+    let error = TranscodeRefusalReason::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {
         let digits = text.get(at..end).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         digits.and_then(|digits| digits.parse::<i64>().ok()).ok_or(error)

@@ -21,47 +21,47 @@ use std::sync::OnceLock;
 
 /// The types of one minor release.
 pub(super) struct TypeSchema {
-    kinds: Vec<ObjectKind>,
-    messages: Vec<Message>,
-    object_meta: MessageId,
+    kinds: Vec<SchemaKindEntry>,
+    messages: Vec<MessageSchema>,
+    object_meta: MessageSchemaId,
 }
 
 /// One kind and its message, from one `kind:` line of the table.
-struct ObjectKind {
+struct SchemaKindEntry {
     api_version: &'static str,
     kind: &'static str,
-    message: MessageId,
+    message: MessageSchemaId,
 }
 
 /// An index into the messages of the same [`TypeSchema`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct MessageId(u16);
+pub(super) struct MessageSchemaId(u16);
 
 /// The schema of one message, with its fields in JSON order.
 #[derive(Default)]
-pub(super) struct Message {
-    pub(super) fields: Vec<FieldSchema>,
+pub(super) struct MessageSchema {
+    pub(super) fields: Vec<ProtobufFieldSchema>,
     /// The index in `fields` of each field number, or [`NONE`].
     by_number: Vec<u8>,
 }
 
 /// The schema of one field in both encodings.
-pub(super) struct FieldSchema {
+pub(super) struct ProtobufFieldSchema {
     /// The field's key in JSON, with punctuation: `,"name":`.
     key: Box<[u8]>,
     pub(super) name: &'static str,
-    pub(super) kind: ValueKind,
-    pub(super) arity: Arity,
+    pub(super) kind: SchemaValueType,
+    pub(super) arity: FieldArity,
     /// Whether JSON omits the field although it is on the wire.
-    pub(super) omit: Omit,
-    pub(super) absent: Absent,
+    pub(super) omit: FieldOmission,
+    pub(super) absent: AbsentFieldJson,
     /// The text at the beginning of each element, which only hand-written conversions produce.
     pub(super) element_head: &'static [u8],
 }
 
 /// The type of one field value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ValueKind {
+pub(super) enum SchemaValueType {
     Bool,
     Int32,
     Int64,
@@ -78,15 +78,15 @@ pub(super) enum ValueKind {
     /// `RawExtension`, `FieldsV1` and JSON: a message with JSON as its bytes.
     Raw,
     /// `JSONSchemaPropsOrBool` and the other two unions of schemas.
-    OrBool(MessageId),
-    OrArray(MessageId),
-    OrStrings(MessageId),
-    Message(MessageId),
+    OrBool(MessageSchemaId),
+    OrArray(MessageSchemaId),
+    OrStrings(MessageSchemaId),
+    Message(MessageSchemaId),
 }
 
 /// The number of values that a field may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Arity {
+pub(super) enum FieldArity {
     One,
     Pointer,
     Many,
@@ -97,7 +97,7 @@ pub(super) enum Arity {
 
 /// The condition for omitting a singular field from the JSON although it is on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Omit {
+pub(super) enum FieldOmission {
     Never,
     /// The tag `omitempty`, which applies to scalars and not to structs.
     ZeroScalar,
@@ -107,7 +107,7 @@ pub(super) enum Omit {
 
 /// The JSON of a field that is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Absent {
+pub(super) enum AbsentFieldJson {
     /// Nothing is written: the field is omitempty, or it is a singular field, which the server's encoder always writes,
     /// so the server does not have the field.
     Nothing,
@@ -115,7 +115,7 @@ pub(super) enum Absent {
     /// An empty list is written, because the items are made from an empty slice instead of nil.
     EmptyList,
     /// The value is `null` or `[]`, which protobuf cannot distinguish: see
-    /// [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
+    /// [`TranscodeRefusalReason::NilOrEmpty`](super::TranscodeRefusalReason::NilOrEmpty).
     Ambiguous,
 }
 
@@ -146,22 +146,22 @@ impl TypeSchema {
     }
 
     /// Returns the message of `kind` in `api_version`, if it is a built-in kind with a protobuf encoding.
-    pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<&Message> {
+    pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<&MessageSchema> {
         let known = self.kinds.iter().find(|known| known.kind == kind && known.api_version == api_version)?;
         Some(self.message(known.message))
     }
 
     /// Returns the message of every object's metadata.
-    pub(super) fn object_meta(&self) -> &Message {
+    pub(super) fn object_meta(&self) -> &MessageSchema {
         self.message(self.object_meta)
     }
 
-    pub(super) fn message(&self, id: MessageId) -> &Message {
+    pub(super) fn message(&self, id: MessageSchemaId) -> &MessageSchema {
         &self.messages[usize::from(id.0)]
     }
 }
 
-impl Message {
+impl MessageSchema {
     /// Returns the index in `fields` of the field with this number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
@@ -170,7 +170,7 @@ impl Message {
     }
 }
 
-impl FieldSchema {
+impl ProtobufFieldSchema {
     /// Returns `,"name":`, with or without the comma.
     #[inline]
     pub(super) fn key(&self, comma: bool) -> &[u8] {
@@ -181,5 +181,5 @@ impl FieldSchema {
 const TEXT: &str = include_str!("facts/facts.txt");
 /// The maximum number of minor releases in the table; parsing fails if it has more.
 const MINORS_MAX: usize = 8;
-/// The mark of a number without a field in [`Message::by_number`].
+/// The mark of a number without a field in [`MessageSchema::by_number`].
 const NONE: u8 = u8::MAX;

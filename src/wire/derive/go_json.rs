@@ -1,7 +1,7 @@
 //! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
-use super::RefusalReason;
-use crate::wire::object::Digits;
+use super::TranscodeRefusalReason;
+use crate::wire::object::ResourceVersionDigits;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
@@ -99,9 +99,9 @@ fn utf8_len(text: &[u8]) -> usize {
 ///
 /// # Errors
 /// The text is not JSON, or is nested deeper than `serde_json` allows (127 levels; Go allows 10,000).
-pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), RefusalReason> {
+pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), TranscodeRefusalReason> {
     serde_json::from_slice::<serde::de::IgnoredAny>(json)
-        .map_err(|_| RefusalReason::Value("not JSON, or nested too deeply"))?;
+        .map_err(|_| TranscodeRefusalReason::Value("not JSON, or nested too deeply"))?;
     let changes = |byte: u8| u8::from(byte <= b' ') | u8::from(byte == 0xe2) | html(byte);
     if json.iter().fold(0, |found, byte| found | changes(*byte)) == 0 {
         out.extend_from_slice(json);
@@ -140,7 +140,7 @@ pub(super) fn put_int(out: &mut Vec<u8>, value: i64) {
 }
 
 pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
-    out.extend_from_slice(Digits::default().write(value));
+    out.extend_from_slice(ResourceVersionDigits::default().write(value));
 }
 
 /// Writes `value`, which must be less than 10^`width`, with leading zeros.
@@ -155,9 +155,9 @@ fn digit(value: u64) -> u8 {
 }
 
 /// Writes the shortest digits that parse back to `value`, with an exponent if it is small or large, as ECMAScript does.
-pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), RefusalReason> {
+pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), TranscodeRefusalReason> {
     if !value.is_finite() {
-        return Err(RefusalReason::Value("not a number that JSON has"));
+        return Err(TranscodeRefusalReason::Value("not a number that JSON has"));
     }
     let magnitude = value.abs();
     if magnitude == 0.0 || (1e-6..1e21).contains(&magnitude) {

@@ -2,8 +2,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::custom_metadata::ObjectMeta;
 use super::facts::TypeSchema;
-use super::writer::BodyWriter;
-use super::{RefusalReason, TranscodeError};
+use super::writer::JsonBodyWriter;
+use super::{TranscodeError, TranscodeRefusalReason};
 use kubeapi::protobuf::{Fields, leading_message, map_entry, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
@@ -72,7 +72,7 @@ impl MetadataRenderer {
     fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let start = out.len();
         out.extend_from_slice(br#""metadata":{"#);
-        let mut writer = BodyWriter::new(self.facts, metadata, out);
+        let mut writer = JsonBodyWriter::new(self.facts, metadata, out);
         if let Err(why) = writer.fields(self.facts.object_meta(), metadata) {
             let path: Vec<_> = writer.path().iter().copied().chain([METADATA]).collect();
             out.truncate(start);
@@ -83,7 +83,7 @@ impl MetadataRenderer {
     }
 
     /// Returns the `ObjectMeta` message without the hidden annotations; `None` if it has none of those.
-    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, RefusalReason> {
+    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, TranscodeRefusalReason> {
         if self.hidden.is_empty() {
             return Ok(None);
         }
@@ -122,10 +122,10 @@ fn as_body(metadata: &[u8]) -> Bytes {
 }
 
 fn no_metadata() -> TranscodeError {
-    TranscodeError::new(&[], RefusalReason::Malformed("it does not begin with its metadata"))
+    TranscodeError::new(&[], TranscodeRefusalReason::Malformed("it does not begin with its metadata"))
 }
 
-fn in_metadata(why: RefusalReason) -> TranscodeError {
+fn in_metadata(why: TranscodeRefusalReason) -> TranscodeError {
     TranscodeError::new(&[METADATA], why)
 }
 

@@ -33,7 +33,7 @@ struct Tally {
 
 impl Tally {
     /// Transcodes `body` and compares.
-    fn judge(&mut self, name: &str, transcoder: super::Transcoder, body: &[u8], want: &[u8]) {
+    fn judge(&mut self, name: &str, transcoder: super::ProtobufJsonTranscoder, body: &[u8], want: &[u8]) {
         let mut got = Vec::new();
         match transcoder.json(body, &mut got) {
             Ok(()) if got == want => self.exact += 1,

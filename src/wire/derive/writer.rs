@@ -5,14 +5,17 @@ use std::ops::Range;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::RefusalReason;
-use super::facts::{Absent, Arity, FieldSchema, Message, MessageId, Omit, TypeSchema, ValueKind};
+use super::TranscodeRefusalReason;
+use super::facts::{
+    AbsentFieldJson, FieldArity, FieldOmission, MessageSchema, MessageSchemaId, ProtobufFieldSchema, SchemaValueType,
+    TypeSchema,
+};
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
-use kubeapi::protobuf::{Fields, Value};
+use kubeapi::protobuf::{Fields, StatusFieldValue};
 
 /// Writes one protobuf body as JSON.
-pub(super) struct BodyWriter<'f, 'b, 'o> {
+pub(super) struct JsonBodyWriter<'f, 'b, 'o> {
     facts: &'f TypeSchema,
     out: &'o mut Vec<u8>,
     /// The position in `out` at which this body starts, and the maximum length of `out`.
@@ -31,17 +34,17 @@ pub(super) struct BodyWriter<'f, 'b, 'o> {
 struct WireField<'b> {
     /// The index of the field in the message's JSON order.
     index: u8,
-    item: Item<'b>,
+    item: WireFieldValue<'b>,
 }
 
 #[derive(Clone, Copy)]
-enum Item<'b> {
+enum WireFieldValue<'b> {
     Varint(u64),
     Double(f64),
     Bytes(&'b [u8]),
 }
 
-impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
+impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     pub(super) fn new(facts: &'f TypeSchema, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
         let start = out.len();
         let limit = start + GROWTH_MAX * body.len() + SLACK;
@@ -56,7 +59,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes the fields of one message without its braces.
-    pub(super) fn fields(&mut self, message: &'f Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
+    pub(super) fn fields(&mut self, message: &'f MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         let base = self.found.len();
         self.scan(message, bytes)?;
         let (mut at, end) = (base, self.found.len());
@@ -65,7 +68,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             while at < end && self.found[at].index == index {
                 at += 1;
             }
-            if at == first && field.absent == Absent::Nothing {
+            if at == first && field.absent == AbsentFieldJson::Nothing {
                 continue;
             }
             if let Err(why) = self.field(field, first..at) {
@@ -78,13 +81,13 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes one protobuf message as a JSON object.
-    fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
+    fn message(&mut self, id: MessageSchemaId, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         self.element(id, bytes, b"")
     }
 
-    fn element(&mut self, id: MessageId, bytes: &'b [u8], head: &[u8]) -> Result<(), RefusalReason> {
+    fn element(&mut self, id: MessageSchemaId, bytes: &'b [u8], head: &[u8]) -> Result<(), TranscodeRefusalReason> {
         if self.depth == DEPTH_MAX {
-            return Err(RefusalReason::TooDeep);
+            return Err(TranscodeRefusalReason::TooDeep);
         }
         self.depth += 1;
         self.out.push(b'{');
@@ -96,19 +99,19 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Collects the message's fields and sorts them in JSON order, because the wire order of 80 messages differs.
-    fn scan(&mut self, message: &Message, bytes: &'b [u8]) -> Result<(), RefusalReason> {
+    fn scan(&mut self, message: &MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
         let mut fields = Fields::new(bytes);
         while let Some(field) = fields.next_field()? {
-            let index = message.index_of(field.number).ok_or(RefusalReason::UnknownField(field.number))?;
+            let index = message.index_of(field.number).ok_or(TranscodeRefusalReason::UnknownField(field.number))?;
             let item = match field.value {
-                Value::Varint(value) => Item::Varint(value),
-                Value::Bytes(bytes) => Item::Bytes(bytes),
-                Value::Fixed => {
+                StatusFieldValue::Varint(value) => WireFieldValue::Varint(value),
+                StatusFieldValue::Bytes(bytes) => WireFieldValue::Bytes(bytes),
+                StatusFieldValue::Fixed => {
                     // Doubles are the API's only numbers of a fixed size.
                     let bits = bytes[field.start..field.end].last_chunk().ok_or(WIRE_TYPE)?;
-                    Item::Double(f64::from_le_bytes(*bits))
+                    WireFieldValue::Double(f64::from_le_bytes(*bits))
                 }
             };
             sorted &= last <= index;
@@ -122,26 +125,26 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a field. `found` is the range of its values in `self.found`.
-    fn field(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn field(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
         if found.is_empty() {
             return self.absent(field);
         }
         match field.arity {
-            Arity::Many => return self.list(field, found),
-            Arity::Map => return self.map(field, found),
-            Arity::One | Arity::Pointer | Arity::Embedded => {}
+            FieldArity::Many => return self.list(field, found),
+            FieldArity::Map => return self.map(field, found),
+            FieldArity::One | FieldArity::Pointer | FieldArity::Embedded => {}
         }
         if found.len() > 1 {
             return Err(REPEATED);
         }
         let item = self.found[found.start].item;
-        if let (Arity::Embedded, ValueKind::Message(id)) = (field.arity, field.kind) {
+        if let (FieldArity::Embedded, SchemaValueType::Message(id)) = (field.arity, field.kind) {
             return self.fields(self.facts.message(id), item.bytes()?);
         }
         let left_out = match field.omit {
-            Omit::Never => false,
-            Omit::ZeroScalar => item.is_zero(),
-            Omit::ZeroTime => scalar::is_zero_time(item.bytes()?)?,
+            FieldOmission::Never => false,
+            FieldOmission::ZeroScalar => item.is_zero(),
+            FieldOmission::ZeroTime => scalar::is_zero_time(item.bytes()?)?,
         };
         if left_out {
             // It is zero, but must have the right wire type.
@@ -151,13 +154,13 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         self.value(field.kind, item)
     }
 
-    fn absent(&mut self, field: &FieldSchema) -> Result<(), RefusalReason> {
+    fn absent(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusalReason> {
         let value = match field.absent {
-            Absent::Nothing => return Ok(()),
-            Absent::Ambiguous if self.of_zero_value => "null",
-            Absent::Ambiguous => return Err(RefusalReason::NilOrEmpty),
-            Absent::Null => "null",
-            Absent::EmptyList => "[]",
+            AbsentFieldJson::Nothing => return Ok(()),
+            AbsentFieldJson::Ambiguous if self.of_zero_value => "null",
+            AbsentFieldJson::Ambiguous => return Err(TranscodeRefusalReason::NilOrEmpty),
+            AbsentFieldJson::Null => "null",
+            AbsentFieldJson::EmptyList => "[]",
         };
         self.key(field)?;
         self.out.extend_from_slice(value.as_bytes());
@@ -165,23 +168,23 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes `,"name":`, without the comma at the beginning of an object.
-    fn key(&mut self, field: &FieldSchema) -> Result<(), RefusalReason> {
+    fn key(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusalReason> {
         if self.out.len() > self.limit {
-            return Err(RefusalReason::TooLarge);
+            return Err(TranscodeRefusalReason::TooLarge);
         }
         let first = self.out.len() == self.start || self.out.last() == Some(&b'{');
         self.out.extend_from_slice(field.key(!first));
         Ok(())
     }
 
-    fn list(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn list(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
         self.key(field)?;
         let mut separator = b'[';
         for at in found {
             self.out.push(separator);
             separator = b',';
             match (field.kind, self.found[at].item) {
-                (ValueKind::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
+                (SchemaValueType::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
                 (kind, item) => self.value(kind, item)?,
             }
         }
@@ -190,14 +193,14 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a map, sorted by key. The encoder has already sorted it.
-    fn map(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn map(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
         self.key(field)?;
         let mut separator = b'{';
         let mut last: Option<&[u8]> = None;
         for at in found {
             let (key, value) = map_entry(self.found[at].item.bytes()?)?;
             if last.is_some_and(|last| last >= key) {
-                return Err(RefusalReason::Malformed("a map whose keys are not in order"));
+                return Err(TranscodeRefusalReason::Malformed("a map whose keys are not in order"));
             }
             last = Some(key);
             self.out.push(separator);
@@ -207,33 +210,33 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             match value {
                 Some(item) => self.value(field.kind, item)?,
                 // The encoder omits nil bytes, and a decoder reads them as empty.
-                None if field.kind == ValueKind::Bytes => self.out.extend_from_slice(br#""""#),
-                None => return Err(RefusalReason::Malformed("a map entry without a value")),
+                None if field.kind == SchemaValueType::Bytes => self.out.extend_from_slice(br#""""#),
+                None => return Err(TranscodeRefusalReason::Malformed("a map entry without a value")),
             }
         }
         self.out.push(b'}');
         Ok(())
     }
 
-    fn value(&mut self, kind: ValueKind, item: Item<'b>) -> Result<(), RefusalReason> {
+    fn value(&mut self, kind: SchemaValueType, item: WireFieldValue<'b>) -> Result<(), TranscodeRefusalReason> {
         match kind {
-            ValueKind::Text => put_text(self.out, item.bytes()?),
-            ValueKind::Message(id) => self.message(id, item.bytes()?)?,
-            ValueKind::Bool => self.out.extend_from_slice(if item.bool()? { b"true" } else { b"false" }),
-            ValueKind::Int32 => put_int(self.out, i64::from(scalar::int32(item.varint()?)?)),
-            ValueKind::Int64 => put_int(self.out, item.varint()?.cast_signed()),
-            ValueKind::Double => put_double(self.out, item.double()?)?,
-            ValueKind::Bytes => self.base64(item.bytes()?),
-            ValueKind::Strings => scalar::put_strings(self.out, item.bytes()?)?,
-            ValueKind::Time => scalar::put_time(self.out, item.bytes()?, false)?,
-            ValueKind::MicroTime => scalar::put_time(self.out, item.bytes()?, true)?,
-            ValueKind::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
-            ValueKind::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
-            ValueKind::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
-            ValueKind::Raw => scalar::put_raw(self.out, item.bytes()?)?,
-            ValueKind::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
-            ValueKind::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
-            ValueKind::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
+            SchemaValueType::Text => put_text(self.out, item.bytes()?),
+            SchemaValueType::Message(id) => self.message(id, item.bytes()?)?,
+            SchemaValueType::Bool => self.out.extend_from_slice(if item.bool()? { b"true" } else { b"false" }),
+            SchemaValueType::Int32 => put_int(self.out, i64::from(scalar::int32(item.varint()?)?)),
+            SchemaValueType::Int64 => put_int(self.out, item.varint()?.cast_signed()),
+            SchemaValueType::Double => put_double(self.out, item.double()?)?,
+            SchemaValueType::Bytes => self.base64(item.bytes()?),
+            SchemaValueType::Strings => scalar::put_strings(self.out, item.bytes()?)?,
+            SchemaValueType::Time => scalar::put_time(self.out, item.bytes()?, false)?,
+            SchemaValueType::MicroTime => scalar::put_time(self.out, item.bytes()?, true)?,
+            SchemaValueType::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
+            SchemaValueType::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
+            SchemaValueType::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
+            SchemaValueType::Raw => scalar::put_raw(self.out, item.bytes()?)?,
+            SchemaValueType::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
+            SchemaValueType::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
+            SchemaValueType::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
         }
         Ok(())
     }
@@ -250,27 +253,27 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
 
 /// The unions in apiextensions' `JSONSchemaProps`: each is written as the member that is set
 /// (apiextensions/v1/marshal.go).
-impl<'b> BodyWriter<'_, 'b, '_> {
-    fn schema_or_bool(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+impl<'b> JsonBodyWriter<'_, 'b, '_> {
+    fn schema_or_bool(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         let (mut allows, mut props) = (None, None);
         scalar::for_each(union, |field| match (field.number, field.value) {
-            (1, Value::Varint(value)) => scalar::once(&mut allows, value),
-            (2, Value::Bytes(value)) => scalar::once(&mut props, value),
+            (1, StatusFieldValue::Varint(value)) => scalar::once(&mut allows, value),
+            (2, StatusFieldValue::Bytes(value)) => scalar::once(&mut props, value),
             _ => Err(scalar::unknown(field)),
         })?;
         if let Some(props) = props {
             return self.message(schema, props);
         }
-        let allows = Item::Varint(allows.unwrap_or_default()).bool()?;
+        let allows = WireFieldValue::Varint(allows.unwrap_or_default()).bool()?;
         self.out.extend_from_slice(if allows { b"true" } else { b"false" });
         Ok(())
     }
 
-    fn schema_or_array(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+    fn schema_or_array(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         self.schema_or_list(schema, union, |writer, props| writer.message(schema, props))
     }
 
-    fn schema_or_strings(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+    fn schema_or_strings(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         self.schema_or_list(schema, union, |writer, text| {
             put_text(writer.out, text);
             Ok(())
@@ -280,15 +283,15 @@ impl<'b> BodyWriter<'_, 'b, '_> {
     /// Writes a list if it has elements, else the schema, else `null`.
     fn schema_or_list(
         &mut self,
-        schema: MessageId,
+        schema: MessageSchemaId,
         union: &'b [u8],
-        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), RefusalReason>,
-    ) -> Result<(), RefusalReason> {
+        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), TranscodeRefusalReason>,
+    ) -> Result<(), TranscodeRefusalReason> {
         let mut props = None;
         let mut separator = b'[';
         scalar::for_each(union, |field| match (field.number, field.value) {
-            (1, Value::Bytes(value)) => scalar::once(&mut props, value),
-            (2, Value::Bytes(value)) => {
+            (1, StatusFieldValue::Bytes(value)) => scalar::once(&mut props, value),
+            (2, StatusFieldValue::Bytes(value)) => {
                 self.out.push(separator);
                 separator = b',';
                 put(self, value)
@@ -304,25 +307,25 @@ impl<'b> BodyWriter<'_, 'b, '_> {
     }
 }
 
-impl<'b> Item<'b> {
+impl<'b> WireFieldValue<'b> {
     #[inline]
-    fn bytes(self) -> Result<&'b [u8], RefusalReason> {
+    fn bytes(self) -> Result<&'b [u8], TranscodeRefusalReason> {
         if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(WIRE_TYPE) }
     }
 
-    fn varint(self) -> Result<u64, RefusalReason> {
+    fn varint(self) -> Result<u64, TranscodeRefusalReason> {
         if let Self::Varint(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    fn double(self) -> Result<f64, RefusalReason> {
+    fn double(self) -> Result<f64, TranscodeRefusalReason> {
         if let Self::Double(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    fn bool(self) -> Result<bool, RefusalReason> {
+    fn bool(self) -> Result<bool, TranscodeRefusalReason> {
         match self.varint()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(RefusalReason::Value("neither true nor false")),
+            _ => Err(TranscodeRefusalReason::Value("neither true nor false")),
         }
     }
 
@@ -335,28 +338,28 @@ impl<'b> Item<'b> {
     }
 
     /// Checks that the field's wire type matches `kind`.
-    fn check(self, kind: ValueKind) -> Result<(), RefusalReason> {
+    fn check(self, kind: SchemaValueType) -> Result<(), TranscodeRefusalReason> {
         match kind {
-            ValueKind::Bool | ValueKind::Int32 | ValueKind::Int64 => self.varint().map(drop),
-            ValueKind::Double => self.double().map(drop),
+            SchemaValueType::Bool | SchemaValueType::Int32 | SchemaValueType::Int64 => self.varint().map(drop),
+            SchemaValueType::Double => self.double().map(drop),
             _ => self.bytes().map(drop),
         }
     }
 }
 
 /// Returns the key and value of one map entry.
-fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
+fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<WireFieldValue<'_>>), TranscodeRefusalReason> {
     let (mut key, mut item) = (None, None);
     scalar::for_each(entry, |field| match (field.number, field.value) {
-        (1, Value::Bytes(value)) => scalar::once(&mut key, value),
-        (2, Value::Bytes(value)) => scalar::once(&mut item, Item::Bytes(value)),
-        (2, Value::Varint(value)) => scalar::once(&mut item, Item::Varint(value)),
+        (1, StatusFieldValue::Bytes(value)) => scalar::once(&mut key, value),
+        (2, StatusFieldValue::Bytes(value)) => scalar::once(&mut item, WireFieldValue::Bytes(value)),
+        (2, StatusFieldValue::Varint(value)) => scalar::once(&mut item, WireFieldValue::Varint(value)),
         _ => Err(scalar::unknown(field)),
     })?;
-    Ok((key.ok_or(RefusalReason::Malformed("a map entry without a key"))?, item))
+    Ok((key.ok_or(TranscodeRefusalReason::Malformed("a map entry without a key"))?, item))
 }
 
-const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
+const WIRE_TYPE: TranscodeRefusalReason = TranscodeRefusalReason::Malformed("wire type differs from the API's");
 /// Maximum ratio of derived JSON to its source. Small bodies may grow by more: two bytes of an empty message expand to
 /// its name and many defaults.
 const GROWTH_MAX: usize = 8;

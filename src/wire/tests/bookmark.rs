@@ -1,7 +1,7 @@
 use super::envelope::pods;
 use super::fixtures::{FEEDS, bytes, entry, event, number, reader, text, unknown};
 use super::reader::bookmark;
-use crate::wire::{BookmarkTemplate, Encoding, Envelope, JsonLayout, WatchItem, WireError};
+use crate::wire::{BookmarkTemplate, FeedEncoding, FrameEnvelope, JsonLayout, WatchItem, WireError};
 use kubeapi::ResourceVersion;
 
 #[test]
@@ -42,14 +42,14 @@ fn bookmark_template_keeps_fields_of_older_servers() {
         format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#)
     };
     let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
-    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(FeedEncoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
 
     let json = |annotations: &str| {
         let metadata = format!(r#"{{{annotations}"creationTimestamp":null,"resourceVersion":"5"}}"#);
         format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{metadata}}}"#)
     };
     let ended = json(r#""annotations":{"k8s.io/initial-events-end":"true"},"#);
-    assert_siblings(Encoding::Json, JsonLayout::Custom, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(FeedEncoding::Json, JsonLayout::Custom, json("").as_bytes(), ended.as_bytes());
 }
 
 /// The conversion of a `DaemonSet` always sets one.
@@ -62,7 +62,7 @@ fn bookmark_template_keeps_other_annotations_in_order() {
     let (before, after, ours) =
         (r#""deprecated.daemonset":"0""#, r#""zone":"<b>\n""#, r#""k8s.io/initial-events-end":"true""#);
     let (plain, ended) = (json(&format!("{before},{after}")), json(&format!("{before},{ours},{after}")));
-    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, plain.as_bytes(), ended.as_bytes());
+    assert_siblings(FeedEncoding::Json, JsonLayout::BuiltIn, plain.as_bytes(), ended.as_bytes());
 
     let protobuf = |ours: &[u8]| {
         let metadata = [&text(6, "5"), &number(7, 0), &entry(11, "zz", ""), &entry(12, "deprecated.daemonset", "0")];
@@ -70,7 +70,7 @@ fn bookmark_template_keeps_other_annotations_in_order() {
         unknown("v1", "Pod", &bytes(1, &metadata.concat()))
     };
     let ours = entry(12, "k8s.io/initial-events-end", "true");
-    assert_siblings(Encoding::Protobuf, JsonLayout::BuiltIn, &protobuf(&[]), &protobuf(&ours));
+    assert_siblings(FeedEncoding::Protobuf, JsonLayout::BuiltIn, &protobuf(&[]), &protobuf(&ours));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn initial_events_end_annotation_follows_go_field_order() {
         format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{{before}{annotations},{after}}}}}"#)
     };
     let ended = json(r#","annotations":{"k8s.io/initial-events-end":"true"}"#);
-    assert_siblings(Encoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
+    assert_siblings(FeedEncoding::Json, JsonLayout::BuiltIn, json("").as_bytes(), ended.as_bytes());
 }
 
 #[test]
@@ -97,16 +97,16 @@ fn minimal_bookmark_is_used_before_upstream_sends_one() {
             assert_eq!((rv.0, initial_events_end, object.key.as_str()), (1234, end, ""));
         }
     }
-    let config_map = Envelope::new(Encoding::Json, "v1", "ConfigMap", JsonLayout::BuiltIn);
+    let config_map = FrameEnvelope::new(FeedEncoding::Json, "v1", "ConfigMap", JsonLayout::BuiltIn);
     let frame = BookmarkTemplate::minimal(&config_map).frame(ResourceVersion(9), true);
     let metadata = r#"{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}"#;
     let object = format!(r#"{{"kind":"ConfigMap","apiVersion":"v1","metadata":{metadata}}}"#);
-    assert_eq!(frame, event(Encoding::Json, "BOOKMARK", object.as_bytes()));
+    assert_eq!(frame, event(FeedEncoding::Json, "BOOKMARK", object.as_bytes()));
 }
 
 #[test]
 fn bookmark_template_rejects_another_encoding() {
-    let (json, protobuf) = ((Encoding::Json, JsonLayout::BuiltIn), (Encoding::Protobuf, JsonLayout::BuiltIn));
+    let (json, protobuf) = ((FeedEncoding::Json, JsonLayout::BuiltIn), (FeedEncoding::Protobuf, JsonLayout::BuiltIn));
     for (from, to) in [(json, protobuf), (protobuf, json)] {
         let Ok(WatchItem::Bookmark { object, .. }) = reader(from.0, from.1).watch_event(bookmark(from.0, from.1, true))
         else {
@@ -118,7 +118,7 @@ fn bookmark_template_rejects_another_encoding() {
 }
 
 /// Checks that either of the two yields both.
-fn assert_siblings(encoding: Encoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
+fn assert_siblings(encoding: FeedEncoding, shape: JsonLayout, plain: &[u8], ended: &[u8]) {
     let (plain, ended) = (event(encoding, "BOOKMARK", plain), event(encoding, "BOOKMARK", ended));
     for seen in [&plain, &ended] {
         let template = template(encoding, shape, seen.clone());
@@ -127,7 +127,7 @@ fn assert_siblings(encoding: Encoding, shape: JsonLayout, plain: &[u8], ended: &
     }
 }
 
-fn template(encoding: Encoding, shape: JsonLayout, frame: bytes::Bytes) -> BookmarkTemplate {
+fn template(encoding: FeedEncoding, shape: JsonLayout, frame: bytes::Bytes) -> BookmarkTemplate {
     match reader(encoding, shape).watch_event(frame) {
         Ok(WatchItem::Bookmark { object, .. }) => {
             BookmarkTemplate::from_object(&pods(encoding, shape), &object).expect("well-formed")

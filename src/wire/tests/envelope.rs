@@ -2,7 +2,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::fixtures::{FEEDS, Pod, bytes, number, reader, text, unknown};
 use super::reader::{change, page_of};
-use crate::wire::{Encoding, Envelope, JsonLayout, ListMeta, WatchItem, websocket_payload};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout, ListMeta, WatchItem, websocket_payload};
 use kubeapi::{EventType, ResourceVersion};
 
 #[test]
@@ -25,7 +25,7 @@ fn watch_frames_are_reproduced_from_bodies() {
 fn get_responses_are_reproduced_from_bodies() {
     for (encoding, shape) in FEEDS {
         let mut document = Pod::default().document(encoding, shape);
-        if encoding == Encoding::Json {
+        if encoding == FeedEncoding::Json {
             document.push(b'\n');
         }
         let object = reader(encoding, shape).object(&document).expect("well-formed");
@@ -91,13 +91,13 @@ fn list_metadata_renders_like_the_apiserver() {
             ),
         ),
     ] {
-        assert_eq!(rendered(&pods(Encoding::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
+        assert_eq!(rendered(&pods(FeedEncoding::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
     }
 }
 
 #[test]
 fn list_uses_the_list_kind_of_the_crd() {
-    let envelope = pods_of(Encoding::Json, JsonLayout::Custom, "PodCollection");
+    let envelope = pods_of(FeedEncoding::Json, JsonLayout::Custom, "PodCollection");
     let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
     let list = rendered(&envelope, &meta, &[]);
     assert!(list.windows(23).any(|window| window == br#""kind":"PodCollection","#.as_slice()));
@@ -111,7 +111,7 @@ fn error_frame_carries_status_in_the_feed_encoding() {
         unknown("v1", "Status", &[bytes(1, &[]), text(2, "Failure"), text(4, "Expired"), number(6, 410)].concat());
     for (encoding, shape) in FEEDS {
         let frame = pods(encoding, shape).error_frame(json, &protobuf);
-        let own = if encoding == Encoding::Json { json } else { &protobuf };
+        let own = if encoding == FeedEncoding::Json { json } else { &protobuf };
         assert_eq!(frame, super::fixtures::event(encoding, "ERROR", own));
         let Ok(WatchItem::Error { status }) = reader(encoding, shape).watch_event(frame) else {
             panic!("not an error")
@@ -124,7 +124,7 @@ fn error_frame_carries_status_in_the_feed_encoding() {
 fn websocket_message_has_no_length_prefix() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");
-        let skipped = if encoding == Encoding::Json { 0 } else { 4 };
+        let skipped = if encoding == FeedEncoding::Json { 0 } else { 4 };
         assert_eq!(websocket_payload(encoding, &frame), frame[skipped..]);
         assert!(websocket_payload(encoding, &Bytes::new()).is_empty());
     }
@@ -132,20 +132,20 @@ fn websocket_message_has_no_length_prefix() {
 
 #[test]
 fn quotes_in_kind_names_are_escaped() {
-    let envelope = Envelope::new(Encoding::Json, "v1", "a\"b", JsonLayout::BuiltIn);
+    let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "a\"b", JsonLayout::BuiltIn);
     let frame = envelope.frame(EventType::Added, br#""metadata":{}}"#);
     assert!(serde_json::from_slice::<serde_json::Value>(&frame).is_ok());
 }
 
-pub(super) fn pods(encoding: Encoding, shape: JsonLayout) -> Envelope {
-    Envelope::new(encoding, "v1", "Pod", shape)
+pub(super) fn pods(encoding: FeedEncoding, shape: JsonLayout) -> FrameEnvelope {
+    FrameEnvelope::new(encoding, "v1", "Pod", shape)
 }
 
-fn pods_of(encoding: Encoding, shape: JsonLayout, list_kind: &str) -> Envelope {
+fn pods_of(encoding: FeedEncoding, shape: JsonLayout, list_kind: &str) -> FrameEnvelope {
     pods(encoding, shape).with_list_kind(list_kind)
 }
 
-fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
+fn rendered(envelope: &FrameEnvelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
     let list = envelope.list(meta);
     let items_len = bodies.iter().map(|body| list.item_len(body.len())).sum();
     let mut out = BytesMut::new();
@@ -159,7 +159,7 @@ fn rendered(envelope: &Envelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<u8> {
 }
 
 /// Builds a LIST response from R-JSON-3, R-JSON-4 and R-PROTO-2, without the code under test.
-pub(super) fn list_by_hand(encoding: Encoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
+pub(super) fn list_by_hand(encoding: FeedEncoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
     let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
     let remaining = remaining.expect("set in these tests");
     let joined = |brace: &str| {
@@ -167,19 +167,19 @@ pub(super) fn list_by_hand(encoding: Encoding, shape: JsonLayout, meta: &ListMet
         bodies.iter().map(item).collect::<Vec<_>>().join(",")
     };
     match (encoding, shape) {
-        (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
+        (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::BuiltIn) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{version},{token},"remainingItemCount":{remaining}}}"#);
             let items = joined("{");
             format!("{{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{meta},\"items\":[{items}]}}\n").into()
         }
-        (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
+        (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::Custom) => {
             let (version, token) = (format!(r#""resourceVersion":"{rv}""#), format!(r#""continue":"{token}""#));
             let meta = format!(r#"{{{token},"remainingItemCount":{remaining},{version}}}"#);
             let items = joined("");
             format!("{{\"apiVersion\":\"v1\",\"items\":[{items}],\"kind\":\"PodList\",\"metadata\":{meta}}}\n").into()
         }
-        (Encoding::Protobuf, _) => {
+        (FeedEncoding::Protobuf, _) => {
             let remaining = number(4, remaining.cast_unsigned());
             let fields = [text(1, ""), text(2, &rv.to_string()), text(3, token), remaining];
             let items: Vec<_> = bodies.iter().map(|body| bytes(2, body)).collect();

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::wire::{Encoding, JsonLayout, ListPage, ObjectReader, WatchItem};
-use kubeapi::{FieldKind, FieldRule, FieldTable};
+use crate::wire::{FeedEncoding, JsonLayout, ListPage, ObjectReader, WatchItem};
+use kubeapi::{FieldValueKind, SelectableFieldSpec, SelectableFieldTable};
 
 /// Every encoding and shape that a feed can have.
-pub(super) const FEEDS: [(Encoding, JsonLayout); 3] = [
-    (Encoding::Json, JsonLayout::BuiltIn),
-    (Encoding::Json, JsonLayout::Custom),
-    (Encoding::Protobuf, JsonLayout::BuiltIn),
+pub(super) const FEEDS: [(FeedEncoding, JsonLayout); 3] = [
+    (FeedEncoding::Json, JsonLayout::BuiltIn),
+    (FeedEncoding::Json, JsonLayout::Custom),
+    (FeedEncoding::Protobuf, JsonLayout::BuiltIn),
 ];
 
 /// A pod, or a custom resource of the same structure.
@@ -44,31 +44,31 @@ impl Default for Pod {
 }
 
 impl Pod {
-    pub(super) fn body(&self, encoding: Encoding, shape: JsonLayout) -> Vec<u8> {
+    pub(super) fn body(&self, encoding: FeedEncoding, shape: JsonLayout) -> Vec<u8> {
         match (encoding, shape) {
-            (Encoding::Protobuf, _) => self.protobuf(),
-            (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
+            (FeedEncoding::Protobuf, _) => self.protobuf(),
+            (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::BuiltIn) => {
                 format!("{}}}", self.json_members()).into_bytes()
             }
-            (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
+            (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::Custom) => {
                 format!(r#"{{"apiVersion":"v1","kind":"Pod",{}}}"#, self.json_members()).into_bytes()
             }
         }
     }
 
     /// Returns a GET response, without JSON's final newline.
-    pub(super) fn document(&self, encoding: Encoding, shape: JsonLayout) -> Vec<u8> {
+    pub(super) fn document(&self, encoding: FeedEncoding, shape: JsonLayout) -> Vec<u8> {
         let body = self.body(encoding, shape);
         match (encoding, shape) {
-            (Encoding::Protobuf, _) => unknown("v1", "Pod", &body),
-            (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
+            (FeedEncoding::Protobuf, _) => unknown("v1", "Pod", &body),
+            (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::BuiltIn) => {
                 [br#"{"kind":"Pod","apiVersion":"v1","#.as_slice(), &body].concat()
             }
-            (Encoding::Json | Encoding::Table, JsonLayout::Custom) => body,
+            (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::Custom) => body,
         }
     }
 
-    pub(super) fn event(&self, encoding: Encoding, shape: JsonLayout, event_type: &str) -> Bytes {
+    pub(super) fn event(&self, encoding: FeedEncoding, shape: JsonLayout, event_type: &str) -> Bytes {
         event(encoding, event_type, &self.document(encoding, shape))
     }
 
@@ -123,40 +123,45 @@ pub(super) fn keys(page: &ListPage) -> Vec<String> {
     page.items.iter().map(|object| object.key.to_string()).collect()
 }
 
-pub(super) fn reader(encoding: Encoding, shape: JsonLayout) -> ObjectReader {
+pub(super) fn reader(encoding: FeedEncoding, shape: JsonLayout) -> ObjectReader {
     ObjectReader::new(encoding, shape, Arc::new(pod_fields()))
 }
 
 /// One field of each kind, one with a fallback, one inside a repeated message.
-pub(super) fn pod_fields() -> FieldTable {
-    let field = |key: &str, json: &[&[&str]], proto: &[&[u32]], kind| FieldRule {
+pub(super) fn pod_fields() -> SelectableFieldTable {
+    let field = |key: &str, json: &[&[&str]], proto: &[&[u32]], kind| SelectableFieldSpec {
         key: key.to_owned(),
         json: json.iter().map(|path| path.iter().map(|step| (*step).to_owned()).collect()).collect(),
         proto: proto.iter().map(|path| path.to_vec()).collect(),
         kind,
     };
-    FieldTable {
+    SelectableFieldTable {
         fields: vec![
-            field("spec.nodeName", &[&["spec", "nodeName"]], &[&[2, 10]], FieldKind::Text),
-            field("spec.hostNetwork", &[&["spec", "hostNetwork"]], &[&[2, 11]], FieldKind::Bool),
-            field("status.podIP", &[&["status", "podIPs", "0", "ip"]], &[&[3, 12, 1]], FieldKind::Text),
-            field("nodeOrPhase", &[&["spec", "nodeName"], &["status", "phase"]], &[&[2, 10], &[3, 1]], FieldKind::Text),
-            field("status.count", &[&["status", "count"]], &[&[3, 90]], FieldKind::Integer),
+            field("spec.nodeName", &[&["spec", "nodeName"]], &[&[2, 10]], FieldValueKind::Text),
+            field("spec.hostNetwork", &[&["spec", "hostNetwork"]], &[&[2, 11]], FieldValueKind::Bool),
+            field("status.podIP", &[&["status", "podIPs", "0", "ip"]], &[&[3, 12, 1]], FieldValueKind::Text),
+            field(
+                "nodeOrPhase",
+                &[&["spec", "nodeName"], &["status", "phase"]],
+                &[&[2, 10], &[3, 1]],
+                FieldValueKind::Text,
+            ),
+            field("status.count", &[&["status", "count"]], &[&[3, 90]], FieldValueKind::Integer),
         ],
-        ..FieldTable::default()
+        ..SelectableFieldTable::default()
     }
 }
 
-pub(super) fn fields_of(object: &crate::wire::Object) -> Vec<&str> {
+pub(super) fn fields_of(object: &crate::wire::ObjectRevision) -> Vec<&str> {
     object.attributes.fields().collect()
 }
 
-pub(super) fn event(encoding: Encoding, event_type: &str, document: &[u8]) -> Bytes {
+pub(super) fn event(encoding: FeedEncoding, event_type: &str, document: &[u8]) -> Bytes {
     match encoding {
-        Encoding::Json | Encoding::Table => {
+        FeedEncoding::Json | FeedEncoding::Table => {
             [format!(r#"{{"type":"{event_type}","object":"#).as_bytes(), document, b"}\n"].concat().into()
         }
-        Encoding::Protobuf => length_prefixed(&[text(1, event_type), bytes(2, &bytes(1, document))].concat()),
+        FeedEncoding::Protobuf => length_prefixed(&[text(1, event_type), bytes(2, &bytes(1, document))].concat()),
     }
 }
 

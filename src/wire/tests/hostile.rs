@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, reader, text, unknown};
 use super::reader::page_of;
-use crate::wire::{BookmarkTemplate, Encoding, FrameSplitter, JsonLayout, WatchItem, WireError};
+use crate::wire::{BookmarkTemplate, FeedEncoding, FrameSplitter, JsonLayout, WatchItem, WireError};
 use kubeapi::ResourceVersion;
 
 type Check = fn(&WireError) -> bool;
@@ -54,9 +54,9 @@ fn invalid_json_object_is_rejected() {
         ("7", "", |error| matches!(error, WireError::NoMetadata)),
     ] {
         let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}{rest}}}"#);
-        let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
+        let reader = reader(FeedEncoding::Json, JsonLayout::BuiltIn);
         for refused in [
-            reader.watch_event(event(Encoding::Json, "ADDED", object.as_bytes())).err(),
+            reader.watch_event(event(FeedEncoding::Json, "ADDED", object.as_bytes())).err(),
             reader.object(object.as_bytes()).err(),
         ] {
             let error = refused.unwrap_or_else(|| panic!("accepted {object}"));
@@ -69,9 +69,9 @@ fn invalid_json_object_is_rejected() {
 
 #[test]
 fn json_frame_with_unexpected_layout_is_rejected() {
-    let good = Pod::default().document(Encoding::Json, JsonLayout::BuiltIn);
+    let good = Pod::default().document(FeedEncoding::Json, JsonLayout::BuiltIn);
     let good = String::from_utf8(good).expect("UTF-8");
-    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
+    let reader = reader(FeedEncoding::Json, JsonLayout::BuiltIn);
     let line = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
     let metadata = r#""metadata":{"name":"a","resourceVersion":"1"}"#;
     let layout: Check = |error| matches!(error, WireError::Layout(_));
@@ -104,15 +104,15 @@ fn list_items_with_type_meta_are_rejected_for_builtin_kinds() {
     let typed = pod_list(r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}"#);
     let bare = pod_list(r#"{"metadata":{"name":"a","resourceVersion":"1"}}"#);
     for (shape, good, bad) in [(JsonLayout::BuiltIn, &bare, &typed), (JsonLayout::Custom, &typed, &bare)] {
-        assert!(reader(Encoding::Json, shape).list(good).is_ok());
-        assert!(matches!(reader(Encoding::Json, shape).list(bad), Err(WireError::Layout(_))));
+        assert!(reader(FeedEncoding::Json, shape).list(good).is_ok());
+        assert!(matches!(reader(FeedEncoding::Json, shape).list(bad), Err(WireError::Layout(_))));
     }
 }
 
 #[test]
 fn invalid_utf8_is_rejected_at_any_position() {
-    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
-    let good = Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED");
+    let reader = reader(FeedEncoding::Json, JsonLayout::BuiltIn);
+    let good = Pod::default().event(FeedEncoding::Json, JsonLayout::BuiltIn, "ADDED");
     // Also in skipped values: the annotation and the phase.
     for place in [b"web-1".as_slice(), b"ppp", b"Running", b"containers"] {
         let at = good.windows(place.len()).position(|window| window == place).expect("in the fixture");
@@ -120,7 +120,7 @@ fn invalid_utf8_is_rejected_at_any_position() {
         bad[at] = 0xff;
         assert!(matches!(reader.watch_event(bad.into()), Err(WireError::NotUtf8)), "{place:?}");
     }
-    let page = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
+    let page = page_of(FeedEncoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
     let at = page.windows(3).position(|window| window == b"ppp").expect("in the fixture");
     let mut bad = page.to_vec();
     bad[at] = 0xff;
@@ -129,7 +129,7 @@ fn invalid_utf8_is_rejected_at_any_position() {
 
 #[test]
 fn json_nesting_is_limited_to_the_go_decoder_limit() {
-    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
+    let reader = reader(FeedEncoding::Json, JsonLayout::BuiltIn);
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let nested = |levels: usize| {
             let inner = if open == "[" { String::new() } else { "1".to_owned() };
@@ -200,18 +200,18 @@ fn invalid_protobuf_object_is_rejected() {
         (with(&bytes(2, &bytes(10, &[0xff]))), malformed),
         (with(&[0x10, 1]), malformed),
     ] {
-        let frame = event(Encoding::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
-        let error = reader(Encoding::Protobuf, JsonLayout::BuiltIn).watch_event(frame).expect_err("a broken body");
+        let frame = event(FeedEncoding::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
+        let error = reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).watch_event(frame).expect_err("a broken body");
         assert!(check(&error), "{error:?} for {body:02x?}");
     }
 }
 
 #[test]
 fn invalid_protobuf_envelope_is_rejected() {
-    let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
-    let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
+    let reader = reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn);
+    let body = Pod::default().body(FeedEncoding::Protobuf, JsonLayout::BuiltIn);
     let document = unknown("v1", "Pod", &body);
-    let good = event(Encoding::Protobuf, "ADDED", &document);
+    let good = event(FeedEncoding::Protobuf, "ADDED", &document);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
     let wrong_encoding: Check = |error| matches!(error, WireError::WrongForm);
     let object = |document: &[u8]| bytes(2, &bytes(1, document));
@@ -223,12 +223,12 @@ fn invalid_protobuf_envelope_is_rejected() {
         (length_prefixed(&[text(1, "ADDED"), object(&document), object(&document)].concat()), malformed),
         (length_prefixed(&[text(1, "ADDED"), bytes(2, &[])].concat()), malformed),
         (length_prefixed(&text(1, "ADDED")), malformed),
-        (event(Encoding::Protobuf, "ADDED", &gzipped), malformed),
-        (event(Encoding::Protobuf, "ADDED", &json_inside), malformed),
-        (event(Encoding::Protobuf, "ADDED", &body), wrong_encoding),
-        (event(Encoding::Protobuf, "ADDED", b"{}"), wrong_encoding),
-        (Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_encoding),
-        (event(Encoding::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
+        (event(FeedEncoding::Protobuf, "ADDED", &gzipped), malformed),
+        (event(FeedEncoding::Protobuf, "ADDED", &json_inside), malformed),
+        (event(FeedEncoding::Protobuf, "ADDED", &body), wrong_encoding),
+        (event(FeedEncoding::Protobuf, "ADDED", b"{}"), wrong_encoding),
+        (Pod::default().event(FeedEncoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_encoding),
+        (event(FeedEncoding::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
         (length_prefixed(&object(&document)), |error| matches!(error, WireError::UnknownEventType)),
         ([good.as_ref(), b"x"].concat().into(), malformed),
         (good.slice(..good.len() - 1), |error| matches!(error, WireError::Truncated)),
@@ -241,8 +241,8 @@ fn invalid_protobuf_envelope_is_rejected() {
 
 #[test]
 fn non_canonical_protobuf_envelope_is_rejected() {
-    let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
-    let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
+    let reader = reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn);
+    let body = Pod::default().body(FeedEncoding::Protobuf, JsonLayout::BuiltIn);
     let (magic, raw) = (b"k8s\0".to_vec(), bytes(2, &body));
     let (api_version, kind) = (text(1, "v1"), text(2, "Pod"));
     let type_meta = bytes(1, &[api_version.clone(), kind.clone()].concat());
@@ -263,7 +263,7 @@ fn non_canonical_protobuf_envelope_is_rejected() {
     ] {
         let document = [magic.as_slice(), parts[0], parts[1], parts[2]].concat();
         for error in [
-            reader.watch_event(event(Encoding::Protobuf, "ADDED", &document)).expect_err("another layout"),
+            reader.watch_event(event(FeedEncoding::Protobuf, "ADDED", &document)).expect_err("another layout"),
             reader.object(&document).expect_err("another layout"),
         ] {
             assert!(matches!(error, WireError::Layout(_)), "{error:?} for {document:02x?}");
@@ -277,10 +277,10 @@ fn non_canonical_protobuf_envelope_is_rejected() {
 
 #[test]
 fn list_in_the_wrong_encoding_is_rejected() {
-    let json = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
-    let protobuf = page_of(Encoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);
-    assert!(matches!(reader(Encoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongForm)));
-    assert!(matches!(reader(Encoding::Json, JsonLayout::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
+    let json = page_of(FeedEncoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
+    let protobuf = page_of(FeedEncoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);
+    assert!(matches!(reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongForm)));
+    assert!(matches!(reader(FeedEncoding::Json, JsonLayout::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
 }
 
 #[test]
@@ -289,11 +289,11 @@ fn truncated_list_or_frame_is_rejected() {
         let reader = reader(encoding, shape);
         let page = page_of(encoding, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);
         // The newline is not part of the JSON document.
-        let whole = page.len() - usize::from(encoding == Encoding::Json);
+        let whole = page.len() - usize::from(encoding == FeedEncoding::Json);
         for end in 0..whole {
             let cut = reader.list(&page.slice(..end));
             // Unknown's trailing empty fields are redundant: without them it is a whole document.
-            let tail = encoding == Encoding::Protobuf && (end == whole - 2 || end == whole - 4);
+            let tail = encoding == FeedEncoding::Protobuf && (end == whole - 2 || end == whole - 4);
             assert!(cut.is_err() || tail, "{encoding} {shape:?} cut at {end} of {whole}");
         }
         let frame = Pod::default().event(encoding, shape, "ADDED");
@@ -342,7 +342,7 @@ fn pod_list(item: &str) -> Bytes {
 }
 
 /// Decodes `bytes` in every possible way, and uses the accepted results.
-fn read_everything(encoding: Encoding, shape: JsonLayout, bytes: &[u8]) {
+fn read_everything(encoding: FeedEncoding, shape: JsonLayout, bytes: &[u8]) {
     let bytes = Bytes::copy_from_slice(bytes);
     let reader = reader(encoding, shape);
     let mut splitter = FrameSplitter::new(encoding, 1 << 16);

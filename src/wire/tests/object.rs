@@ -40,5 +40,5 @@ fn debug_output_shows_no_content() {
 
 #[test]
 fn object_struct_is_at_most_120_bytes() {
-    assert!(size_of::<crate::wire::Object>() <= 120);
+    assert!(size_of::<crate::wire::ObjectRevision>() <= 120);
 }

@@ -1,8 +1,8 @@
 use bytes::Bytes;
 
 use super::fixtures::{FEEDS, Pod, bytes, event, fields_of, keys, number, reader, text, unknown};
-use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, WatchItem, WireError};
-use kubeapi::{EventType, FieldTable, ResourceVersion};
+use crate::wire::{FeedEncoding, JsonLayout, ListMeta, ObjectReader, ObjectRevision, WatchItem, WireError};
+use kubeapi::{EventType, ResourceVersion, SelectableFieldTable};
 
 #[test]
 fn watch_event_yields_key_version_labels_and_fields() {
@@ -103,7 +103,7 @@ fn labels_are_sorted_and_duplicates_rejected() {
 
 #[test]
 fn escapes_in_values_are_decoded() {
-    let (encoding, shape) = (Encoding::Json, JsonLayout::BuiltIn);
+    let (encoding, shape) = (FeedEncoding::Json, JsonLayout::BuiltIn);
     let pod = Pod { labels: vec![("a\\u003cb", "\\\"x\\\"")], node: "n\\u0026", ..Pod::default() };
     let (_, object, _) = change(encoding, shape, &pod, "ADDED");
     assert_eq!(object.attributes.label("a<b"), Some("\"x\""));
@@ -142,7 +142,7 @@ fn error_event_keeps_its_status() {
     ];
     let protobuf = unknown("v1", "Status", &fields.concat());
     for (encoding, shape) in FEEDS {
-        let status = if encoding == Encoding::Json { json.as_bytes() } else { &protobuf };
+        let status = if encoding == FeedEncoding::Json { json.as_bytes() } else { &protobuf };
         // A reader that expects pods still accepts a Status here.
         let reader = reader(encoding, shape).expecting("v1", "Pod");
         let Ok(WatchItem::Error { status }) = reader.watch_event(event(encoding, "ERROR", status)) else {
@@ -167,7 +167,7 @@ fn unexpected_kind_is_rejected() {
 
 #[test]
 fn null_items_are_read_as_an_empty_list() {
-    let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
+    let reader = reader(FeedEncoding::Json, JsonLayout::BuiltIn);
     for items in ["[]", "null"] {
         let page = format!(
             r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"8"}},"items":{items}}}{}"#,
@@ -182,16 +182,19 @@ fn null_items_are_read_as_an_empty_list() {
 
 #[test]
 fn custom_resource_fields_accept_any_scalar_type() {
-    use kubeapi::{FieldKind, FieldRule};
-    let field = |key: &str| FieldRule {
+    use kubeapi::{FieldValueKind, SelectableFieldSpec};
+    let field = |key: &str| SelectableFieldSpec {
         key: format!("spec.{key}"),
         json: vec![vec!["spec".to_owned(), key.to_owned()]],
         proto: vec![],
-        kind: FieldKind::Any,
+        kind: FieldValueKind::Any,
     };
     let fields = ["text", "bool", "int", "big", "minus", "null", "object", "list", "absent"].map(field).into();
-    let reader =
-        ObjectReader::new(Encoding::Json, JsonLayout::Custom, FieldTable { fields, ..FieldTable::default() }.into());
+    let reader = ObjectReader::new(
+        FeedEncoding::Json,
+        JsonLayout::Custom,
+        SelectableFieldTable { fields, ..SelectableFieldTable::default() }.into(),
+    );
     let object = concat!(
         r#"{"apiVersion":"g/v1","kind":"Thing","metadata":{"name":"t","resourceVersion":"1"},"#,
         r#""spec":{"absent2":1,"big":18446744073709551615,"bool":true,"int":8,"list":[1],"minus":-3,"null":null,"#,
@@ -201,7 +204,7 @@ fn custom_resource_fields_accept_any_scalar_type() {
     assert_eq!(fields_of(&object), ["x", "true", "8", "18446744073709551615", "-3", "", "", "", ""]);
 }
 
-pub(super) fn page_of(encoding: Encoding, shape: JsonLayout, pods: &[Pod]) -> Bytes {
+pub(super) fn page_of(encoding: FeedEncoding, shape: JsonLayout, pods: &[Pod]) -> Bytes {
     let meta = ListMeta {
         resource_version: ResourceVersion(5000),
         continue_token: "token".to_owned(),
@@ -212,7 +215,7 @@ pub(super) fn page_of(encoding: Encoding, shape: JsonLayout, pods: &[Pod]) -> By
 }
 
 pub(super) fn watch(
-    encoding: Encoding,
+    encoding: FeedEncoding,
     shape: JsonLayout,
     pod: &Pod,
     event_type: &str,
@@ -220,27 +223,32 @@ pub(super) fn watch(
     reader(encoding, shape).watch_event(pod.event(encoding, shape, event_type))
 }
 
-pub(super) fn change(encoding: Encoding, shape: JsonLayout, pod: &Pod, event_type: &str) -> (EventType, Object, Bytes) {
+pub(super) fn change(
+    encoding: FeedEncoding,
+    shape: JsonLayout,
+    pod: &Pod,
+    event_type: &str,
+) -> (EventType, ObjectRevision, Bytes) {
     match watch(encoding, shape, pod, event_type) {
         Ok(WatchItem::Change { event_type, object, frame }) => (event_type, object, frame),
         other => panic!("{encoding} {shape:?}: {other:?} is not a change"),
     }
 }
 
-pub(super) fn bookmark(encoding: Encoding, shape: JsonLayout, end: bool) -> Bytes {
+pub(super) fn bookmark(encoding: FeedEncoding, shape: JsonLayout, end: bool) -> Bytes {
     let document = match (encoding, shape) {
-        (Encoding::Json | Encoding::Table, JsonLayout::BuiltIn) => {
+        (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::BuiltIn) => {
             let annotations = if end { r#","annotations":{"k8s.io/initial-events-end":"true"}"# } else { "" };
             let metadata = format!(r#"{{"resourceVersion":"77"{annotations}}}"#);
             let spec = r#""spec":{"containers":null},"status":{}"#;
             format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},{spec}}}"#).into_bytes()
         }
-        (Encoding::Json | Encoding::Table, JsonLayout::Custom) => {
+        (FeedEncoding::Json | FeedEncoding::Table, JsonLayout::Custom) => {
             let annotations = if end { r#""annotations":{"k8s.io/initial-events-end":"true"},"# } else { "" };
             format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{{annotations}"resourceVersion":"77"}}}}"#)
                 .into_bytes()
         }
-        (Encoding::Protobuf, _) => {
+        (FeedEncoding::Protobuf, _) => {
             let mut metadata = vec![text(1, ""), text(6, "77"), number(7, 0), bytes(8, &[])];
             if end {
                 metadata.push(super::fixtures::entry(12, "k8s.io/initial-events-end", "true"));

@@ -2,7 +2,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::fixtures::{FEEDS, Pod, event, reader, told, unknown};
-use crate::wire::{Encoding, FrameSplitter, JsonLayout, WireError};
+use crate::wire::{FeedEncoding, FrameSplitter, JsonLayout, WireError};
 
 const FRAME_MAX: usize = 1 << 20;
 
@@ -95,20 +95,20 @@ fn frame_limit_applies_to_the_whole_frame() {
 
 #[test]
 fn claimed_frame_length_does_not_allocate() {
-    let mut splitter = FrameSplitter::new(Encoding::Protobuf, usize::MAX);
+    let mut splitter = FrameSplitter::new(FeedEncoding::Protobuf, usize::MAX);
     splitter.push(&(1_u32 << 30).to_be_bytes());
     splitter.push(b"ten bytes.");
     assert_eq!(splitter.next_frame().expect("not too large"), None);
     assert!(matches!(splitter.finish(), Err(WireError::Truncated)));
 
-    let mut splitter = FrameSplitter::new(Encoding::Protobuf, FRAME_MAX);
+    let mut splitter = FrameSplitter::new(FeedEncoding::Protobuf, FRAME_MAX);
     splitter.push(&(1_u32 << 30).to_be_bytes());
     assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: FRAME_MAX })));
 }
 
 #[test]
 fn overlong_line_is_rejected_before_its_end() {
-    let mut splitter = FrameSplitter::new(Encoding::Json, 1_000);
+    let mut splitter = FrameSplitter::new(FeedEncoding::Json, 1_000);
     for _ in 0..9 {
         splitter.push(&[b'x'; 100]);
         assert_eq!(splitter.next_frame().expect("still below the limit"), None);
@@ -118,14 +118,14 @@ fn overlong_line_is_rejected_before_its_end() {
 }
 
 /// Frames of growing size, with occasional bookmarks.
-pub(super) fn stream_of(events: usize, encoding: Encoding, shape: JsonLayout) -> Vec<Bytes> {
+pub(super) fn stream_of(events: usize, encoding: FeedEncoding, shape: JsonLayout) -> Vec<Bytes> {
     let frame = |at: usize| {
         let pod = Pod { rv: 90 + at as u64, padding: at % 50, ..Pod::default() };
         match (at % 7, encoding, shape) {
-            (6, Encoding::Protobuf, _) => {
+            (6, FeedEncoding::Protobuf, _) => {
                 event(encoding, "BOOKMARK", &unknown("v1", "Pod", &[0x0a, 4, 0x32, 2, b'9', b'9']))
             }
-            (6, Encoding::Json, _) => {
+            (6, FeedEncoding::Json, _) => {
                 event(encoding, "BOOKMARK", br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"99"}}"#)
             }
             (at, ..) => pod.event(encoding, shape, ["ADDED", "MODIFIED", "DELETED"][at % 3]),
@@ -134,7 +134,7 @@ pub(super) fn stream_of(events: usize, encoding: Encoding, shape: JsonLayout) ->
     (0..events).map(frame).collect()
 }
 
-fn split<'a>(encoding: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
+fn split<'a>(encoding: FeedEncoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
     let mut splitter = FrameSplitter::new(encoding, FRAME_MAX);
     let mut frames = Vec::new();
     for chunk in chunks {
@@ -147,7 +147,7 @@ fn split<'a>(encoding: Encoding, chunks: impl IntoIterator<Item = &'a [u8]>) -> 
     frames
 }
 
-fn items_of<'a>(encoding: Encoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+fn items_of<'a>(encoding: FeedEncoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let reader = reader(encoding, shape);
     let item = |frame| told(&reader.watch_event(frame).expect("well-formed"));
     split(encoding, chunks).into_iter().map(item).collect()

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::wire::{
-    BookmarkTemplate, Columns, Encoding, Envelope, Include, JsonLayout, MetadataRenderer, Object, ObjectReader,
-    Renderer, Representation, WatchItem, WireError, same_rows,
+    BookmarkTemplate, FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, MetadataRenderer, ObjectReader,
+    ObjectRenderer, ObjectRevision, Representation, TableColumns, WatchItem, WireError, same_rows,
 };
-use kubeapi::{EventType, FieldTable, ResourceVersion};
+use kubeapi::{EventType, ResourceVersion, SelectableFieldTable};
 
 const COLUMNS: &str = r#"[{"name":"Name","type":"string","format":"name","description":"a \"b\"","priority":0}]"#;
 
@@ -84,15 +84,15 @@ fn frame(event_type: &str, columns: &str, cells: &str, object: &str) -> Bytes {
 
 impl Printed {
     fn reader(&self) -> ObjectReader {
-        ObjectReader::new(Encoding::Table, self.shape, Arc::new(FieldTable::default()))
+        ObjectReader::new(FeedEncoding::Table, self.shape, Arc::new(SelectableFieldTable::default()))
             .expecting(self.api_version, self.kind)
     }
 
-    fn envelope(&self) -> Envelope {
-        Envelope::new(Encoding::Table, self.api_version, self.kind, self.shape)
+    fn envelope(&self) -> FrameEnvelope {
+        FrameEnvelope::new(FeedEncoding::Table, self.api_version, self.kind, self.shape)
     }
 
-    fn read(&self, frame: Bytes) -> (Object, Bytes) {
+    fn read(&self, frame: Bytes) -> (ObjectRevision, Bytes) {
         match self.reader().watch_event(frame).expect("a Table of one row") {
             WatchItem::Change { object, frame, .. } => (object, frame),
             WatchItem::Bookmark { object, .. } => (object, Bytes::new()),
@@ -114,11 +114,11 @@ fn table_row_round_trips_unchanged() {
     for printed in [MAP, WIDGET] {
         let (object, read) = printed.read(printed.added());
         assert_eq!(object.key.as_str(), format!("t/{}", if printed.kind == "Widget" { "w" } else { "a" }));
-        assert_eq!((object.rv, object.encoding()), (ResourceVersion(223), Encoding::Table));
+        assert_eq!((object.rv, object.encoding()), (ResourceVersion(223), FeedEncoding::Table));
         assert_eq!(object.attributes.labels().collect::<Vec<_>>(), [("app", "x")]);
         assert_eq!(read, printed.added());
-        let verbatim = Renderer::verbatim(&printed.envelope());
-        assert_eq!(verbatim.representation(), Representation::Table(Include::Object));
+        let verbatim = ObjectRenderer::verbatim(&printed.envelope());
+        assert_eq!(verbatim.representation(), Representation::Table(IncludeObjectPolicy::Object));
         assert_eq!(text(&verbatim.frame(EventType::Added, object.body()).expect("as it is")), text(&printed.added()));
         assert!(read.as_ptr_range().contains(&object.body().as_ptr()), "the bytes are held once");
     }
@@ -126,7 +126,7 @@ fn table_row_round_trips_unchanged() {
 
 #[test]
 fn table_columns_are_stripped_stored_and_restored() {
-    let columns = Columns::default();
+    let columns = TableColumns::default();
     let reader = MAP.reader().noting(&columns);
     assert_eq!(columns.put(&MAP.added()), None, "they are not known yet");
     let with_columns = frame("ADDED", COLUMNS, MAP.cells, MAP.object);
@@ -153,19 +153,24 @@ fn table_columns_are_stripped_stored_and_restored() {
 fn include_object_selects_the_row_object_content() {
     for printed in [MAP, WIDGET] {
         let (object, _) = printed.read(printed.added());
-        for (include, shown) in
-            [(Include::None, "null"), (Include::Metadata, printed.metadata), (Include::Object, printed.object)]
-        {
+        for (include, shown) in [
+            (IncludeObjectPolicy::None, "null"),
+            (IncludeObjectPolicy::Metadata, printed.metadata),
+            (IncludeObjectPolicy::Object, printed.object),
+        ] {
             let representation = Representation::Table(include);
-            let renderer = Renderer::derived(representation, &printed.envelope(), 37).expect("a Table from rows");
+            let renderer = ObjectRenderer::derived(representation, &printed.envelope(), 37).expect("a Table from rows");
             let written = renderer.frame(EventType::Modified, object.body()).expect("exact");
             assert_eq!(text(&written), text(&frame("MODIFIED", "null", printed.cells, shown)), "{representation}");
         }
     }
     for representation in Representation::ALL {
-        let of_rows = Renderer::derived(representation, &MAP.envelope(), 37);
-        let of_objects =
-            Renderer::derived(representation, &Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn), 37);
+        let of_rows = ObjectRenderer::derived(representation, &MAP.envelope(), 37);
+        let of_objects = ObjectRenderer::derived(
+            representation,
+            &FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn),
+            37,
+        );
         let table = matches!(representation, Representation::Table(_));
         assert_eq!(of_rows.is_some(), table, "{representation}");
         assert!(!table || of_objects.is_none(), "{representation}");
@@ -202,14 +207,14 @@ fn table_bookmarks_round_trip_unchanged() {
             }
             let body = template.body(ResourceVersion(223), false);
             for (include, shown) in [
-                (Include::None, "null"),
+                (IncludeObjectPolicy::None, "null"),
                 (
-                    Include::Metadata,
+                    IncludeObjectPolicy::Metadata,
                     r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1",
 "metadata":{"resourceVersion":"223"}}"#,
                 ),
             ] {
-                let renderer = Renderer::derived(Representation::Table(include), &printed.envelope(), 37);
+                let renderer = ObjectRenderer::derived(Representation::Table(include), &printed.envelope(), 37);
                 let written = renderer.expect("a Table").frame(EventType::Bookmark, &body).expect("exact");
                 assert_eq!(text(&written), text(&frame("BOOKMARK", "null", printed.zero_cells, shown)));
             }
@@ -222,7 +227,7 @@ fn table_bookmarks_round_trip_unchanged() {
 #[test]
 fn table_list_is_read_row_by_row() {
     for printed in [MAP, WIDGET] {
-        let columns = Columns::default();
+        let columns = TableColumns::default();
         let list = table(300, COLUMNS, &[(printed.cells, printed.object)]) + "\n";
         let page = printed.reader().noting(&columns).list(&list.clone().into()).expect("a page");
         assert_eq!((page.resource_version, page.continue_token.as_str()), (ResourceVersion(300), ""));
@@ -273,7 +278,8 @@ fn table_metadata_omits_deprecated_annotations() {
 "resourceVersion":"223","annotations":{"deprecated.daemonset.template.generation":"1","x":"y"}},"spec":{}}"#;
     let printed = Printed { api_version: "apps/v1", kind: "DaemonSet", object: hidden, ..MAP };
     let (object, _) = printed.read(printed.added());
-    let renderer = Renderer::derived(Representation::Table(Include::Metadata), &printed.envelope(), 37);
+    let renderer =
+        ObjectRenderer::derived(Representation::Table(IncludeObjectPolicy::Metadata), &printed.envelope(), 37);
     let written = renderer.expect("a Table").body(object.body()).expect("exact");
     assert!(text(&written).contains(r#""annotations":{"x":"y"}}}}]}"#), "{}", text(&written));
     let mut alone = Vec::new();

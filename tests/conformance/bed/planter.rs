@@ -15,8 +15,8 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use kube_fanout::wire::{Encoding, Envelope, FrameSplitter, JsonLayout, ListMeta, ObjectReader, WatchItem};
-use kubeapi::FieldTable;
+use kube_fanout::wire::{FeedEncoding, FrameEnvelope, FrameSplitter, JsonLayout, ListMeta, ObjectReader, WatchItem};
+use kubeapi::SelectableFieldTable;
 use tokio::net::TcpListener;
 
 use super::http::{Http, Protocol, RequestSpec};
@@ -128,7 +128,7 @@ impl Way {
             return Response::from_parts(head, Full::from(whole).map_err(|never| match never {}).boxed());
         }
         let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
-        let encoding = content_type.and_then(Encoding::from_content_type);
+        let encoding = content_type.and_then(FeedEncoding::from_content_type);
         let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
         let (Some(encoding), true) = (encoding, path.contains("/configmaps") && head.status == 200 && !is_converted)
         else {
@@ -146,23 +146,28 @@ impl Way {
 
 /// Adds the field to the objects of one response.
 struct Soil {
-    encoding: Encoding,
+    encoding: FeedEncoding,
     plants: Arc<AtomicU32>,
     reader: ObjectReader,
-    envelope: Envelope,
+    envelope: FrameEnvelope,
 }
 
 impl Soil {
-    fn new(encoding: Encoding, plants: Arc<AtomicU32>) -> Self {
-        let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
-        Self { encoding, plants, reader, envelope: Envelope::new(encoding, "v1", "ConfigMap", JsonLayout::BuiltIn) }
+    fn new(encoding: FeedEncoding, plants: Arc<AtomicU32>) -> Self {
+        let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(SelectableFieldTable::default()));
+        Self {
+            encoding,
+            plants,
+            reader,
+            envelope: FrameEnvelope::new(encoding, "v1", "ConfigMap", JsonLayout::BuiltIn),
+        }
     }
 
     fn planted(&self, body: &[u8]) -> Vec<u8> {
         match (self.plants.load(Ordering::SeqCst), self.encoding) {
-            (NOTHING, _) | (JSON, Encoding::Protobuf) | (_, Encoding::Table) => body.to_vec(),
-            (_, Encoding::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
-            (_, Encoding::Protobuf) => [body, Planter::FIELD].concat(),
+            (NOTHING, _) | (JSON, FeedEncoding::Protobuf) | (_, FeedEncoding::Table) => body.to_vec(),
+            (_, FeedEncoding::Json) => [&body[..body.len() - 1], br#","planted":"yes"}"#].concat(),
+            (_, FeedEncoding::Protobuf) => [body, Planter::FIELD].concat(),
         }
     }
 

@@ -7,14 +7,14 @@ use std::time::Duration;
 use base::now_ns;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
-use verify::{FaultRecord, Record, RequestTarget, WindowRecord};
+use verify::{FaultRecord, HistoryRecord, HistoryWindowRecord, RequestServerRole};
 
 use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
 
 /// The servers, as a run numbers them.
-pub const LEAF: RequestTarget = RequestTarget::Subject;
-pub const ZONE: RequestTarget = RequestTarget::Also(0);
-pub const APISERVER: RequestTarget = RequestTarget::Also(1);
+pub const LEAF: RequestServerRole = RequestServerRole::Subject;
+pub const ZONE: RequestServerRole = RequestServerRole::Also(0);
+pub const APISERVER: RequestServerRole = RequestServerRole::Also(1);
 
 /// The downtime of a killed server, in addition to its start time.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -40,7 +40,7 @@ pub struct Tiers<'a> {
     /// changes from upstream.
     begun: [u64; 2],
     /// The kills, and what the servers forgot through them.
-    pub records: Vec<Record>,
+    pub records: Vec<HistoryRecord>,
 }
 
 impl Tier {
@@ -80,7 +80,7 @@ impl<'a> Tiers<'a> {
     }
 
     /// Kills one server and restarts it. Returns when both proxies are up to date.
-    pub async fn kill(&mut self, victim: RequestTarget, rng: &mut fastrand::Rng) {
+    pub async fn kill(&mut self, victim: RequestServerRole, rng: &mut fastrand::Rng) {
         let (from_ns, began) = (now_ns(), Instant::now());
         let away = AWAY.0 + AWAY.1.saturating_sub(AWAY.0).mul_f64(rng.f64());
         match victim {
@@ -111,16 +111,21 @@ impl<'a> Tiers<'a> {
         ));
         sleep(SETTLED).await;
         let (name, to_ns) = (format!("the kill of {name}"), now_ns());
-        self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
+        self.records.push(HistoryRecord::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() }));
         for (server, version) in known {
             let resource = "configmaps".to_owned();
-            self.records.push(Record::Window(WindowRecord { resource, version, at_ns: from_ns, server: Some(server) }));
+            self.records.push(HistoryRecord::Window(HistoryWindowRecord {
+                resource,
+                version,
+                at_ns: from_ns,
+                server: Some(server),
+            }));
         }
     }
 
     /// The servers that may have lost history when a killed one is back, each with its version. Waits until both
     /// proxies are up to date.
-    async fn forget(&mut self, victim: RequestTarget) -> Vec<(RequestTarget, u64)> {
+    async fn forget(&mut self, victim: RequestServerRole) -> Vec<(RequestServerRole, u64)> {
         let [apiserver, zone, _] = self.forgotten;
         // A restarted apiserver's history begins with the current state.
         let now = self.plane.direct().version(PROBES).await;
@@ -160,7 +165,7 @@ impl<'a> Tiers<'a> {
 }
 
 /// The name of a server in messages.
-pub fn name(server: RequestTarget) -> &'static str {
+pub fn name(server: RequestServerRole) -> &'static str {
     match server {
         LEAF => "the leaf",
         ZONE => "the zone's proxy",

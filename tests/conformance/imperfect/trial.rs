@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use probe::ProgressLine;
 use tokio_util::sync::CancellationToken;
-use verify::{Counts, EtcdOptions, FaultRecord, Guarantee, Requirements, VerifyOptions};
+use verify::{ApiserverGuarantee, EtcdOptions, FaultRecord, RunCounts, VerdictRequirements, VerifyOptions};
 
 use crate::bed::{Plane, Target, say};
 use crate::faults;
@@ -31,7 +31,7 @@ pub struct Recorded {
 pub struct Found {
     /// The verdict as text.
     pub text: String,
-    pub broken: Vec<Guarantee>,
+    pub broken: Vec<ApiserverGuarantee>,
     /// The counts that were too low.
     pub lacks: Vec<String>,
 }
@@ -40,19 +40,19 @@ pub struct Found {
 const ON_TIME: Duration = Duration::from_secs(8);
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Guarantee; 12] = [
-    Guarantee::Ordered,
-    Guarantee::Unique,
-    Guarantee::Reliable,
-    Guarantee::Resumable,
-    Guarantee::Filtered,
-    Guarantee::Typed,
-    Guarantee::InitialEvents,
-    Guarantee::ListSnapshot,
-    Guarantee::Continuity,
-    Guarantee::NotOlderThan,
-    Guarantee::Consistent,
-    Guarantee::Monotone,
+const JUDGED: [ApiserverGuarantee; 12] = [
+    ApiserverGuarantee::Ordered,
+    ApiserverGuarantee::Unique,
+    ApiserverGuarantee::Reliable,
+    ApiserverGuarantee::Resumable,
+    ApiserverGuarantee::Filtered,
+    ApiserverGuarantee::Typed,
+    ApiserverGuarantee::InitialEvents,
+    ApiserverGuarantee::ListSnapshot,
+    ApiserverGuarantee::Continuity,
+    ApiserverGuarantee::NotOlderThan,
+    ApiserverGuarantee::Consistent,
+    ApiserverGuarantee::Monotone,
 ];
 
 impl Trial {
@@ -77,10 +77,10 @@ impl Trial {
 impl Recorded {
     /// Panics unless every promise was kept, except those that upstream itself breaks. Returns the figures, and the
     /// counts that were too low.
-    pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[Guarantee]) -> (String, Vec<String>) {
+    pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[ApiserverGuarantee]) -> (String, Vec<String>) {
         // At the end, writers change each of their 40 objects once, so ten writes came before that.
-        let least = Counts { events: 100, writes: 50, resumes: 5, faults: 1, ..Counts::default() };
-        let Found { text, broken, lacks } = self.found(faults, &Requirements { least, judged: JUDGED.into() });
+        let least = RunCounts { events: 100, writes: 50, resumes: 5, faults: 1, ..RunCounts::default() };
+        let Found { text, broken, lacks } = self.found(faults, &VerdictRequirements { least, judged: JUDGED.into() });
         let kept = broken.iter().all(|promise| broken_upstream.contains(promise));
         assert!(kept, "{}\n{text}\n{:?}", self.path.display(), self.notes);
         if !lacks.is_empty() {
@@ -89,7 +89,7 @@ impl Recorded {
         (figures(&text), lacks)
     }
 
-    pub fn found(&self, faults: &[FaultRecord], requirements: &Requirements) -> Found {
+    pub fn found(&self, faults: &[FaultRecord], requirements: &VerdictRequirements) -> Found {
         let (verdict, text) = faults::verdict(&self.path, faults, requirements);
         let broken = verdict.judged.iter().filter(|judged| judged.broken > 0).map(|judged| judged.promise);
         Found { text, broken: broken.collect(), lacks: verdict.lacks }

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use super::drawn::{Begins, Outage, Victim};
 use super::stored;
@@ -31,7 +31,8 @@ const CLIENTS: [Protocol; 2] = [Protocol::H1, Protocol::H2];
 const FENCE: &str = "fence";
 /// The polling interval for the proxy's actions.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-const PROMISES: [Guarantee; 3] = [Guarantee::Continuity, Guarantee::Reliable, Guarantee::Typed];
+const PROMISES: [ApiserverGuarantee; 3] =
+    [ApiserverGuarantee::Continuity, ApiserverGuarantee::Reliable, ApiserverGuarantee::Typed];
 
 pub struct Stage<'a> {
     plane: &'a Plane,

@@ -5,13 +5,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use serde_json::{Value, json};
-use verify::EventKind;
+use verify::RecordedEventType;
 
 use crate::bed::{Frame, Http, Identity, Plane, Protocol, RequestSpec, Target};
 
 /// The changes of a collection of the core group after version `from`, up to and including `to`, which must be a change
 /// of it. Values must be stored as JSON without compaction.
-pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(EventKind, Value)> {
+pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(RecordedEventType, Value)> {
     let prefix = format!("/registry/{resource}/");
     // The byte after the slash.
     let end = format!("/registry/{resource}0");
@@ -37,16 +37,16 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
 }
 
 /// A change: its version, and the corresponding watch event of an apiserver.
-fn change(event: &Value, prefix: &str) -> (u64, EventKind, Value) {
+fn change(event: &Value, prefix: &str) -> (u64, RecordedEventType, Value) {
     let kv = &event["kv"];
     let (version, made) = (number(&kv["mod_revision"]), number(&kv["create_revision"]));
     let (kind, mut object) = if event["type"] == "DELETE" {
         let key = String::from_utf8(decoded(&kv["key"])).expect("a key is text");
         let (namespace, name) = key.strip_prefix(prefix).and_then(|key| key.split_once('/')).expect("a key");
-        (EventKind::Deleted, json!({"metadata": {"namespace": namespace, "name": name}}))
+        (RecordedEventType::Deleted, json!({"metadata": {"namespace": namespace, "name": name}}))
     } else {
         let object = serde_json::from_slice(&decoded(&kv["value"])).expect("it is stored as JSON");
-        (if made == version { EventKind::Added } else { EventKind::Modified }, object)
+        (if made == version { RecordedEventType::Added } else { RecordedEventType::Modified }, object)
     };
     object["metadata"]["resourceVersion"] = json!(version.to_string());
     (version, kind, object)

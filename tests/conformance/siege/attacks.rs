@@ -196,8 +196,8 @@ fn http1_answers(heard: &mut Vec<u8>) -> Vec<String> {
 }
 
 /// Runs each attack against a new proxy, with one attacker and with all. The proxy must serve and admit other clients,
-/// its memory must stay within its bound, and every response must be a promised one. Newcomers belong to another account
-/// and connect from this address.
+/// its memory must stay within its bound, and every response must be a promised one. Newcomers belong to another
+/// account and connect from this address.
 pub async fn withstand(field: &mut Field, config: &str, by: &[Identity], newcomer: Ipv4Addr, attacks: Vec<Attack>) {
     let mut faults = Vec::new();
     for attack in attacks {

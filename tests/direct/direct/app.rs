@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use base::BackoffBounds;
-use demo::RunningUpstream;
+use demo::RunningDemoApiserver;
 use kube_fanout::app::{BoundApp, StartError};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::config::{ServeSettings, TlsSource};
-use kube_fanout::net::Address;
-use kube_fanout::serve::Consistency;
+use kube_fanout::config::{ServeSettings, TlsCertificateSource};
+use kube_fanout::net::ListenAddress;
+use kube_fanout::serve::ReadConsistency;
 use kube_fanout::upstream::CredentialSource;
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -47,7 +47,7 @@ pub struct Stopped {
 }
 
 /// Plans an application in front of a demo upstream.
-pub fn app(up: &RunningUpstream) -> Plan {
+pub fn app(up: &RunningDemoApiserver) -> Plan {
     in_front_of(&up.url())
 }
 
@@ -113,7 +113,7 @@ impl Plan {
     }
 
     pub fn bounded(self) -> Self {
-        self.with(|config| config.serve.consistency = Consistency::Bounded)
+        self.with(|config| config.serve.consistency = ReadConsistency::Bounded)
     }
 
     pub fn preload(self, resource: &str) -> Self {
@@ -122,7 +122,7 @@ impl Plan {
 
     pub fn tls(self) -> Self {
         let out = Some(self.trusted.clone());
-        self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
+        self.with(|config| config.tls = Some(TlsCertificateSource::SelfSigned { out }))
     }
 
     /// Makes clients trust this certificate.
@@ -133,7 +133,7 @@ impl Plan {
     /// Serves with this self-signed certificate and its key, and makes clients trust it.
     pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
         let plan = self.trusting(certificate.clone());
-        plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
+        plan.with(|config| config.tls = Some(TlsCertificateSource::Files { certificate, key }))
     }
 
     /// Serves with a new certificate, `own.pem` in `dir`, and with `auth: delegated`. Client certificates from these
@@ -152,13 +152,13 @@ impl Plan {
     /// Adds a unix socket listener.
     pub fn unix(self) -> Self {
         let path = self.dir.join("api.sock");
-        self.with(|config| config.listen.push(Address::Unix(path)))
+        self.with(|config| config.listen.push(ListenAddress::Unix(path)))
     }
 
     /// Serves the admin pages on a unix socket, where the process's own user can also see client activity.
     pub fn admin_on_socket(self) -> Self {
         let path = self.dir.join("admin.sock");
-        self.with(|config| config.admin = Some(Address::Unix(path)))
+        self.with(|config| config.admin = Some(ListenAddress::Unix(path)))
     }
 
     pub async fn run(self) -> App {

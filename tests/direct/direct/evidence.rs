@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use base::now_ns;
 use bytes::Bytes;
-use demo::{ReceivedRequest, RunningUpstream};
-use kubeapi::Query;
+use demo::{ReceivedRequest, RunningDemoApiserver};
+use kubeapi::UrlQuery;
 use serde_json::Value;
 use verify::{
-    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Guarantee, History as Judges, Op,
-    ReadVerb, Record, RecordedEncoding, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, TruthRangeRecord,
-    TruthSource, UpstreamRequestRecord, WindowRecord, WriteRecord, WriteVerb,
+    ApiserverGuarantee, CallRecord, ContentDigest, EventRecord, FaultRecord, GroundTruthRangeRecord, GroundTruthSource,
+    HistoryRecord, HistoryWindowRecord, OperationId, ReadVerb, RecordedEncoding, RecordedEventType, RecordedStatus,
+    RequestServerRole, ResponseRecord, RunHistory as Judges, RunRecord, UpstreamRequestRecord, WatchEndRecord,
+    WatchEnding, WriteRecord, WriteVerb,
 };
 
 use super::client::Answer;
@@ -21,12 +22,12 @@ use super::watch::Watch;
 
 /// Records of one resource: its true history, and the responses about it.
 pub struct Evidence {
-    records: Vec<Record>,
+    records: Vec<HistoryRecord>,
     resource: String,
     from: u64,
     /// The newest version that is known or was sent to any client.
     newest: u64,
-    next: Op,
+    next: OperationId,
     read: HashMap<Bytes, Spelled>,
     /// Description of the scenario, for failure messages.
     what: String,
@@ -36,8 +37,8 @@ pub struct Evidence {
 #[derive(Clone)]
 struct Spelled {
     object: Arc<Value>,
-    content: Digest,
-    bytes: Digest,
+    content: ContentDigest,
+    bytes: ContentDigest,
 }
 
 impl Evidence {
@@ -46,13 +47,18 @@ impl Evidence {
         let parts: Vec<_> = path.split('/').collect();
         let plural = parts.last().copied().unwrap_or_default();
         let resource = if parts[1] == "apis" { format!("{plural}.{}", parts[2]) } else { plural.to_owned() };
-        let known = TruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
+        let known = GroundTruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
         let query = format!("watch=true&resourceVersion={from}");
-        let (verb, server) = (ReadVerb::Watch, RequestTarget::Direct);
+        let (verb, server) = (ReadVerb::Watch, RequestServerRole::Direct);
         let call = CallRecord { at_ns, verb, path: path.to_owned(), query, server, ..CallRecord::default() };
-        let answer = ReturnRecord { at_ns, code: 200, ..ReturnRecord::default() };
-        let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
-        let records = vec![Record::Run(run), Record::Known(known), Record::Call(call), Record::Return(answer)];
+        let answer = ResponseRecord { at_ns, code: 200, ..ResponseRecord::default() };
+        let run = RunRecord { truth: GroundTruthSource::Direct, ..RunRecord::default() };
+        let records = vec![
+            HistoryRecord::Run(run),
+            HistoryRecord::Known(known),
+            HistoryRecord::Call(call),
+            HistoryRecord::Return(answer),
+        ];
         Self { records, resource, from, newest: from, next: 1, read: HashMap::new(), what: what.to_owned() }
     }
 
@@ -61,39 +67,39 @@ impl Evidence {
     pub(super) fn truth(&mut self, event: &Event, gone: Option<Event>, at_ns: u64) {
         let object = self.spelled(&event.body).object;
         let kind = records::kind(&event.kind);
-        self.records.push(Record::Truth(records::truth(&self.resource, kind, &object, at_ns)));
+        self.records.push(HistoryRecord::Truth(records::truth(&self.resource, kind, &object, at_ns)));
         // Other watches receive the same bytes, so each object is parsed only once.
         for event in [Some(event.clone()), gone].into_iter().flatten() {
             let told = self.event(0, &event, at_ns);
-            self.records.push(Record::Event(told));
+            self.records.push(HistoryRecord::Event(told));
         }
         self.newest = self.newest.max(event.rv);
     }
 
     /// Records the events that a watch has received so far.
-    pub fn watch(&mut self, watch: &Watch) -> Op {
+    pub fn watch(&mut self, watch: &Watch) -> OperationId {
         self.resumed(watch, None)
     }
 
     /// Records the events of a watch that continues a previous one.
-    pub fn resumed(&mut self, watch: &Watch, resumes: Option<Op>) -> Op {
+    pub fn resumed(&mut self, watch: &Watch, resumes: Option<OperationId>) -> OperationId {
         let op = self.op();
-        self.records.push(Record::Call(CallRecord { op, resumes, ..watch.call.clone() }));
-        self.records.push(Record::Return(ReturnRecord {
+        self.records.push(HistoryRecord::Call(CallRecord { op, resumes, ..watch.call.clone() }));
+        self.records.push(HistoryRecord::Return(ResponseRecord {
             op,
             at_ns: watch.answered_ns,
             code: 200,
-            ..ReturnRecord::default()
+            ..ResponseRecord::default()
         }));
         let (told, ended) = watch.told();
         for (event, at_ns) in &told {
             let record = self.event(op, event, *at_ns);
             self.newest = self.newest.max(record.version);
-            self.records.push(Record::Event(record));
+            self.records.push(HistoryRecord::Event(record));
         }
         if let Some((ended, at_ns)) = ended {
-            let how = if matches!(ended, Ended::Broken(_)) { Ending::Broken } else { Ending::Clean };
-            self.records.push(Record::End(EndRecord { op, at_ns, how }));
+            let how = if matches!(ended, Ended::Broken(_)) { WatchEnding::Broken } else { WatchEnding::Clean };
+            self.records.push(HistoryRecord::End(WatchEndRecord { op, at_ns, how }));
         }
         op
     }
@@ -106,13 +112,13 @@ impl Evidence {
     }
 
     /// Records the response to a LIST, a GET or a refused watch.
-    pub fn answer(&mut self, answer: &Answer) -> Op {
+    pub fn answer(&mut self, answer: &Answer) -> OperationId {
         let op = self.op();
         let (path, query) = answer.path.split_once('?').unwrap_or((&answer.path, ""));
         let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         let verb = verb(path, query);
         let (path, query, at_ns) = (path.to_owned(), query.to_owned(), answer.asked_ns);
-        self.records.push(Record::Call(CallRecord { op, at_ns, verb, path, query, ..CallRecord::default() }));
+        self.records.push(HistoryRecord::Call(CallRecord { op, at_ns, verb, path, query, ..CallRecord::default() }));
         let items = match &body["items"] {
             Value::Array(items) => items.iter().map(records::item).collect(),
             _ if answer.status == 200 => vec![records::item(&body)],
@@ -122,7 +128,7 @@ impl Evidence {
         let newest = is_ok.then(|| records::version(&body));
         self.newest = self.newest.max(newest.unwrap_or(0));
         let more = body["metadata"]["continue"].as_str().is_some_and(|token| !token.is_empty());
-        self.records.push(Record::Return(ReturnRecord {
+        self.records.push(HistoryRecord::Return(ResponseRecord {
             op,
             at_ns: answer.came_ns,
             code: answer.status,
@@ -132,7 +138,7 @@ impl Evidence {
             more,
             remaining: body["metadata"]["remainingItemCount"].as_u64(),
             status: if is_ok { RecordedStatus::default() } else { records::status(&body) },
-            ..ReturnRecord::default()
+            ..ResponseRecord::default()
         }));
         op
     }
@@ -146,7 +152,7 @@ impl Evidence {
 
     /// Records a write that was complete at this time.
     pub fn written(&mut self, key: &str, version: u64, at_ns: u64) -> &mut Self {
-        self.records.push(Record::Written(WriteRecord {
+        self.records.push(HistoryRecord::Written(WriteRecord {
             call_ns: at_ns,
             return_ns: at_ns,
             verb: WriteVerb::Update,
@@ -162,13 +168,17 @@ impl Evidence {
     /// Allows 410 for versions up to this one. Without this, every 410 is a violation.
     pub fn forgotten(&mut self, version: u64) -> &mut Self {
         let resource = self.resource.clone();
-        self.records.push(Record::Window(WindowRecord { resource, version, ..WindowRecord::default() }));
+        self.records.push(HistoryRecord::Window(HistoryWindowRecord {
+            resource,
+            version,
+            ..HistoryWindowRecord::default()
+        }));
         self
     }
 
     /// Records that the proxy keeps only this many changes, so it may have evicted older ones.
     pub fn window(&mut self, changes: u64) -> &mut Self {
-        if let Record::Run(run) = &mut self.records[0] {
+        if let HistoryRecord::Run(run) = &mut self.records[0] {
             run.window_changes = Some(changes);
         }
         self
@@ -176,7 +186,7 @@ impl Evidence {
 
     /// Treats everything that has not arrived by now as late.
     pub fn overdue(&mut self) -> &mut Self {
-        if let Record::Run(run) = &mut self.records[0] {
+        if let HistoryRecord::Run(run) = &mut self.records[0] {
             run.patience_ns = Some(0);
         }
         self
@@ -185,28 +195,28 @@ impl Evidence {
     /// Records that this version was observable, for any resource, from this time on.
     pub fn reached(&mut self, to: u64, at_ns: u64) -> &mut Self {
         let (resource, from) = (self.resource.clone(), self.from);
-        self.records.push(Record::Known(TruthRangeRecord { resource, from, to, at_ns }));
+        self.records.push(HistoryRecord::Known(GroundTruthRangeRecord { resource, from, to, at_ns }));
         self.newest = self.newest.max(to);
         self
     }
 
     /// Records one fault that lasted from this time until now.
-    pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[Guarantee]) -> &mut Self {
+    pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[ApiserverGuarantee]) -> &mut Self {
         let (name, to_ns, waives) = (name.to_owned(), now_ns(), waives.to_vec());
-        self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives }));
+        self.records.push(HistoryRecord::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives }));
         self
     }
 
     /// Records the upstream requests of proxies so far, their own and forwarded ones.
-    pub fn asked(&mut self, up: &RunningUpstream) -> &mut Self {
-        self.records.extend(up.requests().iter().filter_map(asked).map(Record::Asked));
+    pub fn asked(&mut self, up: &RunningDemoApiserver) -> &mut Self {
+        self.records.extend(up.requests().iter().filter_map(asked).map(HistoryRecord::Asked));
         self
     }
 
     /// Fails with the promise's name if one is broken, or if one of these was not judged. Responses are compared with
     /// the whole known history, so a test that still writes must record its writes first (`History::upto`).
     #[track_caller]
-    pub fn shows(&self, promises: &[Guarantee]) {
+    pub fn shows(&self, promises: &[ApiserverGuarantee]) {
         records::assert_kept(&self.what, &self.all(), promises);
     }
 
@@ -214,27 +224,27 @@ impl Evidence {
     pub(super) fn is_awaited(&mut self) -> bool {
         let broken = |evidence: &Self| {
             let judges = Judges::of(evidence.all()).unwrap_or_else(|error| panic!("no history: {error}"));
-            judges.judge(Guarantee::Reliable).broken
+            judges.judge(ApiserverGuarantee::Reliable).broken
         };
         let before = broken(self);
         broken(self.overdue()) > before
     }
 
-    fn all(&self) -> Vec<Record> {
+    fn all(&self) -> Vec<HistoryRecord> {
         let (resource, from, to, at_ns) = (self.resource.clone(), self.from, self.newest, now_ns());
-        let known = Record::Known(TruthRangeRecord { resource, from, to, at_ns });
+        let known = HistoryRecord::Known(GroundTruthRangeRecord { resource, from, to, at_ns });
         self.records.iter().cloned().chain([known]).collect()
     }
 
-    fn op(&mut self) -> Op {
+    fn op(&mut self) -> OperationId {
         self.next += 1;
         self.next - 1
     }
 
-    fn event(&mut self, op: Op, event: &Event, at_ns: u64) -> EventRecord {
+    fn event(&mut self, op: OperationId, event: &Event, at_ns: u64) -> EventRecord {
         let spelled = self.spelled(&event.body);
         let record = records::event(op, at_ns, records::kind(&event.kind), &spelled.object);
-        let is_object = record.kind < EventKind::Bookmark;
+        let is_object = record.kind < RecordedEventType::Bookmark;
         let (digest, bytes) = (is_object.then_some(spelled.content), is_object.then_some(spelled.bytes));
         EventRecord { digest, bytes, ..record }
     }
@@ -243,7 +253,11 @@ impl Evidence {
     fn spelled(&mut self, body: &Bytes) -> Spelled {
         let read = || {
             let object: Value = serde_json::from_slice(body).expect("an object");
-            Spelled { content: Digest::of_object(&object), bytes: Digest::of_bytes(body), object: Arc::new(object) }
+            Spelled {
+                content: ContentDigest::of_object(&object),
+                bytes: ContentDigest::of_bytes(body),
+                object: Arc::new(object),
+            }
         };
         self.read.entry(body.clone()).or_insert_with(read).clone()
     }
@@ -272,7 +286,7 @@ pub(super) fn call(path: &str, accept: &str) -> CallRecord {
 
 /// The kind of read: a collection or one object.
 fn verb(path: &str, query: &str) -> ReadVerb {
-    if Query::parse(query).first("watch").is_some_and(|value| value != "false" && value != "0") {
+    if UrlQuery::parse(query).first("watch").is_some_and(|value| value != "false" && value != "0") {
         return ReadVerb::Watch;
     }
     let parts: Vec<_> = path.split('/').skip(1).collect();

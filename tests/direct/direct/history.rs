@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use base::now_ns;
 use bytes::Bytes;
-use demo::RunningUpstream;
+use demo::RunningDemoApiserver;
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use verify::Guarantee;
+use verify::ApiserverGuarantee;
 
 use super::client::Client;
 use super::event::Event;
@@ -36,18 +36,18 @@ pub struct History {
 }
 
 /// The promises that apply to a watch that received a change.
-const TOLD: [Guarantee; 6] = [
-    Guarantee::Ordered,
-    Guarantee::Unique,
-    Guarantee::Reliable,
-    Guarantee::Filtered,
-    Guarantee::Typed,
-    Guarantee::TypedBytes,
+const TOLD: [ApiserverGuarantee; 6] = [
+    ApiserverGuarantee::Ordered,
+    ApiserverGuarantee::Unique,
+    ApiserverGuarantee::Reliable,
+    ApiserverGuarantee::Filtered,
+    ApiserverGuarantee::Typed,
+    ApiserverGuarantee::TypedBytes,
 ];
 
 impl History {
     /// Starts a history with the current state.
-    pub async fn begin(up: &RunningUpstream, path: &str) -> Self {
+    pub async fn begin(up: &RunningDemoApiserver, path: &str) -> Self {
         let client = straight(up);
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;
@@ -72,7 +72,7 @@ impl History {
 
     /// Starts a history that keeps its watch open, so that it also has changes that upstream forgets later. The server
     /// must have no faults.
-    pub async fn following(witness: &RunningUpstream, path: &str) -> Self {
+    pub async fn following(witness: &RunningDemoApiserver, path: &str) -> Self {
         let history = Self::begin(witness, path).await;
         let open = history.client.watch(path).from(history.from).await;
         Self { open: Some(open), ..history }
@@ -125,7 +125,7 @@ impl History {
     /// Asserts that the known history shows no broken promise to these watches, and that these promises were judged.
     /// The test itself must check that the last change arrived, because the history has no time limit for it.
     #[track_caller]
-    pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[Guarantee]) {
+    pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[ApiserverGuarantee]) {
         self.evidence().watches(watches).shows(promises);
     }
 

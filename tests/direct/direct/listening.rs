@@ -3,14 +3,14 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use base::{DrainTrigger, Tasks};
+use base::{BackgroundTasks, DrainTrigger};
 use bytes::Bytes;
 use futures_util::stream::poll_fn;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
-use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls};
+use kube_fanout::net::{self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -21,20 +21,20 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A listener that answers every request. `/leave` closes its connection; the response to `/stream` stays open and
 /// carries what [`say`](Self::say) sends.
 pub struct Listening {
-    address: Address,
+    address: ListenAddress,
     seen: Arc<Seen>,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     _drain: DrainTrigger,
 }
 
 #[derive(Default)]
 struct Seen {
-    peers: Mutex<Vec<(String, Peer)>>,
+    peers: Mutex<Vec<(String, ConnectionPeer)>>,
     streams: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
 }
 
 impl Seen {
-    fn answer(&self, peer: Peer, request: &Request<RequestBody>) -> Response<Body> {
+    fn answer(&self, peer: ConnectionPeer, request: &Request<RequestBody>) -> Response<Body> {
         let path = request.uri().path();
         if path == "/leave" {
             peer.connection.close();
@@ -53,12 +53,12 @@ impl Seen {
 }
 
 impl Listening {
-    pub fn start(listener: Listener, tls: Option<Tls>, limits: ConnectionLimits) -> Self {
+    pub fn start(listener: Listener, tls: Option<ListenerTls>, limits: ConnectionLimits) -> Self {
         let address = listener.local_address().expect("it is bound");
-        let (tasks, seen) = (Tasks::new(), Arc::<Seen>::default());
+        let (tasks, seen) = (BackgroundTasks::new(), Arc::<Seen>::default());
         let (drain, watch) = DrainTrigger::new();
         let here = seen.clone();
-        let handle = move |peer: Peer, request: Request<RequestBody>| {
+        let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
             let answer = here.answer(peer, &request);
             async { answer }
         };
@@ -68,8 +68,8 @@ impl Listening {
 
     pub fn client(&self) -> Client {
         Client::to(match &self.address {
-            Address::Tcp(address) => Place::Tcp(*address),
-            Address::Unix(path) => Place::Unix(path.clone()),
+            ListenAddress::Tcp(address) => Place::Tcp(*address),
+            ListenAddress::Unix(path) => Place::Unix(path.clone()),
         })
     }
 
@@ -78,7 +78,7 @@ impl Listening {
     }
 
     /// The last peer that requested a path.
-    pub fn last_peer(&self, path: &str) -> Peer {
+    pub fn last_peer(&self, path: &str) -> ConnectionPeer {
         let peers = self.seen.peers.lock();
         peers.iter().rev().find(|(asked, _)| asked == path).map(|(_, peer)| peer.clone()).expect("somebody came")
     }

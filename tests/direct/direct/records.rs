@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use verify::{
-    Digest, EventKind, EventRecord, Guarantee, History, Op, Record, RecordedItem, RecordedStatus, TruthRecord,
-    TruthSource,
+    ApiserverGuarantee, ContentDigest, EventRecord, GroundTruthRecord, GroundTruthSource, HistoryRecord, OperationId,
+    RecordedEventType, RecordedItem, RecordedStatus, RunHistory,
 };
 
 /// Fields that tests select by, besides name and namespace.
@@ -14,8 +14,8 @@ const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase"
 
 /// Fails with the names of the promises if these records break one, or if one of those given was not judged.
 #[track_caller]
-pub fn assert_kept(what: &str, records: &[Record], promises: &[Guarantee]) {
-    let history = History::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
+pub fn assert_kept(what: &str, records: &[HistoryRecord], promises: &[ApiserverGuarantee]) {
+    let history = RunHistory::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
     let judged = history.judge_all();
     let broken: Vec<_> = judged.iter().filter(|judged| judged.broken > 0).collect();
     if let Some(first) = broken.iter().find_map(|judged| judged.violations.first()) {
@@ -32,25 +32,25 @@ pub fn assert_kept(what: &str, records: &[Record], promises: &[Guarantee]) {
 }
 
 /// A change as a watch without the proxy reports it, or an object of the initial state.
-pub fn truth(resource: &str, kind: EventKind, object: &Value, at_ns: u64) -> TruthRecord {
-    let there = (kind != EventKind::Deleted).then_some(object);
-    TruthRecord {
+pub fn truth(resource: &str, kind: RecordedEventType, object: &Value, at_ns: u64) -> GroundTruthRecord {
+    let there = (kind != RecordedEventType::Deleted).then_some(object);
+    GroundTruthRecord {
         resource: resource.to_owned(),
         key: key(object),
         version: version(object),
         kind,
         at_ns,
-        digest: there.map(Digest::of_object),
-        metadata: there.map(Digest::of_metadata),
+        digest: there.map(ContentDigest::of_object),
+        metadata: there.map(ContentDigest::of_metadata),
         labels: there.map(labels).unwrap_or_default(),
         fields: there.map(fields).unwrap_or_default(),
-        source: TruthSource::Direct,
+        source: GroundTruthSource::Direct,
     }
 }
 
 /// An event without digests.
-pub fn event(op: Op, at_ns: u64, kind: EventKind, object: &Value) -> EventRecord {
-    let is_object = kind < EventKind::Bookmark;
+pub fn event(op: OperationId, at_ns: u64, kind: RecordedEventType, object: &Value) -> EventRecord {
+    let is_object = kind < RecordedEventType::Bookmark;
     EventRecord {
         op,
         at_ns,
@@ -58,22 +58,27 @@ pub fn event(op: Op, at_ns: u64, kind: EventKind, object: &Value) -> EventRecord
         key: if is_object { key(object) } else { String::new() },
         version: version(object),
         initial_end: object["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true",
-        status: if kind == EventKind::Error { status(object) } else { RecordedStatus::default() },
+        status: if kind == RecordedEventType::Error { status(object) } else { RecordedStatus::default() },
         ..EventRecord::default()
     }
 }
 
 pub fn item(object: &Value) -> RecordedItem {
-    RecordedItem { key: key(object), version: version(object), digest: Some(Digest::of_object(object)), bytes: None }
+    RecordedItem {
+        key: key(object),
+        version: version(object),
+        digest: Some(ContentDigest::of_object(object)),
+        bytes: None,
+    }
 }
 
-pub fn kind(name: &str) -> EventKind {
+pub fn kind(name: &str) -> RecordedEventType {
     match name {
-        "ADDED" => EventKind::Added,
-        "MODIFIED" => EventKind::Modified,
-        "DELETED" => EventKind::Deleted,
-        "BOOKMARK" => EventKind::Bookmark,
-        "ERROR" => EventKind::Error,
+        "ADDED" => RecordedEventType::Added,
+        "MODIFIED" => RecordedEventType::Modified,
+        "DELETED" => RecordedEventType::Deleted,
+        "BOOKMARK" => RecordedEventType::Bookmark,
+        "ERROR" => RecordedEventType::Error,
         other => panic!("{other} is no type of an event"),
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 
 use super::relay::{Flood, Manners};
 use crate::direct::{self, Front, PODS, Signer, eventually};
@@ -73,7 +73,7 @@ fn field() -> Vec<u8> {
 }
 
 /// A client that is served from the cache does not notice a flood.
-async fn flood_all(process: &Process, manners: &Manners, up: &RunningUpstream) {
+async fn flood_all(process: &Process, manners: &Manners, up: &RunningDemoApiserver) {
     let client = process.client();
     let watch = client.watch(PODS).initial_events().await;
     watch.listed().await;

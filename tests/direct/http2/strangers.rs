@@ -1,6 +1,6 @@
 //! The first requests of a connection, before any caller on it is authenticated.
 
-use demo::{self, RunningUpstream};
+use demo::{self, RunningDemoApiserver};
 use kube_fanout::auth::AuthMode;
 use kube_fanout::net::Http2Codec;
 
@@ -12,7 +12,7 @@ use crate::direct::{self, App, PODS};
 /// Number of requests in one write.
 const REQUESTS: u32 = 100;
 
-async fn delegated(codec: Http2Codec, up: &RunningUpstream) -> App {
+async fn delegated(codec: Http2Codec, up: &RunningDemoApiserver) -> App {
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
     served_by(codec, direct::app(up)).with(|config| config.auth = AuthMode::Delegated).run().await

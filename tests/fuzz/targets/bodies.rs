@@ -1,7 +1,7 @@
 //! Objects in protobuf, and their derived forms.
 
 use bytes::Bytes;
-use kube_fanout::wire::{MetadataRenderer, Transcoder};
+use kube_fanout::wire::{MetadataRenderer, ProtobufJsonTranscoder};
 use serde::de::IgnoredAny;
 
 use super::choice;
@@ -21,7 +21,7 @@ const KINDS: [(&str, &str); 8] = [
 pub fn bodies(input: &[u8]) {
     let (first, body) = choice(input);
     let (api_version, kind) = KINDS[first % KINDS.len()];
-    let transcoder = Transcoder::for_server(37, api_version, kind).expect("it is in the table");
+    let transcoder = ProtobufJsonTranscoder::for_server(37, api_version, kind).expect("it is in the table");
     let metadata = MetadataRenderer::for_server(37, api_version, kind);
     let body = Bytes::copy_from_slice(body);
     check(|out| transcoder.json(&body, out).is_ok());

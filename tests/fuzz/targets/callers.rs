@@ -8,8 +8,8 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kube_fanout::auth::{
-    AffectedUsers, Authorities, BEARER_PROTOCOL, Policy, PolicyChange, PolicyKind, Subjects, Token, asserted, named_in,
-    token_of,
+    AffectedUsers, BEARER_PROTOCOL, BearerToken, BindingSubjects, CertificateAuthorities, RbacBindings, RbacEvent,
+    RbacKind, asserted, named_in, token_of,
 };
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
@@ -27,12 +27,12 @@ pub fn credentials(input: &[u8]) {
     if first % 2 == 1 {
         let token = format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(rest));
         headers = shown(&token, first % 4 == 1);
-        assert_eq!(token_of(&headers), Ok(Some(Token::new(&token))), "{token}");
+        assert_eq!(token_of(&headers), Ok(Some(BearerToken::new(&token))), "{token}");
     }
     match token_of(&headers) {
         Ok(Some(token)) => {
             assert!(headers.contains_key(AUTHORIZATION) || headers.contains_key(SEC_WEBSOCKET_PROTOCOL), "{headers:?}");
-            assert_eq!(format!("{token:?}"), "Token(…)");
+            assert_eq!(format!("{token:?}"), "BearerToken(…)");
             assert_eq!(token.expires(), token.expires());
         }
         Ok(None) => {}
@@ -85,8 +85,9 @@ fn assert_is_somebody(user: &User) {
 }
 
 /// A CA of the test bed, and a time at which it is valid.
-static TRUSTED: LazyLock<(Authorities, SystemTime)> = LazyLock::new(|| {
-    let authorities = Authorities::from_pem(include_bytes!("../corpus/authorities/ca")).expect("an authority");
+static TRUSTED: LazyLock<(CertificateAuthorities, SystemTime)> = LazyLock::new(|| {
+    let authorities =
+        CertificateAuthorities::from_pem(include_bytes!("../corpus/authorities/ca")).expect("an authority");
     let begins = authorities.next_start(&Vec::new().into(), SystemTime::UNIX_EPOCH).expect("after 1970");
     (authorities, begins + Duration::from_secs(3600))
 });
@@ -144,19 +145,20 @@ pub fn reviews(input: &[u8]) {
 /// RBAC events, one per line. Every bound subject is affected.
 pub fn policies(input: &[u8]) {
     let (first, rest) = choice(input);
-    let mut policy = Policy::default();
+    let mut policy = RbacBindings::default();
     for (nth, line) in rest.split(|byte| *byte == b'\n').enumerate() {
-        let kind = PolicyKind::ALL[(first + nth) % PolicyKind::ALL.len()];
-        let read = || serde_json::from_slice::<PolicyChange>(line).ok();
+        let kind = RbacKind::ALL[(first + nth) % RbacKind::ALL.len()];
+        let read = || serde_json::from_slice::<RbacEvent>(line).ok();
         let Some(change) = read() else { continue };
         let once = policy.apply(kind, change);
         let again = read().and_then(|change| policy.apply(kind, change));
         let (Some(AffectedUsers::Only(once)), Some(AffectedUsers::Only(again))) = (once, again) else { continue };
-        let all =
-            |subjects: &Subjects| subjects.users().chain(subjects.groups()).map(str::to_owned).collect::<Vec<_>>();
+        let all = |subjects: &BindingSubjects| {
+            subjects.users().chain(subjects.groups()).map(str::to_owned).collect::<Vec<_>>()
+        };
         let (once, again) = (all(&once), all(&again));
         assert!(again.iter().all(|subject| once.contains(subject)), "{again:?} are in {once:?}");
-        if matches!(kind, PolicyKind::RoleBinding | PolicyKind::ClusterRoleBinding) {
+        if matches!(kind, RbacKind::RoleBinding | RbacKind::ClusterRoleBinding) {
             // Ignored fields need not be UTF-8.
             let Ok(event) = serde_json::from_slice::<Value>(line) else { continue };
             for subject in event["object"]["subjects"].as_array().into_iter().flatten() {

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use base::{DrainTrigger, Tasks};
+use base::{BackgroundTasks, DrainTrigger};
 use bytes::Bytes;
 use http::header::{TRANSFER_ENCODING, UPGRADE};
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt as _, Full, Limited};
 use kube_fanout::net::RequestBody;
-use kube_fanout::net::{self, Address, ConnectionLimits, Listener, Peer};
+use kube_fanout::net::{self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener};
 use kube_fanout::serve::websocket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -82,7 +82,7 @@ impl Server {
         let path = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.sock"));
         let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
         let noted = asked.clone();
-        let handle = move |peer: Peer, request: Request<RequestBody>| {
+        let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
             // A body is read only for a known caller; before that, requests are handled one at a time.
             peer.connection.found_known(None);
             let (head, body) = request.into_parts();
@@ -94,8 +94,8 @@ impl Server {
             }
         };
         let entered = runtime.enter();
-        let listener = Listener::bind(&Address::Unix(path.clone())).expect("a socket");
-        let serving = net::serve(listener, None, ConnectionLimits::default(), Tasks::new(), watch, handle);
+        let listener = Listener::bind(&ListenAddress::Unix(path.clone())).expect("a socket");
+        let serving = net::serve(listener, None, ConnectionLimits::default(), BackgroundTasks::new(), watch, handle);
         runtime.spawn(serving);
         drop(entered);
         Self { runtime, path, asked, _drain: drain }

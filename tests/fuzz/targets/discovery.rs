@@ -1,7 +1,7 @@
 //! Upstream's version and discovery documents.
 
-use kube_fanout::upstream::{Build, DeclaringResource, DiscoveryDocuments, ResourceOrigin};
-use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
+use kube_fanout::upstream::{DeclaringResource, DiscoveryDocuments, ResourceOrigin, ServerBuild};
+use kube_fanout::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::FieldSelector;
 
 use super::choice;
@@ -28,17 +28,17 @@ pub fn discovery(input: &[u8]) {
         build,
         protobuf: first & 4 == 0,
     };
-    assert!(Build::parse(build).is_none_or(|known| Build::parse(build) == Some(known)));
+    assert!(ServerBuild::parse(build).is_none_or(|known| ServerBuild::parse(build) == Some(known)));
     let _ = documents.named();
     let resources = documents.resources();
     assert_eq!(resources.len(), documents.resources().len(), "the same documents say the same");
     for resource in resources {
         assert!(resource.is_called(&resource.gvr.to_string()), "{resource:?}");
         let is_builtin = resource.origin == ResourceOrigin::BuiltIn;
-        assert!(is_builtin || resource.encoding == Encoding::Json, "{resource:?}");
+        assert!(is_builtin || resource.encoding == FeedEncoding::Json, "{resource:?}");
         assert!(resource.origin == ResourceOrigin::Custom || resource.edition.is_none(), "{resource:?}");
         // Field paths come from definitions, and resolve inside objects.
-        let reader = ObjectReader::new(Encoding::Json, JsonLayout::Custom, resource.fields.clone());
+        let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::Custom, resource.fields.clone());
         let object = reader.object(SAMPLE.as_bytes()).expect("an object");
         let Ok(selector) = FieldSelector::parse("metadata.name=n") else { unreachable!("it is one") };
         let matcher = selector.compile(&resource.fields).expect("every resource has names");

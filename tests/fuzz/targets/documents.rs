@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Parser as _;
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
-use kube_fanout::auth::Authorities;
-use kube_fanout::config::{Arguments, Command, ConfigCommand, ServeArguments};
+use kube_fanout::auth::CertificateAuthorities;
+use kube_fanout::config::{CliArguments, CliCommand, ConfigCommand, ServeArguments};
 use kube_fanout::upstream::read_status;
-use kubeapi::{ContinueToken, PageStore, Status};
+use kubeapi::{ContinueToken, ListPageSource, Status};
 
 use super::text;
 
@@ -40,7 +40,7 @@ pub fn tokens(input: &[u8]) {
     let legible = ContinueToken::is_legible(&text);
     let Ok(token) = ContinueToken::decode(&text) else { return };
     assert!(legible, "what is read is legible");
-    for pages in [PageStore::FromStorage, PageStore::FromCache] {
+    for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
         let encoded = token.encode(pages);
         assert_eq!(ContinueToken::decode(&encoded).as_ref(), Ok(&token), "{encoded}");
     }
@@ -48,7 +48,7 @@ pub fn tokens(input: &[u8]) {
 
 /// A certificate bundle is valid, or is refused with a message.
 pub fn authorities(input: &[u8]) {
-    match Authorities::from_pem(input) {
+    match CertificateAuthorities::from_pem(input) {
         Ok(authorities) => assert!(authorities.shares_with(&authorities), "it has keys"),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
@@ -79,8 +79,8 @@ fn check() -> (PathBuf, Box<ServeArguments>) {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let file = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.yaml"));
     let words = ["kube-fanout", "config", "check", "--config"].into_iter().map(std::ffi::OsStr::new);
-    let arguments = Arguments::try_parse_from(words.chain([file.as_os_str()])).expect("a command");
-    let Command::Config { command: ConfigCommand::Check(check) } = arguments.command else {
+    let arguments = CliArguments::try_parse_from(words.chain([file.as_os_str()])).expect("a command");
+    let CliCommand::Config { command: ConfigCommand::Check(check) } = arguments.command else {
         unreachable!("it was said")
     };
     (file, check)

@@ -2,7 +2,7 @@
 
 use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Uri};
-use kube_fanout::auth::{AllowedHosts, BrowserGuard, Impersonation, PageOrigin};
+use kube_fanout::auth::{AllowedHosts, CrossOriginCheck, Impersonation, WebOrigin};
 use kube_fanout::upstream::{inspect, is_impersonation, strip_hop_by_hop};
 
 use super::{head, text};
@@ -19,9 +19,9 @@ pub fn headers(input: &[u8]) {
         Err(_) => assert!(named, "{headers:?}"),
     }
     let _ = inspect(&headers);
-    let allowed = vec!["https://example.com".parse::<PageOrigin>().expect("an origin")];
+    let allowed = vec!["https://example.com".parse::<WebOrigin>().expect("an origin")];
     for tls in [true, false] {
-        let guard = BrowserGuard::new(tls, AllowedHosts::new(&["example.com".to_owned()]), allowed.clone());
+        let guard = CrossOriginCheck::new(tls, AllowedHosts::new(&["example.com".to_owned()]), allowed.clone());
         let _ = (guard.check(&target, &headers), guard.check_site(&headers));
     }
     let listed = listed(&headers);

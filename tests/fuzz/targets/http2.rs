@@ -9,14 +9,14 @@ use base::AbortSignal;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use http2::{HeadBudget, Http2Connection, Limits, ReceivedBody, Service};
+use http2::{Http2Connection, Http2Limits, HttpService, ReceivedBody, RequestHeadBudget};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 
 /// Answers each request at once, and records its head.
 struct Answering(Arc<Mutex<Vec<String>>>);
 
-impl Service for Answering {
+impl HttpService for Answering {
     type Body = Full<Bytes>;
     type Answer = Ready<Response<Full<Bytes>>>;
 
@@ -35,13 +35,14 @@ impl Service for Answering {
 const INPUT_BYTES_MAX: usize = 8 << 10;
 const PIPE_BYTES: usize = 1 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
-const LIMITS: Limits = Limits { streams_max: 250, header_bytes_max: 64 << 10, header_max: MINUTE, ping_after: MINUTE };
+const LIMITS: Http2Limits =
+    Http2Limits { streams_max: 250, header_bytes_max: 64 << 10, header_max: MINUTE, ping_after: MINUTE };
 
 /// Sends the input in pieces of that size. Returns the requests, and the number of bytes that the server has sent.
 async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
     let (mut near, far) = tokio::io::duplex(PIPE_BYTES);
     let asked = Arc::default();
-    let heads = Arc::<HeadBudget>::default().connection();
+    let heads = Arc::<RequestHeadBudget>::default().connection();
     let mut connection = Http2Connection::new(far, LIMITS, heads, Answering(Arc::clone(&asked)));
     let mut is_over = false;
     for part in input.chunks(piece) {
@@ -63,8 +64,8 @@ async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
 
 /// The requests do not depend on the pieces in which their bytes arrive, and the responses have a limit.
 ///
-/// After a frame on a stream that has ended, the connection ends if the response was sent before that frame arrived, and
-/// otherwise the stream. So one of the two may have fewer requests.
+/// After a frame on a stream that has ended, the connection ends if the response was sent before that frame arrived,
+/// and otherwise the stream. So one of the two may have fewer requests.
 pub fn connections(input: &[u8]) {
     std::thread_local! {
         static RUNTIME: Runtime =

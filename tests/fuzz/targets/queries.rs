@@ -4,9 +4,9 @@
 mod one_by_one;
 
 use kubeapi::{
-    Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Operator, Query,
-    RequestInfo, Requirement, SupportedTypes, asks_for, check_timeout, negotiate, pretty, reaches_inside,
-    router_accepts,
+    FieldSelector, GetOptions, Gvr, LabelSelector, LabelSelectorOperator, LabelSelectorRequirement, ListOptions,
+    ObjectKey, RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, asks_for,
+    check_timeout, negotiate, pretty, reaches_inside, router_accepts,
 };
 
 use kube_fanout::serve::without_tokens;
@@ -33,10 +33,10 @@ pub fn selectors(input: &[u8]) {
         }
     }
     let Ok(selector) = FieldSelector::parse(&text) else { return };
-    let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
     let Ok(matcher) = selector.compile(&table) else { return };
     let values = vec![""; table.fields.len()];
-    let object = Attributes::new::<&str, _>(&[], &values);
+    let object = SelectableAttributes::new::<&str, _>(&[], &values);
     let (name, namespace) = (matcher.required_name(), matcher.required_namespace());
     let own = ObjectKey::new(namespace.unwrap_or("a"), name.unwrap_or("b"));
     let matches = matcher.matches(&own, &object);
@@ -50,19 +50,19 @@ pub fn selectors(input: &[u8]) {
 }
 
 /// Objects that match a selector, or almost do.
-fn objects(selector: &LabelSelector) -> Vec<Attributes> {
-    let mut keys: Vec<&str> = selector.requirements().iter().map(Requirement::key).collect();
+fn objects(selector: &LabelSelector) -> Vec<SelectableAttributes> {
+    let mut keys: Vec<&str> = selector.requirements().iter().map(LabelSelectorRequirement::key).collect();
     keys.sort_unstable();
     keys.dedup();
     let value_of = |key: &str, nth: usize| {
         let values = selector.requirements().iter().filter(|requirement| requirement.key() == key);
-        let values: Vec<&str> = values.flat_map(Requirement::values).map(|value| &**value).collect();
+        let values: Vec<&str> = values.flat_map(LabelSelectorRequirement::values).map(|value| &**value).collect();
         if values.is_empty() { "x".to_owned() } else { values[nth % values.len()].to_owned() }
     };
     let with = |nth: usize, skip: usize| {
         let labels: Vec<_> = keys.iter().enumerate().filter(|(at, _)| skip == 0 || at % 2 == skip - 1).collect();
         let labels: Vec<_> = labels.into_iter().map(|(_, key)| ((*key).to_owned(), value_of(key, nth))).collect();
-        Attributes::new::<String, &str>(&labels, &[])
+        SelectableAttributes::new::<String, &str>(&labels, &[])
     };
     (0..3).flat_map(|nth| (0..3).map(move |skip| (nth, skip))).map(|(nth, skip)| with(nth, skip)).collect()
 }
@@ -75,7 +75,7 @@ pub fn requests(input: &[u8]) {
     let rest = text(rest);
     let (target, accept) = rest.split_once('\n').unwrap_or((&rest, ""));
     let (path, raw) = target.split_once('?').unwrap_or((target, ""));
-    let query = Query::parse(raw);
+    let query = UrlQuery::parse(raw);
     assert_eq!(query.raw(), raw);
     hidden(target);
     let info = RequestInfo::parse(METHODS[first % METHODS.len()], path, &query);
@@ -89,9 +89,12 @@ pub fn requests(input: &[u8]) {
     }
     options(&query);
     for accept in [None, Some(accept)] {
-        for offers in
-            [SupportedTypes::BUILTIN, SupportedTypes::CUSTOM, SupportedTypes::ERROR, SupportedTypes::BUILTIN.in_json()]
-        {
+        for offers in [
+            SupportedMediaTypes::BUILTIN,
+            SupportedMediaTypes::CUSTOM,
+            SupportedMediaTypes::ERROR,
+            SupportedMediaTypes::BUILTIN.in_json(),
+        ] {
             let _ = (negotiate(accept, offers), negotiate(accept, offers.watching()), router_accepts(accept, offers));
             let _ = pretty(&query, accept, accept, offers);
         }
@@ -104,13 +107,13 @@ fn hidden(target: &str) {
     let recorded = without_tokens(target);
     assert!(recorded.split('?').next() == target.split('?').next(), "{recorded}");
     let Some((_, raw)) = recorded.split_once('?') else { return };
-    for (name, value) in Query::parse(raw).pairs() {
+    for (name, value) in UrlQuery::parse(raw).pairs() {
         let is_hidden = !name.to_ascii_lowercase().contains("token") || value.is_empty() || value == "REDACTED";
         assert!(is_hidden, "{target:?} is recorded as {recorded:?}");
     }
 }
 
-fn options(query: &Query) {
+fn options(query: &UrlQuery) {
     let _ = (check_timeout(query), GetOptions::decode(query).map(|options| options.version_match()));
     let Ok(options) = ListOptions::decode(query) else { return };
     let options = options.defaulted();

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kube_fanout::wire::{
-    BookmarkTemplate, Encoding, Envelope, FrameSplitter, JsonLayout, Lengths, ListMeta, Object, ObjectReader, Renderer,
-    Representation, WatchItem, WireError, same_items, same_rows, websocket_payload,
+    BookmarkTemplate, FeedEncoding, FrameEnvelope, FrameSplitter, JsonLayout, ListItemLengths, ListMeta, ObjectReader,
+    ObjectRenderer, ObjectRevision, Representation, WatchItem, WireError, same_items, same_rows, websocket_payload,
 };
-use kubeapi::{FieldTable, Gvr, MetaVersion, ResourceVersion};
+use kubeapi::{Gvr, MetaApiVersion, ResourceVersion, SelectableFieldTable};
 
 use super::choice;
 
 /// Every encoding and layout of a feed.
-const FEEDS: [(Encoding, JsonLayout); 5] = [
-    (Encoding::Json, JsonLayout::BuiltIn),
-    (Encoding::Json, JsonLayout::Custom),
-    (Encoding::Protobuf, JsonLayout::BuiltIn),
-    (Encoding::Table, JsonLayout::BuiltIn),
-    (Encoding::Table, JsonLayout::Custom),
+const FEEDS: [(FeedEncoding, JsonLayout); 5] = [
+    (FeedEncoding::Json, JsonLayout::BuiltIn),
+    (FeedEncoding::Json, JsonLayout::Custom),
+    (FeedEncoding::Protobuf, JsonLayout::BuiltIn),
+    (FeedEncoding::Table, JsonLayout::BuiltIn),
+    (FeedEncoding::Table, JsonLayout::Custom),
 ];
 
 const FRAME_MAX: usize = 1 << 16;
@@ -25,26 +25,26 @@ const FRAME_MAX: usize = 1 << 16;
 /// Decoder and encoder of one feed.
 struct Feed {
     reader: ObjectReader,
-    envelope: Envelope,
+    envelope: FrameEnvelope,
 }
 
 impl Feed {
     fn of(choice: usize) -> Self {
         let (encoding, layout) = FEEDS[choice % FEEDS.len()];
         let (api_version, kind, fields) = match layout {
-            JsonLayout::BuiltIn => ("v1", "Pod", FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)),
+            JsonLayout::BuiltIn => ("v1", "Pod", SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)),
             JsonLayout::Custom => {
-                let fields = FieldTable::of_custom(&[".spec.color".to_owned()], true);
+                let fields = SelectableFieldTable::of_custom(&[".spec.color".to_owned()], true);
                 ("verify.kube-fanout.io/v1", "Sample", fields)
             }
         };
         let reader = ObjectReader::new(encoding, layout, Arc::new(fields)).expecting(api_version, kind);
-        Self { reader, envelope: Envelope::new(encoding, api_version, kind, layout) }
+        Self { reader, envelope: FrameEnvelope::new(encoding, api_version, kind, layout) }
     }
 }
 
 /// Frames of a stream, and how it ended: complete, in the middle of a frame, or with one that is too large.
-fn split<'a>(encoding: Encoding, max: usize, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, &'static str) {
+fn split<'a>(encoding: FeedEncoding, max: usize, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, &'static str) {
     let (mut splitter, mut frames) = (FrameSplitter::new(encoding, max), Vec::new());
     for chunk in chunks {
         splitter.push(chunk);
@@ -62,7 +62,7 @@ fn split<'a>(encoding: Encoding, max: usize, chunks: impl Iterator<Item = &'a [u
 /// A stream has the same frames in any chunks, and their bytes are the stream's.
 pub fn frames(input: &[u8]) {
     let (first, stream) = choice(input);
-    let encoding = [Encoding::Json, Encoding::Protobuf][first % 2];
+    let encoding = [FeedEncoding::Json, FeedEncoding::Protobuf][first % 2];
     let max = [40, FRAME_MAX][first / 2 % 2];
     let expected = split(encoding, max, [stream].into_iter());
     let joined = expected.0.concat();
@@ -90,7 +90,7 @@ pub fn events(input: &[u8]) {
                 assert_eq!((&again.key, again.rv), (&object.key, version));
                 assert!(again.attributes == object.attributes);
             }
-            if envelope.encoding() != Encoding::Table {
+            if envelope.encoding() != FeedEncoding::Table {
                 let whole = reader.object(&envelope.object(object.body())).expect("an object by itself");
                 assert_eq!((&whole.key, whole.rv), (&object.key, object.rv));
             }
@@ -112,30 +112,30 @@ pub fn events(input: &[u8]) {
 }
 
 /// A derived form of an object has the same key and version, in its own encoding.
-fn derived(envelope: &Envelope, object: &Object) {
+fn derived(envelope: &FrameEnvelope, object: &ObjectRevision) {
     for representation in Representation::ALL {
-        let Some(renderer) = Renderer::derived(representation, envelope, 37) else { continue };
+        let Some(renderer) = ObjectRenderer::derived(representation, envelope, 37) else { continue };
         let Ok(body) = renderer.body(object.body()) else { continue };
         let mut put = Vec::new();
         renderer.put_body(object.body(), &mut put).expect("it was just derived");
         assert_eq!(put, body, "{representation:?}");
-        let of_metadata = matches!(representation, Representation::Metadata(_, MetaVersion::V1));
+        let of_metadata = matches!(representation, Representation::Metadata(_, MetaApiVersion::V1));
         let (api_version, kind) = if of_metadata {
             ("meta.k8s.io/v1", "PartialObjectMetadata")
-        } else if representation == Representation::Object(Encoding::Json) {
+        } else if representation == Representation::Object(FeedEncoding::Json) {
             (envelope.api_version(), envelope.kind())
         } else {
             continue;
         };
         let encoding = renderer.envelope().encoding();
         let layout = renderer.envelope().shape();
-        let fields = Arc::new(FieldTable::default());
+        let fields = Arc::new(SelectableFieldTable::default());
         let reader = ObjectReader::new(encoding, layout, fields).expecting(api_version, kind);
         let document = renderer.envelope().object(&body);
         let read = match reader.object(&document) {
             Ok(read) => read,
             // JSON within protobuf, such as managed fields, is copied as Go writes it, without a check for UTF-8.
-            Err(WireError::NotUtf8) if envelope.encoding() == Encoding::Protobuf => continue,
+            Err(WireError::NotUtf8) if envelope.encoding() == FeedEncoding::Protobuf => continue,
             Err(error) => panic!("{representation:?}: {error}: {}", document.escape_ascii()),
         };
         assert_eq!((&read.key, read.rv), (&object.key, object.rv), "{representation:?}");
@@ -149,7 +149,7 @@ pub fn pages(input: &[u8]) {
     let Feed { reader, envelope } = Feed::of(first);
     let _ = same_items(envelope.encoding(), page, page);
     let Ok(read) = reader.list(&Bytes::copy_from_slice(page)) else { return };
-    if envelope.encoding() == Encoding::Table {
+    if envelope.encoding() == FeedEncoding::Table {
         let bodies: Vec<_> = read.items.iter().map(|row| row.body().clone()).collect();
         assert!(same_rows(&bodies, page), "the rows that were read are those of the page");
         return;
@@ -159,7 +159,7 @@ pub fn pages(input: &[u8]) {
     let meta =
         ListMeta { resource_version: page.resource_version, continue_token: page.continue_token.clone(), remaining };
     let list = envelope.with_list_kind(&page.kind).list(&meta);
-    let mut lengths = Lengths::default();
+    let mut lengths = ListItemLengths::default();
     page.items.iter().for_each(|item| lengths.add(item.body().len()));
     let items_len = list.items_len(lengths);
     let mut written = list.head(page.items.len(), items_len).to_vec();
@@ -169,7 +169,8 @@ pub fn pages(input: &[u8]) {
     written.extend_from_slice(&list.tail());
     assert_eq!(written.len(), list.content_length(page.items.len(), items_len));
     let again = reader.list(&written.into()).expect("a page of ours");
-    let told = |items: &[Object]| items.iter().map(|item| (item.key.clone(), item.rv, item.body().clone())).collect();
+    let told =
+        |items: &[ObjectRevision]| items.iter().map(|item| (item.key.clone(), item.rv, item.body().clone())).collect();
     let (ours, theirs): (Vec<_>, Vec<_>) = (told(&again.items), told(&page.items));
     assert_eq!(ours, theirs);
     assert_eq!((again.resource_version, &again.continue_token), (page.resource_version, &page.continue_token));

@@ -39,20 +39,20 @@ fn protobuf(kind: &str, body: &[u8]) -> Vec<u8> {
 
 #[test]
 fn json_line_yields_event_type_version_and_write_time() {
-    let search = Recogniser::new(false);
+    let search = FrameClassifier::new(false);
     let line = concat!(
         r#"{"type":"MODIFIED","object":{"metadata":{"resourceVersion":"42","#,
         r#""annotations":{"kube-fanout.io/written-at-ns":"777"}}}}"#
     )
     .as_bytes();
-    assert_eq!(search.classify(line), RecognisedFrame::Written);
+    assert_eq!(search.classify(line), ClassifiedFrame::Written);
     assert_eq!((search.version(line), search.written_at_ns(line)), (Some(42), Some(777)));
-    assert_eq!(search.classify(br#"{"type":"DELETED","object":{}}"#), RecognisedFrame::Deleted);
+    assert_eq!(search.classify(br#"{"type":"DELETED","object":{}}"#), ClassifiedFrame::Deleted);
     let end = br#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
-    assert_eq!(search.classify(end), RecognisedFrame::Bookmark { initial_end: true });
-    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":410}}"#), RecognisedFrame::Expired);
-    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":500}}"#), RecognisedFrame::Error);
-    assert_eq!(search.classify(b"oops"), RecognisedFrame::Unknown);
+    assert_eq!(search.classify(end), ClassifiedFrame::Bookmark { initial_end: true });
+    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":410}}"#), ClassifiedFrame::Expired);
+    assert_eq!(search.classify(br#"{"type":"ERROR","object":{"code":500}}"#), ClassifiedFrame::Error);
+    assert_eq!(search.classify(b"oops"), ClassifiedFrame::Unknown);
     let list = br#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"99"},"items":["#;
     assert_eq!(search.list_version(list), Some(99));
 }
@@ -64,24 +64,24 @@ fn table_row_yields_event_type_version_and_write_time() {
     let line = format!(
         r#"{{"type":"ADDED","object":{{"kind":"Table","metadata":{{"resourceVersion":"42"}},"rows":[{row}]}}}}"#
     );
-    let search = Recogniser::new(false);
-    assert_eq!(search.classify(line.as_bytes()), RecognisedFrame::Written);
+    let search = FrameClassifier::new(false);
+    assert_eq!(search.classify(line.as_bytes()), ClassifiedFrame::Written);
     assert_eq!((search.version(line.as_bytes()), search.written_at_ns(line.as_bytes())), (Some(42), Some(777)));
 }
 
 #[test]
 fn protobuf_frame_yields_event_type_version_and_write_time() {
-    let search = Recogniser::new(true);
+    let search = FrameClassifier::new(true);
     let frame = protobuf("MODIFIED", &pod());
-    assert_eq!(search.classify(&frame), RecognisedFrame::Written);
+    assert_eq!(search.classify(&frame), ClassifiedFrame::Written);
     assert_eq!((search.version(&frame), search.written_at_ns(&frame)), (Some(42), Some(777)));
-    assert_eq!(search.classify(&protobuf("DELETED", &pod())), RecognisedFrame::Deleted);
+    assert_eq!(search.classify(&protobuf("DELETED", &pod())), ClassifiedFrame::Deleted);
     let entry = [put(1, b"k8s.io/initial-events-end"), put(2, b"true")].concat();
     let bookmark = protobuf("BOOKMARK", &put(1, &[put(6, b"43"), put(12, &entry)].concat()));
-    assert_eq!(search.classify(&bookmark), RecognisedFrame::Bookmark { initial_end: true });
+    assert_eq!(search.classify(&bookmark), ClassifiedFrame::Bookmark { initial_end: true });
     assert_eq!(search.version(&bookmark), Some(43));
     let gone = protobuf("ERROR", &[put(4, b"Expired"), vec![6 << 3, 0x9a, 0x03]].concat());
-    assert_eq!(search.classify(&gone), RecognisedFrame::Expired);
+    assert_eq!(search.classify(&gone), ClassifiedFrame::Expired);
 }
 
 #[test]
@@ -89,14 +89,14 @@ fn protobuf_list_version_is_found_in_the_first_bytes() {
     let items: Vec<u8> = (0..20).flat_map(|_| put(2, &pod())).collect();
     let list = [put(1, &[put(1, b""), put(2, b"99")].concat()), items].concat();
     let whole = [&b"k8s\0"[..], &put(1, b"type"), &put(2, &list)].concat();
-    assert_eq!(Recogniser::new(true).list_version(&whole[..128]), Some(99));
+    assert_eq!(FrameClassifier::new(true).list_version(&whole[..128]), Some(99));
 }
 
 #[test]
 fn truncated_frames_never_panic() {
     let frame = protobuf("ADDED", &pod());
     for is_protobuf in [true, false] {
-        let search = Recogniser::new(is_protobuf);
+        let search = FrameClassifier::new(is_protobuf);
         for cut in 0..frame.len() {
             let bytes = &frame[..cut];
             let _ = (search.classify(bytes), search.version(bytes), search.written_at_ns(bytes));

@@ -3,18 +3,18 @@
 use std::fs;
 use std::time::Duration;
 
-use super::{Machine, UsageSample};
+use super::{MachineInfo, ServerUsageSample};
 
 pub(super) const NAME: &str = "Linux";
 /// The unit of CPU times in `/proc`, which Linux has fixed at a hundred ticks a second.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Returns the process's resource usage so far, as far as it is readable.
-pub(super) fn sample(pid: u32) -> UsageSample {
+pub(super) fn sample(pid: u32) -> ServerUsageSample {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let rollup = read("smaps_rollup").unwrap_or_default();
     let status = read("status").unwrap_or_default();
-    UsageSample {
+    ServerUsageSample {
         cpu: read("stat").and_then(|stat| cpu_of_stat(&stat)),
         resident_bytes: kilobytes(&rollup, "Rss:").or_else(|| kilobytes(&status, "VmRSS:")),
         proportional_bytes: kilobytes(&rollup, "Pss:"),
@@ -32,11 +32,11 @@ pub(super) fn reset_peak(pid: u32) -> bool {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").is_ok()
 }
 
-pub(super) fn machine(cores: usize) -> Machine {
+pub(super) fn machine(cores: usize) -> MachineInfo {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (cpus, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    Machine {
+    MachineInfo {
         cores,
         processor: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
         memory_mib: kilobytes(&memory, "MemTotal:").unwrap_or(0) >> 20,

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Machine, UsageSample};
+use super::{MachineInfo, ServerUsageSample};
 
 pub(super) const NAME: &str = std::env::consts::OS;
 
-pub(super) fn sample(_: u32) -> UsageSample {
-    UsageSample::default()
+pub(super) fn sample(_: u32) -> ServerUsageSample {
+    ServerUsageSample::default()
 }
 
 pub(super) fn cpu(_: u32) -> Option<Duration> {
@@ -18,6 +18,6 @@ pub(super) fn reset_peak(_: u32) -> bool {
     false
 }
 
-pub(super) fn machine(cores: usize) -> Machine {
-    Machine { cores, ..Machine::default() }
+pub(super) fn machine(cores: usize) -> MachineInfo {
+    MachineInfo { cores, ..MachineInfo::default() }
 }

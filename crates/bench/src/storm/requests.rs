@@ -6,34 +6,37 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::super::BenchError;
+use super::super::bench_run::{BenchRun, mib, since};
 use super::super::objects::WorkloadObjects;
-use super::super::option_values::Storm;
-use super::super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
-use super::super::plan::{ObjectGroup, Plan};
+use super::super::option_values::RequestStormKind;
+use super::super::outcome::{BenchFigures, BenchRunOutcome, curve, ms, quantile_ms};
+use super::super::plan::{BenchPlan, ResolvedWatchGroup};
 use super::super::process::own_cpu;
-use super::super::session::{Session, mib, since};
 use super::super::tally::histogram;
-use base::Tasks;
-use probe::{self, EstablishedConnection, LinkError, RequestSpec, Sender, Target, WatchProtocol, Windows};
+use base::BackgroundTasks;
+use probe::{
+    self, EstablishedConnection, FlowControlWindows, HttpRequestSender, ProbeRequestError, RequestSpec, TargetServer,
+    WatchProtocol,
+};
 
 /// The number of bytes that are kept of responses that are only counted.
 const KEPT_BYTES: usize = 0;
 
 /// The state that all senders share.
-struct StormState {
-    target: Target,
+struct RequestStormState {
+    target: TargetServer,
     protocol: WatchProtocol,
-    windows: Windows,
+    windows: FlowControlWindows,
     objects: WorkloadObjects,
-    kind: ObjectGroup,
+    kind: ResolvedWatchGroup,
     accept: &'static str,
     /// The number of requests still to be sent; `u64::MAX` if only time limits them.
     left: AtomicU64,
     number: AtomicU64,
-    record: Mutex<StormRecord>,
+    record: Mutex<RequestStormStats>,
 }
 
-struct StormRecord {
+struct RequestStormStats {
     took: hdrhistogram::Histogram<u64>,
     bytes: u64,
     refused: u64,
@@ -41,10 +44,11 @@ struct StormRecord {
     complaint: Option<String>,
 }
 
-impl StormState {
-    fn new(plan: &Plan, target: &Target, objects: &WorkloadObjects) -> Arc<Self> {
+impl RequestStormState {
+    fn new(plan: &BenchPlan, target: &TargetServer, objects: &WorkloadObjects) -> Arc<Self> {
         let kind = plan.kinds().swap_remove(0);
-        let accept = if plan.storm == Some(Storm::List) { kind.encoding.of_list() } else { "application/json" };
+        let accept =
+            if plan.storm == Some(RequestStormKind::List) { kind.encoding.of_list() } else { "application/json" };
         Arc::new(Self {
             target: target.clone(),
             protocol: plan.protocol,
@@ -54,7 +58,13 @@ impl StormState {
             accept,
             left: AtomicU64::new(if plan.requests == 0 { u64::MAX } else { plan.requests as u64 }),
             number: AtomicU64::new(0),
-            record: Mutex::new(StormRecord { took: histogram(), bytes: 0, refused: 0, broken: 0, complaint: None }),
+            record: Mutex::new(RequestStormStats {
+                took: histogram(),
+                bytes: 0,
+                refused: 0,
+                broken: 0,
+                complaint: None,
+            }),
         })
     }
 
@@ -86,7 +96,7 @@ impl StormState {
     }
 
     /// Sends requests one after another until none is left or the connection ends.
-    async fn call(&self, sender: &Sender) {
+    async fn call(&self, sender: &HttpRequestSender) {
         while self.take_one() {
             let began = Instant::now();
             match self.one(sender).await {
@@ -111,7 +121,7 @@ impl StormState {
         }
     }
 
-    async fn one(&self, sender: &Sender) -> Result<(http::StatusCode, u64), LinkError> {
+    async fn one(&self, sender: &HttpRequestSender) -> Result<(http::StatusCode, u64), ProbeRequestError> {
         let number = usize::try_from(self.number.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let path = self.objects.question(&self.kind, number);
         let mut answer = sender.get(&self.target, &RequestSpec::get(&path, self.accept)).await?;
@@ -136,11 +146,11 @@ impl StormState {
 }
 
 /// Runs a storm: a number of LISTs, or GETs for a time.
-pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcome) -> Result<(), BenchError> {
+pub(in super::super) async fn run(session: &BenchRun<'_>, outcome: &mut BenchRunOutcome) -> Result<(), BenchError> {
     let plan = session.plan;
-    let calls = StormState::new(plan, session.target, session.objects);
+    let calls = RequestStormState::new(plan, session.target, session.objects);
     // The server's work for its first reader must not count as the cost of a request.
-    let first = StormState::new(&Plan { requests: 1, ..plan.clone() }, session.target, session.objects);
+    let first = RequestStormState::new(&BenchPlan { requests: 1, ..plan.clone() }, session.target, session.objects);
     first.connection(1).await;
     let complaint = first.record.lock().complaint.clone();
     if first.answered() == 0 {
@@ -149,7 +159,7 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcom
     let connections = plan.connection_count();
     session.progress.phase(format!("{connections} connections with {} requests each", plan.in_flight));
     let (began, cpu, own) = (Instant::now(), session.costs.cpu().await, own_cpu());
-    let tasks = Tasks::new();
+    let tasks = BackgroundTasks::new();
     for _ in 0..connections {
         tasks.spawn("bench requests", calls.clone().connections(plan.in_flight));
     }
@@ -169,7 +179,7 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcom
     Ok(())
 }
 
-fn put(figures: &mut Figures, record: &StormRecord, seconds: f64, spent: Option<Duration>) {
+fn put(figures: &mut BenchFigures, record: &RequestStormStats, seconds: f64, spent: Option<Duration>) {
     let answered = record.took.len() as f64;
     figures.put("requests", answered);
     figures.put("requests_per_s", answered / seconds);
@@ -185,7 +195,7 @@ fn put(figures: &mut Figures, record: &StormRecord, seconds: f64, spent: Option<
 }
 
 /// Waits until every request has a response, or the time is up.
-async fn wait(session: &Session<'_>, calls: &StormState) {
+async fn wait(session: &BenchRun<'_>, calls: &RequestStormState) {
     let plan = session.plan;
     let wanted = if plan.requests == 0 { u64::MAX } else { plan.requests as u64 };
     let longest = if plan.requests == 0 { plan.seconds } else { plan.patience };

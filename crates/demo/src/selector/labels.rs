@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LabelRequirement {
     key: String,
-    operator: Operator,
+    operator: DemoLabelOperator,
     values: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Operator {
+enum DemoLabelOperator {
     Exists,
     Missing,
     In,
@@ -28,18 +28,18 @@ impl LabelRequirement {
             _ => false,
         };
         match self.operator {
-            Operator::Exists => found.is_some(),
-            Operator::Missing => found.is_none(),
-            Operator::In => found.is_some_and(|value| self.values.contains(value)),
-            Operator::NotIn => found.is_none_or(|value| !self.values.contains(value)),
-            Operator::Greater => compare(std::cmp::Ordering::Greater),
-            Operator::Less => compare(std::cmp::Ordering::Less),
+            DemoLabelOperator::Exists => found.is_some(),
+            DemoLabelOperator::Missing => found.is_none(),
+            DemoLabelOperator::In => found.is_some_and(|value| self.values.contains(value)),
+            DemoLabelOperator::NotIn => found.is_none_or(|value| !self.values.contains(value)),
+            DemoLabelOperator::Greater => compare(std::cmp::Ordering::Greater),
+            DemoLabelOperator::Less => compare(std::cmp::Ordering::Less),
         }
     }
 }
 
 pub(super) fn parse(text: &str) -> Result<Vec<LabelRequirement>, String> {
-    let mut parser = Parser { tokens: tokens(text), at: 0 };
+    let mut parser = DemoLabelParser { tokens: tokens(text), at: 0 };
     let mut requirements = vec![];
     if parser.peek().is_empty() {
         return Ok(requirements);
@@ -75,12 +75,12 @@ fn tokens(text: &str) -> Vec<&str> {
     tokens
 }
 
-struct Parser<'a> {
+struct DemoLabelParser<'a> {
     tokens: Vec<&'a str>,
     at: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> DemoLabelParser<'a> {
     fn peek(&self) -> &'a str {
         self.tokens.get(self.at).copied().unwrap_or("")
     }
@@ -95,26 +95,27 @@ impl<'a> Parser<'a> {
         if self.peek() == "!" {
             self.take();
             let key = self.key()?;
-            return Ok(LabelRequirement { key, operator: Operator::Missing, values: vec![] });
+            return Ok(LabelRequirement { key, operator: DemoLabelOperator::Missing, values: vec![] });
         }
         let key = self.key()?;
         if matches!(self.peek(), "" | ",") {
-            return Ok(LabelRequirement { key, operator: Operator::Exists, values: vec![] });
+            return Ok(LabelRequirement { key, operator: DemoLabelOperator::Exists, values: vec![] });
         }
         let (operator, set) = match self.take() {
-            "=" | "==" => (Operator::In, false),
-            "!=" => (Operator::NotIn, false),
-            ">" => (Operator::Greater, false),
-            "<" => (Operator::Less, false),
-            "in" => (Operator::In, true),
-            "notin" => (Operator::NotIn, true),
+            "=" | "==" => (DemoLabelOperator::In, false),
+            "!=" => (DemoLabelOperator::NotIn, false),
+            ">" => (DemoLabelOperator::Greater, false),
+            "<" => (DemoLabelOperator::Less, false),
+            "in" => (DemoLabelOperator::In, true),
+            "notin" => (DemoLabelOperator::NotIn, true),
             other => {
                 let expected = "in, notin, =, ==, !=, gt, lt";
                 return Err(format!("unable to parse requirement: found '{other}', expected: {expected}"));
             }
         };
         let values = if set { self.set()? } else { vec![self.value()?] };
-        if matches!(operator, Operator::Greater | Operator::Less) && values[0].parse::<i64>().is_err() {
+        if matches!(operator, DemoLabelOperator::Greater | DemoLabelOperator::Less) && values[0].parse::<i64>().is_err()
+        {
             let text = "for 'Gt', 'Lt' operators, the value must be an integer";
             return Err(format!("unable to parse requirement: values[0]: Invalid value: {:?}: {text}", values[0]));
         }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::super::RunningUpstream;
+use super::super::RunningDemoApiserver;
 
 /// The timeout of every wait in a test. It only prevents hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,12 +51,12 @@ pub(super) enum End {
 }
 
 impl Client {
-    pub(super) fn of(up: &RunningUpstream) -> Self {
+    pub(super) fn of(up: &RunningDemoApiserver) -> Self {
         Self { authority: up.address().to_string(), connector: None, http2: false, accept: "application/json" }
     }
 
     /// A client of an upstream without a port, for tests that pause the clock.
-    pub(super) fn in_memory(up: &RunningUpstream) -> Self {
+    pub(super) fn in_memory(up: &RunningDemoApiserver) -> Self {
         Self { connector: Some(Arc::new(up.connector())), ..Self::of(up) }
     }
 

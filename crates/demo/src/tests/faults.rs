@@ -2,21 +2,21 @@
 
 use http::Method;
 
-use super::super::{Faults, RequestKind, RunningUpstream, upstream};
+use super::super::{FaultInjector, RequestKind, RunningDemoApiserver, upstream};
 use super::client::End;
 use super::{Client, Lines};
 
 /// A fault that a test orders, and how its watches must end.
-type Case = (fn(&Faults), End);
+type Case = (fn(&FaultInjector), End);
 
-async fn watching(up: &RunningUpstream) -> [Lines; 2] {
+async fn watching(up: &RunningDemoApiserver) -> [Lines; 2] {
     let path = format!("/api/v1/pods?watch=1&resourceVersion={}", up.revision());
     let watches = [Client::of(up).watch(&path).await, Client::of(up).http2().watch(&path).await];
     up.until(|counts| counts.watches_open.total() == 2).await;
     watches
 }
 
-async fn is_up(up: &RunningUpstream) -> bool {
+async fn is_up(up: &RunningDemoApiserver) -> bool {
     Client::of(up).try_call(Method::GET, "/readyz", "", "").await.is_some()
 }
 

@@ -3,13 +3,13 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::super::{RunningUpstream, upstream};
+use super::super::{RunningDemoApiserver, upstream};
 use super::Client;
 
 const MAPS: &str = "/api/v1/namespaces/t1/configmaps";
 const JSON: &str = "application/json";
 
-async fn send(up: &RunningUpstream, method: Method, path: &str, media: &str, body: Value) -> (u16, Value) {
+async fn send(up: &RunningDemoApiserver, method: Method, path: &str, media: &str, body: Value) -> (u16, Value) {
     let answer = Client::of(up).call(method, path, media, &body.to_string()).await;
     (answer.status.as_u16(), answer.json())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The figures of the whole demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct DemoSummary {
     pub elapsed: Duration,
     pub pods: u64,
     /// The number of watches that the upstream had to serve.
@@ -29,7 +29,7 @@ pub struct Summary {
     pub latency_p99: Duration,
 }
 
-impl Summary {
+impl DemoSummary {
     /// Returns the number of client watches per upstream watch.
     fn saving(&self) -> u64 {
         self.downstream_watches / self.upstream_watches.max(1)
@@ -56,7 +56,7 @@ impl Summary {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for DemoSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.elapsed.as_secs_f64();
         let plural = |n: u64| if n == 1 { "watch" } else { "watches" };
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn summary_shows_the_saved_watches_and_events() {
-        let summary = Summary {
+        let summary = DemoSummary {
             elapsed: Duration::from_secs(30),
             pods: 500,
             upstream_watches: 1,
@@ -144,7 +144,7 @@ mod tests {
             missed: Some(0),
             latency_p50: Duration::from_micros(900),
             latency_p99: Duration::from_micros(7_249),
-            ..Summary::default()
+            ..DemoSummary::default()
         };
         let text = summary.to_string().replace('\u{a0}', " ");
         for expected in [
@@ -163,7 +163,7 @@ mod tests {
     fn summary_shows_failures() {
         let first_error = Some("a watch was refused: 429".to_owned());
         let summary =
-            Summary { missed: Some(3), repeated: 2, relisted: 4, errors: 5, first_error, ..Summary::default() };
+            DemoSummary { missed: Some(3), repeated: 2, relisted: 4, errors: 5, first_error, ..DemoSummary::default() };
         let text = summary.to_string();
         for expected in [
             "3  missed events, 2 repeated",
@@ -172,7 +172,7 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}");
         }
-        let unknown = Summary { missed: None, ..summary }.to_string();
+        let unknown = DemoSummary { missed: None, ..summary }.to_string();
         assert!(unknown.contains("2  repeated events (missed events unknown"), "{unknown}");
     }
 }

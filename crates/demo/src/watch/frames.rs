@@ -6,13 +6,13 @@ use bytes::Bytes;
 
 use super::super::kinds::KINDS;
 use super::super::object::StoredObject;
-use super::super::response_form::Form;
+use super::super::response_form::ResponseForm;
 use super::super::selector::ObjectSelector;
 use super::super::store::{StoreEvent, StoreEventType, frame};
 use super::super::table::{self, IncludeObject};
-use super::Watch;
+use super::DemoWatch;
 
-impl Watch {
+impl DemoWatch {
     pub(super) fn line(
         &mut self,
         as_type: StoreEventType,
@@ -22,9 +22,9 @@ impl Watch {
     ) -> Bytes {
         let kind = &KINDS[self.plan.kind];
         match self.plan.form {
-            Form::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
-            Form::Partial { .. } => as_type.frame(&object.partial(rv)),
-            Form::Table => {
+            ResponseForm::Plain => event.map_or_else(|| as_type.frame(&object.body), |event| event.frame(as_type)),
+            ResponseForm::Partial { .. } => as_type.frame(&object.partial(rv)),
+            ResponseForm::Table => {
                 let with_columns = !std::mem::replace(&mut self.columns_sent, true);
                 as_type.frame(&table::single(kind, object, rv, with_columns, self.plan.include))
             }
@@ -48,9 +48,9 @@ impl Watch {
             format!(r#"{{"kind":"{name}","apiVersion":"{api_version}","metadata":{metadata}{zero}}}"#)
         };
         let body = match self.plan.form {
-            Form::Plain => plain().into_bytes(),
-            Form::Partial { .. } => partial().into_bytes(),
-            Form::Table => {
+            ResponseForm::Plain => plain().into_bytes(),
+            ResponseForm::Partial { .. } => partial().into_bytes(),
+            ResponseForm::Table => {
                 let with_columns = !std::mem::replace(&mut self.columns_sent, true);
                 let object = match self.plan.include {
                     IncludeObject::Object => plain(),

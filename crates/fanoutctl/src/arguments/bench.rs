@@ -53,7 +53,7 @@ pub struct BenchArguments {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     #[command(flatten)]
-    pub load: LoadArguments,
+    pub load: BenchLoadArguments,
 }
 
 /// The keys of a plan, as flags. The scenario and the defaults supply those that are not given.
@@ -61,7 +61,7 @@ pub struct BenchArguments {
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Load")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-pub struct LoadArguments {
+pub struct BenchLoadArguments {
     /// Watches to open [default: 100]
     #[arg(long, value_name = "N")]
     pub watches: Option<usize>,
@@ -164,7 +164,7 @@ pub struct LoadArguments {
     pub in_flight: Option<usize>,
 }
 
-impl LoadArguments {
+impl BenchLoadArguments {
     /// Returns the given flags, by the names of the keys.
     pub fn keys(&self) -> Map<String, Value> {
         let said = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));

@@ -3,29 +3,29 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use base::PageAddress;
+use base::AdminPageAddress;
 use kube_fanout::config::one_kubeconfig;
 
 /// Inspect running kube-fanout proxies: status, clients and decisions.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-fanout", bin_name = "kubectl fanout", version, max_term_width = 100)]
-pub(crate) struct PluginArguments {
+pub(crate) struct KubectlPluginArguments {
     #[command(subcommand)]
-    pub(crate) verb: FanoutVerb,
+    pub(crate) verb: FanoutSubcommand,
 }
 
 /// Parses the verb if the process was started as a kubectl plugin, under the name `kubectl-fanout`; `None` under other
 /// names.
-pub(super) fn plugin_verb() -> Option<Result<FanoutVerb, clap::Error>> {
+pub(super) fn plugin_verb() -> Option<Result<FanoutSubcommand, clap::Error>> {
     #[allow(clippy::disallowed_methods, reason = "the name by which a plugin is called is no setting")]
     let name = std::env::args_os().next()?;
     let is_plugin = PathBuf::from(name).file_stem().is_some_and(|name| name == "kubectl-fanout");
-    is_plugin.then(|| PluginArguments::try_parse().map(|arguments| arguments.verb))
+    is_plugin.then(|| KubectlPluginArguments::try_parse().map(|arguments| arguments.verb))
 }
 
 /// The verbs of `fanout`.
 #[derive(Debug, Subcommand)]
-pub enum FanoutVerb {
+pub enum FanoutSubcommand {
     /// Show whether a proxy is ready, what it caches, and the state of its feeds
     #[command(name = "status", after_help = STATUS_EXAMPLES)]
     State(AdminArguments),
@@ -160,8 +160,8 @@ impl AdminArguments {
     ///
     /// # Errors
     /// If an address is invalid.
-    pub fn places(&self) -> Result<Vec<(String, PageAddress)>, String> {
-        self.address.iter().map(|text| Ok((text.clone(), PageAddress::parse(text)?.0))).collect()
+    pub fn places(&self) -> Result<Vec<(String, AdminPageAddress)>, String> {
+        self.address.iter().map(|text| Ok((text.clone(), AdminPageAddress::parse(text)?.0))).collect()
     }
 }
 

@@ -8,14 +8,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::arguments::BenchArguments;
 use bench::{
-    BenchError, BenchOptions, MeasuredServer, PlanProblems, ProgressLine, SCENARIOS, Scenario, TargetCredentials,
-    WatchProtocol, html, render, run,
+    BenchError, BenchOptions, BenchPlanErrors, BenchScenario, MeasuredServer, ProgressLine, SCENARIOS,
+    TargetCredentials, WatchProtocol, html, render, run,
 };
 use kube_fanout::app::raise_open_files;
 
 /// A validated `bench` command: what to measure, and where to write the results.
 #[derive(Debug)]
-pub struct Bench {
+pub struct BenchCommand {
     order: BenchOptions,
     json: Option<PathBuf>,
     report: Option<PathBuf>,
@@ -36,21 +36,21 @@ pub enum BenchFailure {
 
 /// Lists the built-in scenarios, one per line.
 pub fn scenarios() -> String {
-    let about = |name| Scenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
+    let about = |name| BenchScenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
     let line = |(name, _): &(&'static str, _)| format!("{name:<24}{}", about(name).unwrap_or_default());
     SCENARIOS.iter().map(line).collect::<Vec<_>>().join("\n") + "\n"
 }
 
-impl Bench {
+impl BenchCommand {
     /// Reads the scenario, overrides it with the flags, and validates the result.
     ///
     /// # Errors
     /// All problems at once.
-    pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, PlanProblems> {
+    pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, BenchPlanErrors> {
         let mut problems = Vec::new();
         let scenario = scenario(arguments.scenario.as_deref()).unwrap_or_else(|wrong| {
             problems.extend(wrong.0);
-            Scenario::default()
+            BenchScenario::default()
         });
         let variants = scenario.plans(&arguments.load.keys()).unwrap_or_else(|wrong| {
             problems.extend(wrong.0);
@@ -75,7 +75,7 @@ impl Bench {
             problems.push("rounds 0 is out of range: expected 1 or more".to_owned());
         }
         if !problems.is_empty() {
-            return Err(PlanProblems(problems));
+            return Err(BenchPlanErrors(problems));
         }
         let about = scenario.about().to_owned();
         let name = if scenario.name.is_empty() { "bench".to_owned() } else { scenario.name };
@@ -126,19 +126,19 @@ fn write(path: &Path, text: io::Result<String>) -> Result<(), BenchFailure> {
     written.map_err(|source| BenchFailure::Write { path: path.to_owned(), source })
 }
 
-fn scenario(named: Option<&str>) -> Result<Scenario, PlanProblems> {
-    let Some(named) = named else { return Ok(Scenario::default()) };
-    if let Some(embedded) = Scenario::embedded(named) {
+fn scenario(named: Option<&str>) -> Result<BenchScenario, BenchPlanErrors> {
+    let Some(named) = named else { return Ok(BenchScenario::default()) };
+    if let Some(embedded) = BenchScenario::embedded(named) {
         return embedded;
     }
     let text = std::fs::read_to_string(named).map_err(|error| {
-        PlanProblems(vec![format!(
+        BenchPlanErrors(vec![format!(
             "cannot read scenario {named:?}: no built-in scenario (see --list-scenarios), and no file: {error}"
         )])
     })?;
     let name =
         Path::new(named).file_stem().map_or_else(|| named.to_owned(), |stem| stem.to_string_lossy().into_owned());
-    Scenario::parse(&name, &text)
+    BenchScenario::parse(&name, &text)
 }
 
 fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<MeasuredServer> {

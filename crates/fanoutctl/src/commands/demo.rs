@@ -9,9 +9,9 @@ use hdrhistogram::Histogram;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use bench::{Fleet, Plan, TargetCredentials, TargetError, WatchCounts};
-use demo::{LiveFigures, LiveView, Options, RunningUpstream, Summary, upstream};
-use kube_fanout::app::{BoundApp, StartError, TaskLost};
+use bench::{BenchPlan, TargetCredentials, TargetError, WatchCounts, WatchFleet};
+use demo::{DemoFigures, DemoOptions, DemoSummary, DemoView, RunningDemoApiserver, upstream};
+use kube_fanout::app::{BoundApp, StartError, TaskLostError};
 use kube_fanout::config::ServeSettings;
 use kube_fanout::upstream::CredentialSource;
 
@@ -27,7 +27,7 @@ pub enum DemoError {
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     #[error("the proxy stopped: {0}")]
-    Lost(TaskLost),
+    Lost(TaskLostError),
 }
 
 /// The longest wait for the watches' initial objects. After it, the view starts without them.
@@ -41,9 +41,9 @@ const PODS: &str = "pods";
 
 /// A running demo: its upstream, its watches, and the counts at the start of the view.
 struct RunningDemo {
-    up: RunningUpstream,
-    fleet: Fleet,
-    options: Options,
+    up: RunningDemoApiserver,
+    fleet: WatchFleet,
+    options: DemoOptions,
     started: Instant,
     /// Whether every watch had its initial objects at `started`.
     is_whole: bool,
@@ -60,11 +60,11 @@ struct RunningDemo {
 /// # Panics
 /// If the demo upstream's address is not a URL, or the proxy has no address although a listener is configured.
 #[inline(never)]
-pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
+pub fn run(options: DemoOptions, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
     Box::pin(run_until(options, shutdown))
 }
 
-async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
+async fn run_until(options: DemoOptions, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
     let config =
@@ -84,8 +84,8 @@ async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), 
 }
 
 async fn show(
-    up: RunningUpstream,
-    options: Options,
+    up: RunningDemoApiserver,
+    options: DemoOptions,
     address: &str,
     admin: &str,
     shutdown: impl Future<Output = ()>,
@@ -105,7 +105,7 @@ async fn show(
     };
     let (started, first_events, joined) = (Instant::now(), up.events(PODS), fleet.counts());
     let scene = RunningDemo { up, fleet, options, started, is_whole, first_events, joined };
-    let mut view = LiveView::open();
+    let mut view = DemoView::open();
     let summary = scene.play(&mut view, shutdown).await;
     scene.fleet.stop().await;
     scene.up.stop().await;
@@ -113,17 +113,17 @@ async fn show(
 }
 
 /// Starts watches as informers do, with the initial objects in the stream (`sendInitialEvents`).
-async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
+async fn fleet(options: DemoOptions, address: &str) -> Result<WatchFleet, TargetError> {
     let watches = options.watches as usize;
     let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
-    let plan = Plan { watches, connections, watch_list: true, ..Plan::default() };
-    let fleet = Fleet::start(&plan, &TargetCredentials::default().target(address).await?);
+    let plan = BenchPlan { watches, connections, watch_list: true, ..BenchPlan::default() };
+    let fleet = WatchFleet::start(&plan, &TargetCredentials::default().target(address).await?);
     fleet.set_out();
     Ok(fleet)
 }
 
-fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()> {
-    let Options { pods, rate, watches, seconds: _ } = options;
+fn introduce(options: DemoOptions, address: &str, admin: &str) -> std::io::Result<()> {
+    let DemoOptions { pods, rate, watches, seconds: _ } = options;
     let mut out = std::io::stdout().lock();
     writeln!(out, "Demo cluster: {pods} pods, {rate} changes per second, {watches} watches of all pods.")?;
     writeln!(out, "Use the proxy:  kubectl --server={address} get pods --all-namespaces --watch")?;
@@ -134,7 +134,7 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
 impl RunningDemo {
     /// Changes pods and redraws the view once a second until the time is up or `shutdown` completes. Returns the
     /// summary.
-    async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
+    async fn play(&self, view: &mut DemoView, shutdown: impl Future<Output = ()> + Unpin) -> DemoSummary {
         self.fleet.open_window();
         let churning = self.up.churning();
         self.redraw(view, shutdown).await;
@@ -147,7 +147,7 @@ impl RunningDemo {
         self.summary(elapsed, events)
     }
 
-    async fn redraw(&self, view: &mut LiveView, mut shutdown: impl Future<Output = ()> + Unpin) {
+    async fn redraw(&self, view: &mut DemoView, mut shutdown: impl Future<Output = ()> + Unpin) {
         let end = self.options.seconds.map(|seconds| self.started + Duration::from_secs(seconds));
         let mut ticks = interval(REDRAW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -168,9 +168,9 @@ impl RunningDemo {
         }
     }
 
-    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> LiveFigures {
+    fn snapshot(&self, end: Option<Instant>, recent: &Histogram<u64>) -> DemoFigures {
         let counts = self.fleet.counts();
-        LiveFigures {
+        DemoFigures {
             elapsed: self.started.elapsed(),
             remaining: end.map(|end| end.saturating_duration_since(Instant::now())),
             upstream_watches: self.upstream_watches(),
@@ -183,9 +183,9 @@ impl RunningDemo {
         }
     }
 
-    fn summary(&self, elapsed: Duration, events: u64) -> Summary {
+    fn summary(&self, elapsed: Duration, events: u64) -> DemoSummary {
         let (counts, latency) = (self.fleet.counts(), self.fleet.latency());
-        Summary {
+        DemoSummary {
             elapsed,
             pods: u64::from(self.options.pods),
             upstream_watches: self.upstream_watches(),

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use crate::arguments::EstimateArguments;
-use crate::estimate::{Estimate, EstimateOptions, EstimateRow, estimate};
+use crate::estimate::{EstimateOptions, EstimateRow, LoadEstimate, estimate};
 
 /// Reads the log and formats the estimate.
 ///
@@ -42,7 +42,7 @@ fn write_row(text: &mut String, EstimateRow { agent, resource, lists, watches, g
     let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");
 }
 
-fn text(found: &Estimate, arguments: &EstimateArguments) -> String {
+fn text(found: &LoadEstimate, arguments: &EstimateArguments) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,

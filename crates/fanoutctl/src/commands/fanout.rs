@@ -4,10 +4,10 @@ use std::io::IsTerminal as _;
 
 use futures_util::future::LocalBoxFuture;
 
-use crate::arguments::{AdminArguments, FanoutVerb, OutputFormat, ServerArguments, terminal_colours};
+use crate::arguments::{AdminArguments, FanoutSubcommand, OutputFormat, ServerArguments, terminal_colours};
 use crate::inspect::{
-    DiffOptions, ExplainOptions, Forward, InspectError, InspectReport, PodSelection, ProxyTarget, ServerOptions,
-    TailOptions, TopOptions, TopOutput, diff, explain, forward, status, tail, top,
+    ApiserverOptions, DiffOptions, ExplainOptions, InspectError, InspectReport, PodPortForward, ProxyPodSelector,
+    ProxyTarget, TailOptions, TopOptions, TopOutput, diff, explain, forward, status, tail, top,
 };
 
 /// The output of a verb, and whether the exit code is 0.
@@ -21,18 +21,18 @@ pub struct CommandOutput {
 /// # Errors
 /// A message with the reason that there is no result.
 #[inline(never)]
-pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
+pub fn ask(verb: FanoutSubcommand) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
     Box::pin(async move { asked(verb).await })
 }
 
-async fn asked(verb: FanoutVerb) -> Result<CommandOutput, String> {
+async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     let wrong = |error: InspectError| error.to_string();
     match verb {
-        FanoutVerb::State(admin) => {
+        FanoutSubcommand::State(admin) => {
             let (proxies, _held) = proxies(&admin).await?;
             Ok(told(status(&proxies).await.map_err(wrong)?, admin.output))
         }
-        FanoutVerb::Top { admin, every, times } => {
+        FanoutSubcommand::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
             let form = match terminal_colours() {
                 Some(has_colours) if is_terminal && times.is_none() && admin.output == OutputFormat::Text => {
@@ -45,17 +45,17 @@ async fn asked(verb: FanoutVerb) -> Result<CommandOutput, String> {
             top(&proxies, &order).await.map_err(wrong)?;
             Ok(CommandOutput { text: String::new(), is_well: true })
         }
-        FanoutVerb::Explain { admin, user, agent, resource, limit } => {
+        FanoutSubcommand::Explain { admin, user, agent, resource, limit } => {
             let order = ExplainOptions { user, agent, resource, limit };
             let (proxies, _held) = proxies(&admin).await?;
             Ok(told(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
         }
-        FanoutVerb::Diff { resource, namespace, upstream, server, output } => {
+        FanoutSubcommand::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
             let order = DiffOptions { resource, namespace, proxy, upstream };
             Ok(told(diff(&order).await.map_err(wrong)?, output))
         }
-        FanoutVerb::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
+        FanoutSubcommand::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
             let proxy = reach(&server, Some(server.proxy.clone()))?;
             let json = output == OutputFormat::Json;
             let (labels, fields) = (selector, field_selector);
@@ -73,14 +73,14 @@ fn told(findings: InspectReport, output: OutputFormat) -> CommandOutput {
     CommandOutput { text, is_well }
 }
 
-async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<Forward>), String> {
+async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<PodPortForward>), String> {
     let read = |path: &std::path::PathBuf| {
         let token = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(token.trim().to_owned())
     };
     let token = admin.token_file.as_ref().map(read).transpose()?;
     if let Some(selector) = admin.pods.clone() {
-        let order = PodSelection { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
+        let order = ProxyPodSelector { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
         return Ok(forward(&order).await.map_err(|error| error.to_string())?.into_iter().unzip());
     }
     let places = admin.places()?;
@@ -93,8 +93,8 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<Forwar
     Ok((places.into_iter().map(asked).collect(), Vec::new()))
 }
 
-fn reach(server: &ServerArguments, url: Option<String>) -> Result<ServerOptions, String> {
-    Ok(ServerOptions {
+fn reach(server: &ServerArguments, url: Option<String>) -> Result<ApiserverOptions, String> {
+    Ok(ApiserverOptions {
         url,
         kubeconfig: server.kubeconfig()?,
         ca: server.ca.clone(),

@@ -12,18 +12,18 @@ use crate::arguments::{JudgeCommand, VerifyArguments};
 use kube_fanout::app::raise_open_files;
 use probe::{ProgressLine, TargetCredentials};
 use verify::{
-    AdditionalServer, Counts, EtcdOptions, Guarantee, History, Outcome, ReadError, RecordedEncoding, Requirements,
-    RunVerdict, Transport, VerifyError, VerifyOptions, excerpt, page, run,
+    AdditionalServer, ApiserverGuarantee, ClientTransport, EtcdOptions, HistoryReadError, RecordedEncoding, RunCounts,
+    RunHistory, RunVerdict, VerdictRequirements, VerifyError, VerifyOptions, VerifyOutcome, excerpt, page, run,
 };
 
 /// A validated `verify` command: a new run to check, or the record of an earlier run.
 #[derive(Debug)]
-pub struct Verification {
-    work: Work,
+pub struct VerifyCommand {
+    work: VerifyMode,
 }
 
 #[derive(Debug)]
-enum Work {
+enum VerifyMode {
     Run(Box<VerifyOptions>),
     Judge(JudgeOptions),
 }
@@ -36,7 +36,7 @@ pub enum VerificationFailure {
     #[error("cannot read or write {path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error("cannot parse the record {path}: {source}")]
-    Record { path: PathBuf, source: ReadError },
+    Record { path: PathBuf, source: HistoryReadError },
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
     #[error("the check of the record failed: {0}")]
@@ -46,7 +46,7 @@ pub enum VerificationFailure {
 /// The file name of the HTML report in the directory of a run.
 const PAGE: &str = "report.html";
 
-impl Verification {
+impl VerifyCommand {
     /// Validates the arguments.
     ///
     /// # Errors
@@ -55,9 +55,9 @@ impl Verification {
         let work = match arguments.judge {
             Some(JudgeCommand::Judge { file, min_events, page }) => {
                 let (requirements, notes) = (requirements(min_events, false), Vec::new());
-                Work::Judge(JudgeOptions { record: file, requirements, page, notes })
+                VerifyMode::Judge(JudgeOptions { record: file, requirements, page, notes })
             }
-            None => Work::Run(Box::new(order(arguments, command)?)),
+            None => VerifyMode::Run(Box::new(order(arguments, command)?)),
         };
         Ok(Self { work })
     }
@@ -74,8 +74,8 @@ impl Verification {
 
     async fn run_until(self, shutdown: BoxFuture<'static, ()>) -> Result<u8, VerificationFailure> {
         let judging = match self.work {
-            Work::Judge(judging) => judging,
-            Work::Run(order) => {
+            VerifyMode::Judge(judging) => judging,
+            VerifyMode::Run(order) => {
                 raise_open_files();
                 let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
                 let running = run(&order, &progress, &stop);
@@ -104,19 +104,19 @@ impl Verification {
 #[derive(Debug)]
 struct JudgeOptions {
     record: PathBuf,
-    requirements: Requirements,
+    requirements: VerdictRequirements,
     /// The file for the HTML report; `None` writes none.
     page: Option<PathBuf>,
     notes: Vec<String>,
 }
 
 impl JudgeOptions {
-    fn judge(self) -> Result<(Outcome, String), VerificationFailure> {
+    fn judge(self) -> Result<(VerifyOutcome, String), VerificationFailure> {
         let Self { record, requirements, page: page_at, notes } = self;
         let file = |source| VerificationFailure::File { path: record.clone(), source };
         let open = || File::open(&record).map(BufReader::new).map_err(file);
         let history =
-            History::read(open()?).map_err(|source| VerificationFailure::Record { path: record.clone(), source })?;
+            RunHistory::read(open()?).map_err(|source| VerificationFailure::Record { path: record.clone(), source })?;
         let verdict = RunVerdict::of(&history, &requirements);
         drop(history);
         let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
@@ -132,7 +132,7 @@ impl JudgeOptions {
             put(format_args!("\nreport: {}", path.display()));
         }
         put(format_args!("record: {}", record.display()));
-        if verdict.outcome() != Outcome::Violated && !verdict.run.command.is_empty() {
+        if verdict.outcome() != VerifyOutcome::Violated && !verdict.run.command.is_empty() {
             put(format_args!("repeat with: {}", verdict.run.command));
         }
         Ok((verdict.outcome(), text))
@@ -140,19 +140,19 @@ impl JudgeOptions {
 }
 
 /// Returns the minimum counts for a verdict; below them the run is inconclusive.
-fn requirements(events_min: u64, faults: bool) -> Requirements {
-    let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
-    Requirements { least, judged: [Guarantee::Ordered, Guarantee::Reliable].into() }
+fn requirements(events_min: u64, faults: bool) -> VerdictRequirements {
+    let least = RunCounts { events: events_min, writes: 1, faults: u64::from(faults), ..RunCounts::default() };
+    VerdictRequirements { least, judged: [ApiserverGuarantee::Ordered, ApiserverGuarantee::Reliable].into() }
 }
 
 /// The sources of the true history: an etcd, an apiserver, or both.
 #[derive(Default)]
-struct TruthSources {
+struct GroundTruthSources {
     etcd: Option<EtcdOptions>,
     direct: Option<String>,
 }
 
-impl TruthSources {
+impl GroundTruthSources {
     fn of(said: &[String], problems: &mut Vec<String>) -> Self {
         let mut truths = Self::default();
         for text in said {
@@ -178,7 +178,7 @@ const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
 fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOptions, Vec<String>> {
     let mut problems = Vec::new();
     let credentials = TargetCredentials::from(arguments.credentials);
-    let TruthSources { mut etcd, direct } = TruthSources::of(&arguments.truth, &mut problems);
+    let GroundTruthSources { mut etcd, direct } = GroundTruthSources::of(&arguments.truth, &mut problems);
     match (&mut etcd, arguments.etcd_prefix) {
         (Some(etcd), prefix) => etcd.prefix = prefix,
         (None, Some(_)) => problems.push("etcd-prefix requires --truth etcd=URL".to_owned()),
@@ -242,11 +242,11 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOptio
     if problems.is_empty() { Ok(order) } else { Err(problems) }
 }
 
-fn transport(name: &str) -> Transport {
+fn transport(name: &str) -> ClientTransport {
     match name {
-        "h1" => Transport::H1,
-        "ws" => Transport::Ws,
-        _ => Transport::H2,
+        "h1" => ClientTransport::H1,
+        "ws" => ClientTransport::Ws,
+        _ => ClientTransport::H2,
     }
 }
 
@@ -293,7 +293,7 @@ mod tests {
     fn truth_accepts_at_most_one_etcd_and_one_apiserver() {
         let said = |texts: &[&str]| {
             let (mut problems, texts) = (Vec::new(), texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
-            let truths = TruthSources::of(&texts, &mut problems);
+            let truths = GroundTruthSources::of(&texts, &mut problems);
             (truths.etcd.is_some(), truths.direct.is_some(), problems.len())
         };
         assert_eq!(said(&["etcd=http://e:2379", "https://a:6443"]), (true, true, 0));

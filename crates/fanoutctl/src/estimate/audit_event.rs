@@ -2,12 +2,12 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use kubeapi::Query;
+use kubeapi::UrlQuery;
 
 /// An `audit.k8s.io/v1` event, with only the fields that are used.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct AuditLine<'a> {
+pub(super) struct AuditLogEvent<'a> {
     #[serde(borrow, default, rename = "auditID")]
     audit_id: Cow<'a, str>,
     #[serde(borrow)]
@@ -77,7 +77,7 @@ pub(super) enum RequestClass {
 /// The discovery documents that a proxy certainly serves. Those of a group may belong to an aggregated API server.
 const DISCOVERY: [&str; 4] = ["/version", "/api", "/api/v1", "/apis"];
 
-impl AuditLine<'_> {
+impl AuditLogEvent<'_> {
     /// Returns the stage; `None` for stages without a response.
     pub(super) fn stage(&self) -> Option<AuditStage> {
         match &*self.stage {
@@ -152,8 +152,8 @@ impl AuditLine<'_> {
         is_open("resourceVersion") && is_open("continue")
     }
 
-    fn query(&self) -> Query {
-        Query::parse(self.request_uri.split_once('?').map_or("", |(_, query)| query))
+    fn query(&self) -> UrlQuery {
+        UrlQuery::parse(self.request_uri.split_once('?').map_or("", |(_, query)| query))
     }
 }
 

@@ -2,8 +2,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::audit_event::{AuditLine, AuditStage, RequestClass};
-use super::{Estimate, EstimateOptions};
+use super::audit_event::{AuditLogEvent, AuditStage, RequestClass};
+use super::{EstimateOptions, LoadEstimate};
 
 /// The tally of the requests of one program for one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -21,8 +21,8 @@ pub struct EstimateRow {
 
 /// The tally of the records read so far.
 #[derive(Debug, Default)]
-pub(super) struct LogTally {
-    rows: HashMap<(String, String), Counts>,
+pub(super) struct AuditLogTally {
+    rows: HashMap<(String, String), AgentRequestCounts>,
     /// The resources that clients list or watch. The value is the last second in which a request required a proof that
     /// the cache is current.
     resources: HashMap<String, Option<i64>>,
@@ -41,7 +41,7 @@ pub(super) struct LogTally {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct AgentRequestCounts {
     lists: u64,
     gets: u64,
     rest: u64,
@@ -59,12 +59,12 @@ const CLOSED_WATCHES_MAX: usize = 10_000;
 const OTHERS: &str = "(others)";
 const SENSITIVE: [&str; 1] = ["secrets"];
 
-impl LogTally {
+impl AuditLogTally {
     pub(super) fn unreadable(&mut self) {
         self.unreadable += 1;
     }
 
-    pub(super) fn add(&mut self, event: &AuditLine<'_>, sensitive: &BTreeSet<String>) {
+    pub(super) fn add(&mut self, event: &AuditLogEvent<'_>, sensitive: &BTreeSet<String>) {
         let Some(stage) = event.stage().filter(|stage| *stage == AuditStage::Complete || event.is_watch()) else {
             self.other += 1;
             return;
@@ -102,7 +102,7 @@ impl LogTally {
     }
 
     /// Records how long a watch was open. A watch without an end in the log counts as open until the end of the log.
-    fn watch(&mut self, event: &AuditLine<'_>, stage: AuditStage, (received, reached): (f64, f64)) {
+    fn watch(&mut self, event: &AuditLogEvent<'_>, stage: AuditStage, (received, reached): (f64, f64)) {
         match stage {
             AuditStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
                 self.open.insert(event.audit_id().to_owned(), received);
@@ -132,7 +132,7 @@ impl LogTally {
 
     /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one request to
     /// upstream, which all reads within the same second share.
-    fn read(&mut self, resource: &str, event: &AuditLine<'_>) {
+    fn read(&mut self, resource: &str, event: &AuditLogEvent<'_>) {
         if self.resources.len() >= RESOURCES_MAX && !self.resources.contains_key(resource) {
             return;
         }
@@ -144,7 +144,7 @@ impl LogTally {
         }
     }
 
-    fn counts(&mut self, agent: &str, resource: String) -> &mut Counts {
+    fn counts(&mut self, agent: &str, resource: String) -> &mut AgentRequestCounts {
         let key = (agent.to_owned(), resource);
         let key = if self.rows.len() < ROWS_MAX || self.rows.contains_key(&key) {
             key
@@ -154,12 +154,12 @@ impl LogTally {
         self.rows.entry(key).or_default()
     }
 
-    pub(super) fn estimate(mut self, order: &EstimateOptions) -> Estimate {
+    pub(super) fn estimate(mut self, order: &EstimateOptions) -> LoadEstimate {
         self.fold_closed();
         let (first, last) = (self.first.unwrap_or(self.last), self.last);
         let open = self.open.values().map(|began| last - began.max(first)).sum::<f64>();
         let watch_seconds = self.watch_seconds + open;
-        let row = |((agent, resource), counts): ((String, String), Counts)| EstimateRow {
+        let row = |((agent, resource), counts): ((String, String), AgentRequestCounts)| EstimateRow {
             agent,
             resource,
             lists: counts.lists,
@@ -178,7 +178,7 @@ impl LogTally {
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let questions = self.questions * order.proxies;
         let held: HashSet<_> = self.resources.keys().collect();
-        Estimate {
+        LoadEstimate {
             seconds,
             requests: from_memory + rest,
             from_memory,

@@ -5,24 +5,24 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::InspectError;
-use base::PageAddress;
+use base::AdminPageAddress;
 
 /// The admin address of a running proxy, and the token for its pages.
 #[derive(Clone)]
 pub struct ProxyTarget {
     /// The name of the proxy in the output.
     pub name: String,
-    pub place: PageAddress,
+    pub place: AdminPageAddress,
     /// The bearer token, for pages that show clients.
     pub token: Option<String>,
 }
 
 /// The text of a page, or the proxy's refusal.
-pub(super) type PageResult = Result<String, PageRefusal>;
+pub(super) type AdminPageResult = Result<String, AdminPageRefusal>;
 
 /// The response of a proxy that refuses a page.
 #[derive(Debug, Clone)]
-pub(super) struct PageRefusal {
+pub(super) struct AdminPageRefusal {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
@@ -34,7 +34,7 @@ const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl ProxyTarget {
     /// Reads the page at a path.
-    pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
+    pub(super) async fn page(&self, path: &str) -> Result<AdminPageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
         match timeout(PAGE_MAX, asking).await {
             // A proxy that is not ready lists the failed checks.
@@ -43,14 +43,14 @@ impl ProxyTarget {
             {
                 Ok(Ok(text))
             }
-            Ok(Ok((status, text))) => Ok(Err(PageRefusal { status, why: text.trim().to_owned() })),
+            Ok(Ok((status, text))) => Ok(Err(AdminPageRefusal { status, why: text.trim().to_owned() })),
             Ok(Err(why)) => Err(InspectError::of(&self.name, why)),
             Err(_) => Err(InspectError::of(&self.name, "timeout")),
         }
     }
 
     /// Reads the page at a path and parses it as JSON.
-    pub(super) async fn json(&self, path: &str) -> Result<Result<Value, PageRefusal>, InspectError> {
+    pub(super) async fn json(&self, path: &str) -> Result<Result<Value, AdminPageRefusal>, InspectError> {
         let text = match self.page(path).await? {
             Ok(text) => text,
             Err(not) => return Ok(Err(not)),

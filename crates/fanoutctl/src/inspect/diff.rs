@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::explain::escaped;
 use super::reasons::meaning;
-use super::server::{ServerConnection, ServerOptions};
+use super::server::{ApiserverConnection, ApiserverOptions};
 use super::table::{grouped, printable};
 use super::{InspectError, InspectReport, resource};
 
@@ -20,15 +20,15 @@ pub struct DiffOptions {
     pub resource: String,
     pub namespace: Option<String>,
     /// The client address of the proxy, not its admin address.
-    pub proxy: ServerOptions,
-    pub upstream: ServerOptions,
+    pub proxy: ApiserverOptions,
+    pub upstream: ApiserverOptions,
 }
 
 /// A page of a list; only the compared fields are read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page<'a> {
-    metadata: PageMetadata,
+struct DiffListPage<'a> {
+    metadata: DiffListMetadata,
     #[serde(borrow, default)]
     items: Vec<&'a RawValue>,
 }
@@ -36,28 +36,28 @@ struct Page<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
-struct PageMetadata {
+struct DiffListMetadata {
     resource_version: String,
     #[serde(rename = "continue")]
     token: String,
 }
 
 #[derive(Deserialize)]
-struct Object {
-    metadata: ObjectMetadata,
+struct DiffObject {
+    metadata: DiffObjectMetadata,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
-struct ObjectMetadata {
+struct DiffObjectMetadata {
     namespace: String,
     name: String,
     resource_version: String,
 }
 
 /// A collection at one resourceVersion: for each key, the object's version and a hash of its bytes.
-struct Collection {
+struct CollectionDigest {
     version: String,
     objects: BTreeMap<String, ObjectDigest>,
 }
@@ -80,7 +80,8 @@ const JSON: &str = "application/json";
 /// # Errors
 /// If a request fails, or the proxy does not serve this list from its cache.
 pub async fn diff(order: &DiffOptions) -> Result<InspectReport, InspectError> {
-    let (proxy, upstream) = (ServerConnection::at(&order.proxy).await?, ServerConnection::at(&order.upstream).await?);
+    let (proxy, upstream) =
+        (ApiserverConnection::at(&order.proxy).await?, ApiserverConnection::at(&order.upstream).await?);
     let path = resource::path(&upstream, &order.resource, order.namespace.as_deref()).await?;
     let hasher = RandomState::new();
     let ours = list(&proxy, &path, "", &hasher, true).await?;
@@ -90,13 +91,14 @@ pub async fn diff(order: &DiffOptions) -> Result<InspectReport, InspectError> {
 }
 
 async fn list(
-    server: &ServerConnection,
+    server: &ApiserverConnection,
     path: &str,
     at: &str,
     hasher: &RandomState,
     from_memory: bool,
-) -> Result<Collection, InspectError> {
-    let (mut collection, mut next) = (Collection { version: String::new(), objects: BTreeMap::new() }, at.to_owned());
+) -> Result<CollectionDigest, InspectError> {
+    let (mut collection, mut next) =
+        (CollectionDigest { version: String::new(), objects: BTreeMap::new() }, at.to_owned());
     loop {
         let asked = format!("{path}?limit={PAGE_OBJECTS}{next}");
         let what = format!("{}{asked}", server.name);
@@ -108,11 +110,12 @@ async fn list(
             };
             return Err(InspectError::of(&what, why));
         }
-        let page: Page<'_> = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&what, error))?;
+        let page: DiffListPage<'_> =
+            serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&what, error))?;
         for item in page.items {
             let text = item.get();
-            let object: Object = serde_json::from_str(text).map_err(|error| InspectError::of(&what, error))?;
-            let ObjectMetadata { namespace, name, resource_version } = object.metadata;
+            let object: DiffObject = serde_json::from_str(text).map_err(|error| InspectError::of(&what, error))?;
+            let DiffObjectMetadata { namespace, name, resource_version } = object.metadata;
             let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
             let held = ObjectDigest { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
             collection.objects.insert(key, held);
@@ -125,7 +128,7 @@ async fn list(
     }
 }
 
-fn compared(order: &DiffOptions, ours: &Collection, theirs: &Collection) -> InspectReport {
+fn compared(order: &DiffOptions, ours: &CollectionDigest, theirs: &CollectionDigest) -> InspectReport {
     let (mut lines, mut found) = (Vec::new(), Vec::new());
     let mut differs = |key: &str, what: &str, text: String| {
         lines.push(format!("  {}: {text}", printable(key)));

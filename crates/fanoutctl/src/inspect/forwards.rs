@@ -11,12 +11,12 @@ use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{InspectError, ProxyTarget};
-use base::PageAddress;
-use base::{Backoff, Tasks};
+use base::AdminPageAddress;
+use base::{BackgroundTasks, Backoff};
 
 /// The pods to inspect, and the port of their admin pages.
 #[derive(Debug, Clone)]
-pub struct PodSelection {
+pub struct ProxyPodSelector {
     pub selector: String,
     /// The namespace of the pods; `None` selects kubectl's current namespace.
     pub namespace: Option<String>,
@@ -27,9 +27,9 @@ pub struct PodSelection {
 /// A local port that is forwarded to a pod until this is dropped. If kubectl exits, for example because the pod
 /// restarts, another kubectl takes over the same port.
 #[derive(Debug)]
-pub struct Forward {
+pub struct PodPortForward {
     running: RunningKubectl,
-    _tasks: Tasks,
+    _tasks: BackgroundTasks,
 }
 
 /// The kubectl process that forwards; `None` once the forward is closed.
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 8;
 ///
 /// # Errors
 /// If kubectl cannot be run, finds no pod or more than `PODS_MAX`, or cannot forward to one.
-pub async fn forward(order: &PodSelection) -> Result<Vec<(ProxyTarget, Forward)>, InspectError> {
+pub async fn forward(order: &ProxyPodSelector) -> Result<Vec<(ProxyTarget, PodPortForward)>, InspectError> {
     let mut get = order.kubectl();
     get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
     let output = get.output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
@@ -65,13 +65,13 @@ pub async fn forward(order: &PodSelection) -> Result<Vec<(ProxyTarget, Forward)>
     let forwards = pods.into_iter().map(async |pod| {
         let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
         let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "timeout of the port-forward"))??;
-        let place = PageAddress::Tcp(format!("127.0.0.1:{port}"));
+        let place = AdminPageAddress::Tcp(format!("127.0.0.1:{port}"));
         Ok((ProxyTarget { name: pod, place, token: order.token.clone() }, forward))
     });
     stream::iter(forwards).buffered(AT_ONCE).try_collect().await
 }
 
-impl PodSelection {
+impl ProxyPodSelector {
     fn kubectl(&self) -> Command {
         let mut command = Command::new(KUBECTL);
         if let Some(namespace) = &self.namespace {
@@ -82,11 +82,11 @@ impl PodSelection {
     }
 
     /// Opens a forward to a pod, and returns it with its local port.
-    async fn to(&self, pod: &str) -> Result<(Forward, u16), InspectError> {
+    async fn to(&self, pod: &str) -> Result<(PodPortForward, u16), InspectError> {
         let (child, output, port) = self.start(pod, None).await?;
-        let (running, tasks) = (Arc::new(Mutex::new(Some(child))), Tasks::new());
+        let (running, tasks) = (Arc::new(Mutex::new(Some(child))), BackgroundTasks::new());
         tasks.spawn("forward", self.clone().go_on(pod.to_owned(), port, output, running.clone()));
-        Ok((Forward { running, _tasks: tasks }, port))
+        Ok((PodPortForward { running, _tasks: tasks }, port))
     }
 
     /// Starts kubectl on the given local port, or on a free one, and returns the port.
@@ -141,7 +141,7 @@ impl KubectlOutput {
     }
 }
 
-impl Drop for Forward {
+impl Drop for PodPortForward {
     fn drop(&mut self) {
         // Dropping the child kills kubectl (`kill_on_drop`).
         drop(self.running.lock().take());

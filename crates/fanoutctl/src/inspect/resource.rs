@@ -1,11 +1,11 @@
 use serde_json::Value;
 
 use super::InspectError;
-use super::server::ServerConnection;
+use super::server::ApiserverConnection;
 
 /// Returns the path of a collection for a short name: `pods`, `deployments.apps`, `widgets.v1.example.com`.
 pub(super) async fn path(
-    server: &ServerConnection,
+    server: &ApiserverConnection,
     name: &str,
     namespace: Option<&str>,
 ) -> Result<String, InspectError> {
@@ -22,7 +22,7 @@ pub(super) async fn path(
 }
 
 /// Returns a group with the version that the server prefers, as `group/version`.
-async fn preferred(server: &ServerConnection, group: &str) -> Result<String, InspectError> {
+async fn preferred(server: &ApiserverConnection, group: &str) -> Result<String, InspectError> {
     let path = format!("/apis/{group}");
     let answer = server.get(&path, "application/json").await?.success(&path)?;
     let said: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;

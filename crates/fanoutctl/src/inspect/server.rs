@@ -4,15 +4,15 @@ use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
 use super::InspectError;
-use base::Tasks;
+use base::BackgroundTasks;
 use probe::{
-    EstablishedConnection, PendingResponse, RequestSpec, Sender, Target, TargetCredentials, WatchProtocol, Windows,
-    open,
+    EstablishedConnection, FlowControlWindows, HttpRequestSender, PendingResponse, RequestSpec, TargetCredentials,
+    TargetServer, WatchProtocol, open,
 };
 
 /// The address of an API server, and the credentials for it.
 #[derive(Debug, Clone)]
-pub struct ServerOptions {
+pub struct ApiserverOptions {
     /// The server URL `https://HOST:PORT`; `None` selects the kubeconfig's server.
     pub url: Option<String>,
     pub kubeconfig: Option<PathBuf>,
@@ -22,11 +22,11 @@ pub struct ServerOptions {
 }
 
 /// One HTTP/1.1 connection to an API server or a proxy.
-pub(super) struct ServerConnection {
+pub(super) struct ApiserverConnection {
     pub(super) name: String,
-    target: Target,
-    sender: Sender,
-    _tasks: Tasks,
+    target: TargetServer,
+    sender: HttpRequestSender,
+    _tasks: BackgroundTasks,
 }
 
 /// A response with its whole body.
@@ -38,10 +38,11 @@ pub(super) struct FetchedResponse {
 
 /// The maximum size of a response body in bytes. A page of 500 objects at etcd's size limit is smaller.
 const BODY_BYTES_MAX: usize = 1 << 30;
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+const WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
-impl ServerConnection {
-    pub(super) async fn at(reach: &ServerOptions) -> Result<Self, InspectError> {
+impl ApiserverConnection {
+    pub(super) async fn at(reach: &ApiserverOptions) -> Result<Self, InspectError> {
         let credentials = TargetCredentials {
             kubeconfig: reach.kubeconfig.clone(),
             ca: reach.ca.clone(),
@@ -57,7 +58,7 @@ impl ServerConnection {
         let target = credentials.target(&url).await.map_err(|error| wrong(&error))?.by("kubectl-fanout");
         let opened = open(&target, WatchProtocol::H1, WINDOWS).await;
         let EstablishedConnection { sender, driver, .. } = opened.map_err(|error| InspectError::of(&url, error))?;
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         tasks.spawn("connection", driver);
         Ok(Self { name: url, target, sender, _tasks: tasks })
     }

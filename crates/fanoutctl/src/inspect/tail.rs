@@ -6,10 +6,10 @@ use std::io::Write as _;
 use serde::Deserialize;
 
 use super::explain::escaped;
-use super::server::{ServerConnection, ServerOptions, refused};
+use super::server::{ApiserverConnection, ApiserverOptions, refused};
 use super::table::printable;
 use super::{InspectError, resource};
-use probe::{Frames, Framing};
+use probe::{StreamFrameSplitter, StreamFraming};
 
 /// The resource to watch, and the proxy that serves it.
 #[derive(Debug, Clone)]
@@ -22,28 +22,28 @@ pub struct TailOptions {
     pub from: Option<String>,
     /// The number of seconds after which the output stops.
     pub seconds: Option<u64>,
-    pub proxy: ServerOptions,
+    pub proxy: ApiserverOptions,
     /// Whether frames are printed unchanged.
     pub json: bool,
 }
 
 #[derive(Deserialize)]
-struct Frame {
+struct TailFrame {
     #[serde(rename = "type")]
     kind: String,
-    object: Object,
+    object: TailObject,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Object {
-    metadata: Metadata,
+struct TailObject {
+    metadata: TailMetadata,
     message: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+struct TailMetadata {
     namespace: String,
     name: String,
     resource_version: String,
@@ -54,7 +54,7 @@ struct Metadata {
 /// # Errors
 /// If the watch fails, or standard output is closed.
 pub async fn tail(order: &TailOptions) -> Result<(), InspectError> {
-    let server = ServerConnection::at(&order.proxy).await?;
+    let server = ApiserverConnection::at(&order.proxy).await?;
     let path = order.path(&resource::path(&server, &order.resource, order.namespace.as_deref()).await?);
     let mut answer = server.stream(&path, "application/json").await?;
     if !answer.status.is_success() {
@@ -68,7 +68,7 @@ pub async fn tail(order: &TailOptions) -> Result<(), InspectError> {
         (None, None) => "by a server that is not kube-fanout".to_owned(),
     };
     print(&format!("# {}{path}: served {served}\n", server.name), !order.json)?;
-    let mut frames = Frames::new(Framing::Lines);
+    let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
     while let Some(chunk) = answer.body.chunk().await {
         let chunk = chunk.map_err(|error| InspectError::of(&path, error))?;
         let mut text = String::new();
@@ -112,9 +112,9 @@ fn line(frame: &[u8], json: bool) -> String {
     if json {
         return format!("{text}\n");
     }
-    match serde_json::from_slice::<Frame>(frame) {
-        Ok(Frame { kind, object: Object { metadata, message } }) => {
-            let Metadata { namespace, name, resource_version } = metadata;
+    match serde_json::from_slice::<TailFrame>(frame) {
+        Ok(TailFrame { kind, object: TailObject { metadata, message } }) => {
+            let TailMetadata { namespace, name, resource_version } = metadata;
             let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
             let text = format!("{kind:<9} {resource_version:<12} {key}{message}");
             printable(&text).trim_end().to_owned() + "\n"

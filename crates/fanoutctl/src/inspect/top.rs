@@ -1,6 +1,6 @@
 //! Shows running proxies live: interactive on a terminal, plain text elsewhere.
 //!
-//! `Screen`, the keys and the drawing use neither a terminal nor a clock. Only the loop in `terminal` uses both.
+//! `TopScreen`, the keys and the drawing use neither a terminal nor a clock. Only the loop in `terminal` uses both.
 
 mod columns;
 mod draw;

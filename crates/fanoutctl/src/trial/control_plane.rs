@@ -7,7 +7,7 @@ use tokio::process::{Child, Command};
 
 use super::wait::until;
 use super::{TrialError, process};
-use base::Tasks;
+use base::BackgroundTasks;
 use probe::{TargetCredentials, UnaryClient, WatchProtocol};
 
 /// An etcd and a kube-apiserver, which the test bed's binary runs in their own directory.
@@ -118,7 +118,7 @@ impl ControlPlane {
         let credentials = TargetCredentials { kubeconfig: Some(self.kubeconfig("admin")), ..Default::default() };
         let url = credentials.server().map_err(|error| TrialError::of("the apiserver", error))?;
         let target = credentials.target(&url).await.map_err(|error| TrialError::of("the apiserver", error))?;
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         let client = UnaryClient::new(&target, WatchProtocol::H1, &tasks);
         let is_ready = until(START_MAX, async || {
             let answer = client.get("/readyz", "*/*").await.ok()?;

@@ -14,20 +14,21 @@ use super::TrialError;
 use super::informer_store::InformerStore;
 use super::ledger::WriteLedger;
 use super::writers::number_of;
-use base::{Tasks, random};
+use base::{BackgroundTasks, random};
 use probe::{
-    self, EstablishedConnection, Frames, Framing, PendingResponse, RequestSpec, Sender, Target, WatchProtocol, Windows,
+    self, EstablishedConnection, FlowControlWindows, HttpRequestSender, PendingResponse, RequestSpec,
+    StreamFrameSplitter, StreamFraming, TargetServer, WatchProtocol,
 };
 
 /// Many informers of one collection. Each records the events that it receives. It resumes when its stream ends, and
 /// relists when its resourceVersion has expired.
 pub struct InformerFleet {
     shared: Arc<InformerFleetState>,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
 }
 
 struct InformerFleetState {
-    target: Target,
+    target: TargetServer,
     path: String,
     seen: Vec<Mutex<InformerStore>>,
     open: AtomicU64,
@@ -51,7 +52,8 @@ pub struct InformerFleetCounts {
 
 /// The number of streams per connection: the concurrent streams that an apiserver allows.
 const STREAMS_PER_CONNECTION: usize = 100;
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 16 << 20, socket: None, as_go: false };
+const WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 1 << 20, connection: 16 << 20, socket: None, as_go: false };
 /// The first and the longest pause before a retry. Each pause is multiplied by a random factor from 0.5 to 1.5.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
 /// The range of `timeoutSeconds`, as client-go's reflectors choose it.
@@ -61,11 +63,11 @@ const REFUSAL_BYTES_MAX: usize = 4096;
 
 impl InformerFleet {
     /// Starts this many informers of the collection at `path`, which has this many objects.
-    pub fn start(target: Target, path: &str, informers: usize, objects: usize) -> Self {
+    pub fn start(target: TargetServer, path: &str, informers: usize, objects: usize) -> Self {
         let seen = (0..informers).map(|_| Mutex::new(InformerStore::new(objects))).collect();
         let (open, complaint) = (AtomicU64::new(0), Mutex::new(None));
         let shared = Arc::new(InformerFleetState { target, path: path.to_owned(), seen, open, complaint });
-        let tasks = Tasks::new();
+        let tasks = BackgroundTasks::new();
         for first in (0..informers).step_by(STREAMS_PER_CONNECTION) {
             let some = first..informers.min(first + STREAMS_PER_CONNECTION);
             tasks.spawn("informers", shared.clone().run(some));
@@ -142,7 +144,7 @@ impl InformerFleetState {
     }
 
     /// Opens streams one after another while the connection exists.
-    async fn follow(&self, nth: usize, sender: &Sender) {
+    async fn follow(&self, nth: usize, sender: &HttpRequestSender) {
         let mut failures = 0;
         loop {
             match self.stream(nth, sender).await {
@@ -156,7 +158,7 @@ impl InformerFleetState {
         }
     }
 
-    async fn stream(&self, nth: usize, sender: &Sender) -> Result<(), TrialError> {
+    async fn stream(&self, nth: usize, sender: &HttpRequestSender) -> Result<(), TrialError> {
         let seen = &self.seen[nth];
         let begin = match seen.lock().at() {
             Some(version) => format!("resourceVersion={version}"),
@@ -176,7 +178,7 @@ impl InformerFleetState {
         seen.lock().begins();
         self.open.fetch_add(1, Ordering::Relaxed);
         let _open = OpenStreamGuard(&self.open);
-        let mut frames = Frames::new(Framing::Lines);
+        let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         let mut unreadable = None;
         while let Some(chunk) = answer.body.chunk().await {
             let chunk = chunk.map_err(|error| TrialError::of("a watch", error))?;
@@ -221,17 +223,17 @@ async fn pause(failures: u32) {
 }
 
 #[derive(Deserialize)]
-struct FrameHead<'a> {
+struct WatchFrameHead<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     #[serde(borrow)]
-    object: ObjectHead<'a>,
+    object: WatchObjectHead<'a>,
 }
 
 #[derive(Deserialize)]
-struct ObjectHead<'a> {
+struct WatchObjectHead<'a> {
     #[serde(borrow, default)]
-    metadata: Metadata<'a>,
+    metadata: WatchObjectMetadata<'a>,
     /// A field of a Status, in an ERROR event.
     code: Option<u16>,
     message: Option<String>,
@@ -239,7 +241,7 @@ struct ObjectHead<'a> {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata<'a> {
+struct WatchObjectMetadata<'a> {
     name: Option<&'a str>,
     resource_version: Option<&'a str>,
     #[serde(borrow)]
@@ -250,8 +252,9 @@ const INITIAL_EVENTS_END: &str = "\"k8s.io/initial-events-end\":\"true\"";
 
 /// Applies one frame of a watch.
 fn take(seen: &mut InformerStore, frame: &[u8]) -> Result<(), TrialError> {
-    let FrameHead { kind, object } = serde_json::from_slice(frame).map_err(|error| TrialError::of("a frame", error))?;
-    let ObjectHead { metadata, code, message } = object;
+    let WatchFrameHead { kind, object } =
+        serde_json::from_slice(frame).map_err(|error| TrialError::of("a frame", error))?;
+    let WatchObjectHead { metadata, code, message } = object;
     if kind == "ERROR" {
         if code == Some(StatusCode::GONE.as_u16()) {
             seen.expires();

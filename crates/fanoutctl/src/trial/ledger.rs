@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 /// The outcome of a pending write is unknown. If it succeeds, its version is above every version that was known when it
 /// was sent. Therefore the ledger is complete up to the lowest such version.
 #[derive(Debug)]
-pub struct WriteLedger(Mutex<LedgerState>);
+pub struct WriteLedger(Mutex<WriteLedgerState>);
 
 #[derive(Debug)]
-struct LedgerState {
+struct WriteLedgerState {
     /// The versions of all changes, except those that were compared with every informer.
     versions: BTreeSet<u64>,
     /// The latest version of each object.
@@ -29,7 +29,7 @@ impl WriteLedger {
     pub fn new(objects: usize, writers: usize) -> Self {
         let versions = BTreeSet::new();
         let (latest, sent_at) = (vec![0; objects], vec![None; writers]);
-        Self(Mutex::new(LedgerState { versions, latest, sent_at, newest: 0, written: 0 }))
+        Self(Mutex::new(WriteLedgerState { versions, latest, sent_at, newest: 0, written: 0 }))
     }
 
     /// Records an object that was created before the informers started.

@@ -5,11 +5,11 @@ use tokio::process::{Child, Command};
 
 use super::wait::until;
 use super::{TrialError, process};
-use base::PageAddress;
+use base::AdminPageAddress;
 
 /// The options of a trial's proxy.
 #[derive(Debug, Clone)]
-pub struct ProxyOptions {
+pub struct TrialProxyOptions {
     pub program: PathBuf,
     /// The kubeconfig with which the proxy connects to upstream.
     pub kubeconfig: PathBuf,
@@ -21,7 +21,7 @@ pub struct ProxyOptions {
 
 /// The proxy, running as a separate process.
 pub struct ProxyProcess {
-    order: ProxyOptions,
+    order: TrialProxyOptions,
     child: Option<Child>,
 }
 
@@ -34,7 +34,7 @@ impl ProxyProcess {
     ///
     /// # Errors
     /// If it does not start.
-    pub async fn start(order: ProxyOptions) -> Result<Self, TrialError> {
+    pub async fn start(order: TrialProxyOptions) -> Result<Self, TrialError> {
         let mut proxy = Self { order, child: None };
         proxy.start_again().await?;
         Ok(proxy)
@@ -45,13 +45,13 @@ impl ProxyProcess {
     /// # Errors
     /// If it does not start.
     pub async fn start_again(&mut self) -> Result<(), TrialError> {
-        let ProxyOptions { program, kubeconfig, listen, admin, log } = &self.order;
+        let TrialProxyOptions { program, kubeconfig, listen, admin, log } = &self.order;
         let fail = |why: &dyn std::fmt::Display| TrialError::of("the proxy", why);
         let mut command = Command::new(program);
         command.arg("run-proxy").arg("--kubeconfig").arg(kubeconfig);
         command.args(["--listen", listen, "--admin", admin, "--auth", "delegated"]);
         let child = self.child.insert(process::spawn(&mut command, log).map_err(|error| fail(&error))?);
-        let page = PageAddress::Tcp(admin.clone());
+        let page = AdminPageAddress::Tcp(admin.clone());
         let is_up = until(START_MAX, async || {
             if child.try_wait().ok().flatten().is_some() {
                 return Some(false);

@@ -14,7 +14,7 @@ pub enum TrialAction {
 
 /// The scheduled actions of a trial. Their times count from when all informers are synced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Script(VecDeque<(Duration, TrialAction)>);
+pub struct TrialScript(VecDeque<(Duration, TrialAction)>);
 
 const ACTIONS_MAX: usize = 1000;
 
@@ -30,7 +30,7 @@ impl TrialAction {
     }
 }
 
-impl Script {
+impl TrialScript {
     /// Returns the time of the next action.
     pub fn next_at(&self) -> Option<Duration> {
         self.0.front().map(|(at, _)| *at)
@@ -41,7 +41,7 @@ impl Script {
     }
 }
 
-impl FromStr for Script {
+impl FromStr for TrialScript {
     type Err = String;
 
     /// Parses a script such as `5s apiserver, 10s proxy, 20s quit`.
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn script_parses_times_and_actions_in_order() {
-        let mut script: Script = "500ms apiserver,10s  proxy , 1m quit".parse().unwrap();
+        let mut script: TrialScript = "500ms apiserver,10s  proxy , 1m quit".parse().unwrap();
         let mut found = Vec::new();
         while let Some(at) = script.next_at() {
             found.push((at, script.take().unwrap()));
@@ -99,7 +99,7 @@ mod tests {
             ("5s etcd", "expected apiserver, proxy or quit"),
             ("5s proxy, 4s quit", "before"),
         ] {
-            let error = text.parse::<Script>().unwrap_err();
+            let error = text.parse::<TrialScript>().unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
     }

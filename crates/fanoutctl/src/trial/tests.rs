@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use demo::RunningUpstream;
+use demo::RunningDemoApiserver;
 use tokio::time::{sleep, timeout};
 
-use super::{InformerFleet, InformerFleetCounts, PODS_PATH, TargetCredentials, Writers};
+use super::{InformerFleet, InformerFleetCounts, PODS_PATH, TargetCredentials, TrialWriters};
 
 const INFORMERS: usize = 7;
 const PODS: usize = 12;
@@ -23,9 +23,12 @@ async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) 
 }
 
 /// Runs informers against the demo upstream, whose faults `amid` injects.
-async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerFleet, &Writers)) -> InformerFleetCounts {
+async fn judged(
+    up: &RunningDemoApiserver,
+    amid: impl AsyncFnOnce(&InformerFleet, &TrialWriters),
+) -> InformerFleetCounts {
     let target = TargetCredentials::default().target(&up.url()).await.expect("a URL");
-    let writers = Writers::create(&target, PODS).await.expect("pods are created");
+    let writers = TrialWriters::create(&target, PODS).await.expect("pods are created");
     let crowd = InformerFleet::start(target.clone(), PODS_PATH, INFORMERS, PODS);
     let all = INFORMERS as u64;
     eventually("all have their state", || async { crowd.judge(writers.ledger()).synced == all }).await;
@@ -40,7 +43,7 @@ async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerFleet, &Wr
     counts
 }
 
-async fn until_delivered(crowd: &InformerFleet, writers: &Writers, more: u64) {
+async fn until_delivered(crowd: &InformerFleet, writers: &TrialWriters, more: u64) {
     let before = crowd.judge(writers.ledger()).delivered;
     let wanted = before + more * INFORMERS as u64;
     eventually("changes are delivered", || async { crowd.judge(writers.ledger()).delivered >= wanted }).await;
@@ -85,7 +88,7 @@ async fn duplicate_event_counts_as_wrong_and_stream_reset_loses_none() {
     assert_eq!((counts.lost, counts.wrong), (0, INFORMERS as u64), "{counts:?}");
 }
 
-async fn demo_with_pods() -> RunningUpstream {
+async fn demo_with_pods() -> RunningDemoApiserver {
     demo::upstream().pods(20).run().await
 }
 

@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::TrialError;
 use super::ledger::WriteLedger;
-use base::Tasks;
-use probe::{Target, UnaryClient, UnaryResponse, WatchProtocol};
+use base::BackgroundTasks;
+use probe::{TargetServer, UnaryClient, UnaryResponse, WatchProtocol};
 
 /// Writers that change objects at the apiserver directly, and record each version. Each object has one writer.
-pub struct Writers {
+pub struct TrialWriters {
     ledger: Arc<WriteLedger>,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
     stop: CancellationToken,
 }
 
@@ -57,15 +57,15 @@ fn version_of(reply: &UnaryResponse) -> Option<u64> {
     serde_json::from_slice::<WrittenObject<'_>>(&reply.body).ok()?.metadata.resource_version.parse().ok()
 }
 
-impl Writers {
+impl TrialWriters {
     /// Creates the pods that the writers change, as many as `objects`.
     ///
     /// # Errors
     /// A pod cannot be created.
-    pub async fn create(target: &Target, objects: usize) -> Result<Self, TrialError> {
+    pub async fn create(target: &TargetServer, objects: usize) -> Result<Self, TrialError> {
         let writers = Self {
             ledger: Arc::new(WriteLedger::new(objects, WRITERS)),
-            tasks: Tasks::new(),
+            tasks: BackgroundTasks::new(),
             stop: CancellationToken::new(),
         };
         let client = UnaryClient::new(target, WatchProtocol::H1, &writers.tasks);
@@ -85,7 +85,7 @@ impl Writers {
     }
 
     /// Starts the writers. `rate` is the number of changes per second, for all writers together.
-    pub fn begin(&self, target: &Target, rate: f64) {
+    pub fn begin(&self, target: &TargetServer, rate: f64) {
         let objects = self.ledger.latest().len();
         for writer in 0..WRITERS.min(objects) {
             let client = UnaryClient::new(target, WatchProtocol::H1, &self.tasks);

@@ -8,12 +8,12 @@ use crate::windows::UPLOAD_BYTES_MAX;
 /// More useless frames than a client may send at once.
 const TOO_MANY: usize = 1_100;
 
-fn bytes(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
+fn bytes(kind: Http2FrameType, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    [&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
 }
 
 fn get(stream: u32) -> Vec<u8> {
-    bytes(FrameKind::Headers, END_HEADERS | END_STREAM, stream, GET)
+    bytes(Http2FrameType::Headers, END_HEADERS | END_STREAM, stream, GET)
 }
 
 impl Client {
@@ -25,7 +25,7 @@ impl Client {
     async fn reason(&mut self) -> u32 {
         loop {
             let (head, payload) = self.next().await;
-            if head.kind == FrameKind::GoAway {
+            if head.kind == Http2FrameType::GoAway {
                 return u32::from_be_bytes(payload[4..8].try_into().expect("four"));
             }
         }
@@ -45,8 +45,8 @@ async fn window_updates_after_response_end_cost_no_abuse_budget() {
         client.window(1, 12).await;
         client.window(0, 12).await;
     }
-    client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Ping);
+    client.put(Http2FrameType::Ping, 0, 0, &[1; 8]).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Ping);
 }
 
 /// A client that sends requests in a loop and never reads.
@@ -54,7 +54,7 @@ async fn window_updates_after_response_end_cost_no_abuse_budget() {
 async fn output_queued_for_unreading_client_is_bounded() {
     let mut client = Client::new(1 << 10).await;
     let mut taken = 0;
-    while timeout(Duration::from_millis(200), client.put(FrameKind::Ping, 0, 0, &[0; 8])).await.is_ok() {
+    while timeout(Duration::from_millis(200), client.put(Http2FrameType::Ping, 0, 0, &[0; 8])).await.is_ok() {
         taken += 1;
     }
     // A ping and its reply are 17 bytes each. The abuse budget ends the connection after a thousand pings, long before
@@ -65,18 +65,18 @@ async fn output_queued_for_unreading_client_is_bounded() {
 #[tokio::test(start_paused = true)]
 async fn protocol_violation_sends_goaway_with_reason_and_closes() {
     for (kind, flags, stream, payload, reason) in [
-        (FrameKind::Data, 0, 1, &b"data"[..], ErrorCode::Protocol),
-        (FrameKind::Headers, END_HEADERS, 2, GET, ErrorCode::Protocol),
-        (FrameKind::Headers, END_HEADERS, 1, &[0x80], ErrorCode::Compression),
-        (FrameKind::Reset, 0, 1, &[0, 0, 0, 8], ErrorCode::Protocol),
-        (FrameKind::WindowUpdate, 0, 0, &[127, 255, 255, 255], ErrorCode::FlowControl),
-        (FrameKind::Settings, 0, 0, &[0, 4, 255, 255, 255, 255], ErrorCode::FlowControl),
-        (FrameKind::Ping, 0, 0, &[0; 7], ErrorCode::FrameSize),
-        (FrameKind::Continuation, 0, 1, &[], ErrorCode::Protocol),
+        (Http2FrameType::Data, 0, 1, &b"data"[..], Http2ErrorCode::Protocol),
+        (Http2FrameType::Headers, END_HEADERS, 2, GET, Http2ErrorCode::Protocol),
+        (Http2FrameType::Headers, END_HEADERS, 1, &[0x80], Http2ErrorCode::Compression),
+        (Http2FrameType::Reset, 0, 1, &[0, 0, 0, 8], Http2ErrorCode::Protocol),
+        (Http2FrameType::WindowUpdate, 0, 0, &[127, 255, 255, 255], Http2ErrorCode::FlowControl),
+        (Http2FrameType::Settings, 0, 0, &[0, 4, 255, 255, 255, 255], Http2ErrorCode::FlowControl),
+        (Http2FrameType::Ping, 0, 0, &[0; 7], Http2ErrorCode::FrameSize),
+        (Http2FrameType::Continuation, 0, 1, &[], Http2ErrorCode::Protocol),
     ] {
         let mut client = Client::new(1 << 16).await;
         client.put(kind, flags, stream, payload).await;
-        assert_eq!(client.numbers().await, (FrameKind::GoAway, 0, vec![0, reason as u32]), "{kind:?}");
+        assert_eq!(client.numbers().await, (Http2FrameType::GoAway, 0, vec![0, reason as u32]), "{kind:?}");
         assert_eq!(client.io.read(&mut [0]).await.expect("closed"), 0);
         assert!(client.ended.await.expect("no panic").is_err());
     }
@@ -90,9 +90,9 @@ async fn window_update_flood_without_data_ends_connection() {
             client.ask(id, GET, true).await;
             client.next().await;
         }
-        client.put(FrameKind::Reset, 0, 3, &8_u32.to_be_bytes()).await;
-        client.write(&vec![bytes(FrameKind::WindowUpdate, 0, stream, &[0, 0, 0, 1]); TOO_MANY]).await;
-        assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32, "stream {stream}");
+        client.put(Http2FrameType::Reset, 0, 3, &8_u32.to_be_bytes()).await;
+        client.write(&vec![bytes(Http2FrameType::WindowUpdate, 0, stream, &[0, 0, 0, 1]); TOO_MANY]).await;
+        assert_eq!(client.reason().await, Http2ErrorCode::EnhanceYourCalm as u32, "stream {stream}");
     }
 }
 
@@ -103,19 +103,19 @@ async fn data_on_reset_stream_is_free_and_returns_connection_window() {
         client.ask(stream, POST, false).await;
         client.next().await;
         client.server.0.lock()[stream as usize / 2].2.cut("test");
-        assert_eq!(client.numbers().await, reset(stream, ErrorCode::Cancel));
+        assert_eq!(client.numbers().await, reset(stream, Http2ErrorCode::Cancel));
         // More frames than the abuse budget allows.
-        let sent = bytes(FrameKind::Data, 0, stream, &[0; 128]);
+        let sent = bytes(Http2FrameType::Data, 0, stream, &[0; 128]);
         client.write(&vec![sent; UPLOAD_BYTES_MAX / 128]).await;
     }
     assert_eq!(
         client.numbers().await,
-        (FrameKind::WindowUpdate, 0, vec![2 * u32::try_from(UPLOAD_BYTES_MAX).expect("few")])
+        (Http2FrameType::WindowUpdate, 0, vec![2 * u32::try_from(UPLOAD_BYTES_MAX).expect("few")])
     );
-    client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Ping);
-    client.write(&vec![bytes(FrameKind::Data, 0, 1, &[0]); TOO_MANY]).await;
-    assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
+    client.put(Http2FrameType::Ping, 0, 0, &[1; 8]).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Ping);
+    client.write(&vec![bytes(Http2FrameType::Data, 0, 1, &[0]); TOO_MANY]).await;
+    assert_eq!(client.reason().await, Http2ErrorCode::EnhanceYourCalm as u32);
 }
 
 /// A stream with a long response, whose request body nothing reads.
@@ -126,32 +126,32 @@ async fn unread_request_body_is_limited_to_its_window() {
     client.next().await;
     let (request, _pieces, _cut) = client.server.0.lock().remove(0);
     drop(request);
-    client.write(&vec![bytes(FrameKind::Data, 0, 1, &[0; 1 << 14]); UPLOAD_BYTES_MAX >> 14]).await;
-    client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
-    assert_eq!(client.next().await.0.kind, FrameKind::Ping, "the window of the stream is not given back");
-    client.put(FrameKind::Data, 0, 1, &[0]).await;
-    assert_eq!(client.numbers().await, reset(1, ErrorCode::FlowControl));
+    client.write(&vec![bytes(Http2FrameType::Data, 0, 1, &[0; 1 << 14]); UPLOAD_BYTES_MAX >> 14]).await;
+    client.put(Http2FrameType::Ping, 0, 0, &[1; 8]).await;
+    assert_eq!(client.next().await.0.kind, Http2FrameType::Ping, "the window of the stream is not given back");
+    client.put(Http2FrameType::Data, 0, 1, &[0]).await;
+    assert_eq!(client.numbers().await, reset(1, Http2ErrorCode::FlowControl));
 }
 
 #[tokio::test(start_paused = true)]
 async fn unfinished_header_block_times_out_and_ends_connection() {
     let begun = [
-        bytes(FrameKind::Headers, END_STREAM, 1, GET),
-        bytes(FrameKind::Headers, END_HEADERS, 1, GET)[..10].to_vec(),
-        [bytes(FrameKind::Headers, END_STREAM, 1, GET), bytes(FrameKind::Continuation, 0, 1, &[])].concat(),
+        bytes(Http2FrameType::Headers, END_STREAM, 1, GET),
+        bytes(Http2FrameType::Headers, END_HEADERS, 1, GET)[..10].to_vec(),
+        [bytes(Http2FrameType::Headers, END_STREAM, 1, GET), bytes(Http2FrameType::Continuation, 0, 1, &[])].concat(),
     ];
     for begun in begun {
         let mut client = Client::new(1 << 16).await;
         // A block finished in time does not count.
-        client.put(FrameKind::Headers, END_STREAM, 1, GET).await;
+        client.put(Http2FrameType::Headers, END_STREAM, 1, GET).await;
         tokio::time::sleep(LIMITS.header_max.mul_f64(0.9)).await;
-        client.put(FrameKind::Continuation, END_HEADERS, 1, &[]).await;
+        client.put(Http2FrameType::Continuation, END_HEADERS, 1, &[]).await;
         client.next().await;
         tokio::time::sleep(Duration::from_secs(15)).await;
         let start = Instant::now();
         client.io.write_all(&begun).await.expect("open");
         // The first stream has begun already.
-        assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
+        assert_eq!(client.reason().await, Http2ErrorCode::EnhanceYourCalm as u32);
         assert_eq!(start.elapsed().as_secs(), LIMITS.header_max.as_secs());
         assert!(client.ended.await.expect("no panic").is_err());
     }
@@ -159,13 +159,13 @@ async fn unfinished_header_block_times_out_and_ends_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn unfinished_header_block_beyond_budget_ends_connection() {
-    let limits = Limits { header_bytes_max: 64 << 10, ..LIMITS };
+    let limits = Http2Limits { header_bytes_max: 64 << 10, ..LIMITS };
     let mut client = Client::limited(limits, false, 1 << 16).await;
     let others = client.budget.connection();
     assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
-    client.put(FrameKind::Headers, END_STREAM, 1, &[0; 1 << 14]).await;
-    client.put(FrameKind::Continuation, 0, 1, &[0; 1 << 14]).await;
-    assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
+    client.put(Http2FrameType::Headers, END_STREAM, 1, &[0; 1 << 14]).await;
+    client.put(Http2FrameType::Continuation, 0, 1, &[0; 1 << 14]).await;
+    assert_eq!(client.reason().await, Http2ErrorCode::EnhanceYourCalm as u32);
     drop(client.io);
     let ended = client.ended.await.expect("no panic").expect_err("it breaks a rule");
     assert!(ended.contains("too many incomplete header blocks"), "{ended}");
@@ -174,12 +174,12 @@ async fn unfinished_header_block_beyond_budget_ends_connection() {
 #[tokio::test(start_paused = true)]
 async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
     let mut client = Client::limited(LIMITS, false, 1 << 16).await;
-    client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;
+    client.write(&[get(1), get(3), get(5), bytes(Http2FrameType::Ping, 0, 0, &[1; 8])]).await;
     assert_eq!(client.next().await.0.stream, 1);
     // Other frames wait as well.
-    client.put(FrameKind::Ping, 0, 0, &[2; 8]).await;
+    client.put(Http2FrameType::Ping, 0, 0, &[2; 8]).await;
     client.server.send(0, &b"event"[..]);
-    assert_eq!((client.next().await.0.kind, client.server.asked()), (FrameKind::Data, 1));
+    assert_eq!((client.next().await.0.kind, client.server.asked()), (Http2FrameType::Data, 1));
     // The next one begins when the first is over.
     client.server.0.lock().clear();
     assert_eq!(client.next().await.0.flags, END_STREAM);
@@ -188,7 +188,10 @@ async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
     client.is_known.store(true, Ordering::Relaxed);
     client.server.send(0, &b"event"[..]);
     let kinds = [client.next().await.0, client.next().await.0, client.next().await.0, client.next().await.0];
-    assert_eq!(kinds.map(|head| head.kind), [FrameKind::Data, FrameKind::Ping, FrameKind::Ping, FrameKind::Headers]);
+    assert_eq!(
+        kinds.map(|head| head.kind),
+        [Http2FrameType::Data, Http2FrameType::Ping, Http2FrameType::Ping, Http2FrameType::Headers]
+    );
     assert_eq!(client.server.asked(), 2);
 }
 
@@ -198,7 +201,7 @@ async fn request_heads_beyond_budget_are_refused_until_released() {
     let _all = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
     // Both come before the first is answered.
     client.write(&[get(1), get(3)]).await;
-    assert_eq!(client.numbers().await, reset(3, ErrorCode::Refused));
+    assert_eq!(client.numbers().await, reset(3, Http2ErrorCode::Refused));
     assert_eq!(client.next().await.0.stream, 1);
     client.ask(5, GET, true).await;
     assert_eq!((client.next().await.0.stream, client.server.asked()), (5, 2));
@@ -227,7 +230,7 @@ async fn response_heads_above_queue_limit_reset_their_streams() {
     let (mut heads, mut resets) = (Vec::new(), Vec::new());
     while heads.len() < 3 {
         let (head, _) = client.next().await;
-        if head.kind == FrameKind::Reset {
+        if head.kind == Http2FrameType::Reset {
             resets.push(head.stream);
         } else if head.flags & END_HEADERS != 0 {
             heads.push(head.stream);
@@ -250,11 +253,11 @@ async fn response_head_beyond_listener_budget_resets_stream() {
     let (mut headers, mut resets) = (Vec::new(), Vec::new());
     while headers.is_empty() || resets.is_empty() {
         let (head, payload) = client.next().await;
-        if head.kind == FrameKind::Reset {
+        if head.kind == Http2FrameType::Reset {
             resets.push((head.stream, payload));
         } else if head.flags & END_HEADERS != 0 {
             headers.push(head.stream);
         }
     }
-    assert_eq!((headers, resets), (vec![1], vec![(3, (ErrorCode::EnhanceYourCalm as u32).to_be_bytes().into())]));
+    assert_eq!((headers, resets), (vec![1], vec![(3, (Http2ErrorCode::EnhanceYourCalm as u32).to_be_bytes().into())]));
 }

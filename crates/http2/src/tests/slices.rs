@@ -4,28 +4,28 @@ use std::task::{Context, Waker};
 
 use super::*;
 use crate::connection::BEGUN_MAX;
-use crate::output::Output;
+use crate::output::FrameOutputBuffer;
 
 const STREAMS: u32 = 4;
 
 /// SETTINGS, and a GET on each of so many streams.
 fn asked(streams: u32) -> Vec<u8> {
     let frame = |kind, flags, stream, payload: &[u8]| {
-        [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
+        [&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     };
-    let gets = (0..streams).map(|at| frame(FrameKind::Headers, END_HEADERS | END_STREAM, 2 * at + 1, GET));
-    std::iter::once(frame(FrameKind::Settings, 0, 0, &[])).chain(gets).flatten().collect()
+    let gets = (0..streams).map(|at| frame(Http2FrameType::Headers, END_HEADERS | END_STREAM, 2 * at + 1, GET));
+    std::iter::once(frame(Http2FrameType::Settings, 0, 0, &[])).chain(gets).flatten().collect()
 }
 
 #[tokio::test]
 async fn pending_requests_start_in_small_batches() {
     const MANY: u32 = 100;
     let (mut near, far) = tokio::io::duplex(1 << 16);
-    let heads = Arc::<HeadBudget>::default().connection();
+    let heads = Arc::<RequestHeadBudget>::default().connection();
     // The number of requests begun, the most that had begun and were not polled, and the number polled.
     let counts = Arc::new(Mutex::new((0, 0, 0)));
     let counted = counts.clone();
-    let limits = Limits { streams_max: MANY as usize, ..LIMITS };
+    let limits = Http2Limits { streams_max: MANY as usize, ..LIMITS };
     let service = known(move |_| {
         let (polled, mut counts) = (counted.clone(), counted.lock());
         counts.0 += 1;
@@ -47,7 +47,7 @@ async fn pending_requests_start_in_small_batches() {
 #[tokio::test]
 async fn connection_waiting_for_turn_holds_no_thread_buffer() {
     let mut waiting = [(); 2].map(|()| {
-        let heads = Arc::<HeadBudget>::default().connection();
+        let heads = Arc::<RequestHeadBudget>::default().connection();
         Http2Connection::new(
             tokio::io::empty(),
             LIMITS,
@@ -58,7 +58,7 @@ async fn connection_waiting_for_turn_holds_no_thread_buffer() {
     for connection in &mut waiting {
         assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
         // As a turn leaves it.
-        connection.output = Output::default();
+        connection.output = FrameOutputBuffer::default();
         connection.begin_goaway();
         let bytes = connection.output.held_bytes();
         assert!((1..100).contains(&bytes), "{bytes} bytes for its goodbye");
@@ -71,7 +71,7 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (mut from, mut to) = tokio::io::split(near);
     let server = Server::default();
-    let (heads, answering) = (Arc::<HeadBudget>::default().connection(), server.clone());
+    let (heads, answering) = (Arc::<RequestHeadBudget>::default().connection(), server.clone());
     let mut http2 = Http2Connection::new(far, LIMITS, heads, known(move |request| Some(answering.answer(request))));
     to.write_all(&asked(STREAMS)).await.expect("open");
     let (mut seen, mut sent) = (Vec::new(), 0);

@@ -13,8 +13,8 @@ use http::Response;
 use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::connection::{Http2Connection, Limits};
-use super::super::head_budget::HeadBudget;
+use super::super::connection::{Http2Connection, Http2Limits};
+use super::super::head_budget::RequestHeadBudget;
 use super::super::tests::known;
 use super::*;
 use base::AbortSignal;
@@ -130,7 +130,7 @@ impl AsyncWrite for Socket {
 fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
     let hour = Duration::from_secs(3_600);
-    let limits = Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
+    let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
     let (asked, mut stream) = (world.clone(), 0);
     let service = known(move |_| {
         let (world, this) = (asked.clone(), stream);
@@ -141,7 +141,7 @@ fn run(plan: Vec<(usize, usize)>) -> World {
         });
         Some((answer, AbortSignal::default()))
     });
-    let heads = Arc::<HeadBudget>::default().connection();
+    let heads = Arc::<RequestHeadBudget>::default().connection();
     let mut connection = Http2Connection::new(Socket(world.clone(), ASKED), limits, heads, service);
     let flag = Arc::new(TaskFlag::default());
     let waker = Waker::from(flag.clone());

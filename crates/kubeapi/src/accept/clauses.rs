@@ -11,14 +11,14 @@ pub(super) const CLAUSES_MAX: usize = 64;
 
 /// One media range of an Accept header, with its parameters.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Clause<'a> {
+pub(super) struct AcceptClause<'a> {
     main: &'a str,
     sub: &'a str,
     quality: f32,
     parameters: Vec<(&'a str, &'a str)>,
 }
 
-impl Clause<'_> {
+impl AcceptClause<'_> {
     /// Whether the media range, `type/subtype`, `type/*` or `*/*`, includes `media_type`.
     pub(super) fn covers(&self, media_type: &str) -> bool {
         let (main, sub) = media_type.split_once('/').unwrap_or((media_type, ""));
@@ -53,11 +53,11 @@ impl Clause<'_> {
 
 /// Returns all well-formed clauses, best first. A header that is too long has none; callers refuse it before
 /// ([`super::check_accept_length`]).
-pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
+pub(super) fn clauses(accept: &str) -> Vec<AcceptClause<'_>> {
     if is_too_long(accept) {
         return Vec::new();
     }
-    let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(clause).collect();
+    let mut clauses: Vec<AcceptClause<'_>> = accept.split(',').filter_map(clause).collect();
     // Up to twelve elements, Go's sort is this insertion sort. Beyond that, its order under such a comparison depends
     // on its implementation; no client sends that many.
     for end in 1..clauses.len() {
@@ -76,7 +76,7 @@ pub(super) fn is_too_long(accept: &str) -> bool {
     accept.len() > ACCEPT_BYTES_MAX || accept.bytes().filter(|byte| *byte == b',').count() >= CLAUSES_MAX
 }
 
-fn clause(text: &str) -> Option<Clause<'_>> {
+fn clause(text: &str) -> Option<AcceptClause<'_>> {
     let text = text.trim_matches(' ');
     let (range, rest) = text.split_once(';').unwrap_or((text, ""));
     let (main, sub) = match range.split_once('/') {
@@ -93,7 +93,7 @@ fn clause(text: &str) -> Option<Clause<'_>> {
             Some(_) => return None,
         },
     };
-    let mut clause = Clause { main, sub: sub.trim_matches(' '), quality: 1.0, parameters: Vec::new() };
+    let mut clause = AcceptClause { main, sub: sub.trim_matches(' '), quality: 1.0, parameters: Vec::new() };
     for parameter in rest.split(';') {
         let Some((name, value)) = parameter.split_once('=') else { continue };
         // A second `=` is an error only if text follows it.

@@ -23,8 +23,8 @@ const FORMS: [&str; 9] = [
 ];
 
 /// Normalizes the Accept header of a discovery request: the clauses in the order in which the apiserver tries them, up
-/// to plain JSON, which it always accepts. `None` if the result is not one of a few forms. So a cache whose keys contain
-/// one is bounded.
+/// to plain JSON, which it always accepts. `None` if the result is not one of a few forms. So a cache whose keys
+/// contain one is bounded.
 pub fn discovery_accept(accept: Option<&str>) -> Option<&'static str> {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or(JSON);
     let mut known: Vec<&str> = Vec::new();

@@ -1,12 +1,12 @@
 use super::*;
 use MediaType::{Json, Protobuf, Yaml};
-use NegotiatedType::{NotAcceptable, NotStreamable, Plain};
+use NegotiatedMediaType::{NotAcceptable, NotStreamable, Plain};
 use proptest::prelude::*;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> NegotiatedType {
-    NegotiatedType::Converted { media, target, version }
+fn converted(media: MediaType, target: ObjectConversion, version: MetaApiVersion) -> NegotiatedMediaType {
+    NegotiatedMediaType::Converted { media, target, version }
 }
 
 /// The sort compares each clause with each in the worst case, so its input is bounded.
@@ -57,24 +57,24 @@ fn best_supported_accept_clause_wins() {
         ("application/json;stream=other,application/yaml", Plain(Yaml)),
         ("application/json;sv=v1", Plain(Json)),
         ("application/json;sv=v2", NotAcceptable),
-        (&kubectl, converted(Json, Conversion::Table, MetaVersion::V1)),
-        (old_table, converted(Json, Conversion::Table, MetaVersion::V1beta1)),
-        (partial, converted(Protobuf, Conversion::PartialObjectMetadata, MetaVersion::V1)),
+        (&kubectl, converted(Json, ObjectConversion::Table, MetaApiVersion::V1)),
+        (old_table, converted(Json, ObjectConversion::Table, MetaApiVersion::V1beta1)),
+        (partial, converted(Protobuf, ObjectConversion::PartialObjectMetadata, MetaApiVersion::V1)),
         (
             "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            converted(Yaml, Conversion::PartialObjectMetadataList, MetaVersion::V1),
+            converted(Yaml, ObjectConversion::PartialObjectMetadataList, MetaApiVersion::V1),
         ),
         ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json", Plain(Json)),
-        ("application/*;as=Table;g=meta.k8s.io;v=v1", converted(Json, Conversion::Table, MetaVersion::V1)),
+        ("application/*;as=Table;g=meta.k8s.io;v=v1", converted(Json, ObjectConversion::Table, MetaApiVersion::V1)),
         ("application/json;as=Table", NotAcceptable),
         ("application/json;as=Table;g=meta.k8s.io;v=v2,*/*", Plain(Json)),
         ("application/json;as=Foo;g=meta.k8s.io;v=v1", NotAcceptable),
         ("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json", Plain(Json)),
         ("application/cbor,application/json", Plain(Json)),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::BUILTIN), choice, "{accept}");
     }
-    assert_eq!(negotiate(None, SupportedTypes::BUILTIN), Plain(Json));
+    assert_eq!(negotiate(None, SupportedMediaTypes::BUILTIN), Plain(Json));
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn cbor_is_preferred_if_ranked_first() {
         ("application/*;q=0.9,application/json", false),
         ("application/json;as=Story;g=meta.k8s.io;v=v1,application/cbor", true),
     ] {
-        assert_eq!(prefers_cbor(Some(accept), SupportedTypes::BUILTIN), preferred, "{accept}");
+        assert_eq!(prefers_cbor(Some(accept), SupportedMediaTypes::BUILTIN), preferred, "{accept}");
     }
-    assert!(!prefers_cbor(None, SupportedTypes::BUILTIN));
+    assert!(!prefers_cbor(None, SupportedMediaTypes::BUILTIN));
 }
 
 #[test]
@@ -102,11 +102,11 @@ fn custom_resources_use_protobuf_only_for_conversions() {
         ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
         (
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
-            converted(Protobuf, Conversion::PartialObjectMetadata, MetaVersion::V1),
+            converted(Protobuf, ObjectConversion::PartialObjectMetadata, MetaApiVersion::V1),
         ),
         ("application/*", Plain(Json)),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedTypes::CUSTOM), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::CUSTOM), choice, "{accept}");
     }
 }
 
@@ -122,7 +122,7 @@ fn watch_requires_a_streamable_media_type() {
         ("application/yaml;stream=watch,application/json", Plain(Json)),
         ("text/html", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN.watching()), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::BUILTIN.watching()), choice, "{accept}");
     }
 }
 
@@ -135,7 +135,7 @@ fn error_responses_ignore_conversion_clauses() {
         ("application/yaml", Plain(Yaml)),
         ("application/json;sv=v1", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedTypes::ERROR), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::ERROR), choice, "{accept}");
     }
 }
 
@@ -154,7 +154,7 @@ fn router_accepts_only_exact_types_or_the_full_wildcard() {
         (Some("text/html,"), false),
         (Some("application/cbor"), false),
     ] {
-        assert_eq!(router_accepts(accept, SupportedTypes::BUILTIN), accepted, "{accept:?}");
+        assert_eq!(router_accepts(accept, SupportedMediaTypes::BUILTIN), accepted, "{accept:?}");
     }
 }
 
@@ -164,15 +164,15 @@ fn json_only_server_ignores_other_media_types() {
     for (accept, choice) in [
         ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
         ("application/yaml,*/*", Plain(Json)),
-        ("application/json;as=Table;v=v1;g=meta.k8s.io", converted(Json, Conversion::Table, MetaVersion::V1)),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", converted(Json, ObjectConversion::Table, MetaApiVersion::V1)),
         (PROTOBUF, NotAcceptable),
         (partial, NotAcceptable),
         ("application/yaml", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN.in_json()), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::BUILTIN.in_json()), choice, "{accept}");
     }
     for (accept, accepted) in [("application/json", true), ("*/*", true), (PROTOBUF, false), ("application/*", false)] {
-        assert_eq!(router_accepts(Some(accept), SupportedTypes::BUILTIN.in_json()), accepted, "{accept}");
+        assert_eq!(router_accepts(Some(accept), SupportedMediaTypes::BUILTIN.in_json()), accepted, "{accept}");
     }
 }
 
@@ -206,9 +206,13 @@ fn browsers_and_curl_receive_indented_json() {
         ("", None, Some("application/json;pretty=0"), false),
         ("", None, Some("application/yaml,application/json;pretty=1"), false),
     ] {
-        let query = Query::parse(query);
-        assert_eq!(pretty(&query, agent, accept, SupportedTypes::BUILTIN), indented, "{query:?} {agent:?} {accept:?}");
-        assert!(!pretty(&query, agent, accept, SupportedTypes::BUILTIN.watching()), "never a watch");
+        let query = UrlQuery::parse(query);
+        assert_eq!(
+            pretty(&query, agent, accept, SupportedMediaTypes::BUILTIN),
+            indented,
+            "{query:?} {agent:?} {accept:?}"
+        );
+        assert!(!pretty(&query, agent, accept, SupportedMediaTypes::BUILTIN.watching()), "never a watch");
     }
 }
 
@@ -219,11 +223,11 @@ proptest! {
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {
         for accept in [accept, likely] {
-            for offers in [SupportedTypes::BUILTIN, SupportedTypes::CUSTOM, SupportedTypes::ERROR, SupportedTypes::BUILTIN.in_json()] {
+            for offers in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
                 let _ = negotiate(Some(&accept), offers);
                 let _ = negotiate(Some(&accept), offers.watching());
             }
-            let _ = router_accepts(Some(&accept), SupportedTypes::BUILTIN);
+            let _ = router_accepts(Some(&accept), SupportedMediaTypes::BUILTIN);
             let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");
         }
     }

@@ -14,44 +14,45 @@ fn refusal(token: &str) -> String {
 #[test]
 fn encoded_tokens_match_the_apiservers() {
     let key = ObjectKey::new("t1", "cm-a");
-    let at = ContinueAt::Version(ResourceVersion(77));
+    let at = ContinueVersion::Version(ResourceVersion(77));
     for (token, json) in [
         (ContinueToken::after(at, &key, false), r#"{"v":"meta.k8s.io/v1","rv":77,"start":"t1/cm-a\u0000"}"#),
         (ContinueToken::after(at, &key, true), r#"{"v":"meta.k8s.io/v1","rv":77,"start":"cm-a\u0000"}"#),
         (
-            ContinueToken::after(ContinueAt::Latest, &key, true),
+            ContinueToken::after(ContinueVersion::Latest, &key, true),
             r#"{"v":"meta.k8s.io/v1","rv":-1,"start":"cm-a\u0000"}"#,
         ),
     ] {
-        let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(PageStore::FromStorage)).expect("base64");
+        let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(ListPageSource::FromStorage)).expect("base64");
         assert_eq!(String::from_utf8(decoded).expect("text"), json);
-        assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromStorage)), Ok(token));
+        assert_eq!(ContinueToken::decode(&token.encode(ListPageSource::FromStorage)), Ok(token));
     }
 }
 
 #[test]
 fn watch_cache_tokens_have_a_leading_slash_since_1_34() {
     for (minor, has_watch_cache, pages) in [
-        (Some(33), true, PageStore::FromStorage),
-        (Some(34), true, PageStore::FromCache),
-        (Some(37), true, PageStore::FromCache),
-        (Some(37), false, PageStore::FromStorage),
-        (None, true, PageStore::FromStorage),
+        (Some(33), true, ListPageSource::FromStorage),
+        (Some(34), true, ListPageSource::FromCache),
+        (Some(37), true, ListPageSource::FromCache),
+        (Some(37), false, ListPageSource::FromStorage),
+        (None, true, ListPageSource::FromStorage),
     ] {
-        assert_eq!(PageStore::of_release(minor, has_watch_cache), pages, "{minor:?} {has_watch_cache}");
+        assert_eq!(ListPageSource::of_release(minor, has_watch_cache), pages, "{minor:?} {has_watch_cache}");
     }
-    let token = ContinueToken::after(ContinueAt::Version(ResourceVersion(77)), &ObjectKey::new("t1", "cm-a"), false);
-    let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(PageStore::FromCache)).expect("base64");
+    let token =
+        ContinueToken::after(ContinueVersion::Version(ResourceVersion(77)), &ObjectKey::new("t1", "cm-a"), false);
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(token.encode(ListPageSource::FromCache)).expect("base64");
     assert_eq!(decoded, br#"{"v":"meta.k8s.io/v1","rv":77,"start":"/t1/cm-a\u0000"}"#);
-    assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromCache)), Ok(token));
+    assert_eq!(ContinueToken::decode(&token.encode(ListPageSource::FromCache)), Ok(token));
 }
 
 #[test]
 fn token_at_the_first_key_of_a_collection_round_trips() {
     let first = ContinueToken::decode(&token(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/"}"#)).expect("its first key");
     assert_eq!(first.start, "");
-    for pages in [PageStore::FromStorage, PageStore::FromCache] {
-        let offered = ContinueToken { at: ContinueAt::Latest, ..first.clone() };
+    for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
+        let offered = ContinueToken { at: ContinueVersion::Latest, ..first.clone() };
         assert_eq!(ContinueToken::decode(&offered.encode(pages)), Ok(offered), "{pages:?}");
     }
 }
@@ -60,7 +61,7 @@ fn token_at_the_first_key_of_a_collection_round_trips() {
 fn leading_slash_of_the_start_key_is_optional() {
     for start in ["/t1/cm-a\\u0000", "t1/cm-a\\u0000"] {
         let decoded = ContinueToken::decode(&token(&format!(r#"{{"v":"meta.k8s.io/v1","rv":5,"start":"{start}"}}"#)));
-        let at = ContinueAt::Version(ResourceVersion(5));
+        let at = ContinueVersion::Version(ResourceVersion(5));
         assert_eq!(decoded, Ok(ContinueToken { at, start: "t1/cm-a\0".to_owned() }));
     }
 }
@@ -68,7 +69,7 @@ fn leading_slash_of_the_start_key_is_optional() {
 #[test]
 fn next_page_starts_after_last_key_and_before_longer_keys() {
     let last = ObjectKey::new("ns", "pod-1");
-    let start = ContinueToken::after(ContinueAt::Latest, &last, false).start;
+    let start = ContinueToken::after(ContinueVersion::Latest, &last, false).start;
     assert!(last.as_str() < start.as_str());
     assert!(start.as_str() < "ns/pod-1-a" && start.as_str() < "ns/pod-10");
 }
@@ -77,7 +78,7 @@ fn next_page_starts_after_last_key_and_before_longer_keys() {
 fn negative_version_continues_at_the_latest() {
     for revision in ["-1", "-7"] {
         let json = format!(r#"{{"v":"meta.k8s.io/v1","rv":{revision},"start":"a"}}"#);
-        assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.at), Ok(ContinueAt::Latest));
+        assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.at), Ok(ContinueVersion::Latest));
     }
 }
 
@@ -160,7 +161,7 @@ proptest! {
         name in "[a-z0-9][a-z0-9.-]{0,10}",
     ) {
         let key = ObjectKey::new(&namespace, &name);
-        let token = ContinueToken::after(ContinueAt::Version(ResourceVersion(revision)), &key, false);
-        prop_assert_eq!(ContinueToken::decode(&token.encode(PageStore::FromStorage)), Ok(token));
+        let token = ContinueToken::after(ContinueVersion::Version(ResourceVersion(revision)), &key, false);
+        prop_assert_eq!(ContinueToken::decode(&token.encode(ListPageSource::FromStorage)), Ok(token));
     }
 }

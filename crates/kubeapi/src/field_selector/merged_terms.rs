@@ -2,14 +2,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::labels::steps;
-use super::super::{Attributes, ObjectKey};
-use super::{Condition, Subject};
+use super::super::{ObjectKey, SelectableAttributes};
+use super::{CompiledFieldCondition, FieldValueSource};
 
 /// The merged conditions, one per subject. The cost per object depends on the number of fields, not on how often or how
 /// verbosely a selector names them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MergedFieldTerms {
-    all: Arc<[(Subject, FieldConstraint)]>,
+    all: Arc<[(FieldValueSource, FieldConstraint)]>,
     /// Whether the conditions contradict each other.
     pub(super) impossible: bool,
 }
@@ -22,7 +22,7 @@ enum FieldConstraint {
 }
 
 impl MergedFieldTerms {
-    pub(super) fn of(conditions: &[Condition]) -> Self {
+    pub(super) fn of(conditions: &[CompiledFieldCondition]) -> Self {
         let mut subjects = BTreeMap::<_, (BTreeSet<&str>, BTreeSet<&str>)>::new();
         for condition in conditions {
             let (is, not) = subjects.entry(condition.subject).or_default();
@@ -32,7 +32,7 @@ impl MergedFieldTerms {
             let want = FieldConstraint::of(&is, &not);
             match (subject, want) {
                 // The value is the same for every object, so the result is known.
-                (Subject::Absent, Some(want)) => (!want.holds("")).then_some(None),
+                (FieldValueSource::Absent, Some(want)) => (!want.holds("")).then_some(None),
                 (_, want) => Some(want.map(|want| (subject, want))),
             }
         });
@@ -42,14 +42,14 @@ impl MergedFieldTerms {
         }
     }
 
-    pub(super) fn match_all(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+    pub(super) fn match_all(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
         !self.impossible
             && self.all.iter().all(|(subject, want)| {
                 want.holds(match subject {
-                    Subject::Name => key.name(),
-                    Subject::Namespace => key.namespace(),
-                    Subject::Field(position) => attributes.field(*position),
-                    Subject::Absent => "",
+                    FieldValueSource::Name => key.name(),
+                    FieldValueSource::Namespace => key.namespace(),
+                    FieldValueSource::Field(position) => attributes.field(*position),
+                    FieldValueSource::Absent => "",
                 })
             })
     }

@@ -2,8 +2,8 @@ use super::super::{Gvr, SELECTOR_BYTES_MAX};
 use super::*;
 use proptest::prelude::*;
 
-fn pods() -> FieldTable {
-    FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)
+fn pods() -> SelectableFieldTable {
+    SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)
 }
 
 fn compiled(text: &str) -> FieldMatcher {
@@ -11,11 +11,11 @@ fn compiled(text: &str) -> FieldMatcher {
 }
 
 /// A pod with one field set and the others absent.
-fn pod(field: &str, value: &str) -> Attributes {
+fn pod(field: &str, value: &str) -> SelectableAttributes {
     let table = pods();
     let mut fields: Vec<_> = table.fields.iter().map(|field| field.kind.absent_text()).collect();
     fields[table.position(field).expect("a field of pods")] = value;
-    Attributes::new::<&str, _>(&[], &fields)
+    SelectableAttributes::new::<&str, _>(&[], &fields)
 }
 
 #[test]
@@ -48,8 +48,8 @@ fn object_matches_only_if_all_terms_match() {
 #[test]
 fn escaped_values_are_unescaped() {
     let key = ObjectKey::new("n", "a,b=c\\d");
-    assert!(compiled(r"metadata.name=a\,b\=c\\d").matches(&key, &Attributes::default()));
-    assert!(!compiled(r"metadata.name!=a\,b\=c\\d").matches(&key, &Attributes::default()));
+    assert!(compiled(r"metadata.name=a\,b\=c\\d").matches(&key, &SelectableAttributes::default()));
+    assert!(!compiled(r"metadata.name!=a\,b\=c\\d").matches(&key, &SelectableAttributes::default()));
 }
 
 #[test]
@@ -171,7 +171,7 @@ proptest! {
         let text: Vec<_> = terms.iter().map(|(key, operator, value)| format!("{key}{operator}{value}")).collect();
         let object = ObjectKey::new(&key.0, &key.1);
         let fields = &fields[..table.fields.len().min(20)];
-        let attributes = Attributes::new::<&str, _>(&[], fields);
+        let attributes = SelectableAttributes::new::<&str, _>(&[], fields);
         let expected = terms.iter().all(|(subject, operator, value)| {
             let found = match subject.as_str() {
                 "metadata.name" => object.name(),

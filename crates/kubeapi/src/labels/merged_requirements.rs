@@ -2,9 +2,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::super::Attributes;
+use super::super::SelectableAttributes;
 use super::steps;
-use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
+use super::{ALLOCATION_BYTES, LabelSelectorOperator, LabelSelectorRequirement, LabelValues, has, held_bytes};
 
 /// The merged requirements, one per key, in the order of keys. The cost per object depends on the smaller of its labels
 /// and these keys, not on how often or how verbosely a selector names them.
@@ -25,10 +25,10 @@ pub(super) struct MergedRequirements {
 #[derive(Debug, Clone)]
 pub(super) enum LabelConstraint {
     Absent,
-    OneOf(Values),
+    OneOf(LabelValues),
     Other {
         present: bool,
-        not: Values,
+        not: LabelValues,
         /// The lowest and the highest allowed number, inclusive.
         range: Option<(i64, i64)>,
     },
@@ -39,7 +39,7 @@ const TEXT_BYTES: usize = 64;
 
 impl MergedRequirements {
     /// Merges requirements, which must be sorted by key.
-    pub(super) fn of(requirements: &[Requirement]) -> Self {
+    pub(super) fn of(requirements: &[LabelSelectorRequirement]) -> Self {
         let groups = requirements.chunk_by(|a, b| a.key == b.key);
         let wants =
             groups.map(|group| Some((group[0].key.clone(), LabelConstraint::of(group)?))).collect::<Option<Arc<[_]>>>();
@@ -51,7 +51,7 @@ impl MergedRequirements {
         Self { all, needed, impossible: false, values, text }
     }
 
-    pub(super) fn match_all(&self, attributes: &Attributes) -> bool {
+    pub(super) fn match_all(&self, attributes: &SelectableAttributes) -> bool {
         let labels = attributes.labels();
         if self.impossible || self.needed > labels.len() {
             return false;
@@ -90,27 +90,29 @@ impl MergedRequirements {
 
 impl LabelConstraint {
     /// Merges the requirements on one label; `None` if they contradict each other.
-    fn of(requirements: &[Requirement]) -> Option<Self> {
+    fn of(requirements: &[LabelSelectorRequirement]) -> Option<Self> {
         let (mut absent, mut present) = (false, false);
-        let (mut one_of, mut not) = (None::<Values>, BTreeSet::new());
+        let (mut one_of, mut not) = (None::<LabelValues>, BTreeSet::new());
         let (mut above, mut below) = (None, None);
         for requirement in requirements {
             match requirement.operator {
-                Operator::DoesNotExist => absent = true,
-                Operator::NotIn | Operator::NotEquals => not.extend(requirement.values.iter().map(|value| &**value)),
-                Operator::Exists => present = true,
-                Operator::In | Operator::Equals | Operator::DoubleEquals => {
+                LabelSelectorOperator::DoesNotExist => absent = true,
+                LabelSelectorOperator::NotIn | LabelSelectorOperator::NotEquals => {
+                    not.extend(requirement.values.iter().map(|value| &**value))
+                }
+                LabelSelectorOperator::Exists => present = true,
+                LabelSelectorOperator::In | LabelSelectorOperator::Equals | LabelSelectorOperator::DoubleEquals => {
                     present = true;
                     one_of = Some(match one_of {
                         None => requirement.values.clone(),
                         Some(known) => known.iter().filter(|value| requirement.lists(value)).cloned().collect(),
                     });
                 }
-                Operator::GreaterThan => {
+                LabelSelectorOperator::GreaterThan => {
                     present = true;
                     above = above.max(Some(requirement.number()?));
                 }
-                Operator::LessThan => {
+                LabelSelectorOperator::LessThan => {
                     present = true;
                     let number = requirement.number()?;
                     below = Some(below.map_or(number, |below: i64| below.min(number)));

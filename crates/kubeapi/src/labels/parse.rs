@@ -3,34 +3,34 @@
 
 use super::super::go_text::{aggregate, quote};
 use super::validate::{key_problems, value_problems};
-use super::{Operator, Requirement};
+use super::{LabelSelectorOperator, LabelSelectorRequirement};
 
 /// Parses all requirements of a label selector in the order written, or returns the apiserver's error text.
-pub(super) fn requirements(text: &str) -> Result<Vec<Requirement>, String> {
-    let mut parser = Parser { tokens: tokens(text), position: 0 };
+pub(super) fn requirements(text: &str) -> Result<Vec<LabelSelectorRequirement>, String> {
+    let mut parser = LabelSelectorParser { tokens: tokens(text), position: 0 };
     let mut requirements = Vec::new();
     loop {
         match parser.peek() {
-            Token::Identifier(_) | Token::Not => {}
-            Token::End => return Ok(requirements),
+            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Not => {}
+            LabelSelectorToken::End => return Ok(requirements),
             other => return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.text())),
         }
         let requirement = parser.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?;
         requirements.push(requirement);
         match parser.next() {
-            Token::End => return Ok(requirements),
-            Token::Comma => {}
+            LabelSelectorToken::End => return Ok(requirements),
+            LabelSelectorToken::Comma => {}
             other => return Err(format!("found '{}', expected: ',' or 'end of string'", other.text())),
         }
         match parser.peek() {
-            Token::Identifier(_) | Token::Not => {}
+            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Not => {}
             other => return Err(format!("found '{}', expected: identifier after ','", other.text())),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Token<'a> {
+enum LabelSelectorToken<'a> {
     End,
     Open,
     Close,
@@ -46,7 +46,7 @@ enum Token<'a> {
     Identifier(&'a str),
 }
 
-impl<'a> Token<'a> {
+impl<'a> LabelSelectorToken<'a> {
     fn text(self) -> &'a str {
         match self {
             Self::End => "",
@@ -64,11 +64,11 @@ impl<'a> Token<'a> {
     }
 }
 
-/// Splits `text` into tokens; the last one is always [`Token::End`].
+/// Splits `text` into tokens; the last one is always [`LabelSelectorToken::End`].
 ///
 /// Go's lexer treats a NUL byte as the end of the input, except directly after a token: there it is consumed with the
 /// token and lost.
-fn tokens(text: &str) -> Vec<Token<'_>> {
+fn tokens(text: &str) -> Vec<LabelSelectorToken<'_>> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -79,18 +79,18 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
                 at += 1;
                 continue;
             }
-            (b'=', Some(b'=')) => Token::DoubleEquals,
-            (b'=', _) => Token::Equals,
-            (b'!', Some(b'=')) => Token::NotEquals,
-            (b'!', _) => Token::Not,
-            (b'(', _) => Token::Open,
-            (b')', _) => Token::Close,
-            (b',', _) => Token::Comma,
-            (b'>', _) => Token::Greater,
-            (b'<', _) => Token::Less,
+            (b'=', Some(b'=')) => LabelSelectorToken::DoubleEquals,
+            (b'=', _) => LabelSelectorToken::Equals,
+            (b'!', Some(b'=')) => LabelSelectorToken::NotEquals,
+            (b'!', _) => LabelSelectorToken::Not,
+            (b'(', _) => LabelSelectorToken::Open,
+            (b')', _) => LabelSelectorToken::Close,
+            (b',', _) => LabelSelectorToken::Comma,
+            (b'>', _) => LabelSelectorToken::Greater,
+            (b'<', _) => LabelSelectorToken::Less,
             _ => {
                 let end = bytes[at..].iter().position(|&byte| ends_word(byte)).map_or(bytes.len(), |n| at + n);
-                Token::Identifier(&text[at..end])
+                LabelSelectorToken::Identifier(&text[at..end])
             }
         };
         at += token.text().len();
@@ -99,7 +99,7 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
         }
         tokens.push(token);
     }
-    tokens.push(Token::End);
+    tokens.push(LabelSelectorToken::End);
     tokens
 }
 
@@ -107,44 +107,44 @@ fn ends_word(byte: u8) -> bool {
     matches!(byte, 0 | b' ' | b'\t' | b'\r' | b'\n' | b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<')
 }
 
-struct Parser<'a> {
-    tokens: Vec<Token<'a>>,
+struct LabelSelectorParser<'a> {
+    tokens: Vec<LabelSelectorToken<'a>>,
     position: usize,
 }
 
-impl<'a> Parser<'a> {
-    /// The current token; always [`Token::End`] once the input is used up.
-    fn peek(&self) -> Token<'a> {
-        self.tokens.get(self.position).copied().unwrap_or(Token::End)
+impl<'a> LabelSelectorParser<'a> {
+    /// The current token; always [`LabelSelectorToken::End`] once the input is used up.
+    fn peek(&self) -> LabelSelectorToken<'a> {
+        self.tokens.get(self.position).copied().unwrap_or(LabelSelectorToken::End)
     }
 
-    fn next(&mut self) -> Token<'a> {
+    fn next(&mut self) -> LabelSelectorToken<'a> {
         let token = self.peek();
         self.position += 1;
         token
     }
 
-    fn requirement(&mut self) -> Result<Requirement, String> {
+    fn requirement(&mut self) -> Result<LabelSelectorRequirement, String> {
         let (key, existence) = self.key()?;
         if let Some(operator) = existence {
             return checked(key, operator, Vec::new());
         }
         let operator = self.operator()?;
         let values = match operator {
-            Operator::In | Operator::NotIn => self.set()?,
+            LabelSelectorOperator::In | LabelSelectorOperator::NotIn => self.set()?,
             _ => vec![self.exact_value()?],
         };
         checked(key, operator, values)
     }
 
     /// The key, and the operator if none is written: `k` and `!k`.
-    fn key(&mut self) -> Result<(&'a str, Option<Operator>), String> {
+    fn key(&mut self) -> Result<(&'a str, Option<LabelSelectorOperator>), String> {
         let mut token = self.next();
-        let negated = token == Token::Not;
+        let negated = token == LabelSelectorToken::Not;
         if negated {
             token = self.next();
         }
-        let Token::Identifier(key) = token else {
+        let LabelSelectorToken::Identifier(key) = token else {
             return Err(format!("found '{}', expected: identifier", token.text()));
         };
         let problems = key_problems(key);
@@ -152,33 +152,33 @@ impl<'a> Parser<'a> {
             return Err(format!("<nil>: Invalid value: {}: {}", quote(key), problems.join("; ")));
         }
         let existence = match self.peek() {
-            _ if negated => Some(Operator::DoesNotExist),
-            Token::End | Token::Comma => Some(Operator::Exists),
+            _ if negated => Some(LabelSelectorOperator::DoesNotExist),
+            LabelSelectorToken::End | LabelSelectorToken::Comma => Some(LabelSelectorOperator::Exists),
             _ => None,
         };
         Ok((key, existence))
     }
 
-    fn operator(&mut self) -> Result<Operator, String> {
+    fn operator(&mut self) -> Result<LabelSelectorOperator, String> {
         match self.next() {
-            Token::Identifier("in") => Ok(Operator::In),
-            Token::Identifier("notin") => Ok(Operator::NotIn),
-            Token::Equals => Ok(Operator::Equals),
-            Token::DoubleEquals => Ok(Operator::DoubleEquals),
-            Token::NotEquals => Ok(Operator::NotEquals),
-            Token::Greater => Ok(Operator::GreaterThan),
-            Token::Less => Ok(Operator::LessThan),
+            LabelSelectorToken::Identifier("in") => Ok(LabelSelectorOperator::In),
+            LabelSelectorToken::Identifier("notin") => Ok(LabelSelectorOperator::NotIn),
+            LabelSelectorToken::Equals => Ok(LabelSelectorOperator::Equals),
+            LabelSelectorToken::DoubleEquals => Ok(LabelSelectorOperator::DoubleEquals),
+            LabelSelectorToken::NotEquals => Ok(LabelSelectorOperator::NotEquals),
+            LabelSelectorToken::Greater => Ok(LabelSelectorOperator::GreaterThan),
+            LabelSelectorToken::Less => Ok(LabelSelectorOperator::LessThan),
             other => Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", other.text())),
         }
     }
 
     /// Parses the value after an operator. A missing value is the empty one: `k=` and `k=,…`.
     fn exact_value(&mut self) -> Result<&'a str, String> {
-        if matches!(self.peek(), Token::End | Token::Comma) {
+        if matches!(self.peek(), LabelSelectorToken::End | LabelSelectorToken::Comma) {
             return Ok("");
         }
         match self.next() {
-            Token::Identifier(value) => Ok(value),
+            LabelSelectorToken::Identifier(value) => Ok(value),
             other => Err(format!("found '{}', expected: identifier", other.text())),
         }
     }
@@ -186,16 +186,16 @@ impl<'a> Parser<'a> {
     /// Parses `(a,b)`. An empty position is the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
     fn set(&mut self) -> Result<Vec<&'a str>, String> {
         match self.next() {
-            Token::Open => {}
+            LabelSelectorToken::Open => {}
             other => return Err(format!("found '{}' expected: '('", other.text())),
         }
         match self.peek() {
-            Token::Identifier(_) | Token::Comma => {
+            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Comma => {
                 let values = self.set_values()?;
                 self.next(); // the `)` at which set_values stopped
                 Ok(values)
             }
-            Token::Close => {
+            LabelSelectorToken::Close => {
                 self.next();
                 Ok(vec![""])
             }
@@ -208,24 +208,24 @@ impl<'a> Parser<'a> {
         let mut values = Vec::new();
         loop {
             match self.next() {
-                Token::Identifier(value) => {
+                LabelSelectorToken::Identifier(value) => {
                     values.push(value);
                     match self.peek() {
-                        Token::Comma => {}
-                        Token::Close => return Ok(values),
+                        LabelSelectorToken::Comma => {}
+                        LabelSelectorToken::Close => return Ok(values),
                         other => return Err(format!("found '{}', expected: ',' or ')'", other.text())),
                     }
                 }
-                Token::Comma => {
+                LabelSelectorToken::Comma => {
                     if values.is_empty() {
                         values.push("");
                     }
                     match self.peek() {
-                        Token::Close => {
+                        LabelSelectorToken::Close => {
                             values.push("");
                             return Ok(values);
                         }
-                        Token::Comma => {
+                        LabelSelectorToken::Comma => {
                             values.push("");
                         }
                         _ => {}
@@ -239,11 +239,15 @@ impl<'a> Parser<'a> {
 
 /// Builds a requirement after checking its values: they must be valid label values, and numbers if the operator
 /// compares numbers. The key was checked when it was parsed.
-fn checked(key: &str, operator: Operator, mut values: Vec<&str>) -> Result<Requirement, String> {
+fn checked(
+    key: &str,
+    operator: LabelSelectorOperator,
+    mut values: Vec<&str>,
+) -> Result<LabelSelectorRequirement, String> {
     values.sort_unstable();
     values.dedup();
     let mut errors = Vec::new();
-    if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
+    if matches!(operator, LabelSelectorOperator::GreaterThan | LabelSelectorOperator::LessThan) {
         for (index, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
             let why = "for 'Gt', 'Lt' operators, the value must be an integer";
             errors.push(format!("values[{index}]: Invalid value: {}: {why}", quote(value)));
@@ -258,6 +262,10 @@ fn checked(key: &str, operator: Operator, mut values: Vec<&str>) -> Result<Requi
     }
     match aggregate(&errors) {
         Some(text) => Err(text),
-        None => Ok(Requirement { key: key.into(), operator, values: values.into_iter().map(Into::into).collect() }),
+        None => Ok(LabelSelectorRequirement {
+            key: key.into(),
+            operator,
+            values: values.into_iter().map(Into::into).collect(),
+        }),
     }
 }

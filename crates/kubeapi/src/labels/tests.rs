@@ -5,10 +5,10 @@ use super::*;
 use one_by_one::one_by_one;
 use proptest::prelude::*;
 
-fn attributes(labels: &[(&str, &str)]) -> Attributes {
+fn attributes(labels: &[(&str, &str)]) -> SelectableAttributes {
     let mut labels = labels.to_vec();
     labels.sort_unstable();
-    Attributes::new::<_, &str>(&labels, &[])
+    SelectableAttributes::new::<_, &str>(&labels, &[])
 }
 
 fn refusal(text: &str) -> String {
@@ -80,7 +80,14 @@ fn whitespace_and_keywords_are_parsed_by_position() {
 fn requirements_on_one_key_keep_their_order() {
     let selector = LabelSelector::parse("b=2,a!=1,b!=3").expect("valid");
     let order: Vec<_> = selector.requirements().iter().map(|it| (it.key(), it.operator())).collect();
-    assert_eq!(order, [("a", Operator::NotEquals), ("b", Operator::Equals), ("b", Operator::NotEquals)]);
+    assert_eq!(
+        order,
+        [
+            ("a", LabelSelectorOperator::NotEquals),
+            ("b", LabelSelectorOperator::Equals),
+            ("b", LabelSelectorOperator::NotEquals)
+        ]
+    );
 }
 
 #[test]

@@ -1,17 +1,17 @@
 use super::*;
-use crate::{ContinueAt, ContinueToken, PageStore, ResourceVersion};
+use crate::{ContinueToken, ContinueVersion, ListPageSource, ResourceVersion};
 use proptest::prelude::*;
 
 fn options(query: &str) -> ListOptions {
-    ListOptions::decode(&Query::parse(query)).expect("decodes")
+    ListOptions::decode(&UrlQuery::parse(query)).expect("decodes")
 }
 
-fn exact(version: u64) -> VersionMatch {
-    VersionMatch::Exact(ResourceVersion(version))
+fn exact(version: u64) -> ResourceVersionMatch {
+    ResourceVersionMatch::Exact(ResourceVersion(version))
 }
 
-fn not_older_than(version: u64) -> VersionMatch {
-    VersionMatch::NotOlderThan(ResourceVersion(version))
+fn not_older_than(version: u64) -> ResourceVersionMatch {
+    ResourceVersionMatch::NotOlderThan(ResourceVersion(version))
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn flag_is_false_only_for_0_and_false() {
         ("watch=00", Some(true)),
         ("watch=0&watch=1", Some(false)),
     ] {
-        assert_eq!(flag(&Query::parse(text), "watch"), value, "{text}");
+        assert_eq!(flag(&UrlQuery::parse(text), "watch"), value, "{text}");
     }
     assert_eq!(options("sendInitialEvents=0").send_initial_events, Some(false));
     assert_eq!(options("").send_initial_events, None);
@@ -46,7 +46,7 @@ fn first_invalid_parameter_follows_the_apiservers_order() {
         ("fieldSelector=x&labelSelector=a,", "found '', expected: identifier after ','"),
         ("fieldSelector=x", "invalid selector: 'x'; can't understand 'x'"),
     ] {
-        let refused = ListOptions::decode(&Query::parse(query)).expect_err("refused");
+        let refused = ListOptions::decode(&UrlQuery::parse(query)).expect_err("refused");
         assert_eq!((refused.code, refused.message.as_str()), (400, message), "{query}");
         assert_eq!(refused.details, None);
     }
@@ -170,9 +170,10 @@ fn single_and_multiple_errors_are_formatted_as_in_apiserver() {
 
 #[test]
 fn list_options_map_to_the_documented_list_plan() {
-    let snapshot = ContinueToken { at: ContinueAt::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
-        .encode(PageStore::FromStorage);
-    let latest = ContinueToken { at: ContinueAt::Latest, start: "ns/a\0".to_owned() }.encode(PageStore::FromStorage);
+    let snapshot = ContinueToken { at: ContinueVersion::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
+        .encode(ListPageSource::FromStorage);
+    let latest =
+        ContinueToken { at: ContinueVersion::Latest, start: "ns/a\0".to_owned() }.encode(ListPageSource::FromStorage);
     let plan = |version, limit, start: Option<&str>| ListPlan { version, limit, start: start.map(str::to_owned) };
     for (row, query, expected) in [
         (
@@ -188,7 +189,7 @@ fn list_options_map_to_the_documented_list_plan() {
         (
             "continue at -1 is the most recent from the key on",
             format!("continue={latest}&limit=2"),
-            plan(VersionMatch::Unset, Some(2), Some("ns/a\0")),
+            plan(ResourceVersionMatch::Unset, Some(2), Some("ns/a\0")),
         ),
         ("exactly N", "resourceVersionMatch=Exact&resourceVersion=5&limit=2".to_owned(), plan(exact(5), Some(2), None)),
         (
@@ -204,11 +205,11 @@ fn list_options_map_to_the_documented_list_plan() {
         (
             "not older than 0 ignores the limit",
             "resourceVersionMatch=NotOlderThan&resourceVersion=0&limit=2".to_owned(),
-            plan(VersionMatch::Any, None, None),
+            plan(ResourceVersionMatch::Any, None, None),
         ),
-        ("nothing asked is the most recent", String::new(), plan(VersionMatch::Unset, None, None)),
-        ("nothing asked, a page", "limit=2".to_owned(), plan(VersionMatch::Unset, Some(2), None)),
-        ("0 is any, unlimited", "resourceVersion=0&limit=2".to_owned(), plan(VersionMatch::Any, None, None)),
+        ("nothing asked is the most recent", String::new(), plan(ResourceVersionMatch::Unset, None, None)),
+        ("nothing asked, a page", "limit=2".to_owned(), plan(ResourceVersionMatch::Unset, Some(2), None)),
+        ("0 is any, unlimited", "resourceVersion=0&limit=2".to_owned(), plan(ResourceVersionMatch::Any, None, None)),
         ("N without limit is not older than N", "resourceVersion=5".to_owned(), plan(not_older_than(5), None, None)),
         ("N with limit is exactly N", "resourceVersion=5&limit=2".to_owned(), plan(exact(5), Some(2), None)),
         (
@@ -227,14 +228,22 @@ fn list_options_map_to_the_documented_list_plan() {
 fn watch_options_map_to_the_documented_watch_start() {
     let state = |at, end_bookmark| WatchStart::State { at, end_bookmark };
     for (row, query, expected) in [
-        ("nothing said", "watch=1", state(VersionMatch::Unset, false)),
-        ("nothing said, with bookmarks", "watch=1&allowWatchBookmarks=1", state(VersionMatch::Unset, true)),
-        ("0", "watch=1&resourceVersion=0", state(VersionMatch::Any, false)),
-        ("0, with bookmarks", "watch=1&resourceVersion=0&allowWatchBookmarks=1", state(VersionMatch::Any, true)),
+        ("nothing said", "watch=1", state(ResourceVersionMatch::Unset, false)),
+        ("nothing said, with bookmarks", "watch=1&allowWatchBookmarks=1", state(ResourceVersionMatch::Unset, true)),
+        ("0", "watch=1&resourceVersion=0", state(ResourceVersionMatch::Any, false)),
+        (
+            "0, with bookmarks",
+            "watch=1&resourceVersion=0&allowWatchBookmarks=1",
+            state(ResourceVersionMatch::Any, true),
+        ),
         ("N", "watch=1&resourceVersion=5", WatchStart::After(ResourceVersion(5))),
         ("N, with bookmarks", "watch=1&resourceVersion=5&allowWatchBookmarks=1", WatchStart::After(ResourceVersion(5))),
-        ("path form", "", state(VersionMatch::Any, false)),
-        ("path form at 0, with bookmarks", "resourceVersion=0&allowWatchBookmarks=1", state(VersionMatch::Any, false)),
+        ("path form", "", state(ResourceVersionMatch::Any, false)),
+        (
+            "path form at 0, with bookmarks",
+            "resourceVersion=0&allowWatchBookmarks=1",
+            state(ResourceVersionMatch::Any, false),
+        ),
         ("path form at N", "resourceVersion=5", WatchStart::After(ResourceVersion(5))),
         (
             "events declined",
@@ -254,12 +263,12 @@ fn watch_options_map_to_the_documented_watch_start() {
         (
             "events asked for",
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
-            state(VersionMatch::Unset, true),
+            state(ResourceVersionMatch::Unset, true),
         ),
         (
             "events asked for at 0",
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0",
-            state(VersionMatch::Any, false),
+            state(ResourceVersionMatch::Any, false),
         ),
         (
             "events asked for at N are the whole state",
@@ -279,8 +288,8 @@ fn watch_start_reports_initial_events_and_end_bookmark() {
         (WatchStart::After(ResourceVersion(5)), false),
         (WatchStart::FromCached, false),
         (WatchStart::FromCurrent, false),
-        (WatchStart::State { at: VersionMatch::Any, end_bookmark: false }, false),
-        (WatchStart::State { at: VersionMatch::Any, end_bookmark: true }, true),
+        (WatchStart::State { at: ResourceVersionMatch::Any, end_bookmark: false }, false),
+        (WatchStart::State { at: ResourceVersionMatch::Any, end_bookmark: true }, true),
     ] {
         assert_eq!(start.ends_with_bookmark(), bookmark, "{start:?}");
     }
@@ -289,16 +298,16 @@ fn watch_start_reports_initial_events_and_end_bookmark() {
 #[test]
 fn get_treats_resource_version_as_a_minimum() {
     for (query, version) in [
-        ("", VersionMatch::Unset),
-        ("resourceVersion=0", VersionMatch::Any),
+        ("", ResourceVersionMatch::Unset),
+        ("resourceVersion=0", ResourceVersionMatch::Any),
         ("resourceVersion=5", not_older_than(5)),
         ("resourceVersion=5&resourceVersionMatch=Exact", not_older_than(5)),
     ] {
-        let options = GetOptions::decode(&Query::parse(query)).expect("decodes");
+        let options = GetOptions::decode(&UrlQuery::parse(query)).expect("decodes");
         assert_eq!(options.version_match(), Ok(version), "{query}");
     }
-    assert!(GetOptions::decode(&Query::parse("export=false")).is_ok());
-    let refused = GetOptions::decode(&Query::parse("export")).expect_err("refused");
+    assert!(GetOptions::decode(&UrlQuery::parse("export=false")).is_ok());
+    let refused = GetOptions::decode(&UrlQuery::parse("export")).expect_err("refused");
     let text = "the export parameter, deprecated since v1.14, is no longer supported";
     assert_eq!((refused.code, refused.message.as_str()), (400, text));
 }
@@ -318,7 +327,8 @@ fn invalid_version_returns_400_for_list_and_500_otherwise() {
 
 #[test]
 fn continue_token_excludes_version_and_is_validated_first() {
-    let token = ContinueToken { at: ContinueAt::Latest, start: "a\0".to_owned() }.encode(PageStore::FromStorage);
+    let token =
+        ContinueToken { at: ContinueVersion::Latest, start: "a\0".to_owned() }.encode(ListPageSource::FromStorage);
     let refused = |query: &str| options(query).list_plan().expect_err("refused");
     let both = refused(&format!("continue={token}&resourceVersion=5"));
     assert_eq!(both.message, "specifying resource version is not allowed when using continue");
@@ -332,8 +342,8 @@ proptest! {
     fn option_decoding_never_panics(
         raw in "(watch|limit|continue|resourceVersion(Match)?|(label|field)Selector|sendInitialEvents|[&=0-9E%,]){0,9}",
     ) {
-        let _ = GetOptions::decode(&Query::parse(&raw)).map(|options| options.version_match().is_ok());
-        if let Ok(options) = ListOptions::decode(&Query::parse(&raw)) {
+        let _ = GetOptions::decode(&UrlQuery::parse(&raw)).map(|options| options.version_match().is_ok());
+        if let Ok(options) = ListOptions::decode(&UrlQuery::parse(&raw)) {
             let options = options.defaulted();
             let _ = options.validate(options.watch);
             let _ = options.list_plan();

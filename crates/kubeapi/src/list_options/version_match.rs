@@ -1,12 +1,12 @@
 //! The matrices of R-GET-1, R-LIST-1 and R-WATCH-2 as functions: the meaning of a request's version parameters.
 
 use super::super::go_text::parse_uint;
-use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
+use super::super::{ContinueToken, ContinueVersion, ResourceVersion, Status};
 use super::{EXACT, ListOptions};
 
 /// The required freshness of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum VersionMatch {
+pub enum ResourceVersionMatch {
     /// No version is specified: the most recent state, consistent with every earlier write.
     Unset,
     /// `resourceVersion=0`: any state, however old.
@@ -20,7 +20,7 @@ pub enum VersionMatch {
 /// The parameters of a LIST: one row of the matrix in R-LIST-1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListPlan {
-    pub version: VersionMatch,
+    pub version: ResourceVersionMatch,
     /// The maximum number of items in a page; `None` means all. A list at version `0` has no limit, because the
     /// apiserver's cache ignores it.
     pub limit: Option<u64>,
@@ -39,8 +39,8 @@ pub enum WatchStart {
     FromCurrent,
     /// The watch starts with the whole state as `ADDED` events, then sends the events after it.
     State {
-        /// The required freshness of the state; never [`VersionMatch::Exact`].
-        at: VersionMatch,
+        /// The required freshness of the state; never [`ResourceVersionMatch::Exact`].
+        at: ResourceVersionMatch,
         /// Whether the annotated bookmark follows the state.
         end_bookmark: bool,
     },
@@ -54,11 +54,11 @@ impl WatchStart {
     }
 }
 
-pub(super) fn get_version(text: &str) -> Result<VersionMatch, Status> {
+pub(super) fn get_version(text: &str) -> Result<ResourceVersionMatch, Status> {
     Ok(match parse(text).map_err(|_| Status::bad_resource_version(text))? {
-        None => VersionMatch::Unset,
-        Some(ResourceVersion(0)) => VersionMatch::Any,
-        Some(version) => VersionMatch::NotOlderThan(version),
+        None => ResourceVersionMatch::Unset,
+        Some(ResourceVersion(0)) => ResourceVersionMatch::Any,
+        Some(version) => ResourceVersionMatch::NotOlderThan(version),
     })
 }
 
@@ -77,19 +77,19 @@ impl ListOptions {
                 return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
             }
             let version = match at {
-                ContinueAt::Version(version) => VersionMatch::Exact(version),
-                ContinueAt::Latest => VersionMatch::Unset,
+                ContinueVersion::Version(version) => ResourceVersionMatch::Exact(version),
+                ContinueVersion::Latest => ResourceVersionMatch::Unset,
             };
             return Ok(ListPlan { version, limit, start: Some(start) });
         }
         let version = parse(text).map_err(|_| Status::bad_list_resource_version(text))?;
         let version = match (self.resource_version_match.as_str(), version) {
-            (_, None) => VersionMatch::Unset,
-            (_, Some(ResourceVersion(0))) => VersionMatch::Any,
-            (EXACT, Some(version)) => VersionMatch::Exact(version),
+            (_, None) => ResourceVersionMatch::Unset,
+            (_, Some(ResourceVersion(0))) => ResourceVersionMatch::Any,
+            (EXACT, Some(version)) => ResourceVersionMatch::Exact(version),
             // A page without a match parameter is of an exact version, as before that parameter existed.
-            ("", Some(version)) if limit.is_some() => VersionMatch::Exact(version),
-            (_, Some(version)) => VersionMatch::NotOlderThan(version),
+            ("", Some(version)) if limit.is_some() => ResourceVersionMatch::Exact(version),
+            (_, Some(version)) => ResourceVersionMatch::NotOlderThan(version),
         };
         Ok(ListPlan { version, limit, start: None })
     }
@@ -104,12 +104,14 @@ impl ListOptions {
         Ok(match (self.send_initial_events, version) {
             (Some(true), at) => WatchStart::State { at, end_bookmark },
             // Without sendInitialEvents, a missing version means any: the oldest form of watch.
-            (None, VersionMatch::Unset | VersionMatch::Any) => {
-                WatchStart::State { at: VersionMatch::Any, end_bookmark }
+            (None, ResourceVersionMatch::Unset | ResourceVersionMatch::Any) => {
+                WatchStart::State { at: ResourceVersionMatch::Any, end_bookmark }
             }
-            (Some(false), VersionMatch::Unset) => WatchStart::FromCurrent,
-            (Some(false), VersionMatch::Any) => WatchStart::FromCached,
-            (_, VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version)) => WatchStart::After(version),
+            (Some(false), ResourceVersionMatch::Unset) => WatchStart::FromCurrent,
+            (Some(false), ResourceVersionMatch::Any) => WatchStart::FromCached,
+            (_, ResourceVersionMatch::NotOlderThan(version) | ResourceVersionMatch::Exact(version)) => {
+                WatchStart::After(version)
+            }
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Detects requests that reach into a workload or node rather than its API object.
 
-use super::{Path, RequestInfo, Verb};
+use super::{RequestInfo, RequestPath, RequestVerb};
 
 /// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
 /// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
@@ -17,10 +17,10 @@ const UNESCAPES_MAX: usize = 4;
 pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     match info {
         Some(info) if info.is_canonical => {
-            return info.verb == Verb::Proxy || WAYS_IN.contains(&info.subresource.as_str());
+            return info.verb == RequestVerb::Proxy || WAYS_IN.contains(&info.subresource.as_str());
         }
         // A path prefix such as `watch` without a resource.
-        None if Path::parse(path).is_some_and(|path| path.is_canonical()) => return false,
+        None if RequestPath::parse(path).is_some_and(|path| path.is_canonical()) => return false,
         _ => {}
     }
     let mut text = path.as_bytes().to_vec();
@@ -65,10 +65,10 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Query;
+    use crate::UrlQuery;
 
     fn reaches(method: &str, path: &str) -> bool {
-        let info = RequestInfo::parse(method, path, &Query::default());
+        let info = RequestInfo::parse(method, path, &UrlQuery::default());
         reaches_inside(path, info.as_ref().ok())
     }
 

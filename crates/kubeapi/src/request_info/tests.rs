@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 fn parse(method: &str, uri: &str) -> RequestInfo {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-    RequestInfo::parse(method, path, &Query::parse(query)).expect("parses")
+    RequestInfo::parse(method, path, &UrlQuery::parse(query)).expect("parses")
 }
 
 /// `verb group/version namespace resource/subresource name`, `-` for empty.
@@ -81,7 +81,7 @@ fn method_determines_verb_unless_the_path_does() {
     ] {
         assert_eq!(parse(method, uri).verb.as_str(), verb, "{method} {uri}");
     }
-    assert_eq!(parse("GET", "/version").verb, Verb::Get);
+    assert_eq!(parse("GET", "/version").verb, RequestVerb::Get);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn watch_parameter_turns_list_into_watch() {
         assert_eq!(parse("GET", &format!("/api/v1/pods?{query}")).verb.as_str(), verb, "{query}");
     }
     let object = parse("GET", "/api/v1/nodes/n?watch=1");
-    assert_eq!(object.verb, Verb::Get, "ignored on an object's path");
+    assert_eq!(object.verb, RequestVerb::Get, "ignored on an object's path");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn name_in_field_selector_becomes_the_request_name() {
         assert_eq!(parse("GET", &format!("/api/v1/namespaces/ns/pods?{query}")).name, name, "{query}");
     }
     let deleted = parse("DELETE", "/api/v1/namespaces/ns/pods?fieldSelector=metadata.name=x");
-    assert_eq!((deleted.verb, deleted.name.as_str()), (Verb::DeleteCollection, ""));
+    assert_eq!((deleted.verb, deleted.name.as_str()), (RequestVerb::DeleteCollection, ""));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn path_verb_without_resource_is_rejected() {
         ),
     ] {
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-        let refused = RequestInfo::parse("GET", path, &Query::parse(query)).expect_err("refused");
+        let refused = RequestInfo::parse("GET", path, &UrlQuery::parse(query)).expect_err("refused");
         assert_eq!(refused, RequestInfoError::NoResource(text.to_owned()));
         assert_eq!(refused.to_string(), text);
     }
@@ -163,7 +163,7 @@ fn path_verb_without_resource_is_rejected() {
 #[test]
 fn invalid_escape_in_path_is_rejected() {
     for path in ["/api/v1/pods/%", "/api/v1/pods/%4", "/%zz"] {
-        assert_eq!(RequestInfo::parse("GET", path, &Query::default()), Err(RequestInfoError::BadEscape), "{path}");
+        assert_eq!(RequestInfo::parse("GET", path, &UrlQuery::default()), Err(RequestInfoError::BadEscape), "{path}");
     }
 }
 
@@ -188,7 +188,7 @@ fn only_plain_lowercase_paths_are_canonical() {
         ("", false),
         ("api/v1/pods", false),
     ] {
-        let info = RequestInfo::parse("GET", path, &Query::default()).expect("parses");
+        let info = RequestInfo::parse("GET", path, &UrlQuery::default()).expect("parses");
         assert_eq!(info.is_canonical, canonical, "{path}");
     }
 }
@@ -200,13 +200,13 @@ proptest! {
         path in "(/|api|apis|v1|watch|proxy|namespaces|status|%2F|%|[a-z.ä]){0,12}",
         query in any::<String>(),
     ) {
-        let info = RequestInfo::parse(&method, &path, &Query::parse(&query)).ok();
+        let info = RequestInfo::parse(&method, &path, &UrlQuery::parse(&query)).ok();
         let _ = (reaches_inside(&path, info.as_ref()), reaches_inside(&query, None));
     }
 
     #[test]
     fn canonical_paths_equal_their_decoded_form(path in "(/[a-zA-Z%0-9.:/]{0,4}){0,6}") {
-        if let Ok(info) = RequestInfo::parse("GET", &path, &Query::default()) && info.is_canonical {
+        if let Ok(info) = RequestInfo::parse("GET", &path, &UrlQuery::default()) && info.is_canonical {
             prop_assert_eq!(info.path, path);
         }
     }

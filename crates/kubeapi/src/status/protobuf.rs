@@ -3,7 +3,7 @@
 //! Field numbers: apimachinery `pkg/runtime/generated.proto` and `pkg/apis/meta/v1/generated.proto`. Like the
 //! apiserver's generated code, the encoder writes every scalar field, including empty ones.
 
-use super::super::protobuf::{Fields, MAGIC, ProtobufError, RawField, Value, put_field, put_int};
+use super::super::protobuf::{Fields, MAGIC, ProtobufError, RawField, StatusFieldValue, put_field, put_int};
 use super::{Status, StatusCause, StatusDetails, StatusMetadata};
 
 pub(super) fn encode(status: &Status) -> Vec<u8> {
@@ -62,9 +62,9 @@ fn details_message(details: &StatusDetails) -> Vec<u8> {
     bytes
 }
 
-type Decoded<T> = Result<T, ProtobufError>;
+type StatusDecodeResult<T> = Result<T, ProtobufError>;
 
-pub(super) fn decode(document: &[u8]) -> Decoded<Status> {
+pub(super) fn decode(document: &[u8]) -> StatusDecodeResult<Status> {
     let unknown = document.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed("missing magic prefix k8s\\0"))?;
     let mut unknown = Fields::new(unknown);
     let mut status = Status::default();
@@ -88,7 +88,7 @@ pub(super) fn decode(document: &[u8]) -> Decoded<Status> {
     Ok(Status { kind, api_version, ..status })
 }
 
-fn read_status(bytes: &[u8]) -> Decoded<Status> {
+fn read_status(bytes: &[u8]) -> StatusDecodeResult<Status> {
     let mut message = Fields::new(bytes);
     let mut status = Status::default();
     while let Some(field) = message.next_field()? {
@@ -105,7 +105,7 @@ fn read_status(bytes: &[u8]) -> Decoded<Status> {
     Ok(status)
 }
 
-fn read_metadata(bytes: &[u8]) -> Decoded<StatusMetadata> {
+fn read_metadata(bytes: &[u8]) -> StatusDecodeResult<StatusMetadata> {
     let mut message = Fields::new(bytes);
     let mut metadata = StatusMetadata::default();
     while let Some(field) = message.next_field()? {
@@ -119,7 +119,7 @@ fn read_metadata(bytes: &[u8]) -> Decoded<StatusMetadata> {
     Ok(metadata)
 }
 
-fn read_details(bytes: &[u8]) -> Decoded<StatusDetails> {
+fn read_details(bytes: &[u8]) -> StatusDecodeResult<StatusDetails> {
     let mut message = Fields::new(bytes);
     let mut details = StatusDetails::default();
     while let Some(field) = message.next_field()? {
@@ -136,7 +136,7 @@ fn read_details(bytes: &[u8]) -> Decoded<StatusDetails> {
     Ok(details)
 }
 
-fn read_cause(bytes: &[u8]) -> Decoded<StatusCause> {
+fn read_cause(bytes: &[u8]) -> StatusDecodeResult<StatusCause> {
     let mut message = Fields::new(bytes);
     let mut cause = StatusCause::default();
     while let Some(field) = message.next_field()? {
@@ -150,17 +150,19 @@ fn read_cause(bytes: &[u8]) -> Decoded<StatusCause> {
     Ok(cause)
 }
 
-fn text(field: RawField<'_>) -> Decoded<String> {
+fn text(field: RawField<'_>) -> StatusDecodeResult<String> {
     Ok(String::from_utf8_lossy(field.bytes()?).into_owned())
 }
 
-fn int64(field: RawField<'_>) -> Decoded<i64> {
+fn int64(field: RawField<'_>) -> StatusDecodeResult<i64> {
     match field.value {
-        Value::Varint(number) => Ok(number.cast_signed()),
-        Value::Bytes(_) | Value::Fixed => Err(ProtobufError::Malformed("expected a number, found bytes")),
+        StatusFieldValue::Varint(number) => Ok(number.cast_signed()),
+        StatusFieldValue::Bytes(_) | StatusFieldValue::Fixed => {
+            Err(ProtobufError::Malformed("expected a number, found bytes"))
+        }
     }
 }
 
-fn int32(field: RawField<'_>) -> Decoded<i32> {
+fn int32(field: RawField<'_>) -> StatusDecodeResult<i32> {
     i32::try_from(int64(field)?).map_err(|_| ProtobufError::Malformed("number out of range"))
 }

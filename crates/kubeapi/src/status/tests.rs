@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Access, Gvr, Query, RequestInfo, SelectorError};
+use crate::{AccessAttributes, Gvr, RequestInfo, SelectorError, UrlQuery};
 use proptest::prelude::*;
 
 /// One line for each constructor: its case and the body, as the apiserver sends it.
@@ -76,8 +76,8 @@ fn forbidden_message_names_user_verb_and_resource() {
         ("/apix", "a<b>&\"", "", r#"forbidden: User "a&lt;b&gt;&amp;\"" cannot get path "/apix""#, "{}"),
     ] {
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
-        let request = RequestInfo::parse("GET", path, &Query::parse(query)).expect("parses");
-        let status = Status::forbidden_access(user, &Access::of(&request), reason);
+        let request = RequestInfo::parse("GET", path, &UrlQuery::parse(query)).expect("parses");
+        let status = Status::forbidden_access(user, &AccessAttributes::of(&request), reason);
         assert_eq!((status.code, status.reason.as_str(), status.message.as_str()), (403, "Forbidden", message));
         assert_eq!(serde_json::to_string(&status.details).expect("serializes"), details, "{uri}");
     }

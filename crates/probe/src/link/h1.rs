@@ -8,20 +8,22 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
-use super::{Driver, Io, LinkError, PendingResponse, ResponseStream};
+use super::{BoxedSocket, ConnectionDriverFuture, PendingResponse, ProbeRequestError, ResponseStream};
 
 /// The sender of an HTTP/1.1 connection, which carries one request at a time.
 #[derive(Clone)]
 pub struct H1Sender(Arc<Mutex<http1::SendRequest<Full<Bytes>>>>);
 
-pub(super) async fn open(io: Io) -> Result<(super::Sender, Driver), LinkError> {
+pub(super) async fn open(
+    io: BoxedSocket,
+) -> Result<(super::HttpRequestSender, ConnectionDriverFuture), ProbeRequestError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
     let sender = H1Sender(Arc::new(Mutex::new(sender)));
-    Ok((super::Sender::H1(sender), Box::pin(async { drop(connection.await) })))
+    Ok((super::HttpRequestSender::H1(sender), Box::pin(async { drop(connection.await) })))
 }
 
 impl H1Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, LinkError> {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, ProbeRequestError> {
         let mut sender = self.0.lock().await;
         sender.ready().await?;
         let response = sender.send_request(request.map(|()| Full::new(body))).await?;
@@ -34,7 +36,7 @@ impl H1Sender {
     }
 }
 
-pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, LinkError>> {
+pub(super) async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, ProbeRequestError>> {
     loop {
         match body.frame().await? {
             // Trailers are not part of the body.

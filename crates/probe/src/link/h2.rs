@@ -3,25 +3,30 @@ use h2::RecvStream;
 use h2::client::{Builder, SendRequest};
 use http::Request;
 
-use super::go_windows::GoWindows;
-use super::{Driver, Io, LinkError, PendingResponse, ResponseStream, Windows};
+use super::go_window_updater::GoWindowUpdater;
+use super::{
+    BoxedSocket, ConnectionDriverFuture, FlowControlWindows, PendingResponse, ProbeRequestError, ResponseStream,
+};
 
 #[derive(Clone)]
 pub struct H2Sender(SendRequest<Bytes>);
 
-pub(super) async fn open(io: Io, windows: Windows) -> Result<(super::Sender, Driver), LinkError> {
-    let io: Io = if windows.as_go { Box::new(GoWindows::new(io)) } else { io };
+pub(super) async fn open(
+    io: BoxedSocket,
+    windows: FlowControlWindows,
+) -> Result<(super::HttpRequestSender, ConnectionDriverFuture), ProbeRequestError> {
+    let io: BoxedSocket = if windows.as_go { Box::new(GoWindowUpdater::new(io)) } else { io };
     let (sender, connection) = Builder::new()
         .enable_push(false)
         .initial_window_size(windows.stream)
         .initial_connection_window_size(windows.connection)
         .handshake::<_, Bytes>(io)
         .await?;
-    Ok((super::Sender::H2(H2Sender(sender)), Box::pin(async { drop(connection.await) })))
+    Ok((super::HttpRequestSender::H2(H2Sender(sender)), Box::pin(async { drop(connection.await) })))
 }
 
 impl H2Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, LinkError> {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, ProbeRequestError> {
         let mut sender = self.0.clone().ready().await?;
         let (response, mut stream) = sender.send_request(request, body.is_empty())?;
         if !body.is_empty() {
@@ -33,10 +38,10 @@ impl H2Sender {
 }
 
 /// Returns the next bytes and releases their flow-control capacity.
-pub(super) async fn chunk(body: &mut RecvStream) -> Option<Result<Bytes, LinkError>> {
+pub(super) async fn chunk(body: &mut RecvStream) -> Option<Result<Bytes, ProbeRequestError>> {
     let data = match body.data().await? {
         Ok(data) => data,
         Err(error) => return Some(Err(error.into())),
     };
-    Some(body.flow_control().release_capacity(data.len()).map(|()| data).map_err(LinkError::from))
+    Some(body.flow_control().release_capacity(data.len()).map(|()| data).map_err(ProbeRequestError::from))
 }

@@ -9,25 +9,25 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use super::{Driver, Io, LinkError, PendingResponse, ResponseStream};
-use crate::target::Target;
+use super::{BoxedSocket, ConnectionDriverFuture, PendingResponse, ProbeRequestError, ResponseStream};
+use crate::target::TargetServer;
 
 /// A connection that can be upgraded to a WebSocket once.
 #[derive(Clone)]
 pub struct WebSocketSender {
-    io: Arc<Mutex<Option<Io>>>,
+    io: Arc<Mutex<Option<BoxedSocket>>>,
     authority: String,
     origin: String,
 }
 
 /// An open WebSocket. Each message is one watch frame.
-pub struct WebSocketMessages(WebSocketStream<Io>);
+pub struct WebSocketMessages(WebSocketStream<BoxedSocket>);
 
-pub(super) fn open(io: Io, target: &Target) -> (super::Sender, Driver) {
+pub(super) fn open(io: BoxedSocket, target: &TargetServer) -> (super::HttpRequestSender, ConnectionDriverFuture) {
     let (authority, origin) = (target.authority().to_owned(), target.origin());
     let sender = WebSocketSender { io: Arc::new(Mutex::new(Some(io))), authority, origin };
     // The reader of the messages drives the connection, so the driver has nothing to do.
-    (super::Sender::Ws(sender), Box::pin(std::future::pending()))
+    (super::HttpRequestSender::Ws(sender), Box::pin(std::future::pending()))
 }
 
 impl WebSocketSender {
@@ -35,8 +35,8 @@ impl WebSocketSender {
         self.io.lock().is_none()
     }
 
-    pub(super) async fn send(&self, request: Request<()>) -> Result<PendingResponse, LinkError> {
-        let io = self.io.lock().take().ok_or_else(|| LinkError::Ws("the connection is used".to_owned()))?;
+    pub(super) async fn send(&self, request: Request<()>) -> Result<PendingResponse, ProbeRequestError> {
+        let io = self.io.lock().take().ok_or_else(|| ProbeRequestError::Ws("the connection is used".to_owned()))?;
         let (mut head, ()) = request.into_parts();
         head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
         // The apiserver requires an Origin but accepts any; a proxy may accept only its own.
@@ -52,21 +52,22 @@ impl WebSocketSender {
                 Ok(PendingResponse { status, headers: answer.into_parts().0.headers, body })
             }
             // The body is not read, because it may be an endless watch stream in another form.
-            Err(Error::Http(answer)) if answer.status().is_success() => {
-                Err(LinkError::Ws(format!("the server responded with {} instead of an upgrade", answer.status())))
-            }
+            Err(Error::Http(answer)) if answer.status().is_success() => Err(ProbeRequestError::Ws(format!(
+                "the server responded with {} instead of an upgrade",
+                answer.status()
+            ))),
             Err(Error::Http(answer)) => {
                 let (head, text) = answer.into_parts();
                 let body = ResponseStream::Refusal(text.map(Bytes::from));
                 Ok(PendingResponse { status: head.status, headers: head.headers, body })
             }
-            Err(error) => Err(LinkError::Ws(error.to_string())),
+            Err(error) => Err(ProbeRequestError::Ws(error.to_string())),
         }
     }
 }
 
 impl WebSocketMessages {
-    pub(super) async fn next(&mut self) -> Option<Result<Bytes, LinkError>> {
+    pub(super) async fn next(&mut self) -> Option<Result<Bytes, ProbeRequestError>> {
         loop {
             match self.0.next().await? {
                 Ok(Message::Text(text)) => return Some(Ok(text.into())),
@@ -74,7 +75,7 @@ impl WebSocketMessages {
                 Ok(Message::Close(_)) | Err(Error::ConnectionClosed) => return None,
                 // The library answers pings.
                 Ok(_) => {}
-                Err(error) => return Some(Err(LinkError::Ws(error.to_string()))),
+                Err(error) => return Some(Err(ProbeRequestError::Ws(error.to_string()))),
             }
         }
     }
@@ -85,7 +86,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use crate::{EstablishedConnection, RequestSpec, TargetCredentials, WatchProtocol, Windows};
+    use crate::{EstablishedConnection, FlowControlWindows, RequestSpec, TargetCredentials, WatchProtocol};
 
     #[tokio::test]
     async fn response_without_upgrade_fails_the_websocket_watch() {
@@ -104,7 +105,7 @@ mod tests {
         });
         let target = TargetCredentials::default().target(&url).await.expect("a server");
         let ask = async || {
-            let windows = Windows { stream: 1 << 20, connection: 1 << 20, socket: None, as_go: false };
+            let windows = FlowControlWindows { stream: 1 << 20, connection: 1 << 20, socket: None, as_go: false };
             let opened = crate::open(&target, WatchProtocol::Ws, windows).await;
             let EstablishedConnection { sender, .. } = opened.expect("a connection");
             sender.get(&target, &RequestSpec::get("/api/v1/pods?watch=1", "application/json")).await

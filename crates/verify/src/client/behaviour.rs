@@ -1,16 +1,16 @@
 use std::time::Duration;
 
 use crate::object_set::ObjectSet;
-use crate::record::{RecordedEncoding, RequestTarget, Transport};
-use crate::run_context::{RunContext, between};
+use crate::record::{ClientTransport, RecordedEncoding, RequestServerRole};
+use crate::run_context::{VerifyRunContext, between};
 
 /// The properties of a client for a whole run, drawn from the seed and its number.
 #[derive(Clone, Debug)]
-pub(crate) struct Behaviour {
-    pub(crate) role: Role,
-    pub(crate) server: RequestTarget,
+pub(crate) struct ClientBehaviour {
+    pub(crate) role: ClientRole,
+    pub(crate) server: RequestServerRole,
     pub(crate) encoding: RecordedEncoding,
-    pub(crate) transport: Transport,
+    pub(crate) transport: ClientTransport,
     /// The namespace that the client reads; `None` means all.
     pub(crate) namespace: Option<String>,
     pub(crate) labels: Option<String>,
@@ -20,7 +20,7 @@ pub(crate) struct Behaviour {
 
 /// The kind of requests that a verifying client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum ClientRole {
     /// A client that lists, watches from there, resumes, and relists if necessary.
     Informer,
     /// An informer whose list is in the watch (`sendInitialEvents`).
@@ -36,39 +36,39 @@ pub(crate) enum Role {
 }
 
 /// The roles of sixteen consecutive clients. A few clients already cover all roles.
-const ROLES: [Role; 16] = [
-    Role::Informer,
-    Role::Streamer,
-    Role::Lister,
-    Role::Informer,
-    Role::Prober,
-    Role::Reader,
-    Role::Streamer,
-    Role::Informer,
-    Role::Legacy,
-    Role::Informer,
-    Role::Streamer,
-    Role::Lister,
-    Role::Informer,
-    Role::Informer,
-    Role::Streamer,
-    Role::Informer,
+const ROLES: [ClientRole; 16] = [
+    ClientRole::Informer,
+    ClientRole::Streamer,
+    ClientRole::Lister,
+    ClientRole::Informer,
+    ClientRole::Prober,
+    ClientRole::Reader,
+    ClientRole::Streamer,
+    ClientRole::Informer,
+    ClientRole::Legacy,
+    ClientRole::Informer,
+    ClientRole::Streamer,
+    ClientRole::Lister,
+    ClientRole::Informer,
+    ClientRole::Informer,
+    ClientRole::Streamer,
+    ClientRole::Informer,
 ];
 
 /// The roles of clients that resume for as long as they can.
-const INFORMERS: [Role; 2] = [Role::Informer, Role::Streamer];
+const INFORMERS: [ClientRole; 2] = [ClientRole::Informer, ClientRole::Streamer];
 
 /// The duration of one watch, and who ends it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WatchLength {
+pub(crate) struct WatchDuration {
     /// The query parameter `timeoutSeconds`.
     pub(crate) timeout_seconds: Option<u32>,
     /// The time after which the client ends the watch.
     pub(crate) cut: Option<Duration>,
 }
 
-impl Behaviour {
-    pub(crate) fn draw(client: u32, scene: &RunContext, rng: &mut fastrand::Rng) -> Self {
+impl ClientBehaviour {
+    pub(crate) fn draw(client: u32, scene: &VerifyRunContext, rng: &mut fastrand::Rng) -> Self {
         let world = &scene.world;
         let of_all = if scene.informers { &INFORMERS[..] } else { &ROLES[..] };
         let role = of_all[client as usize % of_all.len()];
@@ -101,10 +101,10 @@ impl Behaviour {
     /// Returns a client that follows everything directly at the apiserver, for comparison.
     pub(crate) fn twin(encoding: RecordedEncoding) -> Self {
         Self {
-            role: Role::Informer,
-            server: RequestTarget::Direct,
+            role: ClientRole::Informer,
+            server: RequestServerRole::Direct,
             encoding,
-            transport: Transport::H2,
+            transport: ClientTransport::H2,
             namespace: None,
             labels: None,
             fields: None,
@@ -126,7 +126,7 @@ impl Behaviour {
     }
 }
 
-impl WatchLength {
+impl WatchDuration {
     pub(crate) fn draw(rng: &mut fastrand::Rng, pace: u32) -> Self {
         let (timeout_seconds, cut) = (rng.u32(2..=8), between(rng, Duration::from_millis(200), Duration::from_secs(6)));
         let (timeout_seconds, cut) = (timeout_seconds * pace, cut * pace);

@@ -1,43 +1,45 @@
 use std::sync::Arc;
 
-use crate::links::SharedLink;
-use crate::record::Transport;
-use base::Tasks;
+use crate::links::SharedConnection;
+use crate::record::ClientTransport;
+use base::BackgroundTasks;
 use probe::{
-    self, EstablishedConnection, LinkError, PendingResponse, RequestSpec, Sender, Target, WatchProtocol, Windows,
+    self, EstablishedConnection, FlowControlWindows, HttpRequestSender, PendingResponse, ProbeRequestError,
+    RequestSpec, TargetServer, WatchProtocol,
 };
 
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+const WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
 /// One client's connection to a server. It is opened when needed, and reopened after it is lost.
 pub(crate) struct ClientConnection {
-    target: Target,
+    target: TargetServer,
     protocol: WatchProtocol,
-    tasks: Tasks,
-    sender: Option<Sender>,
+    tasks: BackgroundTasks,
+    sender: Option<HttpRequestSender>,
     /// A connection that several clients share, over HTTP/2.
-    shared: Option<Arc<SharedLink>>,
+    shared: Option<Arc<SharedConnection>>,
 }
 
 impl ClientConnection {
-    pub(crate) fn new(target: &Target, transport: Transport, tasks: &Tasks) -> Self {
+    pub(crate) fn new(target: &TargetServer, transport: ClientTransport, tasks: &BackgroundTasks) -> Self {
         let protocol = match transport {
-            Transport::H1 => WatchProtocol::H1,
-            Transport::H2 => WatchProtocol::H2,
-            Transport::Ws => WatchProtocol::Ws,
+            ClientTransport::H1 => WatchProtocol::H1,
+            ClientTransport::H2 => WatchProtocol::H2,
+            ClientTransport::Ws => WatchProtocol::Ws,
         };
         Self { target: target.clone(), protocol, tasks: tasks.clone(), sender: None, shared: None }
     }
 
     /// Makes the client use a shared connection if it uses HTTP/2.
-    pub(super) fn sharing(self, link: Option<Arc<SharedLink>>) -> Self {
+    pub(super) fn sharing(self, link: Option<Arc<SharedConnection>>) -> Self {
         let shared = link.filter(|_| self.protocol == WatchProtocol::H2);
         Self { shared, ..self }
     }
 
     /// Sends a read. If the server has closed the connection, the read is sent again on a new one, as every client
     /// does.
-    pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingResponse, LinkError> {
+    pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingResponse, ProbeRequestError> {
         let ask = RequestSpec::get(path, accept);
         if let Some(link) = &self.shared {
             return self.get_by(link, &ask).await;
@@ -54,7 +56,11 @@ impl ClientConnection {
         Ok(answer)
     }
 
-    async fn get_by(&self, link: &SharedLink, ask: &RequestSpec<'_>) -> Result<PendingResponse, LinkError> {
+    async fn get_by(
+        &self,
+        link: &SharedConnection,
+        ask: &RequestSpec<'_>,
+    ) -> Result<PendingResponse, ProbeRequestError> {
         let (times, sender) = link.sender(0, async || self.dial().await).await?;
         if let Ok(answer) = sender.get(&self.target, ask).await {
             return Ok(answer);
@@ -63,13 +69,13 @@ impl ClientConnection {
         sender.get(&self.target, ask).await
     }
 
-    async fn dial(&self) -> Result<Sender, LinkError> {
+    async fn dial(&self) -> Result<HttpRequestSender, ProbeRequestError> {
         let EstablishedConnection { sender, driver, .. } = probe::open(&self.target, self.protocol, WINDOWS).await?;
         self.tasks.spawn("verify connection", driver);
         Ok(sender)
     }
 
-    fn keep(&mut self, sender: Sender) {
+    fn keep(&mut self, sender: HttpRequestSender) {
         // A WebSocket carries one watch.
         self.sender = (self.protocol != WatchProtocol::Ws).then_some(sender);
     }

@@ -1,8 +1,8 @@
 use super::backoff;
-use super::behaviour::{Behaviour, Role, WatchLength};
-use super::query::QueryText;
+use super::behaviour::{ClientBehaviour, ClientRole, WatchDuration};
+use super::query::QueryString;
 use super::reading::{ClientWatchStart, EndedWatch, ReadOutcome, RecordingClient};
-use crate::record::{Op, RequestTarget};
+use crate::record::{OperationId, RequestServerRole};
 use crate::run_context::between;
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ const PAGES_MAX: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ClientPosition {
     version: u64,
-    told_by: Op,
+    told_by: OperationId,
 }
 
 struct InformerLoop<'a> {
@@ -23,7 +23,7 @@ struct InformerLoop<'a> {
     place: Option<ClientPosition>,
     failures: u32,
     /// The servers that refused to resume at the client's position.
-    refused_by: Vec<RequestTarget>,
+    refused_by: Vec<RequestServerRole>,
     /// Whether the server does not support watch-lists.
     lists_instead: bool,
 }
@@ -44,17 +44,17 @@ pub(super) async fn run(reads: RecordingClient<'_>, rng: fastrand::Rng) {
 impl InformerLoop<'_> {
     /// Runs one list or one watch; returns the pause before the next.
     async fn step(&mut self) -> Duration {
-        let Behaviour { role, .. } = self.reads.behaviour;
+        let ClientBehaviour { role, .. } = self.reads.behaviour;
         match (self.place, role) {
             (Some(place), _) => {
                 let from = ClientWatchStart::Version(place.version);
                 self.watch(from, Some(place.told_by)).await
             }
-            (None, Role::Streamer) if !self.lists_instead => {
+            (None, ClientRole::Streamer) if !self.lists_instead => {
                 let version = self.version_to_begin_with();
                 self.watch(ClientWatchStart::Initial(version), None).await
             }
-            (None, Role::Legacy) => {
+            (None, ClientRole::Legacy) => {
                 let zero = self.rng.bool();
                 self.watch(ClientWatchStart::Anything { zero }, None).await
             }
@@ -71,10 +71,13 @@ impl InformerLoop<'_> {
         }
     }
 
-    async fn watch(&mut self, from: ClientWatchStart, resumes: Option<Op>) -> Duration {
+    async fn watch(&mut self, from: ClientWatchStart, resumes: Option<OperationId>) -> Duration {
         let (informers, pace) = (self.reads.scene.informers, self.reads.scene.pace);
-        let length =
-            if informers { WatchLength::of_informer(&mut self.rng) } else { WatchLength::draw(&mut self.rng, pace) };
+        let length = if informers {
+            WatchDuration::of_informer(&mut self.rng)
+        } else {
+            WatchDuration::draw(&mut self.rng, pace)
+        };
         match self.reads.watch(from, resumes, length).await {
             ReadOutcome::With(op, over) => self.watched(op, &over),
             ReadOutcome::Refused { code: 410, .. } => {
@@ -91,7 +94,7 @@ impl InformerLoop<'_> {
         }
     }
 
-    fn watched(&mut self, op: Op, over: &EndedWatch) -> Duration {
+    fn watched(&mut self, op: OperationId, over: &EndedWatch) -> Duration {
         self.place = over.place.map(|version| ClientPosition { version, told_by: op });
         if over.is_expired {
             self.expired();
@@ -143,8 +146,8 @@ impl InformerLoop<'_> {
     async fn list(&mut self) -> Duration {
         let scene = self.reads.scene;
         let behaviour = self.reads.behaviour.clone();
-        let Behaviour { labels, fields, .. } = &behaviour;
-        let selects = QueryText::default()
+        let ClientBehaviour { labels, fields, .. } = &behaviour;
+        let selects = QueryString::default()
             .with_some("labelSelector", labels.as_deref())
             .with_some("fieldSelector", fields.as_deref());
         let limit = behaviour.limit(fields.as_deref(), 7, &mut self.rng);

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 /// A query text of `name=value` pairs, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct QueryText(String);
+pub(crate) struct QueryString(String);
 
-impl QueryText {
+impl QueryString {
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         if !self.0.is_empty() {
             self.0.push('&');
@@ -44,8 +44,8 @@ impl QueryText {
 
 #[test]
 fn query_values_are_escaped_and_empty_ones_omitted() {
-    let query = QueryText::default().with_some("a", None).with_some("b", Some("")).with("c", "x=y, z/é");
+    let query = QueryString::default().with_some("a", None).with_some("b", Some("")).with("c", "x=y, z/é");
     assert_eq!(query.behind("/p"), "/p?c=x%3Dy%2C%20z%2F%C3%A9");
-    assert_eq!(QueryText::default().behind("/p"), "/p");
-    assert_eq!(QueryText::default().with("a", "1").with("b", "2").as_str(), "a=1&b=2");
+    assert_eq!(QueryString::default().behind("/p"), "/p");
+    assert_eq!(QueryString::default().with("a", "1").with("b", "2").as_str(), "a=1&b=2");
 }

@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use super::backoff;
-use super::behaviour::{Role, WatchLength};
-use super::query::QueryText;
+use super::behaviour::{ClientRole, WatchDuration};
+use super::query::QueryString;
 use super::reading::{ClientWatchStart, ReadOutcome, RecordingClient};
-use crate::record::Op;
+use crate::record::OperationId;
 use crate::run_context::between;
 
 /// The pause between two requests of one client.
@@ -16,7 +16,7 @@ const NEAR: u64 = 30;
 /// The maximum number of pages of one list that are fetched.
 const PAGES_MAX: usize = 20;
 
-struct ReadLoop<'a> {
+struct ClientReadLoop<'a> {
     reads: RecordingClient<'a>,
     rng: fastrand::Rng,
     failures: u32,
@@ -24,13 +24,13 @@ struct ReadLoop<'a> {
 
 /// Sends lists, gets or odd watches until the client must leave.
 pub(super) async fn run(reads: RecordingClient<'_>, rng: fastrand::Rng) {
-    let mut asking = ReadLoop { reads, rng, failures: 0 };
+    let mut asking = ClientReadLoop { reads, rng, failures: 0 };
     let scene = asking.reads.scene;
     while !scene.leave.is_cancelled() {
         asking.reads.go_to_some(&mut asking.rng, |_| true);
         let refused = match asking.reads.behaviour.role {
-            Role::Lister => asking.list().await,
-            Role::Prober => asking.probe().await,
+            ClientRole::Lister => asking.list().await,
+            ClientRole::Prober => asking.probe().await,
             _ => asking.get().await,
         };
         let wait = match refused {
@@ -58,11 +58,11 @@ fn refused<T>(answered: &ReadOutcome<T>) -> Option<u64> {
     }
 }
 
-impl ReadLoop<'_> {
+impl ClientReadLoop<'_> {
     /// Adds a resourceVersion to a query as a reader may send it, and how the server must match it.
-    fn version(&mut self, query: QueryText) -> QueryText {
+    fn version(&mut self, query: QueryString) -> QueryString {
         let world = &self.reads.scene.world;
-        let not_older = |query: QueryText, version: u64| {
+        let not_older = |query: QueryString, version: u64| {
             query.with("resourceVersion", &version.to_string()).with("resourceVersionMatch", "NotOlderThan")
         };
         match self.rng.u8(..20) {
@@ -83,12 +83,12 @@ impl ReadLoop<'_> {
         let behaviour = self.reads.behaviour.clone();
         // Lists alternate between selected and unselected, because a list client is not limited to one query.
         let (labels, fields) = if self.rng.bool() { (&behaviour.labels, &behaviour.fields) } else { (&None, &None) };
-        let selects = QueryText::default()
+        let selects = QueryString::default()
             .with_some("labelSelector", labels.as_deref())
             .with_some("fieldSelector", fields.as_deref());
         let limit = behaviour.limit(fields.as_deref(), 9, &mut self.rng);
         let mut query = self.version(selects.clone()).with_some("limit", limit.as_deref());
-        let mut page_of: Option<Op> = None;
+        let mut page_of: Option<OperationId> = None;
         for _ in 0..PAGES_MAX {
             let answered = self.reads.list(&query, page_of).await;
             let ReadOutcome::With(op, read) = answered else { return refused(&answered) };
@@ -110,9 +110,9 @@ impl ReadLoop<'_> {
         let (namespace, name) = world.object(self.rng.usize(..=world.objects));
         let path = world.path(namespace, &name);
         let query = match self.rng.u8(..10) {
-            0..=4 => QueryText::default(),
-            5..=7 => QueryText::default().with("resourceVersion", "0"),
-            _ => QueryText::default().with("resourceVersion", &world.latest().to_string()),
+            0..=4 => QueryString::default(),
+            5..=7 => QueryString::default().with("resourceVersion", "0"),
+            _ => QueryString::default().with("resourceVersion", &world.latest().to_string()),
         };
         refused(&self.reads.get(&path, &query).await)
     }
@@ -126,7 +126,7 @@ impl ReadLoop<'_> {
             _ => world.recent(&mut self.rng),
         };
         let cut = between(&mut self.rng, Duration::from_millis(300), Duration::from_secs(4)) * self.reads.scene.pace;
-        let length = WatchLength { cut: Some(cut), timeout_seconds: None };
+        let length = WatchDuration { cut: Some(cut), timeout_seconds: None };
         refused(&self.reads.watch(ClientWatchStart::Version(version.max(1)), None, length).await)
     }
 }

@@ -4,17 +4,17 @@ use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use tokio::time::{Instant, sleep_until};
 
-use super::behaviour::{Behaviour, WatchLength};
+use super::behaviour::{ClientBehaviour, WatchDuration};
 use super::connection::ClientConnection;
-use super::query::QueryText;
+use super::query::QueryString;
 use crate::decode::{self, DecodedEvent};
 use crate::record::{
-    CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding, RecordedStatus,
-    RequestTarget, ReturnRecord, Transport,
+    CallRecord, ClientTransport, EventRecord, HistoryRecord, OperationId, ReadVerb, RecordedEncoding,
+    RecordedEventType, RecordedStatus, RequestServerRole, ResponseRecord, WatchEndRecord, WatchEnding,
 };
-use crate::run_context::RunContext;
+use crate::run_context::VerifyRunContext;
 use base::now_ns;
-use probe::{Frames, Framing, LinkError, PendingResponse, ResponseStream};
+use probe::{PendingResponse, ProbeRequestError, ResponseStream, StreamFrameSplitter, StreamFraming};
 
 /// The maximum size of a response body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -29,9 +29,9 @@ const NEVER: Duration = Duration::from_secs(86_400 * 365);
 
 /// A sender of one client's requests that records their results.
 pub(super) struct RecordingClient<'a> {
-    pub(super) scene: &'a RunContext,
+    pub(super) scene: &'a VerifyRunContext,
     pub(super) client: u32,
-    pub(super) behaviour: Behaviour,
+    pub(super) behaviour: ClientBehaviour,
     /// The connection for lists, gets, and watches without a `WebSocket`.
     connection: ClientConnection,
     watching: Option<ClientConnection>,
@@ -40,7 +40,7 @@ pub(super) struct RecordingClient<'a> {
 /// The result of a client's read.
 #[derive(Debug)]
 pub(super) enum ReadOutcome<T> {
-    With(Op, T),
+    With(OperationId, T),
     Refused {
         code: u16,
         retry_after: u64,
@@ -80,25 +80,25 @@ pub(super) struct EndedWatch {
 }
 
 impl<'a> RecordingClient<'a> {
-    pub(super) fn new(scene: &'a RunContext, client: u32, behaviour: Behaviour) -> Self {
+    pub(super) fn new(scene: &'a VerifyRunContext, client: u32, behaviour: ClientBehaviour) -> Self {
         let over = |transport| {
             let connection = ClientConnection::new(scene.target(behaviour.server), transport, &scene.tasks);
             connection.sharing(scene.links.of(behaviour.server, client))
         };
-        let short = if behaviour.transport == Transport::H2 { Transport::H2 } else { Transport::H1 };
-        let watching = (behaviour.transport == Transport::Ws).then(|| over(Transport::Ws));
+        let short = if behaviour.transport == ClientTransport::H2 { ClientTransport::H2 } else { ClientTransport::H1 };
+        let watching = (behaviour.transport == ClientTransport::Ws).then(|| over(ClientTransport::Ws));
         Self { scene, client, connection: over(short), watching, behaviour }
     }
 
     /// Switches the client to another server.
-    pub(super) fn go_to(&mut self, server: RequestTarget) {
+    pub(super) fn go_to(&mut self, server: RequestServerRole) {
         if server != self.behaviour.server {
-            *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
+            *self = Self::new(self.scene, self.client, ClientBehaviour { server, ..self.behaviour.clone() });
         }
     }
 
     /// Switches to a random judged server that satisfies `may`; returns `false` if there is none.
-    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(RequestTarget) -> bool) -> bool {
+    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(RequestServerRole) -> bool) -> bool {
         // Clients of the comparison server do not switch.
         if !self.behaviour.server.is_judged() {
             return false;
@@ -110,11 +110,12 @@ impl<'a> RecordingClient<'a> {
         server.is_some()
     }
 
-    fn call(&self, verb: ReadVerb, path: &str, query: &QueryText, resumes: Option<Op>) -> Op {
+    fn call(&self, verb: ReadVerb, path: &str, query: &QueryString, resumes: Option<OperationId>) -> OperationId {
         let op = self.scene.recorder.op();
-        let short = if self.behaviour.transport == Transport::H2 { Transport::H2 } else { Transport::H1 };
+        let short =
+            if self.behaviour.transport == ClientTransport::H2 { ClientTransport::H2 } else { ClientTransport::H1 };
         let transport = if verb == ReadVerb::Watch { self.behaviour.transport } else { short };
-        self.scene.recorder.put(&Record::Call(CallRecord {
+        self.scene.recorder.put(&HistoryRecord::Call(CallRecord {
             op,
             client: self.client,
             at_ns: now_ns(),
@@ -129,12 +130,12 @@ impl<'a> RecordingClient<'a> {
         op
     }
 
-    fn returned(&self, answer: ReturnRecord) {
-        self.scene.recorder.put(&Record::Return(ReturnRecord { at_ns: now_ns(), ..answer }));
+    fn returned(&self, answer: ResponseRecord) {
+        self.scene.recorder.put(&HistoryRecord::Return(ResponseRecord { at_ns: now_ns(), ..answer }));
     }
 
     /// Sends a request and reads its whole response.
-    async fn whole(&mut self, path: &str, is_list: bool) -> Result<FullResponse, LinkError> {
+    async fn whole(&mut self, path: &str, is_list: bool) -> Result<FullResponse, ProbeRequestError> {
         let encoding = self.behaviour.encoding;
         let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.inspect_err(|_| self.connection.give_up())?;
@@ -146,7 +147,11 @@ impl<'a> RecordingClient<'a> {
     }
 
     /// Reads one list, or one page of one.
-    pub(super) async fn list(&mut self, query: &QueryText, page_of: Option<Op>) -> ReadOutcome<decode::DecodedList> {
+    pub(super) async fn list(
+        &mut self,
+        query: &QueryString,
+        page_of: Option<OperationId>,
+    ) -> ReadOutcome<decode::DecodedList> {
         let path = self.behaviour.path(&self.scene.world);
         let op = self.call(ReadVerb::List, &path, query, page_of);
         let answer = self.whole(&query.behind(&path), true).await;
@@ -159,7 +164,7 @@ impl<'a> RecordingClient<'a> {
     }
 
     /// Sends a GET of one object.
-    pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> ReadOutcome<crate::record::RecordedItem> {
+    pub(super) async fn get(&mut self, path: &str, query: &QueryString) -> ReadOutcome<crate::record::RecordedItem> {
         let op = self.call(ReadVerb::Get, path, query, None);
         let answer = self.whole(&query.behind(path), false).await;
         self.read(op, answer, decode::item, |item, answer| {
@@ -170,17 +175,17 @@ impl<'a> RecordingClient<'a> {
 
     fn read<T>(
         &self,
-        op: Op,
-        answer: Result<FullResponse, LinkError>,
+        op: OperationId,
+        answer: Result<FullResponse, ProbeRequestError>,
         decode: impl FnOnce(RecordedEncoding, &[u8]) -> Option<T>,
-        fill: impl FnOnce(&T, &mut ReturnRecord),
+        fill: impl FnOnce(&T, &mut ResponseRecord),
     ) -> ReadOutcome<T> {
         let FullResponse { code, encoding, from_memory, body } = match answer {
             Ok(answer) => answer,
             Err(error) => return self.broke(op, &error),
         };
         let asked = self.behaviour.encoding;
-        let mut told = ReturnRecord { op, code: code.as_u16(), from_memory, ..ReturnRecord::default() };
+        let mut told = ResponseRecord { op, code: code.as_u16(), from_memory, ..ResponseRecord::default() };
         if !code.is_success() {
             let (status, retry_after) = decode::status(&body);
             told.status = status;
@@ -200,8 +205,8 @@ impl<'a> RecordingClient<'a> {
         ReadOutcome::With(op, read)
     }
 
-    fn broke<T>(&self, op: Op, error: &LinkError) -> ReadOutcome<T> {
-        self.returned(ReturnRecord { op, status: said(error), ..ReturnRecord::default() });
+    fn broke<T>(&self, op: OperationId, error: &ProbeRequestError) -> ReadOutcome<T> {
+        self.returned(ResponseRecord { op, status: said(error), ..ResponseRecord::default() });
         ReadOutcome::Broken
     }
 
@@ -209,8 +214,8 @@ impl<'a> RecordingClient<'a> {
     pub(super) async fn watch(
         &mut self,
         from: ClientWatchStart,
-        resumes: Option<Op>,
-        length: WatchLength,
+        resumes: Option<OperationId>,
+        length: WatchDuration,
     ) -> ReadOutcome<EndedWatch> {
         let path = self.behaviour.path(&self.scene.world);
         let query = self.watch_query(from, length);
@@ -230,7 +235,7 @@ impl<'a> RecordingClient<'a> {
             }
         };
         let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
-        let mut told = ReturnRecord { op, code, from_memory, ..ReturnRecord::default() };
+        let mut told = ResponseRecord { op, code, from_memory, ..ResponseRecord::default() };
         if !answer.status.is_success() {
             let (body, _) = answer.body.read(REFUSAL_BYTES_MAX).await.unwrap_or_default();
             let (status, retry_after) = decode::status(&body);
@@ -241,17 +246,17 @@ impl<'a> RecordingClient<'a> {
         let encoding = encoding_in(&answer, self.behaviour.encoding).unwrap_or(self.behaviour.encoding);
         told.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
         self.returned(told);
-        let follower = Follower::new(self.scene, op, encoding, from);
+        let follower = WatchStreamRecorder::new(self.scene, op, encoding, from);
         let (over, is_at_end) = follower.follow(answer.body, length.cut).await;
-        if !is_at_end && self.behaviour.transport == Transport::H1 {
+        if !is_at_end && self.behaviour.transport == ClientTransport::H1 {
             self.connection.give_up();
         }
         ReadOutcome::With(op, over)
     }
 
-    fn watch_query(&self, from: ClientWatchStart, length: WatchLength) -> QueryText {
-        let Behaviour { labels, fields, bookmarks, .. } = &self.behaviour;
-        let mut query = QueryText::default().with("watch", "true");
+    fn watch_query(&self, from: ClientWatchStart, length: WatchDuration) -> QueryString {
+        let ClientBehaviour { labels, fields, bookmarks, .. } = &self.behaviour;
+        let mut query = QueryString::default().with("watch", "true");
         query = query.with_some("labelSelector", labels.as_deref()).with_some("fieldSelector", fields.as_deref());
         let wants_bookmarks = *bookmarks || matches!(from, ClientWatchStart::Initial(_));
         query = query.with_some("allowWatchBookmarks", wants_bookmarks.then_some("true"));
@@ -276,23 +281,23 @@ fn is_from_memory(answer: &PendingResponse) -> bool {
     answer.headers.get("kube-fanout-served").is_some_and(|served| served == "cache")
 }
 
-fn said(error: &LinkError) -> RecordedStatus {
+fn said(error: &ProbeRequestError) -> RecordedStatus {
     RecordedStatus { message: error.to_string(), ..RecordedStatus::default() }
 }
 
 /// A reader of one stream that records its events.
-struct Follower<'a> {
-    scene: &'a RunContext,
-    op: Op,
+struct WatchStreamRecorder<'a> {
+    scene: &'a VerifyRunContext,
+    op: OperationId,
     encoding: RecordedEncoding,
     from: ClientWatchStart,
     place: Option<u64>,
-    told: StreamContent,
+    told: WatchStreamContent,
 }
 
 /// The kind of events that a stream has sent so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StreamContent {
+enum WatchStreamContent {
     Nothing,
     Events,
     Error,
@@ -302,79 +307,79 @@ enum StreamContent {
     Malformed,
 }
 
-impl<'a> Follower<'a> {
-    fn new(scene: &'a RunContext, op: Op, encoding: RecordedEncoding, from: ClientWatchStart) -> Self {
+impl<'a> WatchStreamRecorder<'a> {
+    fn new(scene: &'a VerifyRunContext, op: OperationId, encoding: RecordedEncoding, from: ClientWatchStart) -> Self {
         let place = match from {
             ClientWatchStart::Version(version) => Some(version),
             ClientWatchStart::Initial(_) | ClientWatchStart::Anything { .. } => None,
         };
-        Self { scene, op, encoding, from, place, told: StreamContent::Nothing }
+        Self { scene, op, encoding, from, place, told: WatchStreamContent::Nothing }
     }
 
     /// Follows the stream to its end. Also returns whether the server ended it, which permits reuse of its connection.
     async fn follow(mut self, mut body: ResponseStream, cut: Option<Duration>) -> (EndedWatch, bool) {
         let framing = match (body.is_of_messages(), decode::frames_have_lengths(self.encoding)) {
-            (true, _) => Framing::Messages,
-            (false, true) => Framing::Lengths,
-            (false, false) => Framing::Lines,
+            (true, _) => StreamFraming::Messages,
+            (false, true) => StreamFraming::Lengths,
+            (false, false) => StreamFraming::Lines,
         };
-        let (began, mut frames) = (Instant::now(), Frames::new(framing));
+        let (began, mut frames) = (Instant::now(), StreamFrameSplitter::new(framing));
         let mut until = began + cut.unwrap_or(NEVER);
         let how = loop {
             let chunk = tokio::select! {
                 biased;
-                () = self.scene.leave.cancelled() => break Ending::Left,
-                () = sleep_until(until) => break Ending::Left,
+                () = self.scene.leave.cancelled() => break WatchEnding::Left,
+                () = sleep_until(until) => break WatchEnding::Left,
                 chunk = body.chunk() => chunk,
             };
             match chunk {
                 Some(Ok(chunk)) => {
                     let at_ns = now_ns();
                     let fed = frames.feed(&chunk, |frame| self.frame(frame, at_ns));
-                    if fed.is_err() || self.told == StreamContent::Malformed {
-                        break Ending::Torn;
+                    if fed.is_err() || self.told == WatchStreamContent::Malformed {
+                        break WatchEnding::Torn;
                     }
                 }
-                Some(Err(_)) => break Ending::Broken,
-                None if frames.is_whole() => break Ending::Clean,
-                None => break Ending::Torn,
+                Some(Err(_)) => break WatchEnding::Broken,
+                None if frames.is_whole() => break WatchEnding::Clean,
+                None => break WatchEnding::Torn,
             }
-            if matches!(self.told, StreamContent::Error | StreamContent::Expired) {
+            if matches!(self.told, WatchStreamContent::Error | WatchStreamContent::Expired) {
                 until = until.min(Instant::now() + AFTER_ERROR);
             }
         };
-        self.scene.recorder.put(&Record::End(EndRecord { op: self.op, at_ns: now_ns(), how }));
-        let is_short = how != Ending::Left && began.elapsed() < SHORT && self.told != StreamContent::Events;
-        let over = EndedWatch { place: self.place, is_expired: self.told == StreamContent::Expired, is_short };
-        (over, how == Ending::Clean)
+        self.scene.recorder.put(&HistoryRecord::End(WatchEndRecord { op: self.op, at_ns: now_ns(), how }));
+        let is_short = how != WatchEnding::Left && began.elapsed() < SHORT && self.told != WatchStreamContent::Events;
+        let over = EndedWatch { place: self.place, is_expired: self.told == WatchStreamContent::Expired, is_short };
+        (over, how == WatchEnding::Clean)
     }
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
         let Some(event) = self.scene.frames.event(self.encoding, frame) else {
             self.scene.notes.add("a watch frame was not an event");
-            self.told = StreamContent::Malformed;
+            self.told = WatchStreamContent::Malformed;
             return;
         };
         let DecodedEvent { kind, item, initial_end, status } = &*event;
         let (kind, initial_end) = (*kind, *initial_end);
         self.told = match (kind, self.told) {
-            (EventKind::Error, _) if status.code == StatusCode::GONE.as_u16() => StreamContent::Expired,
-            (EventKind::Error, _) => StreamContent::Error,
-            (_, told @ (StreamContent::Error | StreamContent::Expired)) => told,
-            _ => StreamContent::Events,
+            (RecordedEventType::Error, _) if status.code == StatusCode::GONE.as_u16() => WatchStreamContent::Expired,
+            (RecordedEventType::Error, _) => WatchStreamContent::Error,
+            (_, told @ (WatchStreamContent::Error | WatchStreamContent::Expired)) => told,
+            _ => WatchStreamContent::Events,
         };
         let version = item.version;
         self.scene.world.saw(version);
         // Initial events are ordered by key, so only their end gives a version at which to resume.
         let is_place = match self.from {
-            ClientWatchStart::Version(_) => kind != EventKind::Error,
-            ClientWatchStart::Initial(_) => initial_end || self.place.is_some() && kind != EventKind::Error,
+            ClientWatchStart::Version(_) => kind != RecordedEventType::Error,
+            ClientWatchStart::Initial(_) => initial_end || self.place.is_some() && kind != RecordedEventType::Error,
             ClientWatchStart::Anything { .. } => false,
         };
         if is_place {
             self.place = Some(version);
         }
-        self.scene.recorder.put(&Record::Event(EventRecord {
+        self.scene.recorder.put(&HistoryRecord::Event(EventRecord {
             op: self.op,
             at_ns,
             kind,

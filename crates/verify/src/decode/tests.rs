@@ -26,11 +26,11 @@ fn event_decodes_equally_from_json_and_protobuf() {
         event(RecordedEncoding::Protobuf, &frame).expect("protobuf"),
     );
     for read in [&json, &protobuf] {
-        assert_eq!((read.kind, read.item.key.as_str(), read.item.version), (EventKind::Modified, "ns/a", 7));
+        assert_eq!((read.kind, read.item.key.as_str(), read.item.version), (RecordedEventType::Modified, "ns/a", 7));
         assert!(read.item.bytes.is_some());
     }
     assert!(json.item.digest.is_some() && protobuf.item.digest.is_none());
-    assert_eq!(protobuf.item.bytes, Some(Digest::of_bytes(&document(&object))));
+    assert_eq!(protobuf.item.bytes, Some(ContentDigest::of_bytes(&document(&object))));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn initial_events_end_is_distinguished_from_plain_bookmark() {
         (RecordedEncoding::Protobuf, frame(&[]), false),
     ] {
         let read = event(encoding, &frame).expect("a bookmark");
-        assert_eq!((read.kind, read.item.version, read.initial_end), (EventKind::Bookmark, 9, initial_end));
+        assert_eq!((read.kind, read.item.version, read.initial_end), (RecordedEventType::Bookmark, 9, initial_end));
     }
 }
 

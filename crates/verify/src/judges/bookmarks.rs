@@ -2,16 +2,16 @@
 
 use super::super::event_match::{EventMatch, follow};
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::{Operation, ReceivedItem};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::{ReceivedItem, RecordedOperation};
 use super::super::violation::GuaranteeVerdict;
 
 /// Judges that every matching change up to a bookmark was sent before it, and that all later ones are above it.
 /// Bookmarks do not decrease, and only watches that request them get them.
-pub(super) fn bookmarkable(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Bookmarkable);
-    for op in history.watches(Guarantee::Bookmarkable) {
+pub(super) fn bookmarkable(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Bookmarkable);
+    for op in history.watches(ApiserverGuarantee::Bookmarkable) {
         let asked = op.ask.as_ref().is_some_and(|ask| ask.bookmarks);
         for told in op.events.iter().filter(|told| told.is_bookmark()) {
             judged.instances += 1;
@@ -28,7 +28,7 @@ pub(super) fn bookmarkable(history: &History) -> GuaranteeVerdict {
 }
 
 /// Checks that a bookmark is not below anything sent before it, and that everything sent after it is above it.
-fn rising(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
+fn rising(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     // The last bookmark, and the highest version sent, with its line.
     let end = op.events[..op.live_from].last().filter(|told| told.initial_end);
     let mut bookmark = end.copied();
@@ -54,7 +54,7 @@ fn rising(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
     }
 }
 
-fn missed(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
+fn missed(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     let Some((truth, view)) = history.view(op) else { return };
     follow(truth, view, op, |step| {
         let EventMatch::Missed { position, event } = step else { return };

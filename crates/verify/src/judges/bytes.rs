@@ -2,33 +2,33 @@
 
 use std::collections::HashMap;
 
-use super::super::digest::Digest;
+use super::super::digest::ContentDigest;
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::{Operation, ReceivedItem};
-use super::super::record::{EventKind, ReadVerb, RecordedEncoding, RequestTarget};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::{ReceivedItem, RecordedOperation};
+use super::super::record::{ReadVerb, RecordedEncoding, RecordedEventType, RequestServerRole};
 use super::super::violation::GuaranteeVerdict;
 
 /// A key for which there is one sequence of bytes: an object at a version, as an event, an item or a whole response.
 /// For an event, it includes whether the object was deleted.
-type EncodedKey<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::interner::KeyId, u64, bool);
+type EncodedContentKey<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::interner::ObjectKeyId, u64, bool);
 
 /// The record in which an object's bytes occurred first.
-struct FirstEncoding<'a> {
-    bytes: Digest,
+struct FirstEncodedContent<'a> {
+    bytes: ContentDigest,
     line: u32,
-    op: &'a Operation,
+    op: &'a RecordedOperation,
 }
 
 /// Judges that an object has the same bytes in all responses, including the apiserver's if it was read too. A response
 /// must have the requested encoding.
-pub(super) fn typed_bytes(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::TypedBytes);
-    let mut first: HashMap<EncodedKey<'_>, FirstEncoding<'_>> = HashMap::new();
-    let direct = history.operations.iter().filter(|op| op.server == RequestTarget::Direct);
+pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::TypedBytes);
+    let mut first: HashMap<EncodedContentKey<'_>, FirstEncodedContent<'_>> = HashMap::new();
+    let direct = history.operations.iter().filter(|op| op.server == RequestServerRole::Direct);
     // The apiserver's responses come first, because the others are compared with them.
-    for op in direct.chain(history.judged(Guarantee::TypedBytes)) {
+    for op in direct.chain(history.judged(ApiserverGuarantee::TypedBytes)) {
         let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
         let is_judged = op.server.is_judged();
         if let Some(encoding) = answer.encoding.filter(|encoding| is_judged && *encoding != op.encoding) {
@@ -39,10 +39,10 @@ pub(super) fn typed_bytes(history: &History) -> GuaranteeVerdict {
         }
         for told in answer.items.iter().chain(&op.events).filter(|told| told.is_object()) {
             let Some(bytes) = told.bytes else { continue };
-            let gone = told.kind == EventKind::Deleted;
+            let gone = told.kind == RecordedEventType::Deleted;
             let spelled = (ask.collection.as_str(), op.encoding, op.verb, told.key, told.version, gone);
             let Some(seen) = first.get(&spelled) else {
-                first.insert(spelled, FirstEncoding { bytes, line: told.line, op });
+                first.insert(spelled, FirstEncodedContent { bytes, line: told.line, op });
                 continue;
             };
             if is_judged {
@@ -57,14 +57,15 @@ pub(super) fn typed_bytes(history: &History) -> GuaranteeVerdict {
 }
 
 fn other(
-    history: &History,
-    op: &Operation,
+    history: &RunHistory,
+    op: &RecordedOperation,
     told: &ReceivedItem,
-    seen: &FirstEncoding<'_>,
+    seen: &FirstEncodedContent<'_>,
     judged: &mut GuaranteeVerdict,
 ) {
     judged.violation(op, &[seen.op.line, seen.line, told.line], || {
-        let who = if seen.op.server == RequestTarget::Direct { "the apiserver's response" } else { "another response" };
+        let who =
+            if seen.op.server == RequestServerRole::Direct { "the apiserver's response" } else { "another response" };
         let encoding = event_text::encoding(op.encoding);
         let object = format!("{} at {} in {encoding}", history.key(told.key), told.version);
         (format!("{object} with the same bytes as in {who}"), "different bytes".to_owned())

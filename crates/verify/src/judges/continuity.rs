@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::interner::KeyId;
-use super::super::operation::{Operation, ReceivedItem};
-use super::super::record::{EventKind, Op, ReadVerb};
-use super::super::truth::ResourceTruth;
-use super::super::view::{SelectionView, StateFingerprint};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::interner::ObjectKeyId;
+use super::super::operation::{ReceivedItem, RecordedOperation};
+use super::super::record::{OperationId, ReadVerb, RecordedEventType};
+use super::super::truth::ResourceGroundTruth;
+use super::super::view::{ObjectStateFingerprint, SelectionView};
 use super::super::violation::GuaranteeVerdict;
 use super::difference::difference;
 
 /// The state of a client: the version of each object.
 #[derive(Clone, Debug, Default)]
-struct ClientState {
-    objects: HashMap<KeyId, u64>,
-    sum: StateFingerprint,
+struct ClientObjectState {
+    objects: HashMap<ObjectKeyId, u64>,
+    sum: ObjectStateFingerprint,
     /// The version of the last event or list.
     event: u64,
     /// The last known moment: of an event, a bookmark or the list.
@@ -25,14 +25,14 @@ struct ClientState {
 
 /// Judges that a list and the watches after it have no gap and no overlap. The client's state must be correct at every
 /// bookmark and at the end of each watch.
-pub(super) fn continuity(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Continuity);
-    let mut resumed: HashMap<Op, usize> = HashMap::new();
+pub(super) fn continuity(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Continuity);
+    let mut resumed: HashMap<OperationId, usize> = HashMap::new();
     for before in history.operations.iter().filter_map(|op| op.resumes) {
         *resumed.entry(before).or_default() += 1;
     }
-    let mut held: HashMap<Op, ClientState> = HashMap::new();
-    for op in history.watches(Guarantee::Continuity) {
+    let mut held: HashMap<OperationId, ClientObjectState> = HashMap::new();
+    for op in history.watches(ApiserverGuarantee::Continuity) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(base) = base(history, op, &mut held, &mut resumed) else { continue };
         let after = watch(history, op, truth, view, base, &mut judged);
@@ -45,13 +45,13 @@ pub(super) fn continuity(history: &History) -> GuaranteeVerdict {
 
 /// Returns the client's state at the beginning of the watch.
 fn base(
-    history: &History,
-    op: &Operation,
-    held: &mut HashMap<Op, ClientState>,
-    resumed: &mut HashMap<Op, usize>,
-) -> Option<ClientState> {
+    history: &RunHistory,
+    op: &RecordedOperation,
+    held: &mut HashMap<OperationId, ClientObjectState>,
+    resumed: &mut HashMap<OperationId, usize>,
+) -> Option<ClientObjectState> {
     if op.state.is_some() {
-        return Some(ClientState::of(op.initial().iter(), op.state?));
+        return Some(ClientObjectState::of(op.initial().iter(), op.state?));
     }
     let (start, before) = (op.start()?, history.before(op)?);
     if before.verb == ReadVerb::List {
@@ -65,7 +65,7 @@ fn base(
 }
 
 /// Returns the state from the pages of a list that ends with this operation. All pages must have the same version.
-fn listed(history: &History, last: &Operation) -> Option<ClientState> {
+fn listed(history: &RunHistory, last: &RecordedOperation) -> Option<ClientObjectState> {
     let answer = last.answered(200).filter(|answer| !answer.more)?;
     let mut pages = vec![answer];
     let mut page = last;
@@ -74,27 +74,27 @@ fn listed(history: &History, last: &Operation) -> Option<ClientState> {
         pages.push(before.answered(200).filter(|before| before.version == answer.version)?);
         page = before;
     }
-    Some(ClientState::of(pages.iter().flat_map(|page| &page.items), answer.version?))
+    Some(ClientObjectState::of(pages.iter().flat_map(|page| &page.items), answer.version?))
 }
 
 /// Applies the events of a watch; stops once the client's state is wrong.
 fn watch(
-    history: &History,
-    op: &Operation,
-    truth: &ResourceTruth,
+    history: &RunHistory,
+    op: &RecordedOperation,
+    truth: &ResourceGroundTruth,
     view: &SelectionView,
-    mut held: ClientState,
+    mut held: ClientObjectState,
     judged: &mut GuaranteeVerdict,
-) -> Option<ClientState> {
+) -> Option<ClientObjectState> {
     for told in op.live() {
         match told.kind {
-            EventKind::Added | EventKind::Modified => held.put(told),
-            EventKind::Deleted => held.drop(told),
-            EventKind::Bookmark => {
+            RecordedEventType::Added | RecordedEventType::Modified => held.put(told),
+            RecordedEventType::Deleted => held.drop(told),
+            RecordedEventType::Bookmark => {
                 held.moment = told.version;
                 judge(history, op, truth, view, &held, told.line, judged)?;
             }
-            EventKind::Error => break,
+            RecordedEventType::Error => break,
         }
     }
     // If a stream breaks amid changes of one version, a client that resumes at that version loses the remaining ones.
@@ -108,11 +108,11 @@ fn watch(
 }
 
 fn judge(
-    history: &History,
-    op: &Operation,
-    truth: &ResourceTruth,
+    history: &RunHistory,
+    op: &RecordedOperation,
+    truth: &ResourceGroundTruth,
     view: &SelectionView,
-    held: &ClientState,
+    held: &ClientObjectState,
     line: u32,
     judged: &mut GuaranteeVerdict,
 ) -> Option<()> {
@@ -134,7 +134,7 @@ fn judge(
     None
 }
 
-impl ClientState {
+impl ClientObjectState {
     fn of<'a>(told: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
         let mut held = Self::default();
         told.for_each(|told| held.put(told));

@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use super::super::event_match::{EventMatch, FollowResult, follow};
+use super::super::event_match::{EventMatch, WatchMatchResult, follow};
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::record::Ending;
-use super::super::truth::ResourceTruth;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::record::WatchEnding;
+use super::super::truth::ResourceGroundTruth;
 use super::super::view::SelectionView;
 use super::super::violation::GuaranteeVerdict;
 
 /// Judges that every matching change between two delivered moments is delivered, and no invented one. No clean end may
 /// cut an event short.
-pub(super) fn reliable(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Reliable);
-    for op in history.watches(Guarantee::Reliable) {
-        if let Some(over) = op.over.filter(|over| over.how == Ending::Torn) {
+pub(super) fn reliable(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Reliable);
+    for op in history.watches(ApiserverGuarantee::Reliable) {
+        if let Some(over) = op.over.filter(|over| over.how == WatchEnding::Torn) {
             judged.violation(op, &[over.line], || {
                 ("a stream that ends between two events".into(), "one that ends within an event".into())
             });
@@ -55,11 +55,11 @@ pub(super) fn reliable(history: &History) -> GuaranteeVerdict {
 /// Finds changes that nothing passed over and that were not delivered, although the watch was open for longer than the
 /// allowed delay.
 fn overdue(
-    history: &History,
-    op: &Operation,
-    truth: &ResourceTruth,
+    history: &RunHistory,
+    op: &RecordedOperation,
+    truth: &ResourceGroundTruth,
     view: &SelectionView,
-    reached: &FollowResult,
+    reached: &WatchMatchResult,
     judged: &mut GuaranteeVerdict,
 ) {
     let Some(patience) = history.run.patience_ns.filter(|_| op.start().is_some()) else { return };
@@ -82,9 +82,9 @@ fn overdue(
 }
 
 /// Judges that a watch from a version begins with the first matching change after it.
-pub(super) fn resumable(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Resumable);
-    for op in history.watches(Guarantee::Resumable) {
+pub(super) fn resumable(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Resumable);
+    for op in history.watches(ApiserverGuarantee::Resumable) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(start) = op.start().filter(|start| op.state.is_none() && truth.knows(*start)) else { continue };
         let Some(told) = op.live().iter().find(|told| told.is_object() && told.version <= truth.to) else { continue };

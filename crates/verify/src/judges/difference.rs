@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::super::history::History;
-use super::super::interner::KeyId;
+use super::super::history::RunHistory;
+use super::super::interner::ObjectKeyId;
 use super::super::operation::ReceivedItem;
-use super::super::truth::ResourceTruth;
+use super::super::truth::ResourceGroundTruth;
 
 /// Returns the first difference in the order of keys: the expected and actual object, and the line of the change.
 pub(super) fn difference<'a>(
-    history: &History,
-    truth: &ResourceTruth,
-    expected: impl Iterator<Item = (&'a KeyId, &'a u32)>,
-    told: impl Iterator<Item = (KeyId, u64)>,
+    history: &RunHistory,
+    truth: &ResourceGroundTruth,
+    expected: impl Iterator<Item = (&'a ObjectKeyId, &'a u32)>,
+    told: impl Iterator<Item = (ObjectKeyId, u64)>,
 ) -> Option<(String, String, u32)> {
-    let mut told_of: BTreeMap<KeyId, u64> = BTreeMap::new();
+    let mut told_of: BTreeMap<ObjectKeyId, u64> = BTreeMap::new();
     for (key, version) in told {
         if told_of.insert(key, version).is_some() {
             let key = history.key(key);
@@ -37,6 +37,6 @@ pub(super) fn difference<'a>(
 }
 
 /// Converts delivered objects into the input of [`difference`].
-pub(super) fn objects(told: &[ReceivedItem]) -> impl Iterator<Item = (KeyId, u64)> {
+pub(super) fn objects(told: &[ReceivedItem]) -> impl Iterator<Item = (ObjectKeyId, u64)> {
     told.iter().map(|told| (told.key, told.version))
 }

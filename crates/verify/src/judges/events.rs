@@ -1,18 +1,18 @@
 //! Filtered and Typed: each event is one that its watch should get, with the right type and content.
 
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::{Operation, ReceivedItem};
-use super::super::record::EventKind;
-use super::super::truth::ResourceTruth;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::{ReceivedItem, RecordedOperation};
+use super::super::record::RecordedEventType;
+use super::super::truth::ResourceGroundTruth;
 use super::super::view::SelectionView;
 use super::super::violation::GuaranteeVerdict;
 
 /// Judges that no event matches neither before nor after the change.
-pub(super) fn filtered(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Filtered);
-    for op in history.watches(Guarantee::Filtered) {
+pub(super) fn filtered(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Filtered);
+    for op in history.watches(ApiserverGuarantee::Filtered) {
         let Some((truth, view)) = history.view(op) else { continue };
         for (at, told) in objects(op) {
             judged.instances += 1;
@@ -33,9 +33,9 @@ pub(super) fn filtered(history: &History) -> GuaranteeVerdict {
 }
 
 /// Judges that each event has the type and the content of its change for the selection.
-pub(super) fn typed(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Typed);
-    for op in history.watches(Guarantee::Typed) {
+pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Typed);
+    for op in history.watches(ApiserverGuarantee::Typed) {
         let Some((truth, view)) = history.view(op) else { continue };
         for (at, told) in objects(op) {
             let Some(change) = told.change() else { continue };
@@ -47,7 +47,7 @@ pub(super) fn typed(history: &History) -> GuaranteeVerdict {
                 let Some(position) = view.position(change) else { continue };
                 view.events[position].kind
             } else {
-                EventKind::Added
+                RecordedEventType::Added
             };
             judged.instances += 1;
             let content = content(op, truth, change, kind);
@@ -68,27 +68,28 @@ pub(super) fn typed(history: &History) -> GuaranteeVerdict {
     judged
 }
 
-fn objects(op: &Operation) -> impl Iterator<Item = (usize, &ReceivedItem)> {
+fn objects(op: &RecordedOperation) -> impl Iterator<Item = (usize, &ReceivedItem)> {
     op.events.iter().enumerate().filter(|(_, told)| told.is_object())
 }
 
 /// Returns the expected content of an event. A deletion, or a change that leaves the selection, has the previous
 /// content.
 fn content(
-    op: &Operation,
-    truth: &ResourceTruth,
+    op: &RecordedOperation,
+    truth: &ResourceGroundTruth,
     change: u32,
-    kind: EventKind,
-) -> Option<super::super::digest::Digest> {
+    kind: RecordedEventType,
+) -> Option<super::super::digest::ContentDigest> {
     let change = &truth.changes[change as usize];
-    let shown = if kind == EventKind::Deleted { &truth.changes[change.before? as usize] } else { change };
+    let shown = if kind == RecordedEventType::Deleted { &truth.changes[change.before? as usize] } else { change };
     shown.content(op.encoding)
 }
 
 impl SelectionView {
     /// Whether the object matches the selection after a change, by a live event or as part of the initial state.
     fn matches(&self, change: u32) -> bool {
-        let live = || self.position(change).is_some_and(|position| self.events[position].kind != EventKind::Deleted);
+        let live =
+            || self.position(change).is_some_and(|position| self.events[position].kind != RecordedEventType::Deleted);
         self.is_initial(change) || live()
     }
 }

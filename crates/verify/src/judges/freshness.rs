@@ -3,32 +3,32 @@
 use std::collections::HashMap;
 
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
-use super::super::record::{ReadVerb, RecordedEncoding, RequestTarget};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement};
+use super::super::record::{ReadVerb, RecordedEncoding, RequestServerRole};
 use super::super::timeline::VersionTimeline;
 use super::super::violation::GuaranteeVerdict;
 use super::versions::{ResponseVersion, shown};
 
 /// Judges that a response to a request without a version contains everything that any participant knew before the
 /// request.
-pub(super) fn consistent(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Consistent);
-    for op in history.judged(Guarantee::Consistent) {
+pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Consistent);
+    for op in history.judged(ApiserverGuarantee::Consistent) {
         let plan = op.ask.as_ref().map(|ask| ask.plan);
         let Some(
-            ReadPlan::Read(FreshnessRequirement::Consistent)
-            | ReadPlan::State(FreshnessRequirement::Consistent)
-            | ReadPlan::Next(FreshnessRequirement::Consistent),
+            ExpectedReadVersion::Read(FreshnessRequirement::Consistent)
+            | ExpectedReadVersion::State(FreshnessRequirement::Consistent)
+            | ExpectedReadVersion::Next(FreshnessRequirement::Consistent),
         ) = plan
         else {
             continue;
         };
         let Some(truth) = history.truth(op) else { continue };
         let known = history.witnessed(op, op.at_ns).min(truth.to);
-        if matches!(plan, Some(ReadPlan::Next(_))) {
+        if matches!(plan, Some(ExpectedReadVersion::Next(_))) {
             next(history, op, known, &mut judged);
             continue;
         }
@@ -56,7 +56,7 @@ pub(super) fn consistent(history: &History) -> GuaranteeVerdict {
 }
 
 /// Checks that a watch that begins with the next event begins after everything known.
-fn next(history: &History, op: &Operation, known: u64, judged: &mut GuaranteeVerdict) {
+fn next(history: &RunHistory, op: &RecordedOperation, known: u64, judged: &mut GuaranteeVerdict) {
     let Some(told) = op.events.iter().find(|told| told.is_object()) else { return };
     judged.instances += 1;
     if told.version <= known {
@@ -68,13 +68,15 @@ fn next(history: &History, op: &Operation, known: u64, judged: &mut GuaranteeVer
 
 /// Judges that a response from a cache is not older than an earlier one. A server that marks responses from its cache
 /// forwards the other requests to its upstream, so those are not compared.
-pub(super) fn monotone(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Monotone);
+pub(super) fn monotone(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Monotone);
     let waived = waived(history);
     let seen = seen(history, &waived);
-    for op in history.judged(Guarantee::Monotone).filter(|op| history.may_be_from_memory(op)) {
+    for op in history.judged(ApiserverGuarantee::Monotone).filter(|op| history.may_be_from_memory(op)) {
         let Some(ask) = &op.ask else { continue };
-        let (ReadPlan::Read(FreshnessRequirement::Any) | ReadPlan::State(FreshnessRequirement::Any)) = ask.plan else {
+        let (ExpectedReadVersion::Read(FreshnessRequirement::Any)
+        | ExpectedReadVersion::State(FreshnessRequirement::Any)) = ask.plan
+        else {
             continue;
         };
         let Some(shown) = shown(history, op) else { continue };
@@ -87,13 +89,13 @@ pub(super) fn monotone(history: &History) -> GuaranteeVerdict {
 }
 
 /// The key of one cache: a server, a collection, an encoding, and a period between two moments.
-type CacheKey<'a> = (RequestTarget, &'a str, RecordedEncoding, usize);
+type FreshnessCacheKey<'a> = (RequestServerRole, &'a str, RecordedEncoding, usize);
 
 /// Collects the version that each judged server had returned from its cache by each moment. Each collection and
 /// encoding has its own cache. The collection starts again whenever a fault permits the server to go back.
-fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<CacheKey<'a>, VersionTimeline> {
+fn seen<'a>(history: &'a RunHistory, waived: &[u64]) -> HashMap<FreshnessCacheKey<'a>, VersionTimeline> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
-    let shows_memory = |op: &&Operation| op.server.is_judged() && history.may_be_from_memory(op);
+    let shows_memory = |op: &&RecordedOperation| op.server.is_judged() && history.may_be_from_memory(op);
     for op in history.operations.iter().filter(shows_memory) {
         let Some(ask) = &op.ask else { continue };
         let mut add = |at_ns, version| {
@@ -105,8 +107,8 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<CacheKey<'a>, Versi
         }
         // With a limit, the response may come from the store.
         let is_memory = match ask.plan {
-            ReadPlan::Read(FreshnessRequirement::Any) => true,
-            ReadPlan::Read(FreshnessRequirement::NotOlderThan(_)) => ask.limit == 0,
+            ExpectedReadVersion::Read(FreshnessRequirement::Any) => true,
+            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(_)) => ask.limit == 0,
             _ => false,
         };
         let answer = op.answered(200).filter(|_| is_memory && op.verb == ReadVerb::List);
@@ -118,9 +120,9 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<CacheKey<'a>, Versi
 }
 
 /// Returns the start of each fault that permits a server to go back, in order.
-fn waived(history: &History) -> Vec<u64> {
+fn waived(history: &RunHistory) -> Vec<u64> {
     let faults = history.faults.iter().map(|line| &line.record);
-    let waives = faults.filter(|fault| fault.waives.contains(&Guarantee::Monotone));
+    let waives = faults.filter(|fault| fault.waives.contains(&ApiserverGuarantee::Monotone));
     let mut began: Vec<_> = waives.map(|fault| fault.from_ns).collect();
     began.sort_unstable();
     began

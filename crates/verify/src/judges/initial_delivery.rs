@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::parsed_request::ReadPlan;
-use super::super::record::{EventKind, ReadVerb, RequestTarget};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::parsed_request::ExpectedReadVersion;
+use super::super::record::{ReadVerb, RecordedEventType, RequestServerRole};
 use super::super::violation::GuaranteeVerdict;
 use super::refusals::{is_forgotten_by, position};
 
@@ -14,7 +14,7 @@ use super::refusals::{is_forgotten_by, position};
 #[derive(Clone, Copy, Debug)]
 struct InitialDelivery<'a> {
     /// The operation that returned the first state.
-    first: &'a Operation,
+    first: &'a RecordedOperation,
     /// The last event that refused the client's version, if any.
     refusal: Option<RefusedResume>,
 }
@@ -28,13 +28,13 @@ struct RefusedResume {
 
 /// Judges that a client with a state never requests another one. Clients of such a run resume as long as any server may
 /// accept it.
-pub(super) fn begins_once(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::BeginsOnce);
+pub(super) fn begins_once(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::BeginsOnce);
     if !history.run.begins_once {
         return judged;
     }
     let mut clients: HashMap<u32, InitialDelivery<'_>> = HashMap::new();
-    for op in history.judged(Guarantee::BeginsOnce) {
+    for op in history.judged(ApiserverGuarantee::BeginsOnce) {
         let Some(begun) = clients.get_mut(&op.client) else {
             if is_whole(op) {
                 clients.insert(op.client, InitialDelivery { first: op, refusal: None });
@@ -59,18 +59,18 @@ pub(super) fn begins_once(history: &History) -> GuaranteeVerdict {
 }
 
 /// Returns the last error event of a watch.
-fn refused(history: &History, op: &Operation) -> Option<RefusedResume> {
-    let at = op.events.iter().rposition(|told| told.kind == EventKind::Error)?;
+fn refused(history: &RunHistory, op: &RecordedOperation) -> Option<RefusedResume> {
+    let at = op.events.iter().rposition(|told| told.kind == RecordedEventType::Error)?;
     let (told, position) = (&op.events[at], position(history, op, &op.events[..at]));
     let also = (0..history.run.also.len()).filter_map(|place| u8::try_from(place).ok());
-    let mut servers = std::iter::once(RequestTarget::Subject).chain(also.map(RequestTarget::Also));
+    let mut servers = std::iter::once(RequestServerRole::Subject).chain(also.map(RequestServerRole::Also));
     let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, told.at_ns));
     let expired = op.errors.last().is_some_and(|status| status.code == 410);
     Some(RefusedResume { line: told.line, by_all: expired && by_all })
 }
 
 /// Whether the operation delivered a whole state.
-fn is_whole(op: &Operation) -> bool {
+fn is_whole(op: &RecordedOperation) -> bool {
     match op.verb {
         ReadVerb::List => op.answered(200).is_some_and(|answer| !answer.more),
         ReadVerb::Watch => op.state.is_some(),
@@ -79,10 +79,10 @@ fn is_whole(op: &Operation) -> bool {
 }
 
 /// Whether the operation requests a whole state.
-fn begins(op: &Operation) -> bool {
+fn begins(op: &RecordedOperation) -> bool {
     op.ask.as_ref().is_some_and(|ask| match op.verb {
         ReadVerb::List => ask.first.is_empty(),
-        ReadVerb::Watch => matches!(ask.plan, ReadPlan::State(_)),
+        ReadVerb::Watch => matches!(ask.plan, ExpectedReadVersion::State(_)),
         ReadVerb::Get => false,
     })
 }

@@ -1,21 +1,21 @@
 //! `InitialEvents`: the initial events of a watch are the state at one version.
 
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::parsed_request::ReadPlan;
-use super::super::record::EventKind;
-use super::super::view::StateFingerprint;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::parsed_request::ExpectedReadVersion;
+use super::super::record::RecordedEventType;
+use super::super::view::ObjectStateFingerprint;
 use super::super::violation::GuaranteeVerdict;
 use super::difference::{difference, objects};
 
 /// Judges that initial events are only ADDED, and exactly the matching part of the state at one version, each object
 /// once. If the watch requested it, one bookmark at that version marks their end; other watches get none.
-pub(super) fn initial_events(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::InitialEvents);
-    for op in history.watches(Guarantee::InitialEvents) {
-        let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ReadPlan::State(_)));
+pub(super) fn initial_events(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::InitialEvents);
+    for op in history.watches(ApiserverGuarantee::InitialEvents) {
+        let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ExpectedReadVersion::State(_)));
         let stray = if begins { op.live() } else { &op.events };
         for told in stray.iter().filter(|told| told.initial_end) {
             judged.violation(op, &[told.line], || {
@@ -35,7 +35,7 @@ pub(super) fn initial_events(history: &History) -> GuaranteeVerdict {
     judged
 }
 
-fn state(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
+fn state(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     let Some(version) = op.state else {
         let line = op.events.get(op.live_from).map_or(0, |told| told.line);
         judged.violation(op, &[line], || {
@@ -47,7 +47,8 @@ fn state(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
         return;
     };
     let end = op.events[..op.live_from].last().map_or(0, |told| told.line);
-    let odd = |told: &&super::super::operation::ReceivedItem| told.kind != EventKind::Added || told.version > version;
+    let odd =
+        |told: &&super::super::operation::ReceivedItem| told.kind != RecordedEventType::Added || told.version > version;
     if let Some(told) = op.initial().iter().find(odd) {
         judged.violation(op, &[told.line, end], || {
             (format!("initial events ADDED up to {version}"), event_text::told(history, told))
@@ -55,7 +56,7 @@ fn state(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
         return;
     }
     let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { return };
-    let mut sum = StateFingerprint::default();
+    let mut sum = ObjectStateFingerprint::default();
     op.initial().iter().for_each(|told| sum.add(told.key, told.version));
     if sum != view.sum_at(version) && judged.has_room() {
         let mut replay = view.replay(truth);

@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::record::Ending;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::record::WatchEnding;
 use super::super::violation::GuaranteeVerdict;
 use super::SECOND_NS;
 
@@ -18,9 +18,9 @@ const LATE_NS: u64 = 10 * SECOND_NS;
 
 /// Judges that a watch that the server ends cleanly, without an error, has reached its timeout, and that no watch is
 /// open longer. Watches during a fault are excluded.
-pub(super) fn timed(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Timed);
-    for op in history.watches(Guarantee::Timed) {
+pub(super) fn timed(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Timed);
+    for op in history.watches(ApiserverGuarantee::Timed) {
         let asked = op.ask.as_ref().and_then(|ask| ask.timeout_seconds);
         let (Some(asked), Some(answer), Some(over)) = (asked, &op.answer, op.over) else { continue };
         let lasts = if asked > 0 { asked..=asked } else { CHOSEN };
@@ -30,7 +30,7 @@ pub(super) fn timed(history: &History) -> GuaranteeVerdict {
         if history.is_disturbed(op.at_ns, over.at_ns) {
             continue;
         }
-        let is_goodbye = over.how == Ending::Clean && op.errors.is_empty();
+        let is_goodbye = over.how == WatchEnding::Clean && op.errors.is_empty();
         let is_late = at_least > most.saturating_add(LATE_NS);
         let is_early = is_goodbye && at_most.saturating_add(EARLY_NS) < least;
         judged.instances += 1;
@@ -50,6 +50,6 @@ fn words(seconds: &RangeInclusive<u64>) -> String {
 }
 
 /// Returns the lines of the last event and of the end.
-fn lines(op: &Operation, end: u32) -> Vec<u32> {
+fn lines(op: &RecordedOperation, end: u32) -> Vec<u32> {
     op.events.last().map(|told| told.line).into_iter().chain([end]).collect()
 }

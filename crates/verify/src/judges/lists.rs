@@ -1,23 +1,23 @@
 //! `ListSnapshot`: a list is the matching part of the state at its version, in the order of keys.
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::interner::KeyId;
-use super::super::operation::{Operation, ReceivedItem, ReceivedResponse};
-use super::super::record::{Op, ReadVerb};
-use super::super::truth::ResourceTruth;
-use super::super::view::{SelectionView, StateFingerprint};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::interner::ObjectKeyId;
+use super::super::operation::{ReceivedItem, ReceivedResponse, RecordedOperation};
+use super::super::record::{OperationId, ReadVerb};
+use super::super::truth::ResourceGroundTruth;
+use super::super::view::{ObjectStateFingerprint, SelectionView};
 use super::super::violation::GuaranteeVerdict;
 use super::difference::{difference, objects};
 use std::collections::{BTreeMap, HashMap};
 
 /// Judges that a list or a page is the state that it claims to be, and that a GET returns an object that existed.
-pub(super) fn list_snapshot(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::ListSnapshot);
+pub(super) fn list_snapshot(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::ListSnapshot);
     // Pages, and lists that differ from the state, by selection and version. They are sorted so that the state is
     // replayed only once.
-    let mut closer: Vec<(usize, u64, &Operation)> = Vec::new();
-    for op in history.judged(Guarantee::ListSnapshot) {
+    let mut closer: Vec<(usize, u64, &RecordedOperation)> = Vec::new();
+    for op in history.judged(ApiserverGuarantee::ListSnapshot) {
         let Some(answer) = op.answered(200) else { continue };
         match op.verb {
             ReadVerb::Watch => {}
@@ -46,7 +46,7 @@ pub(super) fn list_snapshot(history: &History) -> GuaranteeVerdict {
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
         // How many objects were returned up to the end of each page.
-        let mut told: HashMap<Op, usize> = HashMap::new();
+        let mut told: HashMap<OperationId, usize> = HashMap::new();
         for (_, version, op) in of_view {
             let state = replay.at(*version);
             let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| told.get(&op).copied()) };
@@ -59,23 +59,23 @@ pub(super) fn list_snapshot(history: &History) -> GuaranteeVerdict {
 }
 
 /// Whether an operation is a one-page list that is ordered and equal to the state.
-fn is_whole(op: &Operation, answer: &ReceivedResponse, view: &SelectionView, version: u64) -> bool {
-    let mut sum = StateFingerprint::default();
+fn is_whole(op: &RecordedOperation, answer: &ReceivedResponse, view: &SelectionView, version: u64) -> bool {
+    let mut sum = ObjectStateFingerprint::default();
     answer.items.iter().for_each(|item| sum.add(item.key, item.version));
     let is_one_page = !answer.more && is_first(op) && answer.remaining.unwrap_or(0) == 0;
     is_one_page && answer.items.is_sorted_by_key(|item| item.key) && sum == view.sum_at(version)
 }
 
-fn is_first(op: &Operation) -> bool {
+fn is_first(op: &RecordedOperation) -> bool {
     op.ask.as_ref().is_some_and(|ask| ask.first.is_empty())
 }
 
 /// Checks that each item has the content of its version.
 fn contents(
-    history: &History,
-    op: &Operation,
+    history: &RunHistory,
+    op: &RecordedOperation,
     answer: &ReceivedResponse,
-    truth: &ResourceTruth,
+    truth: &ResourceGroundTruth,
     judged: &mut GuaranteeVerdict,
 ) {
     let other = |item: &&ReceivedItem| {
@@ -95,9 +95,9 @@ fn contents(
 }
 
 /// Returns where the next page of each list begins, by operation.
-fn ends(history: &History) -> HashMap<Op, KeyId> {
+fn ends(history: &RunHistory) -> HashMap<OperationId, ObjectKeyId> {
     let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
-    let end = |op: &Operation| {
+    let end = |op: &RecordedOperation| {
         let first = op.ask.as_ref().map(|ask| ask.first.as_str()).filter(|first| !first.is_empty())?;
         Some((op.resumes?, history.keys.at_or_behind(first)))
     };
@@ -107,11 +107,11 @@ fn ends(history: &History) -> HashMap<Op, KeyId> {
 /// Checks the objects of a page; returns their number, or `None` if they are wrong.
 #[expect(clippy::too_many_arguments, reason = "a page is one of a list, whose state and other pages are known")]
 fn page(
-    history: &History,
-    op: &Operation,
-    state: &BTreeMap<KeyId, u32>,
-    ends: &HashMap<Op, KeyId>,
-    truth: &ResourceTruth,
+    history: &RunHistory,
+    op: &RecordedOperation,
+    state: &BTreeMap<ObjectKeyId, u32>,
+    ends: &HashMap<OperationId, ObjectKeyId>,
+    truth: &ResourceGroundTruth,
     view: &SelectionView,
     before: Option<usize>,
     judged: &mut GuaranteeVerdict,
@@ -129,7 +129,7 @@ fn page(
     let first = history.keys.at_or_behind(&ask.first);
     let rest = || state.range(first..);
     // A page extends to the start of the next one. If the next one was not requested, the page extends to its last key.
-    let is_on_it = |key: &KeyId| match ends.get(&op.op) {
+    let is_on_it = |key: &ObjectKeyId| match ends.get(&op.op) {
         _ if !answer.more => true,
         Some(end) => key < end,
         None => items.last().is_some_and(|last| *key <= last.key),
@@ -160,7 +160,7 @@ fn page(
     Some(count)
 }
 
-fn get(history: &History, op: &Operation, answer: &ReceivedResponse, judged: &mut GuaranteeVerdict) {
+fn get(history: &RunHistory, op: &RecordedOperation, answer: &ReceivedResponse, judged: &mut GuaranteeVerdict) {
     let Some(truth) = history.truth(op) else { return };
     let Some(item) = answer.items.first().filter(|item| item.version <= truth.to) else { return };
     let change = item.change().map(|change| &truth.changes[change as usize]);

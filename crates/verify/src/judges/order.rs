@@ -1,18 +1,19 @@
 //! Ordered and Unique: versions increase, and no change is delivered twice.
 
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::interner::KeyId;
-use super::super::operation::{Operation, ReceivedItem};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::interner::ObjectKeyId;
+use super::super::operation::{ReceivedItem, RecordedOperation};
 use super::super::violation::GuaranteeVerdict;
 use std::collections::HashMap;
 
 /// Judges that versions never decrease after the initial events, and that those of one object increase.
-pub(super) fn ordered(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Ordered);
-    for op in history.watches(Guarantee::Ordered) {
-        let mut of_key: HashMap<KeyId, &ReceivedItem> = op.initial().iter().map(|told| (told.key, told)).collect();
+pub(super) fn ordered(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Ordered);
+    for op in history.watches(ApiserverGuarantee::Ordered) {
+        let mut of_key: HashMap<ObjectKeyId, &ReceivedItem> =
+            op.initial().iter().map(|told| (told.key, told)).collect();
         let mut last: Option<&ReceivedItem> = None;
         for told in op.live().iter().filter(|told| told.is_object()) {
             judged.instances += 1;
@@ -31,10 +32,10 @@ pub(super) fn ordered(history: &History) -> GuaranteeVerdict {
 }
 
 /// Judges that no change is delivered twice, and none again to a watch that resumes after it.
-pub(super) fn unique(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Unique);
-    for op in history.watches(Guarantee::Unique) {
-        let mut newest: HashMap<KeyId, u64> = HashMap::new();
+pub(super) fn unique(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Unique);
+    for op in history.watches(ApiserverGuarantee::Unique) {
+        let mut newest: HashMap<ObjectKeyId, u64> = HashMap::new();
         for (at, told) in op.live().iter().enumerate().filter(|(_, told)| told.is_object()) {
             judged.instances += 1;
             let newest = newest.entry(told.key).or_default();
@@ -57,7 +58,7 @@ fn find<'a>(events: &'a [ReceivedItem], wanted: &ReceivedItem) -> Option<&'a Rec
 }
 
 /// Finds the same event in an earlier watch of the chain that a watch resumes.
-fn told_before<'a>(history: &'a History, op: &Operation, told: &ReceivedItem) -> Option<&'a ReceivedItem> {
+fn told_before<'a>(history: &'a RunHistory, op: &RecordedOperation, told: &ReceivedItem) -> Option<&'a ReceivedItem> {
     if op.start().is_none_or(|start| told.version > start) {
         return None;
     }

@@ -1,11 +1,11 @@
 //! Expired and Future: history is refused only if it may be forgotten, and a version only while it is in the future.
 
 use super::super::event_text;
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::{Operation, ReceivedItem};
-use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
-use super::super::record::{EventKind, ReadVerb, RequestTarget};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::{ReceivedItem, RecordedOperation};
+use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement};
+use super::super::record::{ReadVerb, RecordedEventType, RequestServerRole};
 use super::super::refused_requests::is_of_the_future;
 use super::super::violation::GuaranteeVerdict;
 
@@ -13,14 +13,14 @@ use super::super::violation::GuaranteeVerdict;
 const TRUTH_LAG_NS: u64 = 1_000_000_000;
 
 /// Judges that a 410 is returned only if history may have been forgotten. A watch gets it as its last event.
-pub(super) fn expired(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Expired);
-    for op in history.judged(Guarantee::Expired) {
+pub(super) fn expired(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Expired);
+    for op in history.judged(ApiserverGuarantee::Expired) {
         if let Some(answer) = op.answered(410) {
             judged.instances += 1;
             let plan = op.ask.as_ref().map(|ask| ask.plan);
             let version = match plan {
-                Some(ReadPlan::Exact(version) | ReadPlan::Page(version)) => Some(version),
+                Some(ExpectedReadVersion::Exact(version) | ExpectedReadVersion::Page(version)) => Some(version),
                 _ => None,
             };
             if !version.is_some_and(|version| is_gone(history, op, version, answer.at_ns)) {
@@ -39,8 +39,8 @@ pub(super) fn expired(history: &History) -> GuaranteeVerdict {
     judged
 }
 
-fn errors(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
-    let errors = op.events.iter().enumerate().filter(|(_, told)| told.kind == EventKind::Error);
+fn errors(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
+    let errors = op.events.iter().enumerate().filter(|(_, told)| told.kind == RecordedEventType::Error);
     for ((at, told), status) in errors.zip(&op.errors) {
         judged.instances += 1;
         if let Some(next) = op.events.get(at + 1) {
@@ -59,7 +59,7 @@ fn errors(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
 }
 
 /// Returns how far a watch had got, by the events sent to it.
-pub(super) fn position(history: &History, op: &Operation, told: &[ReceivedItem]) -> u64 {
+pub(super) fn position(history: &RunHistory, op: &RecordedOperation, told: &[ReceivedItem]) -> u64 {
     let live = told.get(op.live_from..).unwrap_or_default().iter().map(|told| told.version).max();
     // A watch that was still sending the state, or nothing, was at the server's position.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
@@ -67,20 +67,20 @@ pub(super) fn position(history: &History, op: &Operation, told: &[ReceivedItem])
 }
 
 /// Whether the store may have forgotten the state at a version.
-fn is_gone(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
+fn is_gone(history: &RunHistory, op: &RecordedOperation, version: u64, at_ns: u64) -> bool {
     op.verb == ReadVerb::List && version < history.compacted_by(at_ns)
 }
 
 /// Whether changes after a version may be forgotten: by the store, or by the server's own declared history.
-fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> bool {
+fn is_forgotten(history: &RunHistory, op: &RecordedOperation, version: u64, at_ns: u64) -> bool {
     is_forgotten_by(op.server, history, op, version, at_ns)
 }
 
 /// The same for one server, and the resource of an operation.
 pub(super) fn is_forgotten_by(
-    server: RequestTarget,
-    history: &History,
-    op: &Operation,
+    server: RequestServerRole,
+    history: &RunHistory,
+    op: &RecordedOperation,
     version: u64,
     at_ns: u64,
 ) -> bool {
@@ -104,15 +104,15 @@ pub(super) fn is_forgotten_by(
 
 /// Judges requests with a version of the future. A watch gets no event at or below it, and no refusal, unless later
 /// changes may have happened and been forgotten. A read is refused only while the version is in the future.
-pub(super) fn future(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Future);
-    for op in history.judged(Guarantee::Future) {
+pub(super) fn future(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Future);
+    for op in history.judged(ApiserverGuarantee::Future) {
         match op.ask.as_ref().map(|ask| ask.plan) {
-            Some(ReadPlan::Behind(version)) => behind(history, op, version, &mut judged),
+            Some(ExpectedReadVersion::Behind(version)) => behind(history, op, version, &mut judged),
             Some(
-                ReadPlan::Read(FreshnessRequirement::NotOlderThan(version))
-                | ReadPlan::State(FreshnessRequirement::NotOlderThan(version))
-                | ReadPlan::Exact(version),
+                ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(version))
+                | ExpectedReadVersion::State(FreshnessRequirement::NotOlderThan(version))
+                | ExpectedReadVersion::Exact(version),
             ) => refused(history, op, version, &mut judged),
             _ => {}
         }
@@ -120,7 +120,7 @@ pub(super) fn future(history: &History) -> GuaranteeVerdict {
     judged
 }
 
-fn behind(history: &History, op: &Operation, version: u64, judged: &mut GuaranteeVerdict) {
+fn behind(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &mut GuaranteeVerdict) {
     // The compacted versions existed, whether or not any participant had seen them.
     let past = history.witnessed(op, op.at_ns).max(history.compacted_by(op.at_ns));
     if op.answered(200).is_none() || version <= past {
@@ -130,14 +130,14 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Guarante
     let mut errors = op.errors.iter();
     for told in &op.events {
         let got = match told.kind {
-            EventKind::Error => {
+            RecordedEventType::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
                 // While the watch waits, later changes may happen and be forgotten.
                 let is_gone = is_forgotten(history, op, version, told.at_ns);
                 let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
-            EventKind::Bookmark => (told.version < version).then(|| event_text::told(history, told)),
+            RecordedEventType::Bookmark => (told.version < version).then(|| event_text::told(history, told)),
             _ => (told.version <= version).then(|| event_text::told(history, told)),
         };
         if let Some(got) = got {
@@ -146,8 +146,8 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Guarante
     }
 }
 
-fn refused(history: &History, op: &Operation, version: u64, judged: &mut GuaranteeVerdict) {
-    let error = op.events.iter().find(|told| told.kind == EventKind::Error).zip(op.errors.first());
+fn refused(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &mut GuaranteeVerdict) {
+    let error = op.events.iter().find(|told| told.kind == RecordedEventType::Error).zip(op.errors.first());
     let error = error.map(|(told, status)| (told.at_ns, told.line, status));
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));
     let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_of_the_future(status)) else { return };

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::super::guarantee::Guarantee;
-use super::super::history::{History, NumberedRecord};
-use super::super::parsed_request::{FreshnessRequirement, ParsedRequest, ReadPlan};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::{NumberedHistoryRecord, RunHistory};
+use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement, ParsedRequest};
 use super::super::record::{CallRecord, ReadVerb, RecordedEncoding, UpstreamRequestRecord};
 use super::super::violation::GuaranteeVerdict;
 
 /// Judges that from each fault to the next, a collection is listed at most as often as the fault took effect. One list
 /// is always allowed.
-pub(super) fn one_relist(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::OneRelist);
+pub(super) fn one_relist(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::OneRelist);
     // Without a record of the server's upstream requests, an excess list would not be noticed. Then nothing is judged.
     if history.asked.is_empty() {
         return judged;
@@ -20,12 +20,12 @@ pub(super) fn one_relist(history: &History) -> GuaranteeVerdict {
     faults.sort_by_key(|fault| fault.from_ns);
     for (at, fault) in faults.iter().enumerate() {
         let until = faults.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
-        if fault.waives.contains(&Guarantee::OneRelist) {
+        if fault.waives.contains(&ApiserverGuarantee::OneRelist) {
             continue;
         }
         judged.instances += 1;
         let mut lists: HashMap<(&str, RecordedEncoding), Vec<u32>> = HashMap::new();
-        let during = |asked: &&NumberedRecord<UpstreamRequestRecord>| {
+        let during = |asked: &&NumberedHistoryRecord<UpstreamRequestRecord>| {
             fault.from_ns <= asked.record.at_ns && asked.record.at_ns < until
         };
         for asked in history.asked.iter().filter(during).filter(|asked| is_relist(&asked.record)) {
@@ -56,7 +56,9 @@ fn is_relist(asked: &UpstreamRequestRecord) -> bool {
         ReadVerb::Watch => ask.explicit,
         ReadVerb::Get => false,
     };
-    let is_of_memory =
-        matches!(ask.plan, ReadPlan::Read(FreshnessRequirement::Any) | ReadPlan::State(FreshnessRequirement::Any));
+    let is_of_memory = matches!(
+        ask.plan,
+        ExpectedReadVersion::Read(FreshnessRequirement::Any) | ExpectedReadVersion::State(FreshnessRequirement::Any)
+    );
     is_whole && !ask.selection.is_selective() && (is_of_memory || !asked.forwarded)
 }

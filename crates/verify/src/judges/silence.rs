@@ -1,9 +1,9 @@
 //! Steady: a watch with bookmarks gets an event at least every minute.
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::parsed_request::ReadPlan;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::parsed_request::ExpectedReadVersion;
 use super::super::violation::GuaranteeVerdict;
 use super::SECOND_NS;
 
@@ -11,9 +11,9 @@ use super::SECOND_NS;
 const SILENCE_MAX_NS: u64 = 75 * SECOND_NS;
 
 /// Judges that a watch with bookmarks is never silent for longer than [`SILENCE_MAX_NS`] unless there is a fault.
-pub(super) fn steady(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Steady);
-    for op in history.watches(Guarantee::Steady) {
+pub(super) fn steady(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Steady);
+    for op in history.watches(ApiserverGuarantee::Steady) {
         if !op.ask.as_ref().is_some_and(|ask| ask.bookmarks) {
             continue;
         }
@@ -34,9 +34,10 @@ pub(super) fn steady(history: &History) -> GuaranteeVerdict {
 
 /// Returns when a watch received anything, from its response to its end, each with its line. A watch that may still
 /// wait for a version of the future gets nothing before it, including bookmarks.
-fn moments(history: &History, op: &Operation) -> Vec<(u64, u32)> {
+fn moments(history: &RunHistory, op: &RecordedOperation) -> Vec<(u64, u32)> {
     let plan = op.ask.as_ref().map(|ask| ask.plan);
-    let is_to_come = matches!(plan, Some(ReadPlan::Behind(version)) if version > history.witnessed(op, op.at_ns));
+    let is_to_come =
+        matches!(plan, Some(ExpectedReadVersion::Behind(version)) if version > history.witnessed(op, op.at_ns));
     let answer = op.answer.as_ref().filter(|_| !is_to_come).map(|answer| (answer.at_ns, answer.line));
     let events = op.events.iter().map(|told| (told.at_ns, told.line));
     let over = op.over.map(|over| (over.at_ns, over.line));

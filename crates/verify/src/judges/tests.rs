@@ -12,8 +12,8 @@ mod several;
 mod silence;
 mod states;
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
 use super::super::violation::GuaranteeVerdict;
 
 /// The truth begins at version 10, with `a/x`. Each change was learnt at ten times its version. With the selector
@@ -92,21 +92,21 @@ fn events_of(op: u64, words: &str) -> String {
     words.split(", ").map(event).collect()
 }
 
-fn judge(promise: Guarantee, records: &[&str]) -> GuaranteeVerdict {
+fn judge(promise: ApiserverGuarantee, records: &[&str]) -> GuaranteeVerdict {
     let text = TRUTH.to_owned() + &records.concat();
-    History::read(text.as_bytes()).unwrap().judge(promise)
+    RunHistory::read(text.as_bytes()).unwrap().judge(promise)
 }
 
 /// Asserts that a promise was judged this often, and kept.
 #[track_caller]
-fn kept(promise: Guarantee, instances: u64, records: &[&str]) {
+fn kept(promise: ApiserverGuarantee, instances: u64, records: &[&str]) {
     let judged = judge(promise, records);
     assert_eq!((judged.instances, &judged.violations[..]), (instances, &[][..]));
 }
 
 /// Asserts that a promise was broken once, with these words.
 #[track_caller]
-fn broken(promise: Guarantee, expected: &str, got: &str, records: &[&str]) {
+fn broken(promise: ApiserverGuarantee, expected: &str, got: &str, records: &[&str]) {
     let judged = judge(promise, records);
     assert_eq!(judged.broken, 1, "{:?}", judged.violations);
     let first = &judged.violations[0];

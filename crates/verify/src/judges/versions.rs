@@ -1,20 +1,20 @@
 //! `NotOlderThan` and Exact: a response has the requested version, or a later one.
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::operation::Operation;
-use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::operation::RecordedOperation;
+use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement};
 use super::super::record::ReadVerb;
 use super::super::violation::GuaranteeVerdict;
 
 /// Judges that a response is not older than the requested version.
-pub(super) fn not_older_than(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::NotOlderThan);
-    for op in history.judged(Guarantee::NotOlderThan) {
+pub(super) fn not_older_than(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::NotOlderThan);
+    for op in history.judged(ApiserverGuarantee::NotOlderThan) {
         let plan = op.ask.as_ref().map(|ask| ask.plan);
         let Some(
-            ReadPlan::Read(FreshnessRequirement::NotOlderThan(asked))
-            | ReadPlan::State(FreshnessRequirement::NotOlderThan(asked)),
+            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(asked))
+            | ExpectedReadVersion::State(FreshnessRequirement::NotOlderThan(asked)),
         ) = plan
         else {
             continue;
@@ -28,10 +28,12 @@ pub(super) fn not_older_than(history: &History) -> GuaranteeVerdict {
 }
 
 /// Judges that a list at a requested version has it, and so does each of its pages.
-pub(super) fn exact(history: &History) -> GuaranteeVerdict {
-    let mut judged = GuaranteeVerdict::new(Guarantee::Exact);
-    for op in history.judged(Guarantee::Exact) {
-        let Some(ReadPlan::Exact(asked) | ReadPlan::Page(asked)) = op.ask.as_ref().map(|ask| ask.plan) else {
+pub(super) fn exact(history: &RunHistory) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Exact);
+    for op in history.judged(ApiserverGuarantee::Exact) {
+        let Some(ExpectedReadVersion::Exact(asked) | ExpectedReadVersion::Page(asked)) =
+            op.ask.as_ref().map(|ask| ask.plan)
+        else {
             continue;
         };
         let Some(answer) = op.answered(200) else { continue };
@@ -61,7 +63,7 @@ pub(super) enum ResponseVersion {
 }
 
 /// Returns the content of a response; `None` if it has none.
-pub(super) fn shown(history: &History, op: &Operation) -> Option<ResponseVersion> {
+pub(super) fn shown(history: &RunHistory, op: &RecordedOperation) -> Option<ResponseVersion> {
     let answer = op.answer.as_ref()?;
     match (op.verb, answer.code) {
         (ReadVerb::List, 200) => Some(ResponseVersion::State { version: answer.version?, line: answer.line }),
@@ -82,8 +84,8 @@ impl ResponseVersion {
     /// later.
     pub(super) fn judge(
         &self,
-        history: &History,
-        op: &Operation,
+        history: &RunHistory,
+        op: &RecordedOperation,
         least: u64,
         judged: &mut GuaranteeVerdict,
         expected: impl FnOnce() -> String,
@@ -104,7 +106,7 @@ impl ResponseVersion {
                     None => {
                         let there = truth.state_of(key, least).filter(|there| !there.is_deletion());
                         there.filter(|_| {
-                            truth.next_of(key, least, super::super::truth::TrueChange::is_deletion).is_none()
+                            truth.next_of(key, least, super::super::truth::GroundTruthChange::is_deletion).is_none()
                         })
                     }
                 };

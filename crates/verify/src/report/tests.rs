@@ -1,14 +1,14 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::record::{CallRecord, EventRecord, ReadVerb, Record, RunRecord, TruthRecord};
-use crate::{Counts, Guarantee, ServerSwitches};
+use crate::record::{CallRecord, EventRecord, GroundTruthRecord, HistoryRecord, ReadVerb, RunRecord};
+use crate::{ApiserverGuarantee, RunCounts, ServerSwitchStats};
 
 /// Writes a record in which a watch delivers an event that never happened.
 fn record(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("kube-fanout-{name}-{}.jsonl", fastrand::u64(..)));
     let call = |op, client, at_ns| {
-        Record::Call(CallRecord {
+        HistoryRecord::Call(CallRecord {
             op,
             client,
             at_ns,
@@ -19,20 +19,20 @@ fn record(name: &str) -> PathBuf {
         })
     };
     let event = |op, at_ns, key: &str| {
-        Record::Event(EventRecord { op, at_ns, key: key.to_owned(), version: 5, ..EventRecord::default() })
+        HistoryRecord::Event(EventRecord { op, at_ns, key: key.to_owned(), version: 5, ..EventRecord::default() })
     };
-    let truth = TruthRecord {
+    let truth = GroundTruthRecord {
         resource: "configmaps".to_owned(),
         key: "a/b".to_owned(),
         version: 5,
         at_ns: 2_000,
-        ..TruthRecord::default()
+        ..GroundTruthRecord::default()
     };
     let lines = [
-        Record::Run(about_run()),
+        HistoryRecord::Run(about_run()),
         call(1, 4, 1_000),
         call(2, 9, 1_500),
-        Record::Truth(truth),
+        HistoryRecord::Truth(truth),
         event(1, 3_000_000, "a/b"),
         event(2, 3_100_000, "a/c"),
         event(2, 90_000_000_000, "a/late"),
@@ -43,21 +43,26 @@ fn record(name: &str) -> PathBuf {
 }
 
 fn verdict() -> RunVerdict {
-    let violation = Violation {
-        promise: Guarantee::Reliable,
+    let violation = GuaranteeViolation {
+        promise: ApiserverGuarantee::Reliable,
         op: Some(2),
         expected: "ADDED a/b & no other".to_owned(),
         got: "ADDED a/c".to_owned(),
         lines: vec![3, 6],
     };
-    let kept = GuaranteeVerdict { promise: Guarantee::Ordered, instances: 12, broken: 0, violations: Vec::new() };
-    let broken =
-        GuaranteeVerdict { promise: Guarantee::Reliable, instances: 3, broken: 1, violations: vec![violation] };
-    let (judged, counts) = (vec![kept, broken], Counts::default());
+    let kept =
+        GuaranteeVerdict { promise: ApiserverGuarantee::Ordered, instances: 12, broken: 0, violations: Vec::new() };
+    let broken = GuaranteeVerdict {
+        promise: ApiserverGuarantee::Reliable,
+        instances: 3,
+        broken: 1,
+        violations: vec![violation],
+    };
+    let (judged, counts) = (vec![kept, broken], RunCounts::default());
     RunVerdict {
         run: about_run(),
         counts,
-        hops: ServerSwitches::default(),
+        hops: ServerSwitchStats::default(),
         judged,
         refused: Vec::new(),
         lacks: Vec::new(),

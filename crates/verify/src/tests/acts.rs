@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::record::RequestTarget;
+use super::super::record::RequestServerRole;
 
 pub(super) const KEYS: [&str; 6] = ["a-b/x", "a/x", "a/y", "a/z", "b/x", "b/y"];
 /// An action.
@@ -38,7 +38,7 @@ pub(super) enum Act {
         plan: Plan,
         of: Scope,
         bookmarks: bool,
-        server: RequestTarget,
+        server: RequestServerRole,
     },
     /// A stream breaks, perhaps amid two changes of one version, and is resumed.
     Resume {
@@ -114,7 +114,7 @@ pub(super) fn acts() -> impl Strategy<Value = Vec<Act>> {
         (-6_i64..4).prop_map(Plan::Behind),
         Just(Plan::Next)
     ];
-    let server = prop_oneof![4 => Just(RequestTarget::Subject), 1 => Just(RequestTarget::Direct)];
+    let server = prop_oneof![4 => Just(RequestServerRole::Subject), 1 => Just(RequestServerRole::Direct)];
     let act = prop_oneof![
         12 => (0..KEYS.len(), 0..3_u8, prop::bool::weighted(0.3))
             .prop_map(|(key, label, delete)| Act::Write { key, label, delete }),

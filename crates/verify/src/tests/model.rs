@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::super::digest::Digest;
+use super::super::digest::ContentDigest;
 use super::super::record::{
-    CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Op, ReadVerb, Record,
-    RecordedItem, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, TruthRangeRecord, TruthRecord,
-    UpstreamRequestRecord, WriteRecord, WriteVerb,
+    CallRecord, CompactionRecord, EventRecord, FaultRecord, GroundTruthRangeRecord, GroundTruthRecord, HistoryRecord,
+    OperationId, ReadVerb, RecordedEventType, RecordedItem, RecordedStatus, RequestServerRole, ResponseRecord,
+    RunRecord, UpstreamRequestRecord, WatchEndRecord, WatchEnding, WriteRecord, WriteVerb,
 };
 use super::acts::{Act, KEYS, Plan, Scope};
 use base64::Engine as _;
@@ -29,10 +29,10 @@ pub(super) struct Past {
 
 #[derive(Debug)]
 struct Open {
-    op: Op,
+    op: OperationId,
     of: Scope,
     bookmarks: bool,
-    server: RequestTarget,
+    server: RequestServerRole,
     /// Everything up to this version was sent, and nothing after it.
     told: u64,
     /// The version at which its client would resume.
@@ -42,26 +42,26 @@ struct Open {
 /// The server, its clients, and their records.
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) records: Vec<Record>,
+    pub(super) records: Vec<HistoryRecord>,
     pub(super) past: Vec<Past>,
-    pub(super) scopes: BTreeMap<Op, Scope>,
+    pub(super) scopes: BTreeMap<OperationId, Scope>,
     at_ns: u64,
     version: u64,
     memory: u64,
     compacted: u64,
-    ops: Op,
+    ops: OperationId,
     /// The client of each operation.
-    clients: BTreeMap<Op, u32>,
+    clients: BTreeMap<OperationId, u32>,
     watches: Vec<Open>,
     /// The last one-page list, with its version.
-    listed: Option<(Op, Scope, u64)>,
+    listed: Option<(OperationId, Scope, u64)>,
 }
 
 /// Runs these acts and returns the model with its records.
 pub(super) fn run(acts: &[Act]) -> Model {
     let about = RunRecord { patience_ns: Some(PATIENCE_NS), begins_once: true, ..RunRecord::default() };
     let mut model = Model {
-        records: vec![Record::Run(about)],
+        records: vec![HistoryRecord::Run(about)],
         past: Vec::new(),
         scopes: BTreeMap::new(),
         at_ns: 100,
@@ -74,10 +74,10 @@ pub(super) fn run(acts: &[Act]) -> Model {
         listed: None,
     };
     for (version, key, label) in [(3, KEYS[1], 1), (7, KEYS[4], 2)] {
-        model.learn(version, key, Some(label), EventKind::Added);
+        model.learn(version, key, Some(label), RecordedEventType::Added);
     }
     model.know(BEGINNING);
-    model.records.push(Record::Compacted(CompactedRecord { version: BEGINNING, at_ns: 0 }));
+    model.records.push(HistoryRecord::Compacted(CompactionRecord { version: BEGINNING, at_ns: 0 }));
     for act in acts {
         model.at_ns += 10;
         model.act(act);
@@ -88,7 +88,7 @@ pub(super) fn run(acts: &[Act]) -> Model {
     }
     model.at_ns += 3 * PATIENCE_NS;
     while !model.watches.is_empty() {
-        model.end(0, Ending::Left);
+        model.end(0, WatchEnding::Left);
     }
     model.know(model.version);
     model
@@ -118,13 +118,13 @@ impl Model {
             Act::Follow { bookmarks } => {
                 if let Some((op, of, version)) = self.listed {
                     let behind = Plan::Behind(version.cast_signed() - self.version.cast_signed());
-                    self.watch(behind, of, bookmarks, RequestTarget::Subject, Some(op));
+                    self.watch(behind, of, bookmarks, RequestServerRole::Subject, Some(op));
                 }
             }
             Act::Compact { back } => {
                 self.compacted = self.compacted.max(self.version.saturating_sub(back));
-                let compacted = CompactedRecord { version: self.compacted, at_ns: self.at_ns };
-                self.records.push(Record::Compacted(compacted));
+                let compacted = CompactionRecord { version: self.compacted, at_ns: self.at_ns };
+                self.records.push(HistoryRecord::Compacted(compacted));
             }
             Act::Fault => self.fault(),
         }
@@ -143,14 +143,14 @@ impl Model {
     }
 
     /// Returns the event of a change for this selection, with the version of its content.
-    pub(super) fn seen(&self, past: Past, of: Scope) -> Option<(EventKind, u64)> {
+    pub(super) fn seen(&self, past: Past, of: Scope) -> Option<(RecordedEventType, u64)> {
         let before = self.state(past.version - 1).get(past.key).copied();
         let before = before.filter(|(_, label)| of.matches(past.key, *label));
         let now = past.label.filter(|label| of.matches(past.key, *label));
         match (before, now) {
-            (None, Some(_)) => Some((EventKind::Added, past.version)),
-            (Some(_), Some(_)) => Some((EventKind::Modified, past.version)),
-            (Some((version, _)), None) => Some((EventKind::Deleted, version)),
+            (None, Some(_)) => Some((RecordedEventType::Added, past.version)),
+            (Some(_), Some(_)) => Some((RecordedEventType::Modified, past.version)),
+            (Some((version, _)), None) => Some((RecordedEventType::Deleted, version)),
             (None, None) => None,
         }
     }
@@ -159,13 +159,13 @@ impl Model {
         let before = self.state(self.version).get(key).copied();
         let (kind, verb) = match (before, label) {
             (None, None) => return,
-            (None, Some(_)) => (EventKind::Added, WriteVerb::Create),
-            (Some(_), Some(_)) => (EventKind::Modified, WriteVerb::Update),
-            (Some(_), None) => (EventKind::Deleted, WriteVerb::Delete),
+            (None, Some(_)) => (RecordedEventType::Added, WriteVerb::Create),
+            (Some(_), Some(_)) => (RecordedEventType::Modified, WriteVerb::Update),
+            (Some(_), None) => (RecordedEventType::Deleted, WriteVerb::Delete),
         };
         self.learn(self.version, key, label, kind);
         let deleted = before.filter(|_| verb == WriteVerb::Delete).map(|(version, _)| version);
-        self.records.push(Record::Written(WriteRecord {
+        self.records.push(HistoryRecord::Written(WriteRecord {
             call_ns: self.at_ns,
             return_ns: self.at_ns + 1,
             verb,
@@ -177,9 +177,9 @@ impl Model {
     }
 
     /// Records a change in the truth, some time later.
-    fn learn(&mut self, version: u64, key: &'static str, label: Option<u8>, kind: EventKind) {
+    fn learn(&mut self, version: u64, key: &'static str, label: Option<u8>, kind: RecordedEventType) {
         self.past.push(Past { version, key, label });
-        self.records.push(Record::Truth(TruthRecord {
+        self.records.push(HistoryRecord::Truth(GroundTruthRecord {
             resource: "pods".into(),
             key: key.into(),
             version,
@@ -187,20 +187,20 @@ impl Model {
             at_ns: self.at_ns + version % 3 * 20,
             digest: label.map(|_| content(key, version)),
             labels: label.iter().map(|label| ("l".to_owned(), label.to_string())).collect(),
-            ..TruthRecord::default()
+            ..GroundTruthRecord::default()
         }));
     }
 
     fn know(&mut self, to: u64) {
-        let known = TruthRangeRecord { resource: "pods".into(), from: BEGINNING, to, at_ns: self.at_ns };
-        self.records.push(Record::Known(known));
+        let known = GroundTruthRangeRecord { resource: "pods".into(), from: BEGINNING, to, at_ns: self.at_ns };
+        self.records.push(HistoryRecord::Known(known));
     }
 
     /// A fault occurs, and the server lists its resource once.
     fn fault(&mut self) {
         let at_ns = self.at_ns;
         let fault = FaultRecord { name: "cut".into(), from_ns: at_ns, to_ns: at_ns, hits: 1, ..FaultRecord::default() };
-        self.records.push(Record::Fault(fault));
+        self.records.push(HistoryRecord::Fault(fault));
         let asked = UpstreamRequestRecord {
             at_ns,
             verb: ReadVerb::List,
@@ -208,23 +208,30 @@ impl Model {
             code: 200,
             ..UpstreamRequestRecord::default()
         };
-        self.records.push(Record::Asked(asked));
+        self.records.push(HistoryRecord::Asked(asked));
     }
 
-    fn call(&mut self, verb: ReadVerb, path: String, query: String, resumes: Option<Op>, server: RequestTarget) -> Op {
+    fn call(
+        &mut self,
+        verb: ReadVerb,
+        path: String,
+        query: String,
+        resumes: Option<OperationId>,
+        server: RequestServerRole,
+    ) -> OperationId {
         self.ops += 1;
         let (op, at_ns) = (self.ops, self.at_ns);
         // An operation that resumes nothing belongs to a new client.
         let client = resumes.map_or(u32::try_from(op).unwrap(), |before| self.clients[&before]);
         self.clients.insert(op, client);
         let call = CallRecord { op, client, at_ns, verb, path, query, resumes, server, ..CallRecord::default() };
-        self.records.push(Record::Call(call));
+        self.records.push(HistoryRecord::Call(call));
         self.at_ns += 2;
         op
     }
 
-    fn answer(&mut self, answer: ReturnRecord) {
-        self.records.push(Record::Return(ReturnRecord { at_ns: self.at_ns, ..answer }));
+    fn answer(&mut self, answer: ResponseRecord) {
+        self.records.push(HistoryRecord::Return(ResponseRecord { at_ns: self.at_ns, ..answer }));
     }
 
     /// Returns a version at this offset from the newest.
@@ -262,13 +269,13 @@ impl Model {
         let mut resumes = None;
         let mut behind = String::new();
         loop {
-            let op = self.call(ReadVerb::List, of.path(), query, resumes, RequestTarget::Subject);
+            let op = self.call(ReadVerb::List, of.path(), query, resumes, RequestServerRole::Subject);
             self.scopes.insert(op, of);
             let version = match shown {
                 Ok(version) => version,
                 Err((code, cause)) => {
                     let status = RecordedStatus { code, cause: cause.into(), ..RecordedStatus::default() };
-                    return self.answer(ReturnRecord { op, code, status, ..ReturnRecord::default() });
+                    return self.answer(ResponseRecord { op, code, status, ..ResponseRecord::default() });
                 }
             };
             let items = self.items(version, of);
@@ -278,8 +285,8 @@ impl Model {
             let remaining = (more && of.selector.0.is_empty()).then_some((rest.len() - count) as u64);
             let items = rest[..count].to_vec();
             behind = items.last().map(|item| item.key.clone()).unwrap_or_default();
-            let answer = ReturnRecord { op, code: 200, version: Some(version), items, ..ReturnRecord::default() };
-            self.answer(ReturnRecord { more, remaining, ..answer });
+            let answer = ResponseRecord { op, code: 200, version: Some(version), items, ..ResponseRecord::default() };
+            self.answer(ResponseRecord { more, remaining, ..answer });
             if !more {
                 self.listed = Some((op, of, version));
                 return;
@@ -308,22 +315,29 @@ impl Model {
         let shown = self.plan(plan);
         let (namespace, name) = key.split_once('/').unwrap();
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-        let op = self.call(ReadVerb::Get, path, query, None, RequestTarget::Subject);
+        let op = self.call(ReadVerb::Get, path, query, None, RequestServerRole::Subject);
         let found = shown.map(|version| self.state(version).get(key).map(|(version, _)| item(key, *version)));
         self.answer(match found {
             Ok(Some(item)) => {
                 let version = Some(item.version);
-                ReturnRecord { op, code: 200, version, items: vec![item], ..ReturnRecord::default() }
+                ResponseRecord { op, code: 200, version, items: vec![item], ..ResponseRecord::default() }
             }
-            Ok(None) => ReturnRecord { op, code: 404, ..ReturnRecord::default() },
+            Ok(None) => ResponseRecord { op, code: 404, ..ResponseRecord::default() },
             Err((code, cause)) => {
                 let status = RecordedStatus { code, cause: cause.into(), ..RecordedStatus::default() };
-                ReturnRecord { op, code, status, ..ReturnRecord::default() }
+                ResponseRecord { op, code, status, ..ResponseRecord::default() }
             }
         });
     }
 
-    fn watch(&mut self, plan: Plan, of: Scope, bookmarks: bool, server: RequestTarget, resumes: Option<Op>) {
+    fn watch(
+        &mut self,
+        plan: Plan,
+        of: Scope,
+        bookmarks: bool,
+        server: RequestServerRole,
+        resumes: Option<OperationId>,
+    ) {
         let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let version = match plan {
             Plan::Consistent => initial.to_owned(),
@@ -339,7 +353,7 @@ impl Model {
         let shown = self.plan(plan);
         let op = self.call(ReadVerb::Watch, of.path(), query, resumes, server);
         self.scopes.insert(op, of);
-        self.answer(ReturnRecord { op, code: 200, ..ReturnRecord::default() });
+        self.answer(ResponseRecord { op, code: 200, ..ResponseRecord::default() });
         let mut open = Open { op, of, bookmarks, server, told: self.memory, moment: self.memory };
         match (plan, shown) {
             (_, Err((code, cause))) => return self.refuse(&open, code, cause),
@@ -353,7 +367,7 @@ impl Model {
             (Plan::Next, _) => {}
             (_, Ok(version)) => {
                 for item in self.items(version, of) {
-                    self.event(op, EventKind::Added, &item);
+                    self.event(op, RecordedEventType::Added, &item);
                 }
                 if bookmarks {
                     self.mark(op, version, true);
@@ -366,9 +380,9 @@ impl Model {
 
     fn refuse(&mut self, open: &Open, code: u16, cause: &str) {
         let status = RecordedStatus { code, cause: cause.into(), ..RecordedStatus::default() };
-        let (op, at_ns, kind) = (open.op, self.at_ns, EventKind::Error);
-        self.records.push(Record::Event(EventRecord { op, at_ns, kind, status, ..EventRecord::default() }));
-        self.records.push(Record::End(EndRecord { op, at_ns, how: Ending::Clean }));
+        let (op, at_ns, kind) = (open.op, self.at_ns, RecordedEventType::Error);
+        self.records.push(HistoryRecord::Event(EventRecord { op, at_ns, kind, status, ..EventRecord::default() }));
+        self.records.push(HistoryRecord::End(WatchEndRecord { op, at_ns, how: WatchEnding::Clean }));
     }
 
     fn catch_up(&mut self) {
@@ -391,16 +405,16 @@ impl Model {
         open.told = open.told.max(self.memory);
     }
 
-    fn event(&mut self, op: Op, kind: EventKind, item: &RecordedItem) {
+    fn event(&mut self, op: OperationId, kind: RecordedEventType, item: &RecordedItem) {
         let RecordedItem { key, version, digest, bytes } = item.clone();
         let at_ns = self.at_ns;
         let event = EventRecord { op, at_ns, kind, key, version, digest, bytes, ..EventRecord::default() };
-        self.records.push(Record::Event(event));
+        self.records.push(HistoryRecord::Event(event));
     }
 
-    fn mark(&mut self, op: Op, version: u64, initial_end: bool) {
-        let (at_ns, kind) = (self.at_ns, EventKind::Bookmark);
-        self.records.push(Record::Event(EventRecord {
+    fn mark(&mut self, op: OperationId, version: u64, initial_end: bool) {
+        let (at_ns, kind) = (self.at_ns, RecordedEventType::Bookmark);
+        self.records.push(HistoryRecord::Event(EventRecord {
             op,
             at_ns,
             kind,
@@ -422,9 +436,9 @@ impl Model {
         self.watches.insert(watch, open);
     }
 
-    fn end(&mut self, watch: usize, how: Ending) -> Open {
+    fn end(&mut self, watch: usize, how: WatchEnding) -> Open {
         let open = self.watches.remove(watch);
-        self.records.push(Record::End(EndRecord { op: open.op, at_ns: self.at_ns, how }));
+        self.records.push(HistoryRecord::End(WatchEndRecord { op: open.op, at_ns: self.at_ns, how }));
         open
     }
 
@@ -435,13 +449,13 @@ impl Model {
             self.deliver(&mut open, 1);
             self.watches.insert(watch, open);
         }
-        let open = self.end(watch, Ending::Broken);
+        let open = self.end(watch, WatchEnding::Broken);
         let behind = Plan::Behind(open.moment.cast_signed() - self.version.cast_signed());
         // Every second watch resumes at another server.
         let server = match open.server {
-            RequestTarget::Direct => RequestTarget::Direct,
-            _ if self.ops.is_multiple_of(2) => RequestTarget::Also(0),
-            _ => RequestTarget::Subject,
+            RequestServerRole::Direct => RequestServerRole::Direct,
+            _ if self.ops.is_multiple_of(2) => RequestServerRole::Also(0),
+            _ => RequestServerRole::Subject,
         };
         self.watch(behind, open.of, open.bookmarks, server, Some(open.op));
         if amid {
@@ -457,6 +471,6 @@ fn item(key: &str, version: u64) -> RecordedItem {
 }
 
 /// Returns the content of an object at a version.
-pub(super) fn content(key: &str, version: u64) -> Digest {
-    Digest::of_bytes(format!("{key} {version}").as_bytes())
+pub(super) fn content(key: &str, version: u64) -> ContentDigest {
+    ContentDigest::of_bytes(format!("{key} {version}").as_bytes())
 }

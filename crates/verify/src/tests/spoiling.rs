@@ -1,23 +1,23 @@
 //! The input of mutations: the records of a run, with the positions of its streams and reads.
 
-use super::super::record::{EventKind, EventRecord, Op, ReadVerb, Record, ReturnRecord};
+use super::super::record::{EventRecord, HistoryRecord, OperationId, ReadVerb, RecordedEventType, ResponseRecord};
 use super::acts::Scope;
 use super::model::Model;
 
 /// A history for injecting errors.
 pub(super) struct Spoiling<'a> {
     pub(super) model: &'a Model,
-    pub(super) records: Vec<Record>,
+    pub(super) records: Vec<HistoryRecord>,
     pub(super) random: fastrand::Rng,
 }
 
 /// A watch of the judged server whose start is known.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
-    pub(super) op: Op,
+    pub(super) op: OperationId,
     pub(super) of: Scope,
     pub(super) query: String,
-    pub(super) resumes: Option<Op>,
+    pub(super) resumes: Option<OperationId>,
     /// The position of its call.
     pub(super) call: usize,
     /// The version after which its live events begin.
@@ -64,36 +64,37 @@ impl Spoiling<'_> {
     }
 
     pub(super) fn event(&self, at: usize) -> &EventRecord {
-        let Record::Event(event) = &self.records[at] else { panic!("no event at {at}") };
+        let HistoryRecord::Event(event) = &self.records[at] else { panic!("no event at {at}") };
         event
     }
 
     pub(super) fn event_mut(&mut self, at: usize) -> &mut EventRecord {
-        let Record::Event(event) = &mut self.records[at] else { panic!("no event at {at}") };
+        let HistoryRecord::Event(event) = &mut self.records[at] else { panic!("no event at {at}") };
         event
     }
 
-    pub(super) fn answer(&self, at: usize) -> &ReturnRecord {
-        let Record::Return(answer) = &self.records[at] else { panic!("no answer at {at}") };
+    pub(super) fn answer(&self, at: usize) -> &ResponseRecord {
+        let HistoryRecord::Return(answer) = &self.records[at] else { panic!("no answer at {at}") };
         answer
     }
 
-    pub(super) fn answer_mut(&mut self, at: usize) -> &mut ReturnRecord {
-        let Record::Return(answer) = &mut self.records[at] else { panic!("no answer at {at}") };
+    pub(super) fn answer_mut(&mut self, at: usize) -> &mut ResponseRecord {
+        let HistoryRecord::Return(answer) = &mut self.records[at] else { panic!("no answer at {at}") };
         answer
     }
 
     pub(super) fn is_object(&self, at: usize) -> bool {
-        !matches!(self.event(at).kind, EventKind::Bookmark | EventKind::Error)
+        !matches!(self.event(at).kind, RecordedEventType::Bookmark | RecordedEventType::Error)
     }
 
     pub(super) fn streams(&self) -> Vec<Stream> {
         let calls = self.records.iter().enumerate().filter_map(|(at, record)| match record {
-            Record::Call(call) if call.verb == ReadVerb::Watch && call.server.is_judged() => Some((at, call)),
+            HistoryRecord::Call(call) if call.verb == ReadVerb::Watch && call.server.is_judged() => Some((at, call)),
             _ => None,
         });
         let stream = |(call, record): (usize, &super::super::record::CallRecord)| {
-            let is_mine = |at: &usize| matches!(&self.records[*at], Record::Event(event) if event.op == record.op);
+            let is_mine =
+                |at: &usize| matches!(&self.records[*at], HistoryRecord::Event(event) if event.op == record.op);
             let events: Vec<_> = (call..self.records.len()).filter(is_mine).collect();
             let end = events.iter().position(|at| self.event(*at).initial_end);
             let version = || record.query.split("resourceVersion=").nth(1)?.split('&').next()?.parse().ok();
@@ -137,9 +138,10 @@ impl Spoiling<'_> {
 
     /// Returns lists or GETs with a 200 response.
     pub(super) fn reads(&self, verb: ReadVerb) -> Vec<Answered> {
-        let read = |(call, record): (usize, &Record)| {
-            let Record::Call(asked) = record else { return None };
-            let is_answer = |record: &Record| matches!(record, Record::Return(answer) if answer.op == asked.op);
+        let read = |(call, record): (usize, &HistoryRecord)| {
+            let HistoryRecord::Call(asked) = record else { return None };
+            let is_answer =
+                |record: &HistoryRecord| matches!(record, HistoryRecord::Return(answer) if answer.op == asked.op);
             let at = self.records.iter().position(is_answer)?;
             (asked.verb == verb && self.answer(at).code == 200).then(|| Answered {
                 of: self.model.scopes.get(&asked.op).copied(),
@@ -161,8 +163,8 @@ impl Spoiling<'_> {
 
     /// Returns the versions of changes before a record, except those of the initial state.
     pub(super) fn changed_before(&self, at: usize) -> Vec<u64> {
-        let version = |record: &Record| match record {
-            Record::Truth(truth) if truth.version > 10 => Some(truth.version),
+        let version = |record: &HistoryRecord| match record {
+            HistoryRecord::Truth(truth) if truth.version > 10 => Some(truth.version),
             _ => None,
         };
         self.records[..at].iter().filter_map(version).collect()
@@ -170,11 +172,11 @@ impl Spoiling<'_> {
 
     /// Returns the newest version that any participant can have known before a record.
     pub(super) fn newest_before(&self, at: usize) -> u64 {
-        let version = |record: &Record| match record {
-            Record::Truth(truth) => Some(truth.version),
-            Record::Return(answer) => answer.version,
-            Record::Event(event) => Some(event.version),
-            Record::Known(known) => Some(known.to),
+        let version = |record: &HistoryRecord| match record {
+            HistoryRecord::Truth(truth) => Some(truth.version),
+            HistoryRecord::Return(answer) => answer.version,
+            HistoryRecord::Event(event) => Some(event.version),
+            HistoryRecord::Known(known) => Some(known.to),
             _ => None,
         };
         self.records[..at].iter().filter_map(version).max().unwrap_or(0)
@@ -182,15 +184,15 @@ impl Spoiling<'_> {
 
     /// Returns the last version that was compacted before a record.
     pub(super) fn compacted_before(&self, at: usize) -> u64 {
-        let version = |record: &Record| match record {
-            Record::Compacted(compacted) => Some(compacted.version),
+        let version = |record: &HistoryRecord| match record {
+            HistoryRecord::Compacted(compacted) => Some(compacted.version),
             _ => None,
         };
         self.records[..at].iter().filter_map(version).max().unwrap_or(0)
     }
 
     pub(super) fn has_faults(&self) -> bool {
-        self.records.iter().any(|record| matches!(record, Record::Fault(_)))
+        self.records.iter().any(|record| matches!(record, HistoryRecord::Fault(_)))
     }
 
     /// Makes a list return the state at another version.

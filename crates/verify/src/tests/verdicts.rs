@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::guarantee::Guarantee;
-use super::super::history::History;
-use super::super::rates::Counts;
-use super::super::verdict::{Outcome, Requirements, RunVerdict, excerpt};
+use super::super::guarantee::ApiserverGuarantee;
+use super::super::history::RunHistory;
+use super::super::rates::RunCounts;
+use super::super::verdict::{RunVerdict, VerdictRequirements, VerifyOutcome, excerpt};
 
 /// A run in which one watch gets one change. The argument decides whether it is the right one.
 fn run(version: u64) -> String {
@@ -19,32 +19,32 @@ fn run(version: u64) -> String {
     )
 }
 
-fn verdict(records: &str, requirements: &Requirements) -> RunVerdict {
-    RunVerdict::of(&History::read(records.as_bytes()).unwrap(), requirements)
+fn verdict(records: &str, requirements: &VerdictRequirements) -> RunVerdict {
+    RunVerdict::of(&RunHistory::read(records.as_bytes()).unwrap(), requirements)
 }
 
 #[test]
 fn verdict_is_pass_violation_or_inconclusive() {
-    let nothing = Requirements::default();
+    let nothing = VerdictRequirements::default();
     let kept = verdict(&run(11), &nothing);
-    assert_eq!((kept.outcome(), kept.outcome().code()), (Outcome::Passed, 0));
+    assert_eq!((kept.outcome(), kept.outcome().code()), (VerifyOutcome::Passed, 0));
     let broken = verdict(&run(12), &nothing);
-    assert_eq!((broken.outcome(), broken.outcome().code()), (Outcome::Violated, 1));
-    let least = Counts { events: 2, watches: 1, ..Counts::default() };
-    let busier = Requirements { least, ..Requirements::default() };
+    assert_eq!((broken.outcome(), broken.outcome().code()), (VerifyOutcome::Violated, 1));
+    let least = RunCounts { events: 2, watches: 1, ..RunCounts::default() };
+    let busier = VerdictRequirements { least, ..VerdictRequirements::default() };
     let void = verdict(&run(11), &busier);
-    assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Inconclusive, 2));
+    assert_eq!((void.outcome(), void.outcome().code()), (VerifyOutcome::Inconclusive, 2));
     assert_eq!(void.lacks, ["1 events, at least 2 required"]);
     // What is broken is broken in however short a run.
-    assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Violated);
-    let judged = BTreeSet::from([Guarantee::Reliable, Guarantee::Exact]);
-    let void = verdict(&run(11), &Requirements { judged, ..Requirements::default() });
-    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Inconclusive, &["no check of Exact".to_owned()][..]));
+    assert_eq!(verdict(&run(12), &busier).outcome(), VerifyOutcome::Violated);
+    let judged = BTreeSet::from([ApiserverGuarantee::Reliable, ApiserverGuarantee::Exact]);
+    let void = verdict(&run(11), &VerdictRequirements { judged, ..VerdictRequirements::default() });
+    assert_eq!((void.outcome(), &void.lacks[..]), (VerifyOutcome::Inconclusive, &["no check of Exact".to_owned()][..]));
 }
 
 #[test]
 fn text_shows_unchecked_guarantees_and_the_first_violation() {
-    let kept = verdict(&run(11), &Requirements::default());
+    let kept = verdict(&run(11), &VerdictRequirements::default());
     let words = kept.text(&BTreeMap::new());
     assert!(words.starts_with("https://here compared with a watch of the apiserver (weaker"));
     assert!(
@@ -55,7 +55,7 @@ fn text_shows_unchecked_guarantees_and_the_first_violation() {
     assert!(!words.contains("violation") && !words.contains("nconclusive"), "{words}");
 
     let records = run(12);
-    let broken = verdict(&records, &Requirements::default());
+    let broken = verdict(&records, &VerdictRequirements::default());
     let lines = &broken.first().unwrap().lines;
     assert_eq!(lines, &[5, 7]);
     let words = broken.text(&excerpt(records.as_bytes(), lines).unwrap());
@@ -67,8 +67,8 @@ fn text_shows_unchecked_guarantees_and_the_first_violation() {
     assert_eq!(end, format!("{expected}  line 5: {call}\n  line 7: {event}\n  repeat with: again --seed 7\n"));
     assert!(words.contains("  Reliable       VIOLATED 1 times in 0 checks\n"), "{words}");
 
-    let least = Counts { events: 2, ..Counts::default() };
-    let void = verdict(&run(11), &Requirements { least, ..Requirements::default() });
+    let least = RunCounts { events: 2, ..RunCounts::default() };
+    let void = verdict(&run(11), &VerdictRequirements { least, ..VerdictRequirements::default() });
     assert!(void.text(&BTreeMap::new()).ends_with("\nInconclusive: 1 events, at least 2 required\n"));
 }
 
@@ -92,8 +92,8 @@ fn counts_cover_all_operations_of_the_tested_server() {
 "#;
     let (events, writes, watches, resumes, bookmarks, lists, gets, faults, milliseconds) = (1, 1, 2, 1, 1, 1, 1, 3, 9);
     let hops = 1;
-    let counts = Counts { writes, watches, resumes, hops, events, bookmarks, lists, gets, faults, milliseconds };
-    assert_eq!(Counts::of(&History::read((run(11) + more).as_bytes()).unwrap()), counts);
+    let counts = RunCounts { writes, watches, resumes, hops, events, bookmarks, lists, gets, faults, milliseconds };
+    assert_eq!(RunCounts::of(&RunHistory::read((run(11) + more).as_bytes()).unwrap()), counts);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn uncovered_refusals_are_reported() {
         call(7, "list", "resourceVersion=1&resourceVersionMatch=Exact"),
         answer(7, 410, "gone"),
     ];
-    let told = verdict(&(run(11) + &more.concat()), &Requirements::default());
+    let told = verdict(&(run(11) + &more.concat()), &VerdictRequirements::default());
     let words: Vec<_> = told.refused.iter().map(ToString::to_string).collect();
     assert_eq!(words, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
     let text = told.text(&BTreeMap::new());
@@ -150,13 +150,13 @@ fn invalid_record_is_rejected_with_its_line() {
         ),
     ];
     for (line, expected) in wrong {
-        let error = History::read((run(11) + line).as_bytes()).unwrap_err().to_string();
+        let error = RunHistory::read((run(11) + line).as_bytes()).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
     let over = "{\"end\":{\"op\":1,\"at_ns\":8,\"how\":\"clean\"}}\n";
     let event = r#"{"event":{"op":1,"at_ns":9,"type":"BOOKMARK","version":12}}"#;
-    let error = History::read((run(11) + over + event).as_bytes()).unwrap_err().to_string();
+    let error = RunHistory::read((run(11) + over + event).as_bytes()).unwrap_err().to_string();
     assert_eq!(error, "line 9: an event of operation 1, which is over");
-    let error = History::read((run(11) + over + over).as_bytes()).unwrap_err().to_string();
+    let error = RunHistory::read((run(11) + over + over).as_bytes()).unwrap_err().to_string();
     assert_eq!(error, "line 9: a second end of operation 1");
 }

@@ -8,14 +8,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{ExistingKeys, RETRY, TruthError, TruthRecorder};
-use crate::record::{CompactedRecord, Record};
-use base::{Tasks, now_ns};
+use super::{ExistingKeys, GroundTruthError, GroundTruthRecorder, RETRY};
+use crate::record::{CompactionRecord, HistoryRecord};
+use base::{BackgroundTasks, now_ns};
 use probe::{
-    self, EstablishedConnection, Frames, Framing, RequestSpec, ResponseStream, Target, WatchProtocol, Windows,
+    self, EstablishedConnection, FlowControlWindows, RequestSpec, ResponseStream, StreamFrameSplitter, StreamFraming,
+    TargetServer, WatchProtocol,
 };
 
-const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+const WINDOWS: FlowControlWindows =
+    FlowControlWindows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 /// How many objects of the initial state are read at once.
 const PAGE: u32 = 500;
 const PAGE_BYTES_MAX: usize = 1 << 30;
@@ -23,25 +25,25 @@ const JSON: &str = "application/json";
 
 /// An etcd client that uses the JSON gateway of a client URL.
 #[derive(Clone)]
-pub(crate) struct Etcd {
-    target: Target,
+pub(crate) struct EtcdGatewayClient {
+    target: TargetServer,
     /// The prefix of the resource's keys.
     prefix: String,
-    tasks: Tasks,
+    tasks: BackgroundTasks,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Header {
+struct EtcdHeader {
     #[serde(deserialize_with = "number")]
     revision: u64,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Range {
-    header: Header,
-    kvs: Vec<KeyValue>,
+struct EtcdRangeResponse {
+    header: EtcdHeader,
+    kvs: Vec<EtcdKeyValue>,
     more: bool,
     /// The error message of etcd, if there is no result.
     error: String,
@@ -49,7 +51,7 @@ struct Range {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct KeyValue {
+struct EtcdKeyValue {
     key: String,
     value: String,
     #[serde(deserialize_with = "number")]
@@ -58,29 +60,29 @@ struct KeyValue {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct WatchLine {
-    result: WatchResponse,
+struct EtcdWatchLine {
+    result: EtcdWatchResponse,
     error: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct WatchResponse {
-    header: Header,
+struct EtcdWatchResponse {
+    header: EtcdHeader,
     created: bool,
     canceled: bool,
     #[serde(deserialize_with = "number")]
     compact_revision: u64,
-    events: Vec<WatchEvent>,
+    events: Vec<EtcdWatchEvent>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct WatchEvent {
+struct EtcdWatchEvent {
     /// The type of an etcd event; absent for `PUT`, the default.
     #[serde(rename = "type")]
     kind: String,
-    kv: KeyValue,
+    kv: EtcdKeyValue,
 }
 
 /// Parses a number, because the gateway writes 64-bit numbers as text.
@@ -90,47 +92,47 @@ fn number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::E
 }
 
 /// The last result of a watch.
-enum WatchInterruption {
+enum EtcdWatchInterruption {
     /// The stream has ended; the watch resumes after this revision.
     Disconnected,
     Compacted(u64),
 }
 
-impl Etcd {
-    pub(crate) fn new(target: &Target, prefix: &str, tasks: &Tasks) -> Self {
+impl EtcdGatewayClient {
+    pub(crate) fn new(target: &TargetServer, prefix: &str, tasks: &BackgroundTasks) -> Self {
         Self { target: target.clone(), prefix: prefix.to_owned(), tasks: tasks.clone() }
     }
 
     /// Records the state and then every change, until the task is ended.
-    pub(crate) async fn learn(self, learnt: Arc<TruthRecorder>) {
+    pub(crate) async fn learn(self, learnt: Arc<GroundTruthRecorder>) {
         if let Err(error) = self.learn_all(&learnt).await {
             learnt.failed(error);
         }
     }
 
-    async fn learn_all(&self, learnt: &TruthRecorder) -> Result<(), TruthError> {
+    async fn learn_all(&self, learnt: &GroundTruthRecorder) -> Result<(), GroundTruthError> {
         let mut living = ExistingKeys::default();
         let mut at = self.state(learnt, &mut living).await?;
         learnt.begin(at);
         loop {
             match self.watch(at + 1, learnt, &mut living, &mut at).await? {
-                WatchInterruption::Disconnected => sleep(RETRY).await,
-                WatchInterruption::Compacted(revision) => {
-                    return Err(TruthError::Gap(format!("revision {at}: etcd has compacted up to {revision}")));
+                EtcdWatchInterruption::Disconnected => sleep(RETRY).await,
+                EtcdWatchInterruption::Compacted(revision) => {
+                    return Err(GroundTruthError::Gap(format!("revision {at}: etcd has compacted up to {revision}")));
                 }
             }
         }
     }
 
     /// Puts the state of one revision; returns the revision.
-    async fn state(&self, learnt: &TruthRecorder, living: &mut ExistingKeys) -> Result<u64, TruthError> {
+    async fn state(&self, learnt: &GroundTruthRecorder, living: &mut ExistingKeys) -> Result<u64, GroundTruthError> {
         let (mut revision, mut from) = (0, self.prefix.clone().into_bytes());
         loop {
             let range = json!({
                 "key": STANDARD.encode(&from), "range_end": STANDARD.encode(end_of(&self.prefix)),
                 "limit": PAGE, "revision": revision,
             });
-            let range: Range = self.post("/v3/kv/range", &range).await?;
+            let range: EtcdRangeResponse = self.post("/v3/kv/range", &range).await?;
             if !range.error.is_empty() {
                 return Err(self.unreachable(range.error));
             }
@@ -148,16 +150,18 @@ impl Etcd {
     async fn watch(
         &self,
         from: u64,
-        learnt: &TruthRecorder,
+        learnt: &GroundTruthRecorder,
         living: &mut ExistingKeys,
         at: &mut u64,
-    ) -> Result<WatchInterruption, TruthError> {
+    ) -> Result<EtcdWatchInterruption, GroundTruthError> {
         let create = json!({"create_request": {
             "key": STANDARD.encode(&self.prefix), "range_end": STANDARD.encode(end_of(&self.prefix)),
             "start_revision": from.to_string(), "progress_notify": true,
         }});
-        let Ok(mut body) = self.stream("/v3/watch", &create).await else { return Ok(WatchInterruption::Disconnected) };
-        let mut frames = Frames::new(Framing::Lines);
+        let Ok(mut body) = self.stream("/v3/watch", &create).await else {
+            return Ok(EtcdWatchInterruption::Disconnected);
+        };
+        let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         while let Some(Ok(chunk)) = body.chunk().await {
             let mut heard = Ok(None);
             let fed = frames.feed(&chunk, |line| {
@@ -169,26 +173,26 @@ impl Etcd {
                 return Ok(heard);
             }
             if fed.is_err() {
-                return Err(TruthError::Malformed("a line of etcd's watch".to_owned()));
+                return Err(GroundTruthError::Malformed("a line of etcd's watch".to_owned()));
             }
         }
-        Ok(WatchInterruption::Disconnected)
+        Ok(EtcdWatchInterruption::Disconnected)
     }
 
     fn line(
         &self,
         line: &[u8],
-        learnt: &TruthRecorder,
+        learnt: &GroundTruthRecorder,
         living: &mut ExistingKeys,
         at: &mut u64,
-    ) -> Result<Option<WatchInterruption>, TruthError> {
-        let WatchLine { result, error } = serde_json::from_slice(line)
-            .map_err(|error| TruthError::Malformed(format!("a line of etcd's watch ({error})")))?;
+    ) -> Result<Option<EtcdWatchInterruption>, GroundTruthError> {
+        let EtcdWatchLine { result, error } = serde_json::from_slice(line)
+            .map_err(|error| GroundTruthError::Malformed(format!("a line of etcd's watch ({error})")))?;
         if result.compact_revision > 0 {
-            return Ok(Some(WatchInterruption::Compacted(result.compact_revision)));
+            return Ok(Some(EtcdWatchInterruption::Compacted(result.compact_revision)));
         }
         if error.is_some() || result.canceled {
-            return Ok(Some(WatchInterruption::Disconnected));
+            return Ok(Some(EtcdWatchInterruption::Disconnected));
         }
         for event in &result.events {
             let is_deletion = event.kind == "DELETE";
@@ -216,12 +220,12 @@ impl Etcd {
     async fn compacted(&self) -> Option<u64> {
         let create = json!({"create_request": {"key": STANDARD.encode("compact"), "start_revision": "1"}});
         let mut body = self.stream("/v3/watch", &create).await.ok()?;
-        let mut frames = Frames::new(Framing::Lines);
+        let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         let mut revision = None;
         // The refusal follows the creation at once. Without one nothing follows.
         while let Ok(Some(Ok(chunk))) = tokio::time::timeout(RETRY, body.chunk()).await {
             let each = |line: &[u8]| {
-                let line: Option<WatchLine> = serde_json::from_slice(line).ok();
+                let line: Option<EtcdWatchLine> = serde_json::from_slice(line).ok();
                 revision = line.map(|line| line.result.compact_revision).filter(|at| *at > 0).or(revision);
             };
             if frames.feed(&chunk, each).is_err() || revision.is_some() {
@@ -232,12 +236,12 @@ impl Etcd {
     }
 
     /// Records compactions until the task is ended.
-    pub(crate) async fn keep_compactions(self, learnt: Arc<TruthRecorder>) {
+    pub(crate) async fn keep_compactions(self, learnt: Arc<GroundTruthRecorder>) {
         let (mut known, mut intact_ns) = (0, 0);
         loop {
             let asked_ns = now_ns();
             if let Some(version) = self.compacted().await.filter(|version| *version > known) {
-                learnt.scene.recorder.put(&Record::Compacted(CompactedRecord { version, at_ns: intact_ns }));
+                learnt.scene.recorder.put(&HistoryRecord::Compacted(CompactionRecord { version, at_ns: intact_ns }));
                 known = version;
             }
             // The compaction was not further than that at the time of the request.
@@ -246,13 +250,13 @@ impl Etcd {
         }
     }
 
-    fn key(&self, key: &str) -> Result<String, TruthError> {
-        let key = String::from_utf8(decoded(key)?).map_err(|_| TruthError::Malformed("a key".to_owned()))?;
+    fn key(&self, key: &str) -> Result<String, GroundTruthError> {
+        let key = String::from_utf8(decoded(key)?).map_err(|_| GroundTruthError::Malformed("a key".to_owned()))?;
         let rest = key.strip_prefix(&self.prefix).map(str::to_owned);
-        rest.ok_or_else(|| TruthError::Malformed(format!("the key {key}")))
+        rest.ok_or_else(|| GroundTruthError::Malformed(format!("the key {key}")))
     }
 
-    fn object(&self, kv: &KeyValue) -> Result<(String, Value), TruthError> {
+    fn object(&self, kv: &EtcdKeyValue) -> Result<(String, Value), GroundTruthError> {
         let (key, value) = (self.key(&kv.key)?, decoded(&kv.value)?);
         let form = match &value[..] {
             [b'{', ..] => return Ok((key.clone(), parsed(&key, &value)?)),
@@ -260,19 +264,19 @@ impl Etcd {
             value if value.starts_with(b"k8s:enc:") => "encrypted data",
             _ => "unknown data",
         };
-        Err(TruthError::NotJson { key: format!("{}{key}", self.prefix), form })
+        Err(GroundTruthError::NotJson { key: format!("{}{key}", self.prefix), form })
     }
 
-    async fn post<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, TruthError> {
+    async fn post<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, GroundTruthError> {
         let mut answer = self.stream(path, body).await?;
         let (body, _) = answer.read(PAGE_BYTES_MAX).await.map_err(|error| self.unreachable(error.to_string()))?;
         serde_json::from_slice(&body).map_err(|error| {
             let text = String::from_utf8_lossy(&body[..body.len().min(100)]).into_owned();
-            TruthError::Malformed(format!("etcd's {text:?} ({error})"))
+            GroundTruthError::Malformed(format!("etcd's {text:?} ({error})"))
         })
     }
 
-    async fn stream(&self, path: &str, body: &Value) -> Result<ResponseStream, TruthError> {
+    async fn stream(&self, path: &str, body: &Value) -> Result<ResponseStream, GroundTruthError> {
         let opened = probe::open(&self.target, WatchProtocol::H1, WINDOWS).await;
         let EstablishedConnection { sender, driver, .. } =
             opened.map_err(|error| self.unreachable(error.to_string()))?;
@@ -282,18 +286,18 @@ impl Etcd {
         Ok(answer.map_err(|error| self.unreachable(error.to_string()))?.body)
     }
 
-    fn unreachable(&self, what: String) -> TruthError {
-        TruthError::Unreachable { url: self.target.url().to_owned(), what }
+    fn unreachable(&self, what: String) -> GroundTruthError {
+        GroundTruthError::Unreachable { url: self.target.url().to_owned(), what }
     }
 }
 
-fn parsed(key: &str, value: &[u8]) -> Result<Value, TruthError> {
+fn parsed(key: &str, value: &[u8]) -> Result<Value, GroundTruthError> {
     serde_json::from_slice(value)
-        .map_err(|error| TruthError::Malformed(format!("the value of {key} in etcd ({error})")))
+        .map_err(|error| GroundTruthError::Malformed(format!("the value of {key} in etcd ({error})")))
 }
 
-fn decoded(text: &str) -> Result<Vec<u8>, TruthError> {
-    STANDARD.decode(text).map_err(|_| TruthError::Malformed(format!("etcd's {text:?}")))
+fn decoded(text: &str) -> Result<Vec<u8>, GroundTruthError> {
+    STANDARD.decode(text).map_err(|_| GroundTruthError::Malformed(format!("etcd's {text:?}")))
 }
 
 /// Returns the first key after all keys with a prefix. Prefixes end with a slash, which has a successor byte.
@@ -309,8 +313,8 @@ fn end_of(prefix: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> WatchResponse {
-        serde_json::from_str::<WatchLine>(text).expect("a line").result
+    fn line(text: &str) -> EtcdWatchResponse {
+        serde_json::from_str::<EtcdWatchLine>(text).expect("a line").result
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::TruthRecorder;
-use crate::record::{Record, WindowRecord};
+use super::GroundTruthRecorder;
+use crate::record::{HistoryRecord, HistoryWindowRecord};
 use base::now_ns;
 
 /// The polling interval of the window.
@@ -13,7 +13,7 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 
 /// Records which history the server may have forgotten: changes older than its window and, from the start, changes
 /// before the run.
-pub(crate) async fn keep_windows(learnt: Arc<TruthRecorder>, window: Duration) {
+pub(crate) async fn keep_windows(learnt: Arc<GroundTruthRecorder>, window: Duration) {
     let mut past = RecentVersions::default();
     forgets(&learnt, learnt.to(), 0);
     loop {
@@ -25,9 +25,9 @@ pub(crate) async fn keep_windows(learnt: Arc<TruthRecorder>, window: Duration) {
 }
 
 /// Records that from a moment on, the server may have forgotten changes at or below a version.
-pub(crate) fn forgets(learnt: &TruthRecorder, version: u64, at_ns: u64) {
+pub(crate) fn forgets(learnt: &GroundTruthRecorder, version: u64, at_ns: u64) {
     let resource = learnt.resource.clone();
-    learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns, server: None }));
+    learnt.scene.recorder.put(&HistoryRecord::Window(HistoryWindowRecord { resource, version, at_ns, server: None }));
 }
 
 /// The newest versions, by the time at which they were seen.

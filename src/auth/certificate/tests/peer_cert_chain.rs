@@ -5,8 +5,13 @@ fn shown(root: &Authority, from: u64, to: u64) -> PeerCertChain {
 }
 
 /// Whether the chain is trusted at these times, and the number of signature checks.
-fn asked(shown: &PeerCertChain, authorities: &Authorities, moments: &[u64]) -> (usize, Vec<bool>) {
-    checks(|| moments.iter().map(|now| shown.holder(AuthorityRole::Client, authorities, at(*now)).is_ok()).collect())
+fn asked(shown: &PeerCertChain, authorities: &CertificateAuthorities, moments: &[u64]) -> (usize, Vec<bool>) {
+    checks(|| {
+        moments
+            .iter()
+            .map(|now| shown.holder(CertificateAuthorityRole::Client, authorities, at(*now)).is_ok())
+            .collect()
+    })
 }
 
 #[test]
@@ -48,7 +53,7 @@ fn cached_client_verdict_does_not_apply_to_front_proxy_role() {
     let client = shown(&clients, 0, 100);
     let (clients, proxies) = (clients.trusted(), proxies.trusted());
     for _ in 0..2 {
-        assert!(client.holder(AuthorityRole::Client, &clients, at(1)).is_ok());
-        assert!(client.holder(AuthorityRole::FrontProxy, &proxies, at(1)).is_err());
+        assert!(client.holder(CertificateAuthorityRole::Client, &clients, at(1)).is_ok());
+        assert!(client.holder(CertificateAuthorityRole::FrontProxy, &proxies, at(1)).is_err());
     }
 }

@@ -4,22 +4,22 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::request_source::RequestSource;
-use crate::cache::{EventsWaiting, Follower};
+use super::user_and_agent::UserAndAgent;
+use crate::cache::{LaneFollower, PendingEventCount};
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
 
 /// An open watch with the counters shown on the debug pages.
-pub(crate) struct WatchEntry {
-    pub(super) who: RequestSource,
-    follower: Follower,
+pub(crate) struct OpenWatchEntry {
+    pub(super) who: UserAndAgent,
+    follower: LaneFollower,
     representation: Representation,
     protocol: WatchTransport,
     /// The time at which the watch opened, in microseconds since the registry was created.
     opened: u64,
     pub(super) told: AtomicU64,
     pub(super) next: AtomicU64,
-    /// Only the watch's own [`ActiveWatch`](super::ActiveWatch) adds to it.
+    /// Only the watch's own [`ActiveWatchGuard`](super::ActiveWatchGuard) adds to it.
     pub(super) bytes: AtomicU64,
     /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
     /// left by one bit. The lowest bit is set if the watch was idle then.
@@ -29,7 +29,7 @@ pub(crate) struct WatchEntry {
 /// One row of `/debug/watches`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct WatchRow {
+pub(super) struct DebugWatchRow {
     user: Option<String>,
     user_agent: Option<String>,
     resource: String,
@@ -58,7 +58,7 @@ pub(super) struct WatchRow {
 
 /// The sort column of `/debug/watches`. An unknown name selects `Behind`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum SortBy {
+pub(super) enum WatchSortColumn {
     #[default]
     Behind,
     Since,
@@ -71,7 +71,7 @@ pub(super) enum SortBy {
 
 /// The sort key of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum WatchRank {
+pub(super) enum WatchSortKey {
     Number(u64, u64),
     Text(String),
 }
@@ -79,7 +79,7 @@ pub(super) enum WatchRank {
 /// The time without reading after which a watch with pending events is reported as stalled.
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
-impl SortBy {
+impl WatchSortColumn {
     pub(super) fn of(name: &str) -> Self {
         match name {
             "since" => Self::Since,
@@ -93,11 +93,11 @@ impl SortBy {
     }
 }
 
-impl WatchEntry {
+impl OpenWatchEntry {
     /// Creates an entry for a watch that opens at `opened`, relative to the creation of the registry.
     pub(super) fn new(
-        who: RequestSource,
-        follower: Follower,
+        who: UserAndAgent,
+        follower: LaneFollower,
         representation: Representation,
         protocol: WatchTransport,
         opened: Duration,
@@ -126,23 +126,25 @@ impl WatchEntry {
         }
     }
 
-    /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
-    pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
+    /// Returns the sort key of the watch. With [`WatchSortColumn::Behind`], ties are sorted by the time since the last
+    /// poll.
+    pub(super) fn rank(&self, by: WatchSortColumn, began: Instant, now: Instant) -> WatchSortKey {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
         let (user, agent) = self.who.names();
-        let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
+        let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
         match by {
-            SortBy::Behind => {
-                let (EventsWaiting::Exactly(events) | EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events)) =
-                    self.waiting();
-                WatchRank::Number(events as u64, silent)
+            WatchSortColumn::Behind => {
+                let (PendingEventCount::Exactly(events)
+                | PendingEventCount::AtLeast(events)
+                | PendingEventCount::Lost(events)) = self.waiting();
+                WatchSortKey::Number(events as u64, silent)
             }
-            SortBy::Since => WatchRank::Number(silent, 0),
-            SortBy::Sent => WatchRank::Number(self.bytes.load(Ordering::Relaxed), 0),
-            SortBy::Open => WatchRank::Number(self.open_for(began, now).as_secs(), 0),
-            SortBy::Agent => text(agent),
-            SortBy::User => text(user),
-            SortBy::Resource => WatchRank::Text(self.place()),
+            WatchSortColumn::Since => WatchSortKey::Number(silent, 0),
+            WatchSortColumn::Sent => WatchSortKey::Number(self.bytes.load(Ordering::Relaxed), 0),
+            WatchSortColumn::Open => WatchSortKey::Number(self.open_for(began, now).as_secs(), 0),
+            WatchSortColumn::Agent => text(agent),
+            WatchSortColumn::User => text(user),
+            WatchSortColumn::Resource => WatchSortKey::Text(self.place()),
         }
     }
 
@@ -150,16 +152,16 @@ impl WatchEntry {
         now.saturating_duration_since(began + Duration::from_micros(self.opened))
     }
 
-    fn waiting(&self) -> EventsWaiting {
+    fn waiting(&self) -> PendingEventCount {
         self.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
     /// Builds the debug row of the watch as of `now`. `began` is when the registry was created.
-    pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
+    pub(super) fn row(&self, began: Instant, now: Instant) -> DebugWatchRow {
         let asked = self.asked.load(Ordering::Relaxed);
         let (events_behind, events_behind_at_least) = match self.waiting() {
-            EventsWaiting::Exactly(events) => (events, false),
-            EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events) => (events, true),
+            PendingEventCount::Exactly(events) => (events, false),
+            PendingEventCount::AtLeast(events) | PendingEventCount::Lost(events) => (events, true),
         };
         let since = now.saturating_duration_since(began + Duration::from_micros(asked >> 1));
         let state = if asked & 1 == 1 && events_behind == 0 {
@@ -169,7 +171,7 @@ impl WatchEntry {
         } else {
             "stalled"
         };
-        WatchRow {
+        DebugWatchRow {
             user: self.who.user_name(),
             user_agent: self.who.agent.as_deref().map(str::to_owned),
             resource: self.follower.resource(),
@@ -193,10 +195,10 @@ pub(super) fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 
-impl std::fmt::Debug for WatchEntry {
+impl std::fmt::Debug for OpenWatchEntry {
     /// Formats the entry without the user, because only authorized operators may read it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WatchEntry").field("opened", &self.opened).finish_non_exhaustive()
+        f.debug_struct("OpenWatchEntry").field("opened", &self.opened).finish_non_exhaustive()
     }
 }
 
@@ -207,6 +209,6 @@ mod tests {
     /// Each open watch has one entry.
     #[test]
     fn watch_registry_entry_size_is_bounded() {
-        assert!(size_of::<WatchEntry>() <= 96, "{} bytes", size_of::<WatchEntry>());
+        assert!(size_of::<OpenWatchEntry>() <= 96, "{} bytes", size_of::<OpenWatchEntry>());
     }
 }

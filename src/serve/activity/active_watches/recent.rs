@@ -5,17 +5,17 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::request_source::{RequestSource, shortened};
+use super::user_and_agent::{UserAndAgent, shortened};
 
 /// A bounded log of recent events, oldest first. A repeated event increments a counter instead of evicting other
 /// events.
 #[derive(Debug, Default)]
-pub(super) struct RecentLog(Mutex<VecDeque<RecentEntry>>);
+pub(super) struct RecentRequestLog(Mutex<VecDeque<RecentRequestEntry>>);
 
 #[derive(Debug)]
-struct RecentEntry {
+struct RecentRequestEntry {
     at: Instant,
-    who: RequestSource,
+    who: UserAndAgent,
     method: &'static str,
     asked: Arc<str>,
     reason: Arc<str>,
@@ -25,7 +25,7 @@ struct RecentEntry {
 /// A recent event, such as a refusal: one row of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct RecentRow {
+pub(super) struct RecentRequestRow {
     /// The number of seconds since the last occurrence.
     seconds_ago: u64,
     /// The number of occurrences of the same event.
@@ -43,11 +43,11 @@ const KEPT_MAX: usize = 256;
 /// The number of latest events that are compared with a new one to detect a repetition.
 const ALIKE_AMONG: usize = 8;
 
-impl RecentLog {
-    pub(super) fn note(&self, who: &RequestSource, method: &str, asked: &str, reason: Arc<str>) {
+impl RecentRequestLog {
+    pub(super) fn note(&self, who: &UserAndAgent, method: &str, asked: &str, reason: Arc<str>) {
         let (at, asked, method) = (Instant::now(), shortened(asked), known(method));
         let mut kept = self.0.lock();
-        let is_alike = |happening: &&mut RecentEntry| {
+        let is_alike = |happening: &&mut RecentRequestEntry| {
             happening.method == method
                 && happening.asked == asked
                 && happening.reason == reason
@@ -60,13 +60,13 @@ impl RecentLog {
         if kept.len() >= KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back(RecentEntry { at, who: who.clone(), method, asked, reason, times: 1 });
+        kept.push_back(RecentRequestEntry { at, who: who.clone(), method, asked, reason, times: 1 });
     }
 
     /// Returns the matching rows, latest first, up to `limit`.
-    pub(super) fn rows(&self, is_wanted: impl Fn(&RecentRow) -> bool, limit: usize) -> Vec<RecentRow> {
+    pub(super) fn rows(&self, is_wanted: impl Fn(&RecentRequestRow) -> bool, limit: usize) -> Vec<RecentRequestRow> {
         let now = Instant::now();
-        let row = |of: &RecentEntry| RecentRow {
+        let row = |of: &RecentRequestEntry| RecentRequestRow {
             seconds_ago: now.saturating_duration_since(of.at).as_secs(),
             times: of.times,
             user: of.who.user_name(),
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn recent_requests_are_bounded_and_repeats_counted() {
-        let recent = RecentLog::default();
-        let who = RequestSource::new(None, Some(&http::HeaderValue::from_static("kubectl")));
+        let recent = RecentRequestLog::default();
+        let who = UserAndAgent::new(None, Some(&http::HeaderValue::from_static("kubectl")));
         for n in 0..2 * KEPT_MAX {
             recent.note(&who, "GET", &format!("/api/v1/{n}"), "writes".into());
         }

@@ -1,14 +1,14 @@
 use futures_util::FutureExt;
 
 use super::*;
-use crate::auth::{Authorizer, Caller, Permit};
+use crate::auth::{Authorizer, Caller, CollectionPermission};
 use base::DrainTrigger;
-use kubeapi::{Query, RequestInfo};
+use kubeapi::{RequestInfo, UrlQuery};
 
 fn grant() -> GrantStatus {
-    let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
+    let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    Permit::Whole(grant.expect("whoever asks is us")).grant_status()
+    CollectionPermission::Whole(grant.expect("whoever asks is us")).grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ fn slow_readers(unread: SlowReaderLimits) -> SlowReaderReaper {
 /// Each open watch has one watchdog.
 #[test]
 fn watchdog_size_is_bounded() {
-    assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
+    assert!(size_of::<WatchDeadlineTimer>() <= 104, "{} bytes", size_of::<WatchDeadlineTimer>());
 }
 
 /// Each watch is woken when a drain starts, and again at its own time. The check scheduled by the first wake-up may
@@ -32,10 +32,11 @@ async fn watch_gets_full_grace_after_each_wake() {
     *slow_readers.0.leaving.lock() = DrainProgress::Spread(3_600_000_000, 3_600_000_000);
     let cut = AbortSignal::default();
     let deadline = Instant::now() + Duration::from_secs(600);
-    let watchdog = Watchdog::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
+    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
     tokio::spawn(slow_readers.timers().clone().run());
-    let looked =
-        |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+    let looked = |watchdog: &WatchDeadlineTimer| {
+        watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()))
+    };
     let nearly = Duration::from_millis(4_999);
 
     watchdog.wake_by_ref();
@@ -48,9 +49,9 @@ async fn watch_gets_full_grace_after_each_wake() {
     assert_eq!(cut.why(), Some("drained"));
 }
 
-fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
+fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<WatchDeadlineTimer> {
     let far = Instant::now() + Duration::from_secs(600);
-    let watchdog = Watchdog::new(slow_readers.clone(), AbortSignal::default(), far, grant(), is_late);
+    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), AbortSignal::default(), far, grant(), is_late);
     watchdog.set_alarm(far);
     watchdog
 }
@@ -85,8 +86,8 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let late = [watch(true), watch(true)];
     // Its request arrived before the drain started.
     let between = watch(false);
-    let leaving = |watches: &[Arc<Watchdog>]| {
-        watches.iter().filter(|watchdog| watchdog.due() == Some(FiredTimer::Drained)).count()
+    let leaving = |watches: &[Arc<WatchDeadlineTimer>]| {
+        watches.iter().filter(|watchdog| watchdog.due() == Some(FiredWatchTimer::Drained)).count()
     };
     tokio::time::sleep(grace.mul_f64(0.45)).await;
     assert!((10..40).contains(&leaving(&early)), "{}", leaving(&early));
@@ -113,7 +114,7 @@ async fn watches_end_immediately_once_listener_closes() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     drop(under_way);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(watches.iter().all(|watchdog| watchdog.due() == Some(FiredTimer::Drained)));
+    assert!(watches.iter().all(|watchdog| watchdog.due() == Some(FiredWatchTimer::Drained)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -123,13 +124,15 @@ async fn watch_is_woken_once_at_the_last_time_that_was_set() {
     tokio::spawn(slow_readers.clone().keep(drain));
     let (began, second) = (Instant::now(), Duration::from_secs(1));
     let watches: Vec<_> = (0..2)
-        .map(|_| Watchdog::new(slow_readers.clone(), AbortSignal::default(), began + 600 * second, grant(), false))
+        .map(|_| {
+            WatchDeadlineTimer::new(slow_readers.clone(), AbortSignal::default(), began + 600 * second, grant(), false)
+        })
         .collect();
     watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
     watches[1].set_alarm(began + 2 * second);
     let rung = || {
         let cx = &Context::from_waker(Waker::noop());
-        let rung = |watchdog: &Arc<Watchdog>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
+        let rung = |watchdog: &Arc<WatchDeadlineTimer>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
         watches.iter().map(rung).collect::<Vec<_>>()
     };
     tokio::time::sleep(second + second / 100).await;
@@ -148,9 +151,9 @@ async fn watch_has_one_timer_which_goes_with_it() {
     watchdog.wake_by_ref();
     watchdog.end();
     let entries = || format!("{:?}", slow_readers.timers());
-    assert_eq!(entries(), "Timers { len: 1, .. }");
+    assert_eq!(entries(), "TimerQueue { len: 1, .. }");
     drop(watchdog);
-    assert_eq!(entries(), "Timers { len: 0, .. }");
+    assert_eq!(entries(), "TimerQueue { len: 0, .. }");
 }
 
 /// It may wait for the rest of a version, and then its client stops reading.
@@ -159,7 +162,7 @@ async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
     let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.timers().clone().run());
     let (cut, deadline) = (AbortSignal::default(), Instant::now() + Duration::from_secs(60));
-    let watchdog = Watchdog::new(slow_readers, cut.clone(), deadline, grant(), false);
+    let watchdog = WatchDeadlineTimer::new(slow_readers, cut.clone(), deadline, grant(), false);
     watchdog.set_alarm(deadline);
     let reacts = || watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
     tokio::time::sleep(Duration::from_millis(60_002)).await;
@@ -192,22 +195,22 @@ mod state_pins {
     use tokio::time::advance;
 
     use super::super::*;
-    use crate::cache::{CacheConfig, CacheWriter, Pins};
-    use crate::wire::{Encoding, Envelope, JsonLayout};
+    use crate::cache::{CacheConfig, CacheWriter, SnapshotPins};
+    use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
     use kubeapi::Gvr;
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn pin(timers: &Timers) -> (AbortSignal, StatePin) {
-        let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
+    fn pin(timers: &TimerQueue) -> (AbortSignal, TimedSnapshotPin) {
+        let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
         let (_writer, reader) = CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
         let cut = AbortSignal::default();
-        let pin = reader.pin(&Pins::default(), &reader.snapshot(), cut.clone());
-        (cut.clone(), StatePin::new(pin, timers, (MAX, "stalled"), &cut))
+        let pin = reader.pin(&SnapshotPins::default(), &reader.snapshot(), cut.clone());
+        (cut.clone(), TimedSnapshotPin::new(pin, timers, (MAX, "stalled"), &cut))
     }
 
-    fn timers() -> Timers {
-        let timers = Timers::default();
+    fn timers() -> TimerQueue {
+        let timers = TimerQueue::default();
         tokio::spawn(timers.clone().run());
         timers
     }

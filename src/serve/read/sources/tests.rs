@@ -4,35 +4,35 @@ use super::*;
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
 use base::DrainTrigger;
-use kubeapi::{Gvr, PageStore};
+use kubeapi::{Gvr, ListPageSource};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// A live feed of pods at version 10.
-fn pods() -> (FeedSources, FeedHandle, FeedStartRequest, DrainTrigger) {
-    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-    let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Protobuf };
+fn pods() -> (FeedResolver, FeedHandle, FeedStartRequest, DrainTrigger) {
+    let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
+    let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: FeedScope::Cluster, encoding: FeedEncoding::Protobuf };
     let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
-    demand.writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
+    demand.writer.replace(FeedSnapshot::from_objects(ResourceVersion(10), Vec::new()));
     demand.writer.set_state(FeedState::Live);
     let (trigger, drain) = DrainTrigger::new();
-    (FeedSources::new(ServeConfig::default().into(), feeds, drain), feed, demand, trigger)
+    (FeedResolver::new(ServeConfig::default().into(), feeds, drain), feed, demand, trigger)
 }
 
 fn need(kind: ReadKind) -> FeedRequirements<'static> {
-    let representation = Representation::Object(Encoding::Json);
+    let representation = Representation::Object(FeedEncoding::Json);
     FeedRequirements { namespace: Some("a"), representation, received: Instant::now(), by_proxy: false, kind }
 }
 
 /// Waits for one of the events that a request may wait for, none of which occurs.
-async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable> {
+async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServableFromCache> {
     let (deadline, received) = (Instant::now() + DEADLINE, Instant::now());
     match wait {
         0 => while_it_runs(feed, deadline, feed.freshness.reached(received)).await,
         1 => while_it_runs(feed, deadline, feed.reader.reached(ResourceVersion(11))).await,
         _ => {
-            let settled = feed.renderings.settled(Representation::Object(Encoding::Json));
+            let settled = feed.renderings.settled(Representation::Object(FeedEncoding::Json));
             while_it_runs(feed, deadline, settled).await.map(|settled| settled.map(drop))
         }
     }
@@ -41,14 +41,14 @@ async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable
 #[tokio::test(start_paused = true)]
 async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
     for wait in 0..3 {
-        for (ends, expected) in [(true, Err(NotServable::FeedEnded)), (false, Ok(None))] {
+        for (ends, expected) in [(true, Err(NotServableFromCache::FeedEnded)), (false, Ok(None))] {
             let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
             let began = Instant::now();
             let waiting = tokio::spawn(async move { waits(&feed, wait).await });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished(), "{wait}: the feed runs");
             if ends {
-                writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+                writer.set_state(FeedState::Ended(FeedEndReason::Outdated));
             }
             assert_eq!(waiting.await.expect("no panic"), expected, "{wait}");
             let waited = if ends { Duration::ZERO } else { DEADLINE };
@@ -60,7 +60,7 @@ async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
 #[tokio::test(start_paused = true)]
 async fn ready_result_is_returned_although_feed_ended() {
     let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
-    writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+    writer.set_state(FeedState::Ended(FeedEndReason::Outdated));
     let there = while_it_runs(&feed, Instant::now(), std::future::ready(7)).await;
     assert_eq!(there, Ok(Some(7)));
 }
@@ -69,8 +69,9 @@ async fn ready_result_is_returned_although_feed_ended() {
 #[test]
 fn goal_and_limit_of_wait_follow_from_version_and_kind() {
     const SHOWN: ResourceVersion = ResourceVersion(7);
-    let (any, unset, exact) = (VersionMatch::Any, VersionMatch::Unset, VersionMatch::Exact(ResourceVersion(9)));
-    let (rv, later) = (ResourceVersion(9), VersionMatch::NotOlderThan(ResourceVersion(9)));
+    let (any, unset, exact) =
+        (ResourceVersionMatch::Any, ResourceVersionMatch::Unset, ResourceVersionMatch::Exact(ResourceVersion(9)));
+    let (rv, later) = (ResourceVersion(9), ResourceVersionMatch::NotOlderThan(ResourceVersion(9)));
     let watch = |start, timeout_seconds| ReadKind::Watch { start, timeout_seconds };
     let state = |at| watch(WatchStart::State { at, end_bookmark: true }, None);
     let [none, second, fresh, proof] = [0, 1, 3, 30].map(Duration::from_secs);
@@ -97,11 +98,11 @@ fn goal_and_limit_of_wait_follow_from_version_and_kind() {
 /// How a request continues if its version or its proof does not come.
 #[tokio::test(start_paused = true)]
 async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
-    let (unset, later) = (VersionMatch::Unset, VersionMatch::NotOlderThan(ResourceVersion(99)));
+    let (unset, later) = (ResourceVersionMatch::Unset, ResourceVersionMatch::NotOlderThan(ResourceVersion(99)));
     let watch = |at| ReadKind::Watch { start: WatchStart::State { at, end_bookmark: false }, timeout_seconds: Some(5) };
-    let late = |requested| NotServable::Late(Box::new(Status::too_large(requested, 10)));
+    let late = |requested| NotServableFromCache::Late(Box::new(Status::too_large(requested, 10)));
     for (kind, is_stale, seconds, expected) in [
-        (ReadKind::List(unset), false, 3, NotServable::Forward(ForwardReason::NoProof)),
+        (ReadKind::List(unset), false, 3, NotServableFromCache::Forward(ForwardReason::NoProof)),
         (ReadKind::Get(later), false, 3, late(99)),
         (ReadKind::List(later), true, 3, late(99)),
         (watch(later), true, 3, late(99)),
@@ -113,7 +114,7 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
             writer.set_state(FeedState::Stale { since: Instant::now() });
         }
         let (began, renderer) = (Instant::now(), feed.reader.verbatim().clone());
-        let waited = sources.wait_ready(&FeedSource { feed, renderer }, &need(kind)).await;
+        let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need(kind)).await;
         assert_eq!(waited, Err(expected), "{kind:?}");
         assert!(began.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10), "{kind:?}");
     }
@@ -122,23 +123,24 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
 /// The catalog may have a new definition before the feed of the old one is retired.
 #[test]
 fn get_uses_only_feed_of_current_crd_definition() {
-    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-    let _handle = feeds.handle(&spec(&widgets("uid/1"), Scope::Cluster, Encoding::Json), None).expect("there is room");
+    let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
+    let _handle =
+        feeds.handle(&spec(&widgets("uid/1"), FeedScope::Cluster, FeedEncoding::Json), None).expect("there is room");
     let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
-    writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
+    writer.replace(FeedSnapshot::from_objects(ResourceVersion(10), Vec::new()));
     writer.set_state(FeedState::Live);
     let (_trigger, drain) = DrainTrigger::new();
-    let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
+    let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
     for (edition, is_read) in [("uid/1", true), ("uid/2", false)] {
-        let source = sources.running_source(&widgets(edition), &need(ReadKind::Get(VersionMatch::Any)));
+        let source = sources.running_source(&widgets(edition), &need(ReadKind::Get(ResourceVersionMatch::Any)));
         assert_eq!(source.is_some(), is_read, "{edition}");
     }
 }
 
-fn widgets(edition: &str) -> Resource {
+fn widgets(edition: &str) -> UpstreamResource {
     let gvr = Gvr::new("example.com", "v1", "widgets");
     let (kind, list_kind, edition) = ("Widget".into(), "WidgetList".into(), Some(edition.into()));
-    let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, Encoding::Json);
-    let (fields, pages) = (Arc::default(), PageStore::default());
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
+    let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, FeedEncoding::Json);
+    let (fields, pages) = (Arc::default(), ListPageSource::default());
+    UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
 }

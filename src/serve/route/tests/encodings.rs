@@ -2,9 +2,9 @@
 //! R-CLIENT-5).
 
 use super::fixture::get;
-use crate::serve::route::{ForwardReason, Route};
-use crate::wire::{Encoding, Include, Representation};
-use kubeapi::MetaVersion;
+use crate::serve::route::{ForwardReason, ReadRoute};
+use crate::wire::{FeedEncoding, IncludeObjectPolicy, Representation};
+use kubeapi::MetaApiVersion;
 
 const POD: &str = "/api/v1/namespaces/a/pods/p?resourceVersion=0";
 const PODS: &str = "/api/v1/pods?resourceVersion=0";
@@ -21,31 +21,31 @@ const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
 #[test]
 fn accept_negotiation_matches_apiserver() {
     for (client, accept, encoding) in [
-        ("an empty header", "", Encoding::Json),
-        ("kubelet and controllers", PROTOBUF_FIRST, Encoding::Protobuf),
-        ("dynamic client, Python, kube-rs", "application/json", Encoding::Json),
-        ("controller-runtime", "application/json, */*", Encoding::Json),
-        ("JavaScript", "*/*", Encoding::Json),
-        ("protobuf only", PROTOBUF, Encoding::Protobuf),
-        ("JSON first", "application/json,application/vnd.kubernetes.protobuf", Encoding::Json),
-        ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", Encoding::Protobuf),
-        ("JSON before CBOR", "application/json,application/cbor;q=0.9", Encoding::Json),
+        ("an empty header", "", FeedEncoding::Json),
+        ("kubelet and controllers", PROTOBUF_FIRST, FeedEncoding::Protobuf),
+        ("dynamic client, Python, kube-rs", "application/json", FeedEncoding::Json),
+        ("controller-runtime", "application/json, */*", FeedEncoding::Json),
+        ("JavaScript", "*/*", FeedEncoding::Json),
+        ("protobuf only", PROTOBUF, FeedEncoding::Protobuf),
+        ("JSON first", "application/json,application/vnd.kubernetes.protobuf", FeedEncoding::Json),
+        ("by quality", "application/json;q=0.5,application/vnd.kubernetes.protobuf;q=0.9", FeedEncoding::Protobuf),
+        ("JSON before CBOR", "application/json,application/cbor;q=0.9", FeedEncoding::Json),
         (
             "a Table in protobuf, which there is not",
             "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json",
-            Encoding::Json,
+            FeedEncoding::Json,
         ),
-        ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", Encoding::Json),
+        ("an unknown conversion", "application/json;as=Story;g=meta.k8s.io;v=v1,application/json", FeedEncoding::Json),
     ] {
         for uri in [POD, PODS, POD_WATCH] {
             assert_eq!(get(uri).accept(accept).encoding(), encoding, "{client}: {uri}");
         }
     }
-    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).encoding()), [Encoding::Json; 3], "no header at all");
-    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").encoding(), Encoding::Json);
+    assert_eq!([POD, PODS, POD_WATCH].map(|uri| get(uri).encoding()), [FeedEncoding::Json; 3], "no header at all");
+    assert_eq!(get(POD_WATCH).accept("application/json;stream=watch").encoding(), FeedEncoding::Json);
     assert_eq!(
         get(POD_WATCH).accept("application/vnd.kubernetes.protobuf;stream=watch").encoding(),
-        Encoding::Protobuf
+        FeedEncoding::Protobuf
     );
 }
 
@@ -55,7 +55,7 @@ fn accept_negotiation_matches_apiserver() {
 fn custom_resources_are_served_as_json_only() {
     for uri in [WIDGETS, WIDGET_WATCH] {
         for accept in [PROTOBUF_FIRST, "application/json", "*/*", "application/*"] {
-            assert_eq!(get(uri).accept(accept).encoding(), Encoding::Json, "{accept}: {uri}");
+            assert_eq!(get(uri).accept(accept).encoding(), FeedEncoding::Json, "{accept}: {uri}");
         }
         assert_eq!(get(uri).accept(PROTOBUF).reason(), ForwardReason::NotAcceptable, "{uri}");
     }
@@ -69,17 +69,17 @@ fn partial_object_metadata_is_derived_from_cache() {
         (
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
-            Representation::Metadata(Encoding::Protobuf, MetaVersion::V1),
+            Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1),
         ),
         (
             "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            Representation::Metadata(Encoding::Json, MetaVersion::V1),
+            Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1),
         ),
         (
             "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1",
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
-            Representation::Metadata(Encoding::Json, MetaVersion::V1beta1),
+            Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1beta1),
         ),
     ] {
         for uri in [POD, POD_WATCH, WIDGET_WATCH] {
@@ -100,11 +100,11 @@ fn table_reads_are_forwarded_and_table_watches_shared() {
     }
     for uri in [POD_WATCH, WIDGET_WATCH] {
         for (include, expected) in [
-            ("", Include::Metadata),
-            ("&includeObject=", Include::Metadata),
-            ("&includeObject=Metadata", Include::Metadata),
-            ("&includeObject=None", Include::None),
-            ("&includeObject=Object", Include::Object),
+            ("", IncludeObjectPolicy::Metadata),
+            ("&includeObject=", IncludeObjectPolicy::Metadata),
+            ("&includeObject=Metadata", IncludeObjectPolicy::Metadata),
+            ("&includeObject=None", IncludeObjectPolicy::None),
+            ("&includeObject=Object", IncludeObjectPolicy::Object),
         ] {
             let ask = get(format!("{uri}{include}")).accept(KUBECTL);
             assert_eq!(ask.representation(), Representation::Table(expected), "{ask:?}");
@@ -127,7 +127,7 @@ fn table_watch_with_initial_state_is_forwarded_except_one_object() {
         ("/api/v1/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", false),
     ] {
         let ask = get(uri).accept(KUBECTL);
-        assert_eq!(matches!(ask.route(), Ok(Route::Watch(_))), ours, "{ask:?}: {}", ask.said());
+        assert_eq!(matches!(ask.route(), Ok(ReadRoute::Watch(_))), ours, "{ask:?}: {}", ask.said());
     }
     for (query, ours) in [
         ("resourceVersion=5", true),
@@ -139,7 +139,7 @@ fn table_watch_with_initial_state_is_forwarded_except_one_object() {
         ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5&allowWatchBookmarks=1", false),
     ] {
         let ask = get(format!("/api/v1/pods?watch=1&{query}")).accept(KUBECTL);
-        assert_eq!(matches!(ask.route(), Ok(Route::Watch(_))), ours, "{ask:?}: {}", ask.said());
+        assert_eq!(matches!(ask.route(), Ok(ReadRoute::Watch(_))), ours, "{ask:?}: {}", ask.said());
         assert!(ours || ask.reason() == ForwardReason::Table, "{ask:?}");
     }
 }
@@ -203,7 +203,7 @@ fn unsupported_media_types_are_forwarded_as_not_acceptable() {
 fn accept_application_wildcard_is_not_acceptable_for_builtins() {
     for uri in [POD, PODS, POD_WATCH] {
         assert_eq!(get(uri).accept("application/*").reason(), ForwardReason::NotAcceptable, "{uri}");
-        assert_eq!(get(uri).accept("application/*,application/json").encoding(), Encoding::Json, "{uri}");
+        assert_eq!(get(uri).accept("application/*,application/json").encoding(), FeedEncoding::Json, "{uri}");
     }
 }
 

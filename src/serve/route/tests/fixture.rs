@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use http::Method;
 
-use crate::cache::View;
-use crate::serve::Coverage;
-use crate::serve::route::{ForwardReason, Route, RouteInput, route};
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, Representation};
+use crate::cache::CollectionView;
+use crate::serve::CacheCoverage;
+use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, route};
+use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::wire::{FeedEncoding, Representation};
 use kubeapi::{
-    FieldSelector, FieldTable, Gvr, LabelSelector, PageStore, Query, RequestInfo, Selector, VersionMatch, WatchStart,
+    FieldSelector, Gvr, LabelSelector, ListPageSource, RequestInfo, ResourceVersionMatch, SelectableFieldTable,
+    Selector, UrlQuery, WatchStart,
 };
 
 /// A request, by default a GET without headers.
@@ -23,7 +24,7 @@ pub(super) struct Ask {
     user_agent: Option<&'static str>,
     impersonates: bool,
     readable: bool,
-    coverage: Coverage,
+    coverage: CacheCoverage,
 }
 
 pub(super) fn get(uri: impl Into<String>) -> Ask {
@@ -34,7 +35,7 @@ pub(super) fn get(uri: impl Into<String>) -> Ask {
         user_agent: None,
         impersonates: false,
         readable: false,
-        coverage: Coverage::default(),
+        coverage: CacheCoverage::default(),
     }
 }
 
@@ -61,18 +62,18 @@ impl Ask {
     }
 
     /// Sends the request to a proxy with this coverage.
-    pub(super) fn covered_by(self, coverage: &Coverage) -> Self {
+    pub(super) fn covered_by(self, coverage: &CacheCoverage) -> Self {
         Self { coverage: coverage.clone(), ..self }
     }
 
     /// Returns the route in the small cluster.
-    pub(super) fn route(&self) -> Result<Route, ForwardReason> {
+    pub(super) fn route(&self) -> Result<ReadRoute, ForwardReason> {
         let (path, query) = self.uri.split_once('?').unwrap_or((&self.uri, ""));
-        let query = Query::parse(query);
+        let query = UrlQuery::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
-        let asked = RouteInput {
+        let asked = ReadRouteInput {
             method: &method,
             info: &info,
             query: &query,
@@ -99,7 +100,7 @@ impl Ask {
     }
 
     /// Returns the encoding of the response, which must be the object itself.
-    pub(super) fn encoding(&self) -> Encoding {
+    pub(super) fn encoding(&self) -> FeedEncoding {
         match self.representation() {
             Representation::Object(encoding) => encoding,
             other @ (Representation::Metadata(..) | Representation::Table(_)) => {
@@ -111,18 +112,18 @@ impl Ask {
     /// Returns the representation of the response.
     pub(super) fn representation(&self) -> Representation {
         match self.route() {
-            Ok(Route::Get(read)) => read.representation,
-            Ok(Route::List(read)) => read.representation,
-            Ok(Route::Watch(read)) => read.representation,
+            Ok(ReadRoute::Get(read)) => read.representation,
+            Ok(ReadRoute::List(read)) => read.representation,
+            Ok(ReadRoute::Watch(read)) => read.representation,
             other => panic!("{self:?} is not answered here: {}", said(&other)),
         }
     }
 
     /// Returns the view of a LIST or WATCH.
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self) -> CollectionView {
         match self.route() {
-            Ok(Route::List(read)) => read.view,
-            Ok(Route::Watch(read)) => read.view,
+            Ok(ReadRoute::List(read)) => read.view,
+            Ok(ReadRoute::Watch(read)) => read.view,
             other => panic!("{self:?} sees no collection: {}", said(&other)),
         }
     }
@@ -137,7 +138,7 @@ pub(super) fn assert_said(rows: &[(&str, &str)]) {
 
 /// Returns what discovery knows: built-in, custom and aggregated resources, one that cannot be watched, and one whose
 /// definition the proxy may not read.
-fn resource(info: &RequestInfo) -> Option<Resource> {
+fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
     let gvr = Gvr::new(&info.group, &info.version, &info.resource);
     let (kind, namespaced, origin) = match (info.group.as_str(), info.version.as_str(), info.resource.as_str()) {
         ("", "v1", "pods") => ("Pod", true, ResourceOrigin::BuiltIn),
@@ -156,27 +157,27 @@ fn resource(info: &RequestInfo) -> Option<Resource> {
         _ => return None,
     };
     let fields = match origin {
-        ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, namespaced),
+        ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr, namespaced),
         ResourceOrigin::Custom | ResourceOrigin::Aggregated => {
-            FieldTable::of_custom(&[".spec.color".to_owned()], namespaced)
+            SelectableFieldTable::of_custom(&[".spec.color".to_owned()], namespaced)
         }
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
-    let pages = PageStore::default();
+    let pages = ListPageSource::default();
     let (list_kind, encoding) = (
         format!("{kind}List").into(),
-        if origin == ResourceOrigin::BuiltIn { Encoding::Protobuf } else { Encoding::Json },
+        if origin == ResourceOrigin::BuiltIn { FeedEncoding::Protobuf } else { FeedEncoding::Json },
     );
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition })
+    Some(UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition })
 }
 
-fn said(route: &Result<Route, ForwardReason>) -> String {
+fn said(route: &Result<ReadRoute, ForwardReason>) -> String {
     match route {
         Err(reason) => format!("forward: {}", reason.as_str()),
-        Ok(Route::Refuse(status)) => format!("{} {}: {}", status.code, status.reason, status.message),
-        Ok(Route::Get(read)) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
-        Ok(Route::List(read)) => {
+        Ok(ReadRoute::Refuse(status)) => format!("{} {}: {}", status.code, status.reason, status.message),
+        Ok(ReadRoute::Get(read)) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
+        Ok(ReadRoute::List(read)) => {
             let mut text = format!("list {} {} {}", read.representation, scope(&read.view), version(read.plan.version));
             if let Some(limit) = read.plan.limit {
                 let _ = write!(text, " limit {limit}");
@@ -186,7 +187,7 @@ fn said(route: &Result<Route, ForwardReason>) -> String {
             }
             text
         }
-        Ok(Route::Watch(read)) => {
+        Ok(ReadRoute::Watch(read)) => {
             let mut text = format!("watch {} {} {}", read.representation, scope(&read.view), start(read.start));
             if read.bookmarks {
                 text += " bookmarks";
@@ -200,7 +201,7 @@ fn said(route: &Result<Route, ForwardReason>) -> String {
 }
 
 /// Formats a view as `namespace[labels]/name`, with `*` for all namespaces.
-fn scope(view: &View) -> String {
+fn scope(view: &CollectionView) -> String {
     let selector = view.selector();
     let mut text = view.namespace().unwrap_or("*").to_owned();
     if !selector.labels.is_empty() {
@@ -212,12 +213,12 @@ fn scope(view: &View) -> String {
     text
 }
 
-fn version(version: VersionMatch) -> String {
+fn version(version: ResourceVersionMatch) -> String {
     match version {
-        VersionMatch::Unset => "current".to_owned(),
-        VersionMatch::Any => "any".to_owned(),
-        VersionMatch::NotOlderThan(rv) => format!(">={rv}"),
-        VersionMatch::Exact(rv) => format!("={rv}"),
+        ResourceVersionMatch::Unset => "current".to_owned(),
+        ResourceVersionMatch::Any => "any".to_owned(),
+        ResourceVersionMatch::NotOlderThan(rv) => format!(">={rv}"),
+        ResourceVersionMatch::Exact(rv) => format!("={rv}"),
     }
 }
 
@@ -232,10 +233,10 @@ fn start(start: WatchStart) -> String {
 }
 
 /// Returns a view of pods. `""` means no namespace or no selector.
-pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> View {
-    let table = FieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> CollectionView {
+    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&table)).expect("a field selector");
-    View::new(namespace, Selector { labels, fields })
+    CollectionView::new(namespace, Selector { labels, fields })
 }

@@ -2,8 +2,8 @@
 
 use super::fixture::{Ask, get};
 use crate::serve::route::ForwardReason;
-use crate::serve::{Coverage, Sensitive};
-use kubeapi::{ContinueAt, ContinueToken, PageStore, SELECTOR_BYTES_MAX};
+use crate::serve::{CacheCoverage, SensitiveKind};
+use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, SELECTOR_BYTES_MAX};
 
 fn assert_reason(reason: ForwardReason, asks: impl IntoIterator<Item = Ask>) {
     for ask in asks {
@@ -223,7 +223,8 @@ fn selector_above_size_limit_is_forwarded() {
 /// The token in the response to an expired token: `rv: -1`, which continues at the current version.
 #[test]
 fn continue_token_at_latest_version_is_forwarded() {
-    let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(PageStore::FromStorage);
+    let token =
+        ContinueToken { at: ContinueVersion::Latest, start: "a/p\0".to_owned() }.encode(ListPageSource::FromStorage);
     let uris = [
         format!("/api/v1/pods?limit=1&continue={token}"),
         format!("/api/v1/pods?limit=1&continue={token}&resourceVersion=0"),
@@ -234,7 +235,7 @@ fn continue_token_at_latest_version_is_forwarded() {
 
 #[test]
 fn resources_not_in_configured_list_are_forwarded() {
-    let pods = Coverage { resources: vec!["pods".to_owned()], ..Coverage::default() };
+    let pods = CacheCoverage { resources: vec!["pods".to_owned()], ..CacheCoverage::default() };
     let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
     assert_reason(ForwardReason::NotInResources, uris.map(|uri| get(uri).covered_by(&pods)));
     assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).said(), "list json * any");
@@ -242,16 +243,17 @@ fn resources_not_in_configured_list_are_forwarded() {
 
 #[test]
 fn sensitive_resources_are_forwarded_unless_enabled() {
-    let central = Coverage { authorizes: true, ..Coverage::default() };
-    let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+    let central = CacheCoverage { authorizes: true, ..CacheCoverage::default() };
+    let node = CacheCoverage { node: Some("n7".into()), ..CacheCoverage::default() };
     let secrets = ["/api/v1/secrets?resourceVersion=0", "/api/v1/namespaces/a/secrets/s?resourceVersion=0"];
     let maps = "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dc&watch=1";
     for coverage in [&central, &node] {
         assert_reason(ForwardReason::Sensitive, secrets.map(|uri| get(uri).covered_by(coverage)));
     }
     assert_reason(ForwardReason::Sensitive, [get(maps).covered_by(&node)]);
-    let named = Coverage { sensitive: Sensitive::ALL.to_vec(), ..node };
-    for (coverage, uri) in [(&central, maps), (&named, maps), (&named, secrets[0]), (&Coverage::default(), secrets[0])]
+    let named = CacheCoverage { sensitive: SensitiveKind::ALL.to_vec(), ..node };
+    for (coverage, uri) in
+        [(&central, maps), (&named, maps), (&named, secrets[0]), (&CacheCoverage::default(), secrets[0])]
     {
         get(uri).covered_by(coverage).representation();
     }
@@ -260,7 +262,7 @@ fn sensitive_resources_are_forwarded_unless_enabled() {
 /// Upstream authorizes before it validates, so the proxy does not reject such a request either.
 #[test]
 fn requests_beyond_own_node_are_forwarded() {
-    let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+    let node = CacheCoverage { node: Some("n7".into()), ..CacheCoverage::default() };
     let uris = [
         "/api/v1/pods?resourceVersion=0",
         "/api/v1/pods?fieldSelector=spec.nodeName%3Dn8&watch=1",

@@ -2,8 +2,8 @@
 //! (R-GET-1, R-LIST-1).
 
 use super::fixture::{assert_said, get, pods_view};
-use crate::serve::route::Route;
-use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
+use crate::serve::route::ReadRoute;
+use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
 
 #[test]
 fn get_with_version_is_served_with_minimum_version() {
@@ -54,7 +54,7 @@ fn get_of_namespace_uses_key_without_namespace() {
         ("/api/v1/namespaces?resourceVersion=0", "list json * any"),
         ("/api/v1/namespaces?fieldSelector=metadata.name%3Da&resourceVersion=0", "list json */a any"),
     ]);
-    let Ok(Route::Get(read)) = get("/api/v1/namespaces/a?resourceVersion=0").route() else { panic!("not a GET") };
+    let Ok(ReadRoute::Get(read)) = get("/api/v1/namespaces/a?resourceVersion=0").route() else { panic!("not a GET") };
     assert_eq!(read.key, ObjectKey::new("", "a"));
 }
 
@@ -84,8 +84,8 @@ fn list_version_semantics_match_apiserver_matrix() {
 #[test]
 fn continue_token_resumes_list_at_its_key_and_version() {
     let token = |start: &str| {
-        let at = ContinueAt::Version(ResourceVersion(9));
-        ContinueToken { at, start: start.to_owned() }.encode(PageStore::FromStorage)
+        let at = ContinueVersion::Version(ResourceVersion(9));
+        ContinueToken { at, start: start.to_owned() }.encode(ListPageSource::FromStorage)
     };
     for (uri, expected) in [
         (format!("/api/v1/pods?limit=2&continue={}", token("a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
@@ -110,7 +110,7 @@ fn list_records_whether_path_has_namespace() {
         ("/api/v1/namespaces", false),
         ("/apis/example.com/v1/namespaces/a/widgets", true),
     ] {
-        let Ok(Route::List(read)) = get(uri).route() else { panic!("{uri} is not a LIST") };
+        let Ok(ReadRoute::List(read)) = get(uri).route() else { panic!("{uri} is not a LIST") };
         assert_eq!(read.in_namespace, in_namespace, "{uri}");
     }
 }

@@ -2,12 +2,12 @@
 //! (R-OPTIONS-1, R-QUERY-4).
 
 use super::fixture::{Ask, assert_said, get};
-use crate::serve::route::Route;
+use crate::serve::route::ReadRoute;
 use kubeapi::{Status, StatusCause};
 
 fn refused(ask: &Ask) -> Status {
     match ask.route() {
-        Ok(Route::Refuse(status)) => *status,
+        Ok(ReadRoute::Refuse(status)) => *status,
         _ => panic!("{ask:?} is not refused: {}", ask.said()),
     }
 }

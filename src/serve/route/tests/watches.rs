@@ -1,7 +1,7 @@
 //! WATCH requests: the start, the initial events and the duration (R-WATCH-2, R-TIMEOUT-1, R-PATH-4).
 
 use super::fixture::{assert_said, get, pods_view};
-use crate::serve::route::Route;
+use crate::serve::route::ReadRoute;
 
 #[test]
 fn watch_start_semantics_match_apiserver_matrix() {
@@ -59,7 +59,7 @@ fn watch_parameter_is_false_only_for_zero_or_false() {
         ("watch=0&watch=1", false),
     ] {
         let route = get(format!("/api/v1/pods?resourceVersion=7&{value}")).route();
-        assert_eq!(matches!(route, Ok(Route::Watch(_))), watches, "{value}");
+        assert_eq!(matches!(route, Ok(ReadRoute::Watch(_))), watches, "{value}");
     }
 }
 

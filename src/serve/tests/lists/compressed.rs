@@ -6,29 +6,29 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 
-use super::{PageStore, REPRESENTATIONS, feed, pace, permit, pod, renderer};
-use crate::cache::{Change, Chunk, View};
+use super::{ListPageSource, REPRESENTATIONS, feed, pace, permit, pod, renderer};
+use crate::cache::{CollectionView, ObjectChange, ObjectChunk};
 use crate::feeds::FeedHandle;
-use crate::listing::GzipList;
-use crate::listing::ListRead;
+use crate::listing::GzipListBody;
+use crate::listing::ListPageRequest;
 use crate::listing::page::page;
-use crate::wire::Object;
+use crate::wire::ObjectRevision;
 use base::random;
-use kubeapi::{EventType, ListPlan, VersionMatch};
+use kubeapi::{EventType, ListPlan, ResourceVersionMatch};
 
 /// Returns a pod whose bytes are random characters from a set of 36, so that its compressed form is long enough to be
 /// recognised.
-fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> Object {
+fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> ObjectRevision {
     let filler: String = (0..bytes).map(|_| char::from_digit(random::u32(..36), 36).expect("a digit")).collect();
     pod(namespace, name, rv, &filler)
 }
 
-async fn list(feed: &FeedHandle) -> GzipList {
-    let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
-    let (view, pages) = (View::everything(), PageStore::FromCache);
-    let read = ListRead { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
+async fn list(feed: &FeedHandle) -> GzipListBody {
+    let plan = ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None };
+    let (view, pages) = (CollectionView::everything(), ListPageSource::FromCache);
+    let read = ListPageRequest { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
     let page = page(&permit(), feed, &feed.reader.snapshot(), &read, &mut pace()).await;
-    GzipList::new(page.written_by(&renderer(feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
+    GzipListBody::new(page.written_by(&renderer(feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
 }
 
 async fn chunks(feed: &FeedHandle) -> Vec<Bytes> {
@@ -51,12 +51,12 @@ async fn change_recompresses_only_its_chunk_and_dependents() {
     let (feed, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
     let first = chunks(&feed).await;
     let shared = places(&first);
-    assert!(shared.len() >= PODS * 5_000 / Chunk::BYTES_MAX, "{} pieces", shared.len());
+    assert!(shared.len() >= PODS * 5_000 / ObjectChunk::BYTES_MAX, "{} pieces", shared.len());
     for _ in 0..10 {
         assert_eq!(places(&chunks(&feed).await), shared, "compressed once, for everybody");
     }
     let object = noise("a", PODS / 2, 1_001, 5_000);
-    let change = Change { event_type: EventType::Modified, object, frame: None };
+    let change = ObjectChange { event_type: EventType::Modified, object, frame: None };
     feeds.1.writer.apply([change]).expect("in order");
     let after = places(&chunks(&feed).await);
     let gone = shared.difference(&after).count();

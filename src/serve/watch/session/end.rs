@@ -1,58 +1,63 @@
 use std::task::Context;
 
-use super::{Common, State};
-use crate::cache::Pull;
-use crate::feeds::RenderingRefusal;
-use crate::serve::activity::WatchEnd;
+use super::{WatchSessionContext, WatchSessionState};
+use crate::cache::CursorPullResult;
+use crate::feeds::DerivedRepresentationRefusal;
+use crate::serve::activity::WatchEndReason;
 use crate::wire::TranscodeError;
 use kubeapi::{ResourceVersion, Status};
 
 /// The reason that a watch ends, and the last frame that its client receives.
-pub(super) enum Exit {
+pub(super) enum WatchExit {
     /// The client receives no further frame, and resumes after the last event.
-    Silent(WatchEnd),
+    Silent(WatchEndReason),
     /// The client receives a bookmark at this version, from which it resumes.
-    Bookmark(ResourceVersion, WatchEnd),
+    Bookmark(ResourceVersion, WatchEndReason),
     /// The watch ends with an ERROR event that has this Status.
-    Error(Box<Status>, WatchEnd),
+    Error(Box<Status>, WatchEndReason),
     /// The client receives no further frame, because an object cannot be converted for it. The watch ends between two
     /// events, as watches may. The client resumes after the last version it has received, from a feed that has the
     /// whole object.
     Unrenderable(TranscodeError),
 }
 
-impl Exit {
-    pub(super) fn error(status: Status, end: WatchEnd) -> Self {
+impl WatchExit {
+    pub(super) fn error(status: Status, end: WatchEndReason) -> Self {
         Self::Error(Box::new(status), end)
     }
 }
 
-impl From<TranscodeError> for Exit {
+impl From<TranscodeError> for WatchExit {
     fn from(refused: TranscodeError) -> Self {
         Self::Unrenderable(refused)
     }
 }
 
-impl Common {
+impl WatchSessionContext {
     /// Decides whether the watch ends before it sends more, and why. Otherwise, returns the state to continue with.
     ///
-    /// A revocation comes first, even if frames are pending (A4), except for the rest of a chunk of the initial state. A live watch then ends for its renderer, its timeout or
-    /// the drain, unless it must first send the rest of a version.
-    pub(super) fn decide(&mut self, state: State, cx: &Context<'_>) -> Result<State, Exit> {
-        if matches!(state, State::Last(_) | State::Ended) {
+    /// A revocation comes first, even if frames are pending (A4), except for the rest of a chunk of the initial state.
+    /// A live watch then ends for its renderer, its timeout or the drain, unless it must first send the rest of a
+    /// version.
+    pub(super) fn decide(
+        &mut self,
+        state: WatchSessionState,
+        cx: &Context<'_>,
+    ) -> Result<WatchSessionState, WatchExit> {
+        if matches!(state, WatchSessionState::Last(_) | WatchSessionState::Ended) {
             return Ok(state);
         }
-        // A watch ends between two events (W13). Its timers are not read here, so a client that does not read the rest of
-        // the chunk is cut after the grace period.
-        if matches!(&state, State::Initial(initial) if initial.is_within_chunk()) {
+        // A watch ends between two events (W13). Its timers are not read here, so a client that does not read the rest
+        // of the chunk is cut after the grace period.
+        if matches!(&state, WatchSessionState::Initial(initial) if initial.is_within_chunk()) {
             return Ok(state);
         }
         if let Some(exit) = self.timers.revocation() {
             return Err(exit);
         }
         match state {
-            State::Initial(_) => return self.timers.exit(cx).map_or(Ok(state), Err),
-            State::Live => {}
+            WatchSessionState::Initial(_) => return self.timers.exit(cx).map_or(Ok(state), Err),
+            WatchSessionState::Live => {}
             state => return Ok(state),
         }
         // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
@@ -60,61 +65,66 @@ impl Common {
         if self.cursor.renderer().is_disproven() {
             // What this client holds may be wrong, and would stay so if it went on from here.
             let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
-            return Err(Exit::error(status, WatchEnd::NotDerivable));
+            return Err(WatchExit::error(status, WatchEndReason::NotDerivable));
         }
-        let exit = if is_revoked { Some(Exit::Silent(WatchEnd::NotDerivable)) } else { self.timers.exit(cx) };
+        let exit =
+            if is_revoked { Some(WatchExit::Silent(WatchEndReason::NotDerivable)) } else { self.timers.exit(cx) };
         match exit {
-            None => Ok(State::Live),
-            Some(Exit::Silent(_)) if self.is_amid() => Ok(State::Live),
-            Some(Exit::Silent(WatchEnd::Drained)) if self.bookmarks => Err(self.drained()),
+            None => Ok(WatchSessionState::Live),
+            Some(WatchExit::Silent(_)) if self.is_amid() => Ok(WatchSessionState::Live),
+            Some(WatchExit::Silent(WatchEndReason::Drained)) if self.bookmarks => Err(self.drained()),
             Some(exit) => Err(exit),
         }
     }
 
     /// Ends the watch, and counts the end, unless a last frame is to be sent first.
-    pub(super) fn end(&self, exit: Exit) -> State {
+    pub(super) fn end(&self, exit: WatchExit) -> WatchSessionState {
         let (frame, end) = match exit {
-            Exit::Silent(end) => (None, end),
-            Exit::Bookmark(rv, end) => (self.bookmark(rv).ok(), end),
-            Exit::Error(status, end) => {
+            WatchExit::Silent(end) => (None, end),
+            WatchExit::Bookmark(rv, end) => (self.bookmark(rv).ok(), end),
+            WatchExit::Error(status, end) => {
                 // From here on, the client has a limited time to read the frame.
                 self.timers.watchdog().end();
                 let envelope = self.cursor.renderer().envelope();
                 (Some(envelope.error_frame(&status.to_event_json(), &status.to_protobuf())), end)
             }
-            Exit::Unrenderable(refused) => {
-                self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, &refused);
-                (None, WatchEnd::NotDerivable)
+            WatchExit::Unrenderable(refused) => {
+                self.feed.refuse(
+                    self.cursor.renderer().representation(),
+                    DerivedRepresentationRefusal::Unrenderable,
+                    &refused,
+                );
+                (None, WatchEndReason::NotDerivable)
             }
         };
         if let Some(frame) = frame {
-            return State::Last(Box::new((frame, end)));
+            return WatchSessionState::Last(Box::new((frame, end)));
         }
         self.metrics.ended(end);
-        State::Ended
+        WatchSessionState::Ended
     }
 
     /// Returns the exit of a drained watch with bookmarks. With a last bookmark, its client resumes here or at another
     /// replica without a list.
-    fn drained(&mut self) -> Exit {
+    fn drained(&mut self) -> WatchExit {
         match self.pull(0, None, &mut Vec::new()) {
-            Pull::CaughtUp { progress } if self.is_settled() && progress.rv > self.last_sent_rv => {
-                Exit::Bookmark(progress.rv, WatchEnd::Drained)
+            CursorPullResult::CaughtUp { progress } if self.is_settled() && progress.rv > self.last_sent_rv => {
+                WatchExit::Bookmark(progress.rv, WatchEndReason::Drained)
             }
-            _ => Exit::Silent(WatchEnd::Drained),
+            _ => WatchExit::Silent(WatchEndReason::Drained),
         }
     }
 
     /// Returns the exit of a downstream proxy's watch that has sent everything up to the version `reached`, if another
     /// build has taken over. That build encodes all bodies after the version.
-    pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<Exit> {
+    pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<WatchExit> {
         if !self.has_another_writer() || !self.is_settled() {
             return None;
         }
         if self.bookmarks && reached > self.last_sent_rv {
-            Some(Exit::Bookmark(reached, WatchEnd::UpstreamUpgraded))
+            Some(WatchExit::Bookmark(reached, WatchEndReason::UpstreamUpgraded))
         } else {
-            Some(Exit::Silent(WatchEnd::UpstreamUpgraded))
+            Some(WatchExit::Silent(WatchEndReason::UpstreamUpgraded))
         }
     }
 

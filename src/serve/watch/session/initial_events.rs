@@ -3,32 +3,32 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use crate::auth::Permit;
-use crate::cache::{CacheReader, Chunk, Cursor, PlainChunk, Snapshot, View};
-use crate::listing::{ChunkWriter, PageChunks, YieldPause, cost};
-use crate::serve::limits::StatePin;
-use crate::wire::{Object, TranscodeError};
+use crate::auth::CollectionPermission;
+use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedSnapshot, ObjectChunk, PlainChunk};
+use crate::listing::{ListChunkWriter, PageChunks, YieldPause, cost};
+use crate::serve::limits::TimedSnapshotPin;
+use crate::wire::{ObjectRevision, TranscodeError};
 use kubeapi::EventType;
 
 /// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
-    pub(super) snapshot: Snapshot,
-    pub(super) pin: StatePin,
-    how: InitialEncoding,
+    pub(super) snapshot: FeedSnapshot,
+    pub(super) pin: TimedSnapshotPin,
+    how: InitialEventsEncoding,
 }
 
 #[derive(Debug)]
-enum InitialEncoding {
+enum InitialEventsEncoding {
     /// The events are sent frame by frame, from the first key not yet sent.
     Frames { next: String },
     /// The remaining frames are in chunks that all watches share, from the first piece not yet sent.
-    Chunks(Box<SharedFrames>),
+    Chunks(Box<SharedInitialFrames>),
 }
 
 #[derive(Debug)]
-struct SharedFrames {
-    writer: ChunkWriter,
+struct SharedInitialFrames {
+    writer: ListChunkWriter,
     chunks: PageChunks,
     index: usize,
     /// The bytes of the current chunk, once it is encoded.
@@ -38,25 +38,25 @@ struct SharedFrames {
 }
 
 /// The number of frames that were put into a batch, and whether they are the last.
-type FrameProgress = (usize, SendProgress);
+type FrameProgress = (usize, InitialStateSendProgress);
 
 impl InitialEvents {
-    pub(super) fn new(snapshot: Snapshot, pin: StatePin) -> Self {
-        Self { snapshot, pin, how: InitialEncoding::Frames { next: String::new() } }
+    pub(super) fn new(snapshot: FeedSnapshot, pin: TimedSnapshotPin) -> Self {
+        Self { snapshot, pin, how: InitialEventsEncoding::Frames { next: String::new() } }
     }
 
     /// Whether only a part of a shared chunk was put. The last event may then be incomplete, because a large body is a
     /// piece of its own.
     pub(super) fn is_within_chunk(&self) -> bool {
-        matches!(&self.how, InitialEncoding::Chunks(shared) if shared.piece > 0)
+        matches!(&self.how, InitialEventsEncoding::Chunks(shared) if shared.piece > 0)
     }
 
     /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
     pub(super) fn in_chunks(
         self,
-        shared: Arc<[Chunk]>,
-        permit: &Permit,
-        cursor: &Cursor,
+        shared: Arc<[ObjectChunk]>,
+        permit: &CollectionPermission,
+        cursor: &FeedCursor,
         reader: &CacheReader,
     ) -> Self {
         if !PageChunks::suit(cursor.view()) {
@@ -64,8 +64,8 @@ impl InitialEvents {
         }
         let mut chunks = PageChunks::new(self.snapshot.clone(), shared);
         chunks.put_chunks(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
-        let writer = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
-        let how = InitialEncoding::Chunks(Box::new(SharedFrames {
+        let writer = ListChunkWriter::added(reader.clone(), cursor.renderer().clone());
+        let how = InitialEventsEncoding::Chunks(Box::new(SharedInitialFrames {
             writer,
             chunks,
             index: 0,
@@ -84,12 +84,12 @@ impl InitialEvents {
         out: &mut FrameBatch<'_>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
         match &mut self.how {
-            InitialEncoding::Chunks(shared) => shared.poll_put(cx, out),
-            InitialEncoding::Frames { next } => {
+            InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out),
+            InitialEventsEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
-                let portion = more.map_or(SendProgress::Last(()), |key| {
+                let portion = more.map_or(InitialStateSendProgress::Last(()), |key| {
                     *next = key;
-                    SendProgress::More
+                    InitialStateSendProgress::More
                 });
                 Poll::Ready(Ok((out.batch.len(), portion)))
             }
@@ -97,7 +97,7 @@ impl InitialEvents {
     }
 }
 
-impl SharedFrames {
+impl SharedInitialFrames {
     fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
@@ -110,7 +110,9 @@ impl SharedFrames {
             let plain = match &self.plain {
                 Some(plain) => plain,
                 None => match self.writer.poll_plain(&self.chunks, self.index, cx) {
-                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok((frames, SendProgress::More))),
+                    Poll::Pending if !batch.is_empty() => {
+                        return Poll::Ready(Ok((frames, InitialStateSendProgress::More)));
+                    }
                     polled => {
                         if self.writer.has_worked() {
                             self.rest.begin();
@@ -125,7 +127,7 @@ impl SharedFrames {
             };
             // A piece that is alone in a batch is not copied.
             if !batch.is_empty() && bytes + piece.len() > *room {
-                return Poll::Ready(Ok((frames, SendProgress::More)));
+                return Poll::Ready(Ok((frames, InitialStateSendProgress::More)));
             }
             if self.piece == 0 {
                 frames += self.chunks.chunk(self.index).lengths.items;
@@ -135,13 +137,16 @@ impl SharedFrames {
             self.piece += 1;
         }
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
-        Poll::Ready(Ok((frames, if bytes > *room { SendProgress::More } else { SendProgress::Last(()) })))
+        Poll::Ready(Ok((
+            frames,
+            if bytes > *room { InitialStateSendProgress::More } else { InitialStateSendProgress::Last(()) },
+        )))
     }
 }
 
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SendProgress<T = ()> {
+pub(super) enum InitialStateSendProgress<T = ()> {
     /// More portions of the state follow.
     More,
     /// This was the last portion of the state.
@@ -150,7 +155,7 @@ pub(super) enum SendProgress<T = ()> {
 
 /// The batch that receives the frames of a state, and its limits.
 pub(super) struct FrameBatch<'a> {
-    pub(super) cursor: &'a Cursor,
+    pub(super) cursor: &'a FeedCursor,
     pub(super) reader: &'a CacheReader,
     pub(super) room: usize,
     /// The remaining budget for scanning objects.
@@ -164,10 +169,10 @@ impl FrameBatch<'_> {
     /// is used up first.
     pub(super) fn put(
         &mut self,
-        snapshot: &Snapshot,
-        view: &View,
+        snapshot: &FeedSnapshot,
+        view: &CollectionView,
         start: &str,
-        frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, TranscodeError>,
+        frame: impl Fn(&Self, &Arc<ObjectRevision>) -> Result<Option<Bytes>, TranscodeError>,
     ) -> Result<Option<String>, TranscodeError> {
         let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
         let start = Some(start).filter(|start| !start.is_empty());
@@ -194,7 +199,7 @@ impl FrameBatch<'_> {
     }
 
     /// Returns an object as an ADDED event.
-    pub(super) fn added(&self, object: &Arc<Object>) -> Result<Option<Bytes>, TranscodeError> {
+    pub(super) fn added(&self, object: &Arc<ObjectRevision>) -> Result<Option<Bytes>, TranscodeError> {
         let renderer = self.cursor.renderer();
         Ok(Some(renderer.envelope().frame(EventType::Added, &self.reader.body(object, renderer)?)))
     }

@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::WatchOptions;
-use super::end::Exit;
+use super::end::WatchExit;
 use crate::auth::GrantStatus;
-use crate::cache::Snapshot;
+use crate::cache::FeedSnapshot;
 use crate::feeds::FeedHandle;
-use crate::serve::activity::WatchEnd;
-use crate::serve::limits::{FiredTimer, SlowReaderReaper, StatePin, Watchdog};
+use crate::serve::activity::WatchEndReason;
+use crate::serve::limits::{FiredWatchTimer, SlowReaderReaper, TimedSnapshotPin, WatchDeadlineTimer};
 use crate::serve::response::revoked;
 use base::{AbortSignal, DrainGuard, DrainWatch, random};
 use kubeapi::WatchTimeout;
@@ -21,7 +21,7 @@ use kubeapi::WatchTimeout;
 pub(crate) struct WatchTimers {
     deadline: Instant,
     next_bookmark: Instant,
-    watchdog: Arc<Watchdog>,
+    watchdog: Arc<WatchDeadlineTimer>,
     /// The future of the permission's end, if the permission can end. It wakes the watchdog.
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
@@ -29,7 +29,7 @@ pub(crate) struct WatchTimers {
     /// The waker of the task that polls the watch.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
-    fired: Option<FiredTimer>,
+    fired: Option<FiredWatchTimer>,
     /// Whether to send a bookmark once no events are pending.
     is_bookmark_due: bool,
 }
@@ -42,8 +42,8 @@ const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
-    /// the request has waited for (R-TIMEOUT-1). Without a client timeout, the watch lasts between `lasts_min` and twice
-    /// that. `cut` ends a watch that is not polled.
+    /// the request has waited for (R-TIMEOUT-1). Without a client timeout, the watch lasts between `lasts_min` and
+    /// twice that. `cut` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
         terms: &WatchOptions,
@@ -58,7 +58,7 @@ impl WatchTimers {
             WatchTimeout::After(length) => length.min(LASTS_MAX),
         };
         let deadline = received + lasts;
-        let watchdog = Watchdog::new(slow_readers, cut, deadline, grant, drain.has_started());
+        let watchdog = WatchDeadlineTimer::new(slow_readers, cut, deadline, grant, drain.has_started());
         let mut timers = Self {
             deadline,
             next_bookmark: (received + BOOKMARK_PERIOD).min(last_bookmark(received, deadline)),
@@ -73,28 +73,30 @@ impl WatchTimers {
         timers
     }
 
-    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
+    pub(super) fn watchdog(&self) -> &Arc<WatchDeadlineTimer> {
         &self.watchdog
     }
 
     /// Pins a state that the watch sends. The pin is released if the watch is aborted.
-    pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
+    pub(super) fn pin(&self, feed: &FeedHandle, state: &FeedSnapshot) -> TimedSnapshotPin {
         self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut(), false)
     }
 
     /// Returns the exit of a watch whose permission was revoked.
-    pub(super) fn revocation(&self) -> Option<Exit> {
+    pub(super) fn revocation(&self) -> Option<WatchExit> {
         let status = self.watchdog.grant().revoked().map(revoked)?;
-        Some(Exit::error(status, WatchEnd::Revoked))
+        Some(WatchExit::error(status, WatchEndReason::Revoked))
     }
 
     /// Returns how the watch ends, if a timer that ends it has fired. Otherwise, the timer is set again.
-    pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<Exit> {
+    pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<WatchExit> {
         match self.fired(cx)? {
-            FiredTimer::Time if self.deadline <= Instant::now() => Some(Exit::Silent(WatchEnd::Timeout)),
-            FiredTimer::Drained => Some(Exit::Silent(WatchEnd::Drained)),
-            FiredTimer::Revoked => self.revocation(),
-            FiredTimer::Time => {
+            FiredWatchTimer::Time if self.deadline <= Instant::now() => {
+                Some(WatchExit::Silent(WatchEndReason::Timeout))
+            }
+            FiredWatchTimer::Drained => Some(WatchExit::Silent(WatchEndReason::Drained)),
+            FiredWatchTimer::Revoked => self.revocation(),
+            FiredWatchTimer::Time => {
                 self.fired = None;
                 self.is_bookmark_due = true;
                 self.set(self.deadline);
@@ -104,15 +106,15 @@ impl WatchTimers {
     }
 
     /// Returns the timer that has fired and to which the watch has not reacted yet.
-    pub(super) fn fired(&mut self, cx: &Context<'_>) -> Option<FiredTimer> {
+    pub(super) fn fired(&mut self, cx: &Context<'_>) -> Option<FiredWatchTimer> {
         if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
             self.fired = self.watchdog.due();
         }
         self.fired
     }
 
-    /// Whether the watch must be polled again once no events are pending: a bookmark is due, or a timer has fired to which
-    /// it has not reacted.
+    /// Whether the watch must be polled again once no events are pending: a bookmark is due, or a timer has fired to
+    /// which it has not reacted.
     pub(super) fn is_due(&self) -> bool {
         self.is_bookmark_due || self.fired.is_some()
     }
@@ -144,7 +146,7 @@ impl WatchTimers {
 }
 
 /// Returns the future of the permission's end, which wakes the watchdog from now on.
-fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
+fn revocation(watchdog: &Arc<WatchDeadlineTimer>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
     let mut over = Box::pin(watchdog.grant().over()?.cancelled_owned());
     let watchdog = Waker::from(watchdog.clone());
     // If the permission has already ended, the next poll checks it first.

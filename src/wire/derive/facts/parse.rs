@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use super::{
-    Absent, Arity, FieldSchema, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, TypeSchema, ValueKind,
+    AbsentFieldJson, FieldArity, FieldOmission, MINORS_MAX, MessageSchema, MessageSchemaId, NONE, ProtobufFieldSchema,
+    SchemaKindEntry, SchemaValueType, TypeSchema,
 };
 
 /// Returns the minor releases that the schema text covers.
@@ -19,19 +20,19 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
 pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
-    let mut messages: Vec<Message> = Vec::with_capacity(ids.len());
+    let mut messages: Vec<MessageSchema> = Vec::with_capacity(ids.len());
     let mut name = "";
     for line in lines(text) {
         let words: Vec<_> = line.split(' ').collect();
         match *words {
             ["message:", message] => {
                 name = message;
-                messages.push(Message::default());
+                messages.push(MessageSchema::default());
             }
             ["minors:", ..] => {}
             _ if words.get(4).is_some_and(|minors| !range(minors, '-').contains(&minor)) => {}
             ["kind:", api_version, kind, message, ..] => {
-                kinds.push(ObjectKind { api_version, kind, message: ids[message] });
+                kinds.push(SchemaKindEntry { api_version, kind, message: ids[message] });
             }
             [json_name, number, kind, flags, ..] => {
                 let field = field(name, json_name, kind_of(kind, &ids), flags);
@@ -44,39 +45,42 @@ pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
 }
 
 /// Numbers the messages of the schema in their order of appearance.
-fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
+fn message_ids(text: &'static str) -> HashMap<&'static str, MessageSchemaId> {
     let names = lines(text).filter_map(|line| line.strip_prefix("message: "));
-    names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
+    names.zip(0..).map(|(name, id)| (name, MessageSchemaId(id))).collect()
 }
 
-fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> FieldSchema {
+fn field(message: &str, name: &'static str, kind: SchemaValueType, flags: &str) -> ProtobufFieldSchema {
     let has = |flag: char| flags.contains(flag);
     let arity = match () {
-        () if has('i') => Arity::Embedded,
-        () if has('r') => Arity::Many,
-        () if has('m') => Arity::Map,
-        () if has('p') => Arity::Pointer,
-        () => Arity::One,
+        () if has('i') => FieldArity::Embedded,
+        () if has('r') => FieldArity::Many,
+        () if has('m') => FieldArity::Map,
+        () if has('p') => FieldArity::Pointer,
+        () => FieldArity::One,
     };
     let scalar = matches!(
         kind,
-        ValueKind::Bool
-            | ValueKind::Int32
-            | ValueKind::Int64
-            | ValueKind::Double
-            | ValueKind::Text
-            | ValueKind::Bytes
-            | ValueKind::Strings
+        SchemaValueType::Bool
+            | SchemaValueType::Int32
+            | SchemaValueType::Int64
+            | SchemaValueType::Double
+            | SchemaValueType::Text
+            | SchemaValueType::Bytes
+            | SchemaValueType::Strings
     );
-    assert!(!has('z') || kind == ValueKind::Time, "{GENERATED}: omitzero of anything but a time");
-    assert!(arity != Arity::Embedded || matches!(kind, ValueKind::Message(_)), "{GENERATED}: embedded, but no message");
+    assert!(!has('z') || kind == SchemaValueType::Time, "{GENERATED}: omitzero of anything but a time");
+    assert!(
+        arity != FieldArity::Embedded || matches!(kind, SchemaValueType::Message(_)),
+        "{GENERATED}: embedded, but no message"
+    );
     let omit = match arity {
-        Arity::One if has('z') => Omit::ZeroTime,
-        Arity::One if has('e') && scalar => Omit::ZeroScalar,
-        _ => Omit::Never,
+        FieldArity::One if has('z') => FieldOmission::ZeroTime,
+        FieldArity::One if has('e') && scalar => FieldOmission::ZeroScalar,
+        _ => FieldOmission::Never,
     };
     let key = format!(r#","{name}":"#).into_bytes().into();
-    FieldSchema {
+    ProtobufFieldSchema {
         key,
         name,
         kind,
@@ -88,17 +92,19 @@ fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> Fie
 }
 
 /// Returns the JSON of an absent field (R-DERIVE-6): no omitempty and nil; absent on the wire; empty LIST.
-fn absent(message: &str, name: &str, kind: ValueKind, arity: Arity, omitempty: bool) -> Absent {
-    let nil_or_empty =
-        matches!(arity, Arity::Many | Arity::Map) || matches!(kind, ValueKind::Bytes | ValueKind::Strings);
+fn absent(message: &str, name: &str, kind: SchemaValueType, arity: FieldArity, omitempty: bool) -> AbsentFieldJson {
+    let nil_or_empty = matches!(arity, FieldArity::Many | FieldArity::Map)
+        || matches!(kind, SchemaValueType::Bytes | SchemaValueType::Strings);
     match arity {
-        _ if omitempty => Absent::Nothing,
-        Arity::Many if name == "items" && message.ends_with("List") => Absent::EmptyList,
+        _ if omitempty => AbsentFieldJson::Nothing,
+        FieldArity::Many if name == "items" && message.ends_with("List") => AbsentFieldJson::EmptyList,
         // Stored as JSON: R-DERIVE-6, nil vs empty slice.
-        _ if nil_or_empty && STORED_AS_JSON.iter().any(|package| message.starts_with(package)) => Absent::Ambiguous,
-        Arity::Pointer => Absent::Null,
-        _ if nil_or_empty => Absent::Null,
-        _ => Absent::Nothing,
+        _ if nil_or_empty && STORED_AS_JSON.iter().any(|package| message.starts_with(package)) => {
+            AbsentFieldJson::Ambiguous
+        }
+        FieldArity::Pointer => AbsentFieldJson::Null,
+        _ if nil_or_empty => AbsentFieldJson::Null,
+        _ => AbsentFieldJson::Nothing,
     }
 }
 
@@ -111,33 +117,33 @@ fn element_head(message: &str, name: &str) -> &'static [u8] {
     b""
 }
 
-fn kind_of(word: &str, ids: &HashMap<&'static str, MessageId>) -> ValueKind {
+fn kind_of(word: &str, ids: &HashMap<&'static str, MessageSchemaId>) -> SchemaValueType {
     let (name, message) = word.split_once(':').unwrap_or((word, ""));
     let message = || ids[message];
     match name {
-        "bool" => ValueKind::Bool,
-        "int32" => ValueKind::Int32,
-        "int64" => ValueKind::Int64,
-        "double" => ValueKind::Double,
-        "string" => ValueKind::Text,
-        "bytes" => ValueKind::Bytes,
-        "strings" => ValueKind::Strings,
-        "time" => ValueKind::Time,
-        "microtime" => ValueKind::MicroTime,
-        "duration" => ValueKind::Duration,
-        "quantity" => ValueKind::Quantity,
-        "intorstring" => ValueKind::IntOrString,
-        "raw" | "fields" | "json" => ValueKind::Raw,
-        "orbool" => ValueKind::OrBool(message()),
-        "orarray" => ValueKind::OrArray(message()),
-        "orstrings" => ValueKind::OrStrings(message()),
-        "message" => ValueKind::Message(message()),
+        "bool" => SchemaValueType::Bool,
+        "int32" => SchemaValueType::Int32,
+        "int64" => SchemaValueType::Int64,
+        "double" => SchemaValueType::Double,
+        "string" => SchemaValueType::Text,
+        "bytes" => SchemaValueType::Bytes,
+        "strings" => SchemaValueType::Strings,
+        "time" => SchemaValueType::Time,
+        "microtime" => SchemaValueType::MicroTime,
+        "duration" => SchemaValueType::Duration,
+        "quantity" => SchemaValueType::Quantity,
+        "intorstring" => SchemaValueType::IntOrString,
+        "raw" | "fields" | "json" => SchemaValueType::Raw,
+        "orbool" => SchemaValueType::OrBool(message()),
+        "orarray" => SchemaValueType::OrArray(message()),
+        "orstrings" => SchemaValueType::OrStrings(message()),
+        "message" => SchemaValueType::Message(message()),
         _ => panic!("{GENERATED}: {word}"),
     }
 }
 
-impl Message {
-    fn push(&mut self, number: usize, field: FieldSchema) {
+impl MessageSchema {
+    fn push(&mut self, number: usize, field: ProtobufFieldSchema) {
         if self.by_number.len() <= number {
             self.by_number.resize(number + 1, NONE);
         }

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::super::Transcoder;
+use super::super::ProtobufJsonTranscoder;
 use super::super::go_json::put_compact;
 use super::{Tally, report};
-use crate::wire::proto_reader::Document;
+use crate::wire::proto_reader::ProtobufDocument;
 
 /// Directories of the testdata with their minors.
 const RELEASES: [(&str, u32); 5] = [("v1.33.0", 33), ("v1.34.0", 34), ("v1.35.0", 35), ("v1.36.0", 36), ("HEAD", 37)];
@@ -33,8 +33,8 @@ fn api_fixtures_render_like_go() {
 /// Compares the fixture. Returns whether its kind is in the table.
 fn judge(tally: &mut Tally, minor: u32, file: &Path) -> bool {
     let (json, document) = (fs::read(file.with_extension("json")).unwrap(), fs::read(file).unwrap());
-    let Document { api_version, kind, raw } = Document::split(&document).unwrap();
-    let Some(transcoder) = Transcoder::for_server(minor, api_version, kind) else { return false };
+    let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(&document).unwrap();
+    let Some(transcoder) = ProtobufJsonTranscoder::for_server(minor, api_version, kind) else { return false };
     let mut compact = Vec::new();
     put_compact(&mut compact, &json).unwrap();
     let mut want = String::from_utf8(compact).unwrap();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::super::{MetadataRenderer, Transcoder};
+use super::super::{MetadataRenderer, ProtobufJsonTranscoder};
 
 const KINDS: [(&str, &str); 8] = [
     ("v1", "Pod"),
@@ -29,7 +29,7 @@ fn bodies() -> Vec<(String, String, Vec<u8>)> {
 }
 
 fn check(api_version: &str, kind: &str, body: &[u8]) {
-    let transcoder = Transcoder::for_server(37, api_version, kind).unwrap();
+    let transcoder = ProtobufJsonTranscoder::for_server(37, api_version, kind).unwrap();
     let metadata = MetadataRenderer::for_server(37, api_version, kind);
     let mut out = b"{".to_vec();
     if transcoder.json(body, &mut out).is_ok() {

@@ -1,6 +1,6 @@
 use std::fs;
 
-use super::super::Transcoder;
+use super::super::ProtobufJsonTranscoder;
 use super::{Tally, report};
 
 /// A few small objects of every kind and minor (`tests/facts/generate.sh corpus`).
@@ -26,7 +26,7 @@ fn judge(lines: &[u8]) -> Tally {
         let mut columns = line.splitn(5, |byte| *byte == b'\t');
         let mut text = || std::str::from_utf8(columns.next().unwrap()).unwrap();
         let (minor, api_version, kind, body) = (text(), text(), text(), unhex(text()));
-        let transcoder = Transcoder::for_server(minor.parse().unwrap(), api_version, kind).expect(kind);
+        let transcoder = ProtobufJsonTranscoder::for_server(minor.parse().unwrap(), api_version, kind).expect(kind);
         tally.judge(&format!("{minor} {api_version} {kind}"), transcoder, &body, columns.next().unwrap());
     }
     tally.assert_none_different();

@@ -2,7 +2,7 @@
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
 use super::super::scalar::put_time;
-use super::super::{RefusalReason, Transcoder};
+use super::super::{ProtobufJsonTranscoder, TranscodeRefusalReason};
 use kubeapi::protobuf::put_varint;
 
 fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
@@ -113,41 +113,45 @@ const ZERO_TIME: &[u8] = b"\x0a\x02\x42\x00";
 #[test]
 fn zero_creation_timestamp_is_null_through_1_33_and_then_omitted() {
     for (minor, want) in [(33, r#""metadata":{"creationTimestamp":null}}"#), (34, r#""metadata":{}}"#)] {
-        let transcoder = Transcoder::for_server(minor, "v1", "ConfigMap").unwrap();
+        let transcoder = ProtobufJsonTranscoder::for_server(minor, "v1", "ConfigMap").unwrap();
         assert_eq!(printed(|out| transcoder.json(ZERO_TIME, out).unwrap()), want);
     }
 }
 
 #[test]
 fn releases_outside_the_table_have_no_transcoder() {
-    assert_eq!(Transcoder::minors(), 33..=37);
+    assert_eq!(ProtobufJsonTranscoder::minors(), 33..=37);
     for minor in [0, 32, 38, u32::MAX] {
-        assert!(Transcoder::for_server(minor, "v1", "Pod").is_none());
+        assert!(ProtobufJsonTranscoder::for_server(minor, "v1", "Pod").is_none());
     }
-    assert!(Transcoder::for_server(37, "v1", "Pod").is_some());
-    assert!(Transcoder::for_server(37, "example.com/v1", "Gadget").is_none());
-    assert!(Transcoder::for_server(37, "apps/v1", "Pod").is_none());
+    assert!(ProtobufJsonTranscoder::for_server(37, "v1", "Pod").is_some());
+    assert!(ProtobufJsonTranscoder::for_server(37, "example.com/v1", "Gadget").is_none());
+    assert!(ProtobufJsonTranscoder::for_server(37, "apps/v1", "Pod").is_none());
 }
 
 #[test]
 fn transcoder_error_names_the_field_and_keeps_the_output() {
-    let rows: [(&[u8], &str, RefusalReason); 10] = [
-        (b"\x9a\x06\x00", "", RefusalReason::UnknownField(99)),
-        (b"\x12\x02\xa2\x06", "spec", RefusalReason::Malformed("truncated field")),
-        (b"\x0a\x00\x0a\x00", "metadata", RefusalReason::Malformed("a singular field twice")),
-        (b"\x0a\x02\x0a\x05", "metadata", RefusalReason::Malformed("truncated field")),
-        (b"\x08\x00", "metadata", RefusalReason::Malformed("wire type differs from the API's")),
-        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", RefusalReason::UnknownField(100)),
-        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", RefusalReason::UnknownField(3)),
-        (b"\x0a\x04\x5a\x02\x0a\x00", "metadata.labels", RefusalReason::Malformed("a map entry without a value")),
+    let rows: [(&[u8], &str, TranscodeRefusalReason); 10] = [
+        (b"\x9a\x06\x00", "", TranscodeRefusalReason::UnknownField(99)),
+        (b"\x12\x02\xa2\x06", "spec", TranscodeRefusalReason::Malformed("truncated field")),
+        (b"\x0a\x00\x0a\x00", "metadata", TranscodeRefusalReason::Malformed("a singular field twice")),
+        (b"\x0a\x02\x0a\x05", "metadata", TranscodeRefusalReason::Malformed("truncated field")),
+        (b"\x08\x00", "metadata", TranscodeRefusalReason::Malformed("wire type differs from the API's")),
+        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", TranscodeRefusalReason::UnknownField(100)),
+        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", TranscodeRefusalReason::UnknownField(3)),
+        (
+            b"\x0a\x04\x5a\x02\x0a\x00",
+            "metadata.labels",
+            TranscodeRefusalReason::Malformed("a map entry without a value"),
+        ),
         (
             b"\x0a\x06\x8a\x01\x03\x3a\x01\x00",
             "metadata.managedFields.fieldsV1",
-            RefusalReason::Malformed("impossible field number"),
+            TranscodeRefusalReason::Malformed("impossible field number"),
         ),
-        (b"\x12\x02\x58\x02", "spec.hostNetwork", RefusalReason::Value("neither true nor false")),
+        (b"\x12\x02\x58\x02", "spec.hostNetwork", TranscodeRefusalReason::Value("neither true nor false")),
     ];
-    let transcoder = Transcoder::for_server(37, "v1", "Pod").unwrap();
+    let transcoder = ProtobufJsonTranscoder::for_server(37, "v1", "Pod").unwrap();
     for (body, path, why) in rows {
         let mut out = b"before".to_vec();
         let refused = transcoder.json(body, &mut out).unwrap_err();
@@ -168,9 +172,10 @@ fn schema_nesting_depth_is_limited() {
         let schema = (0..levels).fold(Vec::new(), |schema, _| within(&[0xe2, 1], schema));
         [0x0a, 0x22, 0x3a, 0x12].into_iter().fold(schema, |message, tag| within(&[tag], message))
     };
-    let transcoder = Transcoder::for_server(37, "apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
+    let transcoder =
+        ProtobufJsonTranscoder::for_server(37, "apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
     let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
-    assert_eq!(refused.why, RefusalReason::TooDeep);
+    assert_eq!(refused.why, TranscodeRefusalReason::TooDeep);
     let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
     assert_eq!(json.matches(r#"{"not":"#).count(), 100);
 }
@@ -179,6 +184,6 @@ fn schema_nesting_depth_is_limited() {
 fn transcoder_output_is_limited_relative_to_its_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
-    let transcoder = Transcoder::for_server(37, "discovery.k8s.io/v1", "EndpointSlice").unwrap();
-    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, RefusalReason::TooLarge);
+    let transcoder = ProtobufJsonTranscoder::for_server(37, "discovery.k8s.io/v1", "EndpointSlice").unwrap();
+    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, TranscodeRefusalReason::TooLarge);
 }

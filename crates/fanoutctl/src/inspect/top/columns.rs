@@ -7,7 +7,7 @@ use crate::inspect::table::{bytes, grouped, seconds};
 
 /// A column of a table.
 #[derive(Clone, Copy)]
-pub(super) struct Column {
+pub(super) struct TopColumn {
     pub(super) head: &'static str,
     /// The name of the sort order of this column.
     pub(super) sort: &'static str,
@@ -16,12 +16,12 @@ pub(super) struct Column {
     leaves: u8,
     pub(super) cell: fn(&Value) -> String,
     /// A function that returns how a cell is highlighted.
-    pub(super) tone: fn(&Value) -> Tone,
+    pub(super) tone: fn(&Value) -> TextHighlight,
 }
 
 /// The way in which a text is highlighted; the text itself has the same information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(super) enum TextHighlight {
     Plain,
     Good,
     Warning,
@@ -35,41 +35,41 @@ const TEXT_MIN: usize = 12;
 /// The minimum width of a number, so that columns do not move when a number grows.
 const NUMBER_MIN: usize = 6;
 
-impl Column {
+impl TopColumn {
     const fn text(head: &'static str, sort: &'static str, leaves: u8, cell: fn(&Value) -> String) -> Self {
-        Self { head, sort, is_number: false, leaves, cell, tone: |_| Tone::Plain }
+        Self { head, sort, is_number: false, leaves, cell, tone: |_| TextHighlight::Plain }
     }
 
     const fn number(head: &'static str, sort: &'static str, leaves: u8, cell: fn(&Value) -> String) -> Self {
-        Self { head, sort, is_number: true, leaves, cell, tone: |_| Tone::Plain }
+        Self { head, sort, is_number: true, leaves, cell, tone: |_| TextHighlight::Plain }
     }
 
-    const fn toned(self, tone: fn(&Value) -> Tone) -> Self {
+    const fn toned(self, tone: fn(&Value) -> TextHighlight) -> Self {
         Self { tone, ..self }
     }
 }
 
-pub(super) const FEED_COLUMNS: [Column; 8] = [
-    Column::text("FEED", "name", 0, feed_name),
-    Column::text("ENCODING", "", 5, |feed| text(feed, "encoding")),
-    Column::text("STATE", "", 1, feed_state).toned(feed_tone),
-    Column::number("OBJECTS", "", 3, |feed| grouped(number(feed, "objects"))),
-    Column::number("VERSION", "", 6, |feed| text(feed, "resourceVersion")),
-    Column::number("READERS", "readers", 1, |feed| grouped(number(feed, "readers"))),
-    Column::number("HISTORY", "", 4, |feed| grouped(number(feed, "ringEvents"))),
-    Column::number("MEMORY", "memory", 2, |feed| bytes(number(feed, "memoryBytes"))),
+pub(super) const FEED_COLUMNS: [TopColumn; 8] = [
+    TopColumn::text("FEED", "name", 0, feed_name),
+    TopColumn::text("ENCODING", "", 5, |feed| text(feed, "encoding")),
+    TopColumn::text("STATE", "", 1, feed_state).toned(feed_tone),
+    TopColumn::number("OBJECTS", "", 3, |feed| grouped(number(feed, "objects"))),
+    TopColumn::number("VERSION", "", 6, |feed| text(feed, "resourceVersion")),
+    TopColumn::number("READERS", "readers", 1, |feed| grouped(number(feed, "readers"))),
+    TopColumn::number("HISTORY", "", 4, |feed| grouped(number(feed, "ringEvents"))),
+    TopColumn::number("MEMORY", "memory", 2, |feed| bytes(number(feed, "memoryBytes"))),
 ];
 
-pub(super) const WATCH_COLUMNS: [Column; 9] = [
-    Column::text("WATCH", "resource", 0, place),
-    Column::text("USER", "user", 2, user),
-    Column::text("AGENT", "agent", 1, |watch| text(watch, "userAgent")),
-    Column::number("BEHIND", "behind", 0, behind),
-    Column::text("STATE", "", 1, |watch| text(watch, "state")).toned(watch_tone),
-    Column::number("SINCE", "since", 1, |watch| seconds(number(watch, "stateSeconds"))),
-    Column::number("SENT", "sent", 3, |watch| bytes(number(watch, "bytesSent"))),
-    Column::number("OPEN", "open", 4, |watch| seconds(number(watch, "openSeconds"))),
-    Column::text("PROTOCOL", "", 5, |watch| text(watch, "protocol")),
+pub(super) const WATCH_COLUMNS: [TopColumn; 9] = [
+    TopColumn::text("WATCH", "resource", 0, place),
+    TopColumn::text("USER", "user", 2, user),
+    TopColumn::text("AGENT", "agent", 1, |watch| text(watch, "userAgent")),
+    TopColumn::number("BEHIND", "behind", 0, behind),
+    TopColumn::text("STATE", "", 1, |watch| text(watch, "state")).toned(watch_tone),
+    TopColumn::number("SINCE", "since", 1, |watch| seconds(number(watch, "stateSeconds"))),
+    TopColumn::number("SENT", "sent", 3, |watch| bytes(number(watch, "bytesSent"))),
+    TopColumn::number("OPEN", "open", 4, |watch| seconds(number(watch, "openSeconds"))),
+    TopColumn::text("PROTOCOL", "", 5, |watch| text(watch, "protocol")),
 ];
 
 /// Formats a user. The common prefix of service accounts is shortened, because it would leave no room for the name.
@@ -85,11 +85,11 @@ fn feed_state(feed: &Value) -> String {
     }
 }
 
-fn feed_tone(feed: &Value) -> Tone {
+fn feed_tone(feed: &Value) -> TextHighlight {
     match feed["state"].as_str() {
-        Some("live") => Tone::Good,
-        Some("syncing" | "stale") => Tone::Warning,
-        _ => Tone::Bad,
+        Some("live") => TextHighlight::Good,
+        Some("syncing" | "stale") => TextHighlight::Warning,
+        _ => TextHighlight::Bad,
     }
 }
 
@@ -98,16 +98,16 @@ fn behind(watch: &Value) -> String {
     format!("{least}{}", grouped(number(watch, "eventsBehind")))
 }
 
-fn watch_tone(watch: &Value) -> Tone {
+fn watch_tone(watch: &Value) -> TextHighlight {
     match watch["state"].as_str() {
-        Some("idle" | "sending") => Tone::Plain,
-        _ => Tone::Warning,
+        Some("idle" | "sending") => TextHighlight::Plain,
+        _ => TextHighlight::Warning,
     }
 }
 
 /// Selects the columns that fit into `room`, given the width that each needs. Returns their indexes and widths. The
 /// widest texts are shortened first.
-pub(super) fn fitted(columns: &[Column], needs: &[usize], room: usize) -> Vec<(usize, usize)> {
+pub(super) fn fitted(columns: &[TopColumn], needs: &[usize], room: usize) -> Vec<(usize, usize)> {
     let need = |at: usize| if columns[at].is_number { needs[at].max(NUMBER_MIN) } else { needs[at] };
     let least = |at: usize| if columns[at].is_number { need(at) } else { need(at).min(TEXT_MIN) };
     let mut shown: Vec<_> = (0..columns.len()).collect();
@@ -147,7 +147,8 @@ mod tests {
         let cells = WATCH_COLUMNS.map(|column| (column.cell)(&watch));
         let expected = ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"];
         assert_eq!(cells, expected);
-        let tones = [("live", Tone::Good), ("stale", Tone::Warning), ("forbidden", Tone::Bad)];
+        let tones =
+            [("live", TextHighlight::Good), ("stale", TextHighlight::Warning), ("forbidden", TextHighlight::Bad)];
         for (state, tone) in tones {
             assert_eq!(feed_tone(&json!({"state": state})), tone);
         }

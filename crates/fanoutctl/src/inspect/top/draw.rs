@@ -11,14 +11,14 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use tokio::time::Instant;
 
-use super::poll::WatchesResult;
-use super::screen::{Mode, Screen, Tab, WATCHES_MAX};
+use super::poll::OpenWatchesResult;
+use super::screen::{InputMode, TopScreen, TopTab, WATCHES_MAX};
 use crate::inspect::table::{grouped, seconds};
-use style::{Palette, fit, width};
+use style::{TerminalPalette, fit, width};
 
 /// Draws the screen. On a small terminal, parts that do not fit are omitted.
-pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
-    let palette = Palette { has_colours: screen.has_colours };
+pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut TopScreen, now: Instant) {
+    let palette = TerminalPalette { has_colours: screen.has_colours };
     let area = frame.area();
     let (troubles, is_wide) = (head::troubles(screen, now), area.width >= head::WIDE);
     let proxies = head::proxy_lines(screen, area.height);
@@ -43,19 +43,19 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
     let counted = rows::table(frame, table, screen, palette);
     draw_tabs(frame, tabs, screen, &counted, palette);
     draw_foot(frame, foot, screen, palette);
-    if screen.mode == Mode::Help {
+    if screen.mode == InputMode::Help {
         help::help(frame, palette);
     }
 }
 
-fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, palette: Palette) {
+fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, counted: &str, palette: TerminalPalette) {
     let look = screen.proxy().look.as_ref();
     let feeds = look.map_or(0, |look| look.status.feeds.len() as u64);
     let watches = match look.map(|look| &look.watches) {
-        Some(WatchesResult::Shown { total, .. }) if screen.watches.filter.is_empty() => *total,
+        Some(OpenWatchesResult::Shown { total, .. }) if screen.watches.filter.is_empty() => *total,
         _ => look.map_or(0, |look| look.status.watches),
     };
-    let tab = |tab: Tab, name: &str, count: u64| {
+    let tab = |tab: TopTab, name: &str, count: u64| {
         let text = format!(" {name} {} ", grouped(count));
         // The selected tab is visible without colours, too.
         if screen.tab == tab { Span::styled(format!("[{text}]"), palette.strong()) } else { format!(" {text} ").into() }
@@ -64,15 +64,15 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, 
     let arrow = if view.is_up() { "▲" } else { "▼" };
     let filter =
         if view.filter.is_empty() { String::new() } else { format!(" · filter \"{}\"", style::clean(&view.filter)) };
-    let left = Line::from(vec![tab(Tab::Feeds, "Feeds", feeds), tab(Tab::Watches, "Watches", watches)]);
+    let left = Line::from(vec![tab(TopTab::Feeds, "Feeds", feeds), tab(TopTab::Watches, "Watches", watches)]);
     let right = format!("by {} {arrow}{filter} · {counted} ", view.order().name);
     let room = usize::from(area.width).saturating_sub(left.width() + 1);
     frame.render_widget(left, area);
     frame.render_widget(Paragraph::new(fit(&right, room.min(width(&right)), false)).alignment(Alignment::Right), area);
 }
 
-fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
-    if screen.mode == Mode::Filter {
+fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, palette: TerminalPalette) {
+    if screen.mode == InputMode::Filter {
         let filter = style::clean(&screen.view().filter).into_owned();
         let typed = vec![
             Span::styled(" /", palette.strong()),
@@ -82,7 +82,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
         ];
         return frame.render_widget(Line::from(typed), area);
     }
-    let other = if screen.tab == Tab::Feeds { "watches" } else { "feeds" };
+    let other = if screen.tab == TopTab::Feeds { "watches" } else { "feeds" };
     let pause = if screen.is_paused { "resume" } else { "pause" };
     let mut keys = vec![("q", "quit"), ("Tab", other), ("s", "sort"), ("/", "filter"), ("Space", pause), ("?", "help")];
     if screen.proxies.len() > 1 {
@@ -95,7 +95,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
 }
 
 /// Returns the refresh interval, for the title.
-fn pace(screen: &Screen) -> String {
+fn pace(screen: &TopScreen) -> String {
     match screen.every.as_secs() {
         _ if screen.is_paused => "PAUSED".to_owned(),
         0 => format!("every {} ms", screen.every.as_millis()),

@@ -2,11 +2,11 @@
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::screen::{Mode, Screen, Tab};
+use super::screen::{InputMode, TopScreen, TopTab};
 
 /// The effect of a key besides a redraw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KeyEffect {
+pub(super) enum KeyPressEffect {
     Nothing,
     /// The selected proxy is polled now, with another query.
     Look,
@@ -28,60 +28,60 @@ pub(super) const KEYS: [(&str, &str); 10] = [
 ];
 
 /// Applies a key to the screen.
-pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
+pub(super) fn press(screen: &mut TopScreen, key: KeyEvent) -> KeyPressEffect {
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-        return KeyEffect::Quit;
+        return KeyPressEffect::Quit;
     }
     match screen.mode {
-        Mode::Help => {
-            screen.mode = Mode::Tables;
-            KeyEffect::Nothing
+        InputMode::Help => {
+            screen.mode = InputMode::Tables;
+            KeyPressEffect::Nothing
         }
-        Mode::Filter => write(screen, key),
-        Mode::Tables => choose(screen, key.code),
+        InputMode::Filter => write(screen, key),
+        InputMode::Tables => choose(screen, key.code),
     }
 }
 
 /// The maximum length of a filter, in characters.
 const FILTER_CHARS_MAX: usize = 100;
 
-fn write(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
+fn write(screen: &mut TopScreen, key: KeyEvent) -> KeyPressEffect {
     let filter = &mut screen.view_mut().filter;
     match key.code {
         KeyCode::Char(letter) if !key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => {
             if filter.chars().count() < FILTER_CHARS_MAX {
                 filter.push(letter);
             }
-            KeyEffect::Nothing
+            KeyPressEffect::Nothing
         }
         KeyCode::Backspace => {
             filter.pop();
-            KeyEffect::Nothing
+            KeyPressEffect::Nothing
         }
         KeyCode::Enter => {
-            screen.mode = Mode::Tables;
+            screen.mode = InputMode::Tables;
             refreshed(screen)
         }
         KeyCode::Esc => {
             filter.clear();
-            screen.mode = Mode::Tables;
+            screen.mode = InputMode::Tables;
             refreshed(screen)
         }
-        _ => KeyEffect::Nothing,
+        _ => KeyPressEffect::Nothing,
     }
 }
 
-fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
+fn choose(screen: &mut TopScreen, key: KeyCode) -> KeyPressEffect {
     let page = isize::try_from(screen.view().page).unwrap_or(1);
     match key {
-        KeyCode::Char('q') => return KeyEffect::Quit,
-        KeyCode::Esc if screen.view().filter.is_empty() => return KeyEffect::Quit,
+        KeyCode::Char('q') => return KeyPressEffect::Quit,
+        KeyCode::Esc if screen.view().filter.is_empty() => return KeyPressEffect::Quit,
         KeyCode::Esc => {
             screen.view_mut().filter.clear();
             return refreshed(screen);
         }
         KeyCode::Tab | KeyCode::BackTab => {
-            screen.tab = if screen.tab == Tab::Feeds { Tab::Watches } else { Tab::Feeds };
+            screen.tab = if screen.tab == TopTab::Feeds { TopTab::Watches } else { TopTab::Feeds };
         }
         KeyCode::Up | KeyCode::Char('k') => screen.view_mut().scroll(-1),
         KeyCode::Down | KeyCode::Char('j') => screen.view_mut().scroll(1),
@@ -100,32 +100,32 @@ fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
             (view.is_turned, view.first) = (!view.is_turned, 0);
             return refreshed(screen);
         }
-        KeyCode::Char('/') => screen.mode = Mode::Filter,
+        KeyCode::Char('/') => screen.mode = InputMode::Filter,
         KeyCode::Char(' ') => {
             screen.is_paused = !screen.is_paused;
-            return if screen.is_paused { KeyEffect::Nothing } else { KeyEffect::Look };
+            return if screen.is_paused { KeyPressEffect::Nothing } else { KeyPressEffect::Look };
         }
-        KeyCode::Char('?' | 'h') => screen.mode = Mode::Help,
+        KeyCode::Char('?' | 'h') => screen.mode = InputMode::Help,
         _ => {}
     }
-    KeyEffect::Nothing
+    KeyPressEffect::Nothing
 }
 
 /// Selects the next or previous proxy, cyclically.
-fn select(screen: &mut Screen, by: usize) -> KeyEffect {
+fn select(screen: &mut TopScreen, by: usize) -> KeyPressEffect {
     let selected = (screen.selected + by) % screen.proxies.len();
     if selected == screen.selected {
-        return KeyEffect::Nothing;
+        return KeyPressEffect::Nothing;
     }
     screen.selected = selected;
     (screen.feeds.first, screen.watches.first) = (0, 0);
-    KeyEffect::Look
+    KeyPressEffect::Look
 }
 
 /// Returns the effect of a changed filter or sort order. The proxy filters and sorts watches, so they need a poll.
 /// Feeds are filtered here.
-fn refreshed(screen: &Screen) -> KeyEffect {
-    if screen.tab == Tab::Watches { KeyEffect::Look } else { KeyEffect::Nothing }
+fn refreshed(screen: &TopScreen) -> KeyPressEffect {
+    if screen.tab == TopTab::Watches { KeyPressEffect::Look } else { KeyPressEffect::Nothing }
 }
 
 #[cfg(test)]
@@ -135,17 +135,17 @@ mod tests {
     use super::*;
 
     /// Presses keys one after another, and returns the effect of the last one.
-    fn pressed(screen: &mut Screen, keys: &[KeyCode]) -> KeyEffect {
+    fn pressed(screen: &mut TopScreen, keys: &[KeyCode]) -> KeyPressEffect {
         let press = |key: &KeyCode| press(screen, KeyEvent::new(*key, KeyModifiers::NONE));
-        keys.iter().map(press).last().unwrap_or(KeyEffect::Nothing)
+        keys.iter().map(press).last().unwrap_or(KeyPressEffect::Nothing)
     }
 
-    fn screen() -> Screen {
-        Screen::new(["a", "b", "c"].map(str::to_owned).into_iter(), Duration::from_secs(2), true)
+    fn screen() -> TopScreen {
+        TopScreen::new(["a", "b", "c"].map(str::to_owned).into_iter(), Duration::from_secs(2), true)
     }
 
     /// Describes the whole state that keys can change.
-    fn told(screen: &Screen) -> String {
+    fn told(screen: &TopScreen) -> String {
         let (view, letter) = (screen.view(), ["a", "b", "c"][screen.selected]);
         let turned = if view.is_turned { "!" } else { "" };
         let paused = if screen.is_paused { " paused" } else { "" };
@@ -156,31 +156,31 @@ mod tests {
     #[test]
     fn each_key_has_its_effect() {
         use KeyCode::{BackTab, Backspace, Char, Down, End, Enter, Esc, Home, Left, PageDown, PageUp, Right, Tab, Up};
-        let table: [(&[KeyCode], KeyEffect, &str); 24] = [
-            (&[], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Tab], KeyEffect::Nothing, "a Watches Tables behind \"\" 0"),
-            (&[Tab, BackTab], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Down, Char('j'), Down, Up], KeyEffect::Nothing, "a Feeds Tables readers \"\" 2"),
-            (&[Down, Down, Char('k')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 1"),
-            (&[PageDown, PageDown, PageUp], KeyEffect::Nothing, "a Feeds Tables readers \"\" 10"),
-            (&[Down, End, Home], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Down, Char('g')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Right], KeyEffect::Look, "b Feeds Tables readers \"\" 0"),
-            (&[Down, Left], KeyEffect::Look, "c Feeds Tables readers \"\" 0"),
-            (&[Right, Right, Right], KeyEffect::Look, "a Feeds Tables readers \"\" 0"),
-            (&[Char('s')], KeyEffect::Nothing, "a Feeds Tables memory \"\" 0"),
-            (&[Char('s'), Char('s'), Char('s')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Tab, Char('s'), Down, Char('r')], KeyEffect::Look, "a Watches Tables since! \"\" 0"),
-            (&[Char('r'), Char('s')], KeyEffect::Nothing, "a Feeds Tables memory \"\" 0"),
-            (&[Char(' ')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0 paused"),
-            (&[Char(' '), Char(' ')], KeyEffect::Look, "a Feeds Tables readers \"\" 0"),
-            (&[Char('/'), Char('q'), Char('x'), Backspace], KeyEffect::Nothing, "a Feeds Filter readers \"q\" 0"),
-            (&[Tab, Char('/'), Char('q'), Enter], KeyEffect::Look, "a Watches Tables behind \"q\" 0"),
-            (&[Char('/'), Char('q'), Esc], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Tab, Char('/'), Char('q'), Enter, Esc], KeyEffect::Look, "a Watches Tables behind \"\" 0"),
-            (&[Char('?')], KeyEffect::Nothing, "a Feeds Help readers \"\" 0"),
-            (&[Char('?'), Char('q')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
-            (&[Char('x')], KeyEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+        let table: [(&[KeyCode], KeyPressEffect, &str); 24] = [
+            (&[], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab], KeyPressEffect::Nothing, "a Watches Tables behind \"\" 0"),
+            (&[Tab, BackTab], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Down, Char('j'), Down, Up], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 2"),
+            (&[Down, Down, Char('k')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 1"),
+            (&[PageDown, PageDown, PageUp], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 10"),
+            (&[Down, End, Home], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Down, Char('g')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Right], KeyPressEffect::Look, "b Feeds Tables readers \"\" 0"),
+            (&[Down, Left], KeyPressEffect::Look, "c Feeds Tables readers \"\" 0"),
+            (&[Right, Right, Right], KeyPressEffect::Look, "a Feeds Tables readers \"\" 0"),
+            (&[Char('s')], KeyPressEffect::Nothing, "a Feeds Tables memory \"\" 0"),
+            (&[Char('s'), Char('s'), Char('s')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab, Char('s'), Down, Char('r')], KeyPressEffect::Look, "a Watches Tables since! \"\" 0"),
+            (&[Char('r'), Char('s')], KeyPressEffect::Nothing, "a Feeds Tables memory \"\" 0"),
+            (&[Char(' ')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0 paused"),
+            (&[Char(' '), Char(' ')], KeyPressEffect::Look, "a Feeds Tables readers \"\" 0"),
+            (&[Char('/'), Char('q'), Char('x'), Backspace], KeyPressEffect::Nothing, "a Feeds Filter readers \"q\" 0"),
+            (&[Tab, Char('/'), Char('q'), Enter], KeyPressEffect::Look, "a Watches Tables behind \"q\" 0"),
+            (&[Char('/'), Char('q'), Esc], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Tab, Char('/'), Char('q'), Enter, Esc], KeyPressEffect::Look, "a Watches Tables behind \"\" 0"),
+            (&[Char('?')], KeyPressEffect::Nothing, "a Feeds Help readers \"\" 0"),
+            (&[Char('?'), Char('q')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
+            (&[Char('x')], KeyPressEffect::Nothing, "a Feeds Tables readers \"\" 0"),
         ];
         for (keys, effect, expected) in table {
             let mut screen = screen();
@@ -192,14 +192,14 @@ mod tests {
     #[test]
     fn q_esc_and_ctrl_c_quit() {
         for keys in [&[KeyCode::Char('q')][..], &[KeyCode::Esc]] {
-            assert_eq!(pressed(&mut screen(), keys), KeyEffect::Quit);
+            assert_eq!(pressed(&mut screen(), keys), KeyPressEffect::Quit);
         }
         // The same holds in every mode.
         for first in ['/', '?'] {
             let mut screen = screen();
             pressed(&mut screen, &[KeyCode::Char(first)]);
             let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-            assert_eq!(press(&mut screen, interrupt), KeyEffect::Quit);
+            assert_eq!(press(&mut screen, interrupt), KeyPressEffect::Quit);
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::TopOptions;
-use super::poll::{PollResult, WatchesQuery, WatchesResult};
+use super::poll::{OpenWatchesQuery, OpenWatchesResult, ProxyPollResult};
 use super::proxy::PolledProxy;
 use crate::inspect::rows::{number, text};
 use crate::inspect::status::{HEAD, row};
@@ -23,11 +23,11 @@ const NAME_CHARS_MAX: usize = 28;
 /// # Errors
 /// If no proxy responds to the first request, or standard output is closed.
 pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
-    let query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
+    let query = OpenWatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
     let mut seen: Vec<_> = proxies.iter().map(|proxy| PolledProxy::new(proxy.name.clone(), order.every)).collect();
     let mut shown = 0;
     loop {
-        let looks = join_all(proxies.iter().map(|proxy| PollResult::at(proxy, Some(&query)))).await;
+        let looks = join_all(proxies.iter().map(|proxy| ProxyPollResult::at(proxy, Some(&query)))).await;
         if let (0, true, Some(Err(error))) = (shown, looks.iter().all(Result::is_err), looks.first()) {
             return Err(error.clone());
         }
@@ -77,7 +77,7 @@ fn write(text: &mut String, proxy: &PolledProxy) {
     feeds.sort_by_key(|feed| std::cmp::Reverse(feed["readers"].as_u64()));
     let rows: Vec<_> = feeds.iter().take(ROWS_MAX).map(|feed| row(feed)).collect();
     text.push_str(&lines(&HEAD, &rows));
-    let WatchesResult::Shown { rows, .. } = &look.watches else {
+    let OpenWatchesResult::Shown { rows, .. } = &look.watches else {
         text.push_str("\nwatches are hidden: use a unix socket or --token-file\n\n");
         return;
     };

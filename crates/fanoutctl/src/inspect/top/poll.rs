@@ -1,20 +1,20 @@
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::rates::Counters;
+use super::rates::ProxyCounters;
 use crate::inspect::explain::escaped;
 use crate::inspect::status::ProxyStatus;
 use crate::inspect::{InspectError, ProxyTarget};
 
 /// The result of one poll of a proxy.
-pub(super) struct PollResult {
+pub(super) struct ProxyPollResult {
     pub(super) status: ProxyStatus,
-    pub(super) counters: Counters,
-    pub(super) watches: WatchesResult,
+    pub(super) counters: ProxyCounters,
+    pub(super) watches: OpenWatchesResult,
 }
 
 /// The watches of a proxy, if they were requested and the proxy shows them.
-pub(super) enum WatchesResult {
+pub(super) enum OpenWatchesResult {
     NotAsked,
     /// The proxy refused the page with this status, because it shows clients only to authorized callers.
     Hidden(http::StatusCode),
@@ -27,7 +27,7 @@ pub(super) enum WatchesResult {
 
 /// A query for watches: filter, sort order and limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WatchesQuery {
+pub(super) struct OpenWatchesQuery {
     pub(super) sort: &'static str,
     pub(super) is_up: bool,
     /// The text that the user, user agent or resource must contain.
@@ -35,30 +35,30 @@ pub(super) struct WatchesQuery {
     pub(super) limit: usize,
 }
 
-impl PollResult {
+impl ProxyPollResult {
     /// Polls a proxy, and its watches if there is a query.
-    pub(super) async fn at(proxy: &ProxyTarget, query: Option<&WatchesQuery>) -> Result<Self, InspectError> {
+    pub(super) async fn at(proxy: &ProxyTarget, query: Option<&OpenWatchesQuery>) -> Result<Self, InspectError> {
         let status = ProxyStatus::of(proxy).await?;
-        let counters = Counters::of(&status.metrics, Instant::now());
+        let counters = ProxyCounters::of(&status.metrics, Instant::now());
         let watches = match query {
-            None => WatchesResult::NotAsked,
+            None => OpenWatchesResult::NotAsked,
             Some(query) => match proxy.json(&query.path()).await? {
-                Ok(page) => WatchesResult::of(&page),
-                Err(not) => WatchesResult::Hidden(not.status),
+                Ok(page) => OpenWatchesResult::of(&page),
+                Err(not) => OpenWatchesResult::Hidden(not.status),
             },
         };
         Ok(Self { status, counters, watches })
     }
 }
 
-impl WatchesResult {
+impl OpenWatchesResult {
     pub(super) fn of(page: &Value) -> Self {
         let rows = page["watches"].as_array().cloned().unwrap_or_default();
         Self::Shown { total: page["total"].as_u64().unwrap_or(rows.len() as u64), rows }
     }
 }
 
-impl WatchesQuery {
+impl OpenWatchesQuery {
     fn path(&self) -> String {
         let Self { sort, is_up, text, limit } = self;
         let order = if *is_up { "up" } else { "down" };
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn watches_query_includes_sort_order_and_filter() {
-        let mut query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: 12 };
+        let mut query = OpenWatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: 12 };
         assert_eq!(query.path(), "/debug/watches?limit=12&sort=behind&order=down");
         (query.sort, query.is_up, query.text) = ("agent", true, "a b".to_owned());
         assert_eq!(query.path(), "/debug/watches?limit=12&sort=agent&order=up&text=a%20b");

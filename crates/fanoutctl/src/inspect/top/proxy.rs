@@ -3,21 +3,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::poll::PollResult;
-use super::rates::{Counters, Rates};
+use super::poll::ProxyPollResult;
+use super::rates::{ProxyCounters, ProxyRates};
 use crate::inspect::InspectError;
 
 /// The state of a proxy according to its polls so far.
 pub(super) struct PolledProxy {
     pub(super) name: String,
     /// The result of the last successful poll.
-    pub(super) look: Option<PollResult>,
-    pub(super) rates: Option<Rates>,
+    pub(super) look: Option<ProxyPollResult>,
+    pub(super) rates: Option<ProxyRates>,
     /// The number of events delivered per second, oldest first; `None` where the proxy did not respond.
     pub(super) delivered: VecDeque<Option<u64>>,
     pub(super) silence: Option<ProxyOutage>,
     /// The sample from which the next rates are measured.
-    base: Option<Counters>,
+    base: Option<ProxyCounters>,
     /// The minimum time between two samples; closer ones give inaccurate rates.
     between: Duration,
 }
@@ -39,7 +39,7 @@ impl PolledProxy {
     }
 
     /// Stores the result of a poll. While a proxy does not respond, its last state is kept, without rates.
-    pub(super) fn saw(&mut self, look: Result<PollResult, InspectError>, now: Instant) {
+    pub(super) fn saw(&mut self, look: Result<ProxyPollResult, InspectError>, now: Instant) {
         match look {
             Ok(look) => {
                 self.silence = None;
@@ -56,11 +56,11 @@ impl PolledProxy {
         }
     }
 
-    fn measure(&mut self, counters: Counters) {
+    fn measure(&mut self, counters: ProxyCounters) {
         match &self.base {
             Some(base) if counters.at.duration_since(base.at) < self.between => {}
             Some(base) => {
-                let rates = Rates::between(base, &counters);
+                let rates = ProxyRates::between(base, &counters);
                 (self.rates, self.base) = (Some(rates), Some(counters));
                 self.note(Some(rates.delivered));
             }

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::poll::{PollResult, WatchesResult};
-use super::rates::Counters;
+use super::poll::{OpenWatchesResult, ProxyPollResult};
+use super::rates::ProxyCounters;
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::status::ProxyStatus;
 
 /// Returns the counters of a proxy that has delivered this many events.
-pub(super) fn counters(at: Instant, delivered: u64) -> Counters {
-    Counters { at, values: [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0] }
+pub(super) fn counters(at: Instant, delivered: u64) -> ProxyCounters {
+    ProxyCounters { at, values: [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0] }
 }
 
 /// Returns the poll of a proxy with two feeds, one of them stale, and three watches.
-pub(super) fn look(counters: Counters) -> PollResult {
+pub(super) fn look(counters: ProxyCounters) -> ProxyPollResult {
     let status = ProxyStatus {
         name: "unix:/run/admin.sock".to_owned(),
         pending: Vec::new(),
@@ -31,7 +31,7 @@ pub(super) fn look(counters: Counters) -> PollResult {
         metrics: MetricsText(String::new()),
     };
     let rows = vec![watch("a", "Zeta/1", 7), watch("b", "kubelet/v1.37.1 (linux/amd64)", 0), watch("c", "alpha/2", 0)];
-    PollResult { status, counters, watches: WatchesResult::Shown { total: 5_000, rows } }
+    ProxyPollResult { status, counters, watches: OpenWatchesResult::Shown { total: 5_000, rows } }
 }
 
 pub(super) fn feed(resource: &str, state: &str, readers: u64) -> Value {

@@ -11,21 +11,22 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::draw::draw;
-use super::keys::{KeyEffect, press};
-use super::poll::PollResult;
-use super::screen::Screen;
+use super::keys::{KeyPressEffect, press};
+use super::poll::ProxyPollResult;
+use super::screen::TopScreen;
 use crate::inspect::{InspectError, ProxyTarget};
 
-/// The terminal in its alternate screen. Dropping it restores the terminal, which also happens before a panic is printed.
+/// The terminal in its alternate screen. Dropping it restores the terminal, which also happens before a panic is
+/// printed.
 struct TerminalGuard(DefaultTerminal);
 
 /// Polls in progress, each with the index of its proxy.
-type PendingPolls<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<PollResult, InspectError>)>>;
+type PendingProxyPolls<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<ProxyPollResult, InspectError>)>>;
 
 /// The polls in progress, and the proxies that are due for a poll.
-struct Poller<'a> {
+struct ProxyPoller<'a> {
     proxies: &'a [ProxyTarget],
-    looks: PendingPolls<'a>,
+    looks: PendingProxyPolls<'a>,
     /// Whether a poll of each proxy is in progress, and whether another is due when it has completed.
     is_asked: Vec<bool>,
     is_due: Vec<bool>,
@@ -43,8 +44,8 @@ const EVERY_MIN: Duration = Duration::from_millis(10);
 /// If no proxy responds to the first poll, or the terminal cannot be used.
 pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: bool) -> Result<(), InspectError> {
     let wrong = |error: std::io::Error| InspectError::of("terminal", error);
-    let mut screen = Screen::new(proxies.iter().map(|proxy| proxy.name.clone()), every, has_colours);
-    let mut looking = Poller::at(proxies);
+    let mut screen = TopScreen::new(proxies.iter().map(|proxy| proxy.name.clone()), every, has_colours);
+    let mut looking = ProxyPoller::at(proxies);
     looking.begin(&screen);
     // The first poll runs before the screen opens, so that an error about a wrong address appears below the command.
     while let Some((nth, look)) = looking.next().await {
@@ -67,9 +68,9 @@ pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: 
         tokio::select! {
             event = keys.next() => match event {
                 Some(Ok(Event::Key(key))) if key.is_press() => match press(&mut screen, key) {
-                    KeyEffect::Quit => return Ok(()),
-                    KeyEffect::Look => looking.is_due[screen.selected] = true,
-                    KeyEffect::Nothing => {}
+                    KeyPressEffect::Quit => return Ok(()),
+                    KeyPressEffect::Look => looking.is_due[screen.selected] = true,
+                    KeyPressEffect::Nothing => {}
                 },
                 // Other events, such as a resize, only need the redraw.
                 Some(Ok(_)) => {}
@@ -84,25 +85,25 @@ pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: 
     }
 }
 
-impl<'a> Poller<'a> {
+impl<'a> ProxyPoller<'a> {
     /// Returns a poller for which all proxies are due.
     fn at(proxies: &'a [ProxyTarget]) -> Self {
         let (is_asked, is_due) = (vec![false; proxies.len()], vec![true; proxies.len()]);
-        Self { proxies, looks: PendingPolls::new(), is_asked, is_due }
+        Self { proxies, looks: PendingProxyPolls::new(), is_asked, is_due }
     }
 
     /// Starts a poll of each proxy that is due and has none in progress.
-    fn begin(&mut self, screen: &Screen) {
+    fn begin(&mut self, screen: &TopScreen) {
         for (nth, proxy) in self.proxies.iter().enumerate() {
             if self.is_due[nth] && !self.is_asked[nth] {
                 let query = screen.query(nth);
-                self.looks.push(Box::pin(async move { (nth, PollResult::at(proxy, query.as_ref()).await) }));
+                self.looks.push(Box::pin(async move { (nth, ProxyPollResult::at(proxy, query.as_ref()).await) }));
                 (self.is_due[nth], self.is_asked[nth]) = (false, true);
             }
         }
     }
 
-    async fn next(&mut self) -> Option<(usize, Result<PollResult, InspectError>)> {
+    async fn next(&mut self) -> Option<(usize, Result<ProxyPollResult, InspectError>)> {
         let (nth, look) = self.looks.next().await?;
         self.is_asked[nth] = false;
         Some((nth, look))

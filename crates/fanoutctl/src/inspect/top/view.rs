@@ -5,19 +5,19 @@ use serde_json::Value;
 use crate::inspect::rows::{feed_name, number, place, text};
 
 /// A sort order of table rows.
-pub(super) struct RowOrder {
+pub(super) struct RowSortOrder {
     pub(super) name: &'static str,
     /// Whether the default direction is ascending, as for names; numbers begin with the largest.
     pub(super) is_up: bool,
-    key: fn(&Value) -> RowKey,
+    key: fn(&Value) -> RowSortKey,
 }
 
 /// The sort key of a row.
-type RowKey = (u64, u64, String);
+type RowSortKey = (u64, u64, String);
 
 /// The sort order, filter and scroll position of a table.
-pub(super) struct TableView {
-    orders: &'static [RowOrder],
+pub(super) struct TopTableView {
+    orders: &'static [RowSortOrder],
     /// The index of the selected sort order.
     nth: usize,
     pub(super) is_turned: bool,
@@ -29,36 +29,36 @@ pub(super) struct TableView {
     pub(super) page: usize,
 }
 
-pub(super) const FEED_ORDERS: [RowOrder; 3] = [
-    RowOrder { name: "readers", is_up: false, key: |feed| (number(feed, "readers"), 0, String::new()) },
-    RowOrder { name: "memory", is_up: false, key: |feed| (number(feed, "memoryBytes"), 0, String::new()) },
-    RowOrder { name: "name", is_up: true, key: |feed| (0, 0, feed_name(feed)) },
+pub(super) const FEED_ORDERS: [RowSortOrder; 3] = [
+    RowSortOrder { name: "readers", is_up: false, key: |feed| (number(feed, "readers"), 0, String::new()) },
+    RowSortOrder { name: "memory", is_up: false, key: |feed| (number(feed, "memoryBytes"), 0, String::new()) },
+    RowSortOrder { name: "name", is_up: true, key: |feed| (0, 0, feed_name(feed)) },
 ];
 
 /// The sort orders of `/debug/watches`, with the names that the page accepts.
-pub(super) const WATCH_ORDERS: [RowOrder; 7] = [
-    RowOrder {
+pub(super) const WATCH_ORDERS: [RowSortOrder; 7] = [
+    RowSortOrder {
         name: "behind",
         is_up: false,
         key: |watch| (number(watch, "eventsBehind"), number(watch, "stateSeconds"), String::new()),
     },
-    RowOrder { name: "since", is_up: false, key: |watch| (number(watch, "stateSeconds"), 0, String::new()) },
-    RowOrder { name: "sent", is_up: false, key: |watch| (number(watch, "bytesSent"), 0, String::new()) },
-    RowOrder { name: "open", is_up: false, key: |watch| (number(watch, "openSeconds"), 0, String::new()) },
-    RowOrder { name: "agent", is_up: true, key: |watch| (0, 0, text(watch, "userAgent")) },
-    RowOrder { name: "user", is_up: true, key: |watch| (0, 0, text(watch, "user")) },
-    RowOrder { name: "resource", is_up: true, key: |watch| (0, 0, place(watch)) },
+    RowSortOrder { name: "since", is_up: false, key: |watch| (number(watch, "stateSeconds"), 0, String::new()) },
+    RowSortOrder { name: "sent", is_up: false, key: |watch| (number(watch, "bytesSent"), 0, String::new()) },
+    RowSortOrder { name: "open", is_up: false, key: |watch| (number(watch, "openSeconds"), 0, String::new()) },
+    RowSortOrder { name: "agent", is_up: true, key: |watch| (0, 0, text(watch, "userAgent")) },
+    RowSortOrder { name: "user", is_up: true, key: |watch| (0, 0, text(watch, "user")) },
+    RowSortOrder { name: "resource", is_up: true, key: |watch| (0, 0, place(watch)) },
 ];
 
 /// The fields of feeds and watches that a filter searches.
 const FILTERED: [&str; 6] = ["resource", "namespace", "selector", "state", "user", "userAgent"];
 
-impl TableView {
-    pub(super) fn new(orders: &'static [RowOrder]) -> Self {
+impl TopTableView {
+    pub(super) fn new(orders: &'static [RowSortOrder]) -> Self {
         Self { orders, nth: 0, is_turned: false, filter: String::new(), first: 0, page: 1 }
     }
 
-    pub(super) fn order(&self) -> &'static RowOrder {
+    pub(super) fn order(&self) -> &'static RowSortOrder {
         &self.orders[self.nth]
     }
 
@@ -117,8 +117,8 @@ mod tests {
     #[test]
     fn rows_are_sorted_by_each_column_in_both_directions() {
         let rows = watches();
-        let users = |view: &TableView| view.rows(&rows).iter().map(|row| text(row, "user")).collect::<String>();
-        let mut view = TableView::new(&WATCH_ORDERS);
+        let users = |view: &TopTableView| view.rows(&rows).iter().map(|row| text(row, "user")).collect::<String>();
+        let mut view = TopTableView::new(&WATCH_ORDERS);
         let mut seen = Vec::new();
         for _ in 0..=WATCH_ORDERS.len() {
             let up = users(&view);
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn filter_matches_every_text_ignoring_case() {
         let rows = watches();
-        let mut view = TableView::new(&WATCH_ORDERS);
+        let mut view = TopTableView::new(&WATCH_ORDERS);
         for (filter, found) in [("", 3), ("NODES", 2), ("zeta", 1), ("let/1", 1), ("none", 0)] {
             view.filter = filter.to_owned();
             assert_eq!(view.rows(&rows).len(), found, "{filter}");
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn scrolling_stops_at_the_first_and_last_row() {
-        let mut view = TableView::new(&FEED_ORDERS);
+        let mut view = TopTableView::new(&FEED_ORDERS);
         let mut seen = Vec::new();
         for by in [-1, 3, 100, -2, -500] {
             view.scroll(by);

@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Consistent, Exact, Monotone, NotOlderThan};
+use super::super::super::guarantee::ApiserverGuarantee::{Consistent, Exact, Monotone, NotOlderThan};
 use super::{broken, events, get_at, kept, list, list_at, watch, watch_at};
 
 /// A list response with a version and nothing else.

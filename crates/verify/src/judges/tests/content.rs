@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Filtered, Typed, TypedBytes};
+use super::super::super::guarantee::ApiserverGuarantee::{Filtered, Typed, TypedBytes};
 use super::{broken, events, events_of, kept, list, watch, watch_at};
 
 #[test]

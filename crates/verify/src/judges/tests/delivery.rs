@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Bookmarkable, Reliable, Resumable};
+use super::super::super::guarantee::ApiserverGuarantee::{Bookmarkable, Reliable, Resumable};
 use super::{broken, events, judge, kept, watch, watch_at};
 
 const ALL: &str = "ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13, ADDED a-b/z 14, MODIFIED a/x 15";

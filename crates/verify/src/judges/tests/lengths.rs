@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::Timed;
+use super::super::super::guarantee::ApiserverGuarantee::Timed;
 use super::{broken, events, kept, watch};
 
 fn end(at_ms: u64, how: &str) -> String {

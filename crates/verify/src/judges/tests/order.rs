@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Ordered, Unique};
+use super::super::super::guarantee::ApiserverGuarantee::{Ordered, Unique};
 use super::{broken, events, events_of, kept, resume, watch};
 
 #[test]

@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Expired, Future, OneRelist};
+use super::super::super::guarantee::ApiserverGuarantee::{Expired, Future, OneRelist};
 use super::{broken, events, kept, list, list_at, watch, watch_at};
 
 fn error(code: u16, at_ns: u64) -> String {

@@ -1,6 +1,8 @@
 //! Histories of several servers of one cluster. Clients switch between them with their versions.
 
-use super::super::super::guarantee::Guarantee::{BeginsOnce, Continuity, Monotone, Reliable, Resumable, Unique};
+use super::super::super::guarantee::ApiserverGuarantee::{
+    BeginsOnce, Continuity, Monotone, Reliable, Resumable, Unique,
+};
 use super::{broken, events, events_of, kept, list, list_at, resume, watch};
 
 const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";

@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::Steady;
+use super::super::super::guarantee::ApiserverGuarantee::Steady;
 use super::super::SECOND_NS;
 use super::{broken, kept, watch};
 

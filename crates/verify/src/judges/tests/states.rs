@@ -1,4 +1,4 @@
-use super::super::super::guarantee::Guarantee::{Continuity, InitialEvents, ListSnapshot};
+use super::super::super::guarantee::ApiserverGuarantee::{Continuity, InitialEvents, ListSnapshot};
 use super::{broken, events, events_of, get_at, kept, list, resume, watch};
 
 const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";

@@ -1,35 +1,35 @@
 //! Errors in lists, GETs and bytes, and in the server's requests to its upstream.
 
-use super::super::super::guarantee::Guarantee;
-use super::super::super::record::{EventKind, ReadVerb, Record, RecordedEncoding, RecordedStatus};
+use super::super::super::guarantee::ApiserverGuarantee;
+use super::super::super::record::{HistoryRecord, ReadVerb, RecordedEncoding, RecordedEventType, RecordedStatus};
 use super::super::model::content;
 use super::super::spoiling::{Answered, Spoiling};
 use super::Mutation;
 
 pub(super) const MUTATIONS: [Mutation; 23] = [
-    ("a list has an object of another version", Guarantee::ListSnapshot, torn),
-    ("a list lacks an object", Guarantee::ListSnapshot, lacking),
-    ("a list has an object twice", Guarantee::ListSnapshot, twice),
-    ("a list is in another order", Guarantee::ListSnapshot, disordered),
-    ("a list shows another content", Guarantee::ListSnapshot, other_content),
-    ("a page says that more remains than does", Guarantee::ListSnapshot, remaining),
-    ("a page begins too late", Guarantee::ListSnapshot, skipped),
-    ("a GET of what never was", Guarantee::ListSnapshot, never),
-    ("a list of another version than asked for", Guarantee::Exact, not_exact),
-    ("a page of another version", Guarantee::Exact, other_page),
-    ("a list that is older than asked for", Guarantee::NotOlderThan, older),
-    ("an object that is older than asked for", Guarantee::NotOlderThan, older_object),
-    ("a list without what was written", Guarantee::Consistent, stale),
-    ("an object without what was written", Guarantee::Consistent, stale_object),
-    ("initial events without what was written", Guarantee::Consistent, stale_state),
-    ("a list that is older than the one before", Guarantee::Monotone, back),
-    ("an object that is older than the list before", Guarantee::Monotone, object_back),
-    ("a 410 for a version that is there", Guarantee::Expired, refused),
-    ("a version that is known is of the future", Guarantee::Future, too_large),
-    ("an object has other bytes", Guarantee::TypedBytes, other_bytes),
-    ("an answer in another encoding", Guarantee::TypedBytes, other_encoding),
-    ("a second list after an incident", Guarantee::OneRelist, second_list),
-    ("a client that has a state lists again", Guarantee::BeginsOnce, begin_again),
+    ("a list has an object of another version", ApiserverGuarantee::ListSnapshot, torn),
+    ("a list lacks an object", ApiserverGuarantee::ListSnapshot, lacking),
+    ("a list has an object twice", ApiserverGuarantee::ListSnapshot, twice),
+    ("a list is in another order", ApiserverGuarantee::ListSnapshot, disordered),
+    ("a list shows another content", ApiserverGuarantee::ListSnapshot, other_content),
+    ("a page says that more remains than does", ApiserverGuarantee::ListSnapshot, remaining),
+    ("a page begins too late", ApiserverGuarantee::ListSnapshot, skipped),
+    ("a GET of what never was", ApiserverGuarantee::ListSnapshot, never),
+    ("a list of another version than asked for", ApiserverGuarantee::Exact, not_exact),
+    ("a page of another version", ApiserverGuarantee::Exact, other_page),
+    ("a list that is older than asked for", ApiserverGuarantee::NotOlderThan, older),
+    ("an object that is older than asked for", ApiserverGuarantee::NotOlderThan, older_object),
+    ("a list without what was written", ApiserverGuarantee::Consistent, stale),
+    ("an object without what was written", ApiserverGuarantee::Consistent, stale_object),
+    ("initial events without what was written", ApiserverGuarantee::Consistent, stale_state),
+    ("a list that is older than the one before", ApiserverGuarantee::Monotone, back),
+    ("an object that is older than the list before", ApiserverGuarantee::Monotone, object_back),
+    ("a 410 for a version that is there", ApiserverGuarantee::Expired, refused),
+    ("a version that is known is of the future", ApiserverGuarantee::Future, too_large),
+    ("an object has other bytes", ApiserverGuarantee::TypedBytes, other_bytes),
+    ("an answer in another encoding", ApiserverGuarantee::TypedBytes, other_encoding),
+    ("a second list after an incident", ApiserverGuarantee::OneRelist, second_list),
+    ("a client that has a state lists again", ApiserverGuarantee::BeginsOnce, begin_again),
 ];
 
 fn nonempty(it: &Spoiling<'_>, least: usize) -> Vec<Answered> {
@@ -250,7 +250,7 @@ fn too_large(it: &mut Spoiling<'_>) -> Option<()> {
 
 fn other_bytes(it: &mut Spoiling<'_>) -> Option<()> {
     let objects = it.objects();
-    let gone = |at: usize| it.event(at).kind == EventKind::Deleted;
+    let gone = |at: usize| it.event(at).kind == RecordedEventType::Deleted;
     let spelled = |at: usize| (it.event(at).key.clone(), it.event(at).version, gone(at));
     let shared = objects.iter().filter(|(stream, at)| {
         objects.iter().any(|(other, there)| other.op != stream.op && spelled(*there) == spelled(*at))
@@ -267,7 +267,7 @@ fn other_encoding(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn second_list(it: &mut Spoiling<'_>) -> Option<()> {
-    let asked = (0..it.records.len()).filter(|at| matches!(it.records[*at], Record::Asked(_))).collect();
+    let asked = (0..it.records.len()).filter(|at| matches!(it.records[*at], HistoryRecord::Asked(_))).collect();
     let at = it.pick(asked)?;
     it.records.insert(at, it.records[at].clone());
     Some(())
@@ -275,7 +275,7 @@ fn second_list(it: &mut Spoiling<'_>) -> Option<()> {
 
 fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     let client = |at: usize, it: &Spoiling<'_>| match &it.records[at] {
-        Record::Call(call) => (call.client, call.resumes),
+        HistoryRecord::Call(call) => (call.client, call.resumes),
         _ => panic!("no call at {at}"),
     };
     let lists = it.lists();
@@ -284,19 +284,19 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     let later = it.pick(later.collect())?;
     let (again, _) = client(first.call, it);
     // A refused client may have to relist.
-    let its_op = |record: &Record| match record {
-        Record::Call(call) if call.client == again => Some(call.op),
+    let its_op = |record: &HistoryRecord| match record {
+        HistoryRecord::Call(call) if call.client == again => Some(call.op),
         _ => None,
     };
     let ops: Vec<_> = it.records.iter().filter_map(its_op).collect();
-    let is_refusal = |record: &Record| match record {
-        Record::Event(told) => told.kind == EventKind::Error && ops.contains(&told.op),
+    let is_refusal = |record: &HistoryRecord| match record {
+        HistoryRecord::Event(told) => told.kind == RecordedEventType::Error && ops.contains(&told.op),
         _ => false,
     };
     if it.records.iter().any(is_refusal) {
         return None;
     }
-    let Record::Call(call) = &mut it.records[later.call] else { panic!("no call") };
+    let HistoryRecord::Call(call) = &mut it.records[later.call] else { panic!("no call") };
     call.client = again;
     Some(())
 }

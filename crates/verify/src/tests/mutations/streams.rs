@@ -1,42 +1,42 @@
 //! Errors in watches.
 
-use super::super::super::guarantee::Guarantee;
-use super::super::super::record::{Ending, EventKind, EventRecord, Record, RecordedStatus};
+use super::super::super::guarantee::ApiserverGuarantee;
+use super::super::super::record::{EventRecord, HistoryRecord, RecordedEventType, RecordedStatus, WatchEnding};
 use super::super::model::content;
 use super::super::spoiling::{Spoiling, Stream};
 use super::Mutation;
 
 pub(super) const MUTATIONS: [Mutation; 30] = [
-    ("an event is lost", Guarantee::Reliable, lose),
-    ("a deletion is lost", Guarantee::Reliable, lose_deletion),
-    ("one of two of a version is lost", Guarantee::Reliable, lose_sibling),
-    ("a stream falls silent", Guarantee::Reliable, fall_silent),
-    ("a stream ends within an event, as if it were whole", Guarantee::Reliable, tear),
-    ("an event of nothing", Guarantee::Reliable, invent),
-    ("an event comes twice", Guarantee::Unique, repeat),
-    ("what was told is told again behind a resume", Guarantee::Unique, replay),
-    ("two events change places", Guarantee::Ordered, swap),
-    ("the first event behind a resume is lost", Guarantee::Resumable, lose_first),
-    ("a resume begins too early", Guarantee::Resumable, replay),
-    ("ADDED for MODIFIED", Guarantee::Typed, mistype),
-    ("what leaves a selection is MODIFIED", Guarantee::Typed, leave_as_modified),
-    ("a deletion shows another content", Guarantee::Typed, deletion_of_other),
-    ("an event shows another content", Guarantee::Typed, other_content),
-    ("an event of another selection", Guarantee::Filtered, foreign),
-    ("a bookmark runs ahead of an event", Guarantee::Bookmarkable, early_bookmark),
-    ("a bookmark that nobody asked for", Guarantee::Bookmarkable, unasked_bookmark),
-    ("a bookmark goes back", Guarantee::Bookmarkable, falling_bookmark),
-    ("the initial events end before the last of them", Guarantee::InitialEvents, early_end),
-    ("a deletion among initial events", Guarantee::InitialEvents, initial_deletion),
-    ("an initial event of another version", Guarantee::InitialEvents, initial_other),
-    ("an initial event is lost", Guarantee::InitialEvents, initial_lost),
-    ("a 410 for history that is there", Guarantee::Expired, expire),
-    ("an event behind an error", Guarantee::Expired, behind_error),
-    ("an old event for who waits for the future", Guarantee::Future, old_for_future),
-    ("a change between two moments is lost to who holds a state", Guarantee::Continuity, lose_held),
-    ("a watch ends without a word", Guarantee::Timed, end_early),
-    ("a watch goes on for hours", Guarantee::Timed, go_on),
-    ("a watch says nothing for minutes", Guarantee::Steady, say_nothing),
+    ("an event is lost", ApiserverGuarantee::Reliable, lose),
+    ("a deletion is lost", ApiserverGuarantee::Reliable, lose_deletion),
+    ("one of two of a version is lost", ApiserverGuarantee::Reliable, lose_sibling),
+    ("a stream falls silent", ApiserverGuarantee::Reliable, fall_silent),
+    ("a stream ends within an event, as if it were whole", ApiserverGuarantee::Reliable, tear),
+    ("an event of nothing", ApiserverGuarantee::Reliable, invent),
+    ("an event comes twice", ApiserverGuarantee::Unique, repeat),
+    ("what was told is told again behind a resume", ApiserverGuarantee::Unique, replay),
+    ("two events change places", ApiserverGuarantee::Ordered, swap),
+    ("the first event behind a resume is lost", ApiserverGuarantee::Resumable, lose_first),
+    ("a resume begins too early", ApiserverGuarantee::Resumable, replay),
+    ("ADDED for MODIFIED", ApiserverGuarantee::Typed, mistype),
+    ("what leaves a selection is MODIFIED", ApiserverGuarantee::Typed, leave_as_modified),
+    ("a deletion shows another content", ApiserverGuarantee::Typed, deletion_of_other),
+    ("an event shows another content", ApiserverGuarantee::Typed, other_content),
+    ("an event of another selection", ApiserverGuarantee::Filtered, foreign),
+    ("a bookmark runs ahead of an event", ApiserverGuarantee::Bookmarkable, early_bookmark),
+    ("a bookmark that nobody asked for", ApiserverGuarantee::Bookmarkable, unasked_bookmark),
+    ("a bookmark goes back", ApiserverGuarantee::Bookmarkable, falling_bookmark),
+    ("the initial events end before the last of them", ApiserverGuarantee::InitialEvents, early_end),
+    ("a deletion among initial events", ApiserverGuarantee::InitialEvents, initial_deletion),
+    ("an initial event of another version", ApiserverGuarantee::InitialEvents, initial_other),
+    ("an initial event is lost", ApiserverGuarantee::InitialEvents, initial_lost),
+    ("a 410 for history that is there", ApiserverGuarantee::Expired, expire),
+    ("an event behind an error", ApiserverGuarantee::Expired, behind_error),
+    ("an old event for who waits for the future", ApiserverGuarantee::Future, old_for_future),
+    ("a change between two moments is lost to who holds a state", ApiserverGuarantee::Continuity, lose_held),
+    ("a watch ends without a word", ApiserverGuarantee::Timed, end_early),
+    ("a watch goes on for hours", ApiserverGuarantee::Timed, go_on),
+    ("a watch says nothing for minutes", ApiserverGuarantee::Steady, say_nothing),
 ];
 
 fn lose(it: &mut Spoiling<'_>) -> Option<()> {
@@ -46,7 +46,7 @@ fn lose(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn lose_deletion(it: &mut Spoiling<'_>) -> Option<()> {
-    let deletions = it.passed().into_iter().filter(|(_, at)| it.event(*at).kind == EventKind::Deleted);
+    let deletions = it.passed().into_iter().filter(|(_, at)| it.event(*at).kind == RecordedEventType::Deleted);
     let (_, at) = it.pick(deletions.collect())?;
     it.records.remove(at);
     Some(())
@@ -65,7 +65,7 @@ fn lose_sibling(it: &mut Spoiling<'_>) -> Option<()> {
 fn fall_silent(it: &mut Spoiling<'_>) -> Option<()> {
     let left = |op| {
         let mut records = it.records.iter();
-        records.any(|record| matches!(record, Record::End(end) if end.op == op && end.how == Ending::Left))
+        records.any(|record| matches!(record, HistoryRecord::End(end) if end.op == op && end.how == WatchEnding::Left))
     };
     let objects = it.objects().into_iter().filter(|(stream, _)| left(stream.op));
     let objects = if it.has_faults() { Vec::new() } else { objects.collect() };
@@ -76,8 +76,8 @@ fn fall_silent(it: &mut Spoiling<'_>) -> Option<()> {
 
 fn tear(it: &mut Spoiling<'_>) -> Option<()> {
     let at = it.pick(ends(it))?;
-    let Record::End(end) = &mut it.records[at] else { return None };
-    end.how = Ending::Torn;
+    let HistoryRecord::End(end) = &mut it.records[at] else { return None };
+    end.how = WatchEnding::Torn;
     Some(())
 }
 
@@ -91,7 +91,7 @@ fn invent(it: &mut Spoiling<'_>) -> Option<()> {
     };
     let (_, at) = it.pick(it.objects().into_iter().filter(free).collect())?;
     let event = it.event(at).clone();
-    it.records.insert(at + 1, Record::Event(EventRecord { version: event.version + 1, ..event }));
+    it.records.insert(at + 1, HistoryRecord::Event(EventRecord { version: event.version + 1, ..event }));
     Some(())
 }
 
@@ -113,7 +113,7 @@ fn replay(it: &mut Spoiling<'_>) -> Option<()> {
     };
     let (first, last) = it.pick(streams.iter().filter_map(last).collect())?;
     let (again, op) = (it.event(last).clone(), it.event(first).op);
-    it.records.insert(first, Record::Event(EventRecord { op, at_ns: it.event(first).at_ns, ..again }));
+    it.records.insert(first, HistoryRecord::Event(EventRecord { op, at_ns: it.event(first).at_ns, ..again }));
     Some(())
 }
 
@@ -142,24 +142,25 @@ fn lose_first(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn mistype(it: &mut Spoiling<'_>) -> Option<()> {
-    let living = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind != EventKind::Deleted);
+    let living = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind != RecordedEventType::Deleted);
     let (_, at) = it.pick(living.collect())?;
     let event = it.event_mut(at);
-    event.kind = if event.kind == EventKind::Added { EventKind::Modified } else { EventKind::Added };
+    event.kind =
+        if event.kind == RecordedEventType::Added { RecordedEventType::Modified } else { RecordedEventType::Added };
     Some(())
 }
 
 fn leave_as_modified(it: &mut Spoiling<'_>) -> Option<()> {
     let is_there = |event: &EventRecord| it.model.state(event.version).contains_key(event.key.as_str());
-    let left = |(_, at): &(Stream, usize)| it.event(*at).kind == EventKind::Deleted && is_there(it.event(*at));
+    let left = |(_, at): &(Stream, usize)| it.event(*at).kind == RecordedEventType::Deleted && is_there(it.event(*at));
     let (_, at) = it.pick(it.objects().into_iter().filter(left).collect())?;
     let event = it.event_mut(at);
-    (event.kind, event.digest) = (EventKind::Modified, Some(content(&event.key, event.version)));
+    (event.kind, event.digest) = (RecordedEventType::Modified, Some(content(&event.key, event.version)));
     Some(())
 }
 
 fn deletion_of_other(it: &mut Spoiling<'_>) -> Option<()> {
-    let deletions = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind == EventKind::Deleted);
+    let deletions = it.objects().into_iter().filter(|(_, at)| it.event(*at).kind == RecordedEventType::Deleted);
     let (_, at) = it.pick(deletions.collect())?;
     let event = it.event_mut(at);
     event.digest = Some(content(&event.key, event.version));
@@ -186,15 +187,16 @@ fn foreign(it: &mut Spoiling<'_>) -> Option<()> {
     }
     let (at, op, past) = it.pick(places)?;
     let (key, version, at_ns) = (past.key.to_owned(), past.version, it.event(at).at_ns);
-    let kind = EventKind::Modified;
-    it.records.insert(at, Record::Event(EventRecord { op, at_ns, kind, key, version, ..EventRecord::default() }));
+    let kind = RecordedEventType::Modified;
+    it.records
+        .insert(at, HistoryRecord::Event(EventRecord { op, at_ns, kind, key, version, ..EventRecord::default() }));
     Some(())
 }
 
 /// Inserts a bookmark into a stream, before a record.
 fn bookmark(it: &mut Spoiling<'_>, at: usize, version: u64) {
-    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, EventKind::Bookmark);
-    it.records.insert(at, Record::Event(EventRecord { op, at_ns, kind, version, ..EventRecord::default() }));
+    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, RecordedEventType::Bookmark);
+    it.records.insert(at, HistoryRecord::Event(EventRecord { op, at_ns, kind, version, ..EventRecord::default() }));
 }
 
 fn early_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
@@ -214,7 +216,7 @@ fn unasked_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
 fn falling_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
     let streams = it.streams().into_iter().filter(Stream::asked_for_bookmarks);
     let bookmarks = streams.flat_map(|stream| {
-        let bookmarks = stream.live.into_iter().filter(|at| it.event(*at).kind == EventKind::Bookmark);
+        let bookmarks = stream.live.into_iter().filter(|at| it.event(*at).kind == RecordedEventType::Bookmark);
         bookmarks.map(|at| (at, stream.start)).collect::<Vec<_>>()
     });
     let (at, start) = it.pick(bookmarks.collect())?;
@@ -238,7 +240,7 @@ fn early_end(it: &mut Spoiling<'_>) -> Option<()> {
 
 fn initial_deletion(it: &mut Spoiling<'_>) -> Option<()> {
     let (last, _) = it.pick(states(it))?;
-    it.event_mut(last).kind = EventKind::Deleted;
+    it.event_mut(last).kind = RecordedEventType::Deleted;
     Some(())
 }
 
@@ -257,7 +259,7 @@ fn initial_lost(it: &mut Spoiling<'_>) -> Option<()> {
 /// Returns the ends of watches.
 fn ends(it: &Spoiling<'_>) -> Vec<usize> {
     let ops: Vec<_> = it.streams().iter().map(|stream| stream.op).collect();
-    let is_end = |record: &Record| matches!(record, Record::End(end) if ops.contains(&end.op));
+    let is_end = |record: &HistoryRecord| matches!(record, HistoryRecord::End(end) if ops.contains(&end.op));
     (0..it.records.len()).filter(|at| is_end(&it.records[*at])).collect()
 }
 
@@ -268,24 +270,25 @@ fn undisturbed_ends(it: &Spoiling<'_>) -> Vec<usize> {
 
 fn end_early(it: &mut Spoiling<'_>) -> Option<()> {
     let failed = it.records.iter().filter_map(|record| match record {
-        Record::Event(event) if event.kind == EventKind::Error => Some(event.op),
+        HistoryRecord::Event(event) if event.kind == RecordedEventType::Error => Some(event.op),
         _ => None,
     });
     let failed: Vec<_> = failed.collect();
     let without_error = |at: &usize| {
-        let Record::End(end) = &it.records[*at] else { return false };
+        let HistoryRecord::End(end) = &it.records[*at] else { return false };
         !failed.contains(&end.op)
     };
     let at = it.pick(undisturbed_ends(it).into_iter().filter(without_error).collect())?;
-    let Record::End(end) = &mut it.records[at] else { return None };
-    end.how = Ending::Clean;
+    let HistoryRecord::End(end) = &mut it.records[at] else { return None };
+    end.how = WatchEnding::Clean;
     Some(())
 }
 
 fn say_nothing(it: &mut Spoiling<'_>) -> Option<()> {
     let with_bookmarks: Vec<_> =
         it.streams().into_iter().filter(Stream::asked_for_bookmarks).map(|stream| stream.op).collect();
-    let takes_them = |at: &usize| matches!(&it.records[*at], Record::End(end) if with_bookmarks.contains(&end.op));
+    let takes_them =
+        |at: &usize| matches!(&it.records[*at], HistoryRecord::End(end) if with_bookmarks.contains(&end.op));
     let at = it.pick(undisturbed_ends(it).into_iter().filter(takes_them).collect())?;
     end_later(it, at, 200)
 }
@@ -297,7 +300,7 @@ fn go_on(it: &mut Spoiling<'_>) -> Option<()> {
 
 /// Delays an end by this many seconds.
 fn end_later(it: &mut Spoiling<'_>, at: usize, seconds: u64) -> Option<()> {
-    let Record::End(end) = &mut it.records[at] else { return None };
+    let HistoryRecord::End(end) = &mut it.records[at] else { return None };
     end.at_ns += seconds * 1_000_000_000;
     Some(())
 }
@@ -311,18 +314,19 @@ fn expire(it: &mut Spoiling<'_>) -> Option<()> {
         (position + 1 >= it.compacted_before(it.records.len())).then_some(at)
     };
     let at = it.pick(it.streams().iter().filter_map(place).collect())?;
-    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, EventKind::Error);
+    let (op, at_ns, kind) = (it.event(at).op, it.event(at).at_ns, RecordedEventType::Error);
     let status = RecordedStatus { code: 410, ..RecordedStatus::default() };
-    it.records[at] = Record::Event(EventRecord { op, at_ns, kind, status, ..EventRecord::default() });
+    it.records[at] = HistoryRecord::Event(EventRecord { op, at_ns, kind, status, ..EventRecord::default() });
     Some(())
 }
 
 fn behind_error(it: &mut Spoiling<'_>) -> Option<()> {
     let errors = it.streams().into_iter().flat_map(|stream| stream.live);
-    let errors = errors.filter(|at| it.event(*at).kind == EventKind::Error).collect();
+    let errors = errors.filter(|at| it.event(*at).kind == RecordedEventType::Error).collect();
     let at = it.pick(errors)?;
     let (op, at_ns, key) = (it.event(at).op, it.event(at).at_ns, "a/x".to_owned());
-    it.records.insert(at + 1, Record::Event(EventRecord { op, at_ns, key, version: 99, ..EventRecord::default() }));
+    it.records
+        .insert(at + 1, HistoryRecord::Event(EventRecord { op, at_ns, key, version: 99, ..EventRecord::default() }));
     Some(())
 }
 
@@ -332,7 +336,7 @@ fn old_for_future(it: &mut Spoiling<'_>) -> Option<()> {
     let first = waiting.filter_map(|stream| Some((*stream.live.first()?, stream.start))).collect();
     let (at, version) = it.pick(first)?;
     let (op, at_ns, key) = (it.event(at).op, it.event(at).at_ns, "a/x".to_owned());
-    it.records.insert(at, Record::Event(EventRecord { op, at_ns, key, version, ..EventRecord::default() }));
+    it.records.insert(at, HistoryRecord::Event(EventRecord { op, at_ns, key, version, ..EventRecord::default() }));
     Some(())
 }
 

@@ -6,7 +6,7 @@ use std::task::Poll;
 use tokio::time::Instant;
 
 use super::fixture::{Stage, TERMS, WATCH_LIST, app_x, lasting, pass, pass_ms};
-use crate::cache::{CacheConfig, FeedState, StartPosition, View};
+use crate::cache::{CacheConfig, CollectionView, FeedState, WatchStartPosition};
 use crate::serve::watch::session::WatchOptions;
 use kubeapi::ResourceVersion;
 
@@ -182,7 +182,7 @@ async fn events_after_bookmark_have_later_versions() {
 #[tokio::test(start_paused = true)]
 async fn bookmark_advances_past_events_not_selected() {
     let mut stage = Stage::empty();
-    let opened = stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let opened = stage.reader.open(WatchStartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut client = stage.client(opened, TERMS);
     stage.put("p", "y", 11);
     assert_eq!(client.told(), NOTHING);
@@ -258,7 +258,7 @@ async fn initial_events_end_bookmark_has_confirmed_version() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut before = stage.watch_after(10, TERMS);
     assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     assert_eq!(client.told(), ["ADDED p 5", "BOOKMARK 30 end"]);
     // Late events below the confirmed version cancel each other out.
     stage.put("q", "x", 19);

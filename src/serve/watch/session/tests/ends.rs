@@ -6,8 +6,8 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::runtime::{Builder, Runtime};
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
-use crate::cache::{CacheConfig, FeedEnd, Snapshot, View};
-use crate::serve::activity::WatchEnd;
+use crate::cache::{CacheConfig, CollectionView, FeedEndReason, FeedSnapshot};
+use crate::serve::activity::WatchEndReason;
 use crate::serve::watch::session::WatchOptions;
 use kubeapi::{ResourceVersion, Status};
 
@@ -44,7 +44,11 @@ async fn watch_timeout_counts_from_request_arrival() {
     pass_ms(1).await;
     assert_eq!(waited.told(), ["over"]);
     stage.waited = Duration::from_secs(5);
-    assert_eq!(stage.watch_current(View::everything(), lasting(5)).told(), ["over"], "it has waited for all of it");
+    assert_eq!(
+        stage.watch_current(CollectionView::everything(), lasting(5)).told(),
+        ["over"],
+        "it has waited for all of it"
+    );
 }
 
 /// `--min-request-timeout`: uniform between half an hour and an hour (R-TIMEOUT-1).
@@ -85,7 +89,7 @@ async fn negative_timeout_ends_watch_immediately() {
     // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
         let terms = || WatchOptions { end_bookmark: true, ..lasting(seconds) };
-        assert_eq!(stage.watch_current(View::everything(), terms()).told(), ["over"], "{seconds}: no state");
+        assert_eq!(stage.watch_current(CollectionView::everything(), terms()).told(), ["over"], "{seconds}: no state");
         let mut client = stage.watch_after(10, terms());
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
         assert_eq!(client.told(), ["over"], "{seconds}: no events");
@@ -122,12 +126,12 @@ async fn relist_expires_watches_with_410() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut clients = [
         stage.watch_after(10, TERMS),
-        stage.watch_current(View::everything(), WATCH_LIST),
+        stage.watch_current(CollectionView::everything(), WATCH_LIST),
         stage.watch_after(10, WatchOptions { bookmarks: false, ..TERMS }),
     ];
     assert_eq!(clients[0].told(), NOTHING);
     assert_eq!(clients[2].told(), NOTHING);
-    stage.writer.replace(Snapshot::from_objects(ResourceVersion(20), Vec::new()));
+    stage.writer.replace(FeedSnapshot::from_objects(ResourceVersion(20), Vec::new()));
     assert_eq!(clients.each_ref().map(Client::woken), [1, 0, 1]);
     let expired = "ERROR 410 Expired: too old resource version: 10 (20)";
     assert_eq!(clients[0].told(), [expired, "over"]);
@@ -139,7 +143,7 @@ async fn relist_expires_watches_with_410() {
 /// The resource is gone, or the proxy may no longer read it; no version has expired.
 #[tokio::test(start_paused = true)]
 async fn ended_feed_ends_its_watches_without_error() {
-    for end in [FeedEnd::Gone, FeedEnd::Forbidden, FeedEnd::Shutdown] {
+    for end in [FeedEndReason::Gone, FeedEndReason::Forbidden, FeedEndReason::Shutdown] {
         let mut stage = Stage::empty();
         let mut client = stage.watch_after(10, TERMS);
         stage.put("p", "x", 11);
@@ -153,8 +157,8 @@ async fn ended_feed_ends_its_watches_without_error() {
 #[tokio::test(start_paused = true)]
 async fn watch_that_cannot_start_sends_error_and_ends() {
     let mut stage = Stage::empty();
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
-    client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
+    client.session.end_with(&Status::too_large(99, 10), WatchEndReason::TooLarge);
     stage.put("p", "x", 11);
     let text = "ERROR 504 Timeout: Timeout: Too large resource version: 99, current: 10";
     assert_eq!(client.told(), [text, "over"], "instead of the state, not behind it");
@@ -164,7 +168,7 @@ async fn watch_that_cannot_start_sends_error_and_ends() {
 async fn error_after_end_of_watch_is_not_sent() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, lasting(-1));
-    client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
+    client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired);
     assert_eq!(client.told(), ["over"]);
 }
 
@@ -270,21 +274,21 @@ fn each_watch_end_is_counted_once_with_its_reason() {
     type Ending = fn(&Runtime, Stage, Client);
     let endings: [(&str, i64, Ending); 9] = [
         ("timeout", -1, |_, _, mut client| assert_eq!(client.told(), ["over"])),
-        ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
+        ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired)),
         ("timeout", 5, |runtime, _stage, mut client| {
             runtime.block_on(pass(5));
             assert_eq!(client.told(), ["over"]);
         }),
         ("expired", 100, |_, mut stage, mut client| {
-            stage.writer.replace(Snapshot::from_objects(ResourceVersion(20), Vec::new()));
+            stage.writer.replace(FeedSnapshot::from_objects(ResourceVersion(20), Vec::new()));
             assert_eq!(client.told().len(), 2);
         }),
         ("too_large", 100, |_, _stage, mut client| {
-            client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
+            client.session.end_with(&Status::too_large(99, 10), WatchEndReason::TooLarge);
             assert_eq!(client.told().len(), 2);
         }),
         ("feed_ended", 100, |_, stage, mut client| {
-            let _proxy = stage.end_feed(FeedEnd::Gone);
+            let _proxy = stage.end_feed(FeedEndReason::Gone);
             assert_eq!(client.told(), ["over"]);
         }),
         ("drained", 1_000, |runtime, mut stage, mut client| {
@@ -297,7 +301,7 @@ fn each_watch_end_is_counted_once_with_its_reason() {
         ("client_closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
         // The client went away before it took the error.
         ("client_closed", 100, |_, _stage, mut client| {
-            client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
+            client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired);
         }),
     ];
     for (reason, seconds, end) in endings {

@@ -12,27 +12,28 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::auth::{Authorizer, Caller, Permit, Readable};
+use crate::auth::{Authorizer, Caller, CollectionPermission, ReadableNamespaces};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, StartPosition,
-    View,
+    CacheConfig, CacheReader, CacheWriter, CollectionView, FeedEndReason, FeedSnapshot, FeedState, ObjectChange,
+    ObjectChunk, OpenedWatch, WatchStartPosition,
 };
-use crate::feeds::{FeedHandle, FeedStartRequest, Feeds, Scope};
+use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
 use crate::listing::ScanBudget;
-use crate::listing::{CpuSlices, Slice};
+use crate::listing::{CallerCpuSlices, CpuSlice};
 use crate::serve::activity::WatchTransport;
-use crate::serve::activity::metrics::Watches;
+use crate::serve::activity::metrics::WatchMetricsRegistry;
 use crate::serve::feed_spec;
 use crate::serve::limits::{
     ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderLimits, SlowReaderReaper,
 };
-use crate::serve::read::FeedSource;
+use crate::serve::read::FeedWithRenderer;
 use crate::serve::watch::session::{WatchOptions, WatchSession, WatchTimers};
-use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
+use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::wire::{FeedEncoding, JsonLayout, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem};
 use base::{AbortSignal, DrainTrigger, DrainWatch};
 use kubeapi::{
-    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
+    EventType, Gvr, LabelSelector, ListPageSource, MetaApiVersion, RequestInfo, ResourceVersion, SelectableFieldTable,
+    Selector, UrlQuery,
 };
 
 /// The environment of the watches: a feed that is live from version 10 on.
@@ -43,11 +44,11 @@ pub(super) struct Stage {
     feed: FeedHandle,
     pub(super) watch: DrainWatch,
     concurrency: ConcurrencyLimits,
-    slices: CpuSlices,
+    slices: CallerCpuSlices,
     /// How long ago the watches were requested.
     pub(super) waited: Duration,
     pub(super) slow_readers: SlowReaderReaper,
-    pub(super) feeds: Feeds,
+    pub(super) feeds: FeedRegistry,
     _demands: mpsc::Receiver<FeedStartRequest>,
 }
 
@@ -89,18 +90,19 @@ impl Stage {
     /// Creates a feed with short lanes that was listed at version 10 with these objects: `name`, `app`, version.
     pub(super) fn new(mut config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
         config.lane_events_max = 3;
-        let (feeds, mut demands) = Feeds::new(config);
-        let feed =
-            feeds.handle(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
+        let (feeds, mut demands) = FeedRegistry::new(config);
+        let feed = feeds
+            .handle(&feed_spec(&pod_resource(), FeedScope::Cluster, FeedEncoding::Json), None)
+            .expect("there is room");
         let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
-        writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
+        writer.replace(FeedSnapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<ObjectRevision>>()));
         writer.set_state(FeedState::Live);
         let (drain, watch) = DrainTrigger::new();
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
         let (slow_readers, slices) =
-            (SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60)), CpuSlices::new(1));
+            (SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60)), CallerCpuSlices::new(1));
         tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
@@ -130,42 +132,42 @@ impl Stage {
     }
 
     pub(super) fn watch_after(&self, rv: u64, terms: WatchOptions) -> Client {
-        let opened = self.reader.open(StartPosition::After(ResourceVersion(rv)), View::everything());
+        let opened = self.reader.open(WatchStartPosition::After(ResourceVersion(rv)), CollectionView::everything());
         self.client(opened.expect("in the ring"), terms)
     }
 
-    pub(super) fn watch_current(&self, view: View, terms: WatchOptions) -> Client {
-        self.client(self.reader.open(StartPosition::Current, view).expect("current"), terms)
+    pub(super) fn watch_current(&self, view: CollectionView, terms: WatchOptions) -> Client {
+        self.client(self.reader.open(WatchStartPosition::Current, view).expect("current"), terms)
     }
 
     /// Opens a watch that shows what `readable` allows.
     pub(super) fn watch_part(
         &self,
-        readable: &Readable,
-        start: StartPosition,
-        view: View,
+        readable: &ReadableNamespaces,
+        start: WatchStartPosition,
+        view: CollectionView,
         terms: WatchOptions,
     ) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
-            &Permit::Part(readable.clone()),
+            &CollectionPermission::Part(readable.clone()),
             opened,
-            (None, Renderer::verbatim(self.reader.envelope())),
+            (None, ObjectRenderer::verbatim(self.reader.envelope())),
             &terms,
         )
     }
 
     /// Opens a partial watch with an initial state, which sends only the metadata of objects.
-    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchOptions) -> Client {
-        let opened = self.reader.open(StartPosition::Current, View::everything()).expect("current");
-        let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
-        let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
-        self.permitted(&Permit::Part(readable.clone()), opened, (None, renderer), &terms)
+    pub(super) fn watch_metadata_of_part(&self, readable: &ReadableNamespaces, terms: WatchOptions) -> Client {
+        let opened = self.reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
+        let metadata = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
+        let renderer = ObjectRenderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
+        self.permitted(&CollectionPermission::Part(readable.clone()), opened, (None, renderer), &terms)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
-    pub(super) fn watch_in_chunks(&self, view: View, terms: WatchOptions) -> Client {
-        let opened = self.reader.open(StartPosition::Current, view).expect("current");
+    pub(super) fn watch_in_chunks(&self, view: CollectionView, terms: WatchOptions) -> Client {
+        let opened = self.reader.open(WatchStartPosition::Current, view).expect("current");
         let chunks =
             opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
         self.client_of(opened, Some(chunks), terms)
@@ -175,26 +177,31 @@ impl Stage {
         self.client_of(opened, None, terms)
     }
 
-    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchOptions) -> Client {
-        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
+    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[ObjectChunk]>>, terms: WatchOptions) -> Client {
+        let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("watch=1")).expect("a plain path");
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
         self.permitted(
-            &Permit::Whole(grant.expect("whoever asks is us")),
+            &CollectionPermission::Whole(grant.expect("whoever asks is us")),
             opened,
-            (chunks, Renderer::verbatim(self.reader.envelope())),
+            (chunks, ObjectRenderer::verbatim(self.reader.envelope())),
             &terms,
         )
     }
 
     fn permitted(
         &self,
-        permit: &Permit,
+        permit: &CollectionPermission,
         opened: OpenedWatch,
-        (chunks, renderer): (Option<Arc<[Chunk]>>, Renderer),
+        (chunks, renderer): (Option<Arc<[ObjectChunk]>>, ObjectRenderer),
         terms: &WatchOptions,
     ) -> Client {
         let (cut, key) = (AbortSignal::default(), &self.feed.spec.key);
-        let metrics = Watches::default().open(key, Representation::Object(Encoding::Json), WatchTransport::Http1, None);
+        let metrics = WatchMetricsRegistry::default().open(
+            key,
+            Representation::Object(FeedEncoding::Json),
+            WatchTransport::Http1,
+            None,
+        );
         let OpenedWatch { snapshot, cursor } = opened;
         let received = Instant::now() - self.waited;
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
@@ -204,7 +211,7 @@ impl Stage {
         let mut namespaces: Vec<Arc<str>> =
             state.select(cursor.view(), true, None).map(|object| object.key.namespace().into()).collect();
         namespaces.dedup();
-        let source = FeedSource { feed: self.feed.clone(), renderer };
+        let source = FeedWithRenderer { feed: self.feed.clone(), renderer };
         let mut session = WatchSession::new(source, cursor, terms, timers, self.place(), scan_budget, metrics);
         match (permit.part(), snapshot) {
             (Some(part), snapshot) => session.show_part(part.clone(), namespaces, snapshot),
@@ -219,7 +226,7 @@ impl Stage {
     }
 
     /// Takes the only slice, as another task would.
-    pub(super) fn take_slice(&self) -> Slice {
+    pub(super) fn take_slice(&self) -> CpuSlice {
         self.slices.take(&None).expect("nobody has it")
     }
 
@@ -229,7 +236,7 @@ impl Stage {
     }
 
     /// Ends the feed as a supervisor would. The proxy keeps running.
-    pub(super) fn end_feed(self, end: FeedEnd) -> DrainTrigger {
+    pub(super) fn end_feed(self, end: FeedEndReason) -> DrainTrigger {
         let Self { mut writer, drain, .. } = self;
         writer.set_state(FeedState::Ended(end));
         drain
@@ -299,30 +306,30 @@ pub(super) async fn pass_ms(milliseconds: u64) {
 }
 
 /// Returns a view of the objects with the label `app=x`.
-pub(super) fn app_x() -> View {
+pub(super) fn app_x() -> CollectionView {
     let labels = LabelSelector::parse("app=x").expect("a label selector");
-    View::new(None, Selector { labels, ..Selector::everything() })
+    CollectionView::new(None, Selector { labels, ..Selector::everything() })
 }
 
-fn pod_resource() -> Resource {
+fn pod_resource() -> UpstreamResource {
     let gvr = Gvr::new("", "v1", "pods");
-    let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
+    let fields = Arc::new(SelectableFieldTable::of_builtin(&gvr, true));
     let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
-    let (encoding, pages) = (Encoding::Json, PageStore::default());
+    let (encoding, pages) = (FeedEncoding::Json, ListPageSource::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
+    UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
 }
 
-pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
+pub(super) fn added(name: &str, app: &str, rv: u64) -> ObjectChange {
     change(EventType::Added, name, app, rv)
 }
 
-pub(super) fn deleted(name: &str, app: &str, rv: u64) -> Change {
+pub(super) fn deleted(name: &str, app: &str, rv: u64) -> ObjectChange {
     change(EventType::Deleted, name, app, rv)
 }
 
 /// Returns a change in namespace `a`, unless the name contains another namespace.
-fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
+fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> ObjectChange {
     let (namespace, name) = name.split_once('/').unwrap_or(("a", name));
     let frame = format!(
         r#"{{"type":"{event_type}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
@@ -331,9 +338,9 @@ fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
             format_args!(r#""labels":{{"app":"{app}"}},"annotations":{{"written":"{rv}"}}"#)
         )
     ) + "\n";
-    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+    let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::new(SelectableFieldTable::default()));
     match reader.watch_event(frame.into()).expect("a well-formed frame") {
-        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        WatchItem::Change { event_type, object, frame } => ObjectChange { event_type, object, frame: Some(frame) },
         other => panic!("{other:?} is not a change"),
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::task::Poll;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
-use crate::auth::{Readable, Verdict};
-use crate::cache::{CacheConfig, StartPosition, View};
+use crate::auth::{NamespaceAccess, ReadableNamespaces};
+use crate::cache::{CacheConfig, CollectionView, WatchStartPosition};
 use crate::listing::cost;
 use kubeapi::ResourceVersion;
 
@@ -15,12 +15,16 @@ fn stage() -> Stage {
     Stage::new(CacheConfig::default(), &[("a/p", "x", 1), ("b/p", "x", 2), ("b/q", "x", 3), ("c/p", "x", 4)])
 }
 
-fn readable() -> Readable {
-    Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Denied), ("c", Verdict::Allowed)])
+fn readable() -> ReadableNamespaces {
+    ReadableNamespaces::told(&[
+        ("a", NamespaceAccess::Allowed),
+        ("b", NamespaceAccess::Denied),
+        ("c", NamespaceAccess::Allowed),
+    ])
 }
 
-fn watch_list(stage: &Stage, readable: &Readable) -> Client {
-    stage.watch_part(readable, StartPosition::Current, View::everything(), WATCH_LIST)
+fn watch_list(stage: &Stage, readable: &ReadableNamespaces) -> Client {
+    stage.watch_part(readable, WatchStartPosition::Current, CollectionView::everything(), WATCH_LIST)
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,7 +48,7 @@ async fn newly_readable_namespace_is_added_at_watch_position() {
     client.told();
     stage.put("b/q", "x", 11);
     let woken = client.woken();
-    readable.tell("b", Verdict::Allowed);
+    readable.tell("b", NamespaceAccess::Allowed);
     stage.put("a/p", "x", 12);
     assert!(client.woken() > woken);
     assert_eq!(client.told(), ["MODIFIED p 12", "ADDED b/p 2", "ADDED b/q 11", "BOOKMARK 12"]);
@@ -55,33 +59,41 @@ async fn newly_readable_namespace_is_added_at_watch_position() {
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_deletes_only_known_objects() {
     let mut stage = stage();
-    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Denied)]);
+    let readable = ReadableNamespaces::told(&[
+        ("a", NamespaceAccess::Allowed),
+        ("b", NamespaceAccess::Allowed),
+        ("c", NamespaceAccess::Denied),
+    ]);
     let mut client = watch_list(&stage, &readable);
     client.told();
     // All of this happens before the client has room again.
     stage.put("b/p", "x", 11);
     stage.put("b/r", "x", 12);
     stage.put("b/p", "x", 13);
-    readable.tell("b", Verdict::Denied);
+    readable.tell("b", NamespaceAccess::Denied);
     stage.put("a/p", "x", 14);
     let told = ["DELETED b/p 11 as of 2", "MODIFIED p 14", "DELETED b/q 14 as of 3", "BOOKMARK 14"];
     assert_eq!(client.told(), told);
     stage.delete("b/q", "x", 15);
     assert_eq!(client.told(), NOTHING);
-    readable.tell("b", Verdict::Allowed);
+    readable.tell("b", NamespaceAccess::Allowed);
     assert_eq!(client.told(), ["ADDED b/p 13", "ADDED b/r 12", "BOOKMARK 15"], "and again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     let stage = stage();
-    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Allowed)]);
+    let readable = ReadableNamespaces::told(&[
+        ("a", NamespaceAccess::Allowed),
+        ("b", NamespaceAccess::Allowed),
+        ("c", NamespaceAccess::Allowed),
+    ]);
     let mut client = watch_list(&stage, &readable);
     for expected in ["ADDED p 1", "ADDED b/p 2"] {
         assert_eq!(client.poll(1), Poll::Ready(Some(vec![expected.to_owned()])));
     }
-    readable.tell("b", Verdict::Denied);
-    readable.tell("c", Verdict::Denied);
+    readable.tell("b", NamespaceAccess::Denied);
+    readable.tell("c", NamespaceAccess::Denied);
     assert_eq!(client.told(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
 }
 
@@ -95,16 +107,16 @@ async fn watch_waits_for_decision_on_new_namespace() {
     stage.put("a/p", "x", 12);
     assert_eq!(client.told(), NOTHING, "in order");
     assert!(readable.is_asked("d"));
-    readable.tell("d", Verdict::Allowed);
+    readable.tell("d", NamespaceAccess::Allowed);
     assert_eq!(client.told(), ["ADDED d/p 11", "MODIFIED p 12"]);
     stage.put("e/p", "x", 13);
     stage.put("f/p", "x", 14);
     stage.put("a/p", "x", 15);
     assert_eq!(client.told(), NOTHING);
-    readable.tell("e", Verdict::Denied);
-    readable.tell("f", Verdict::Unclear);
+    readable.tell("e", NamespaceAccess::Denied);
+    readable.tell("f", NamespaceAccess::Unclear);
     assert_eq!(client.told(), ["MODIFIED p 15"], "no answer does not hold up the others");
-    readable.tell("f", Verdict::Allowed);
+    readable.tell("f", NamespaceAccess::Allowed);
     assert_eq!(client.told(), ["ADDED f/p 14", "BOOKMARK 15"]);
 }
 
@@ -140,14 +152,14 @@ async fn watch_waiting_for_decision_does_not_spin() {
 async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     let mut stage = stage();
     stage.delete("c/p", "x", 11);
-    let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed)]);
-    let after = StartPosition::After(ResourceVersion(10));
-    let mut client = stage.watch_part(&readable, after, View::everything(), TERMS);
+    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed), ("b", NamespaceAccess::Allowed)]);
+    let after = WatchStartPosition::After(ResourceVersion(10));
+    let mut client = stage.watch_part(&readable, after, CollectionView::everything(), TERMS);
     assert_eq!(client.told(), NOTHING);
     assert!(readable.is_asked("c"), "it had objects at version 10");
-    readable.tell("c", Verdict::Allowed);
+    readable.tell("c", NamespaceAccess::Allowed);
     assert_eq!(client.told(), ["DELETED c/p 11"]);
-    readable.tell("b", Verdict::Denied);
+    readable.tell("b", NamespaceAccess::Denied);
     let told = ["DELETED b/p 11 as of 2", "DELETED b/q 11 as of 3", "BOOKMARK 11"];
     assert_eq!(client.told(), told);
 }
@@ -158,12 +170,12 @@ struct Informer(BTreeMap<String, String>);
 
 impl Informer {
     /// Applies a frame that was received while `readable` was the permission.
-    fn take(&mut self, frame: &str, readable: &Readable) {
+    fn take(&mut self, frame: &str, readable: &ReadableNamespaces) {
         let words: Vec<_> = frame.split(' ').collect();
         let (kind, key) = (words[0], words[1]);
         let written = words.last().copied().unwrap_or_default().to_owned();
         let namespace = key.split_once('/').map_or("a", |(namespace, _)| namespace);
-        let allowed = readable.verdict(namespace) == Some(Verdict::Allowed);
+        let allowed = readable.verdict(namespace) == Some(NamespaceAccess::Allowed);
         match kind {
             "ADDED" | "MODIFIED" => {
                 assert!(allowed, "{frame}");
@@ -185,11 +197,11 @@ async fn informers_converge_on_readable_objects() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut stage = Stage::new(CacheConfig { window_events_max: 1_000, ..CacheConfig::default() }, &[]);
-        let readable = Readable::told(&[]);
+        let readable = ReadableNamespaces::told(&[]);
         let namespaces = ["a", "b", "b-c", "d"];
-        let view = if rng.bool() { View::everything() } else { app_x() };
+        let view = if rng.bool() { CollectionView::everything() } else { app_x() };
         let selects = !view.is_everything();
-        let mut client = stage.watch_part(&readable, StartPosition::Current, view, WATCH_LIST);
+        let mut client = stage.watch_part(&readable, WatchStartPosition::Current, view, WATCH_LIST);
         let (mut informer, mut state) = (Informer::default(), BTreeMap::new());
         let mut rv = 10;
         for _ in 0..200 {
@@ -198,7 +210,8 @@ async fn informers_converge_on_readable_objects() {
             let namespace = namespaces[rng.usize(..namespaces.len())];
             let key = format!("{namespace}/{}", ["p", "q", "r"][rng.usize(..3)]);
             match rng.u8(..6) {
-                0 => readable.tell(namespace, if rng.bool() { Verdict::Allowed } else { Verdict::Denied }),
+                0 => readable
+                    .tell(namespace, if rng.bool() { NamespaceAccess::Allowed } else { NamespaceAccess::Denied }),
                 1 if state.contains_key(&key) => {
                     rv += 1;
                     let app = state.remove(&key).map_or("x", |(app, _)| app);
@@ -219,7 +232,7 @@ async fn informers_converge_on_readable_objects() {
         }
         for namespace in namespaces {
             if readable.verdict(namespace).is_none() {
-                readable.tell(namespace, Verdict::Denied);
+                readable.tell(namespace, NamespaceAccess::Denied);
             }
         }
         tokio::task::yield_now().await;
@@ -228,7 +241,8 @@ async fn informers_converge_on_readable_objects() {
             frames.iter().for_each(|frame| informer.take(frame, &readable));
         }
         let allowed = |key: &str| {
-            key.split_once('/').is_some_and(|(namespace, _)| readable.verdict(namespace) == Some(Verdict::Allowed))
+            key.split_once('/')
+                .is_some_and(|(namespace, _)| readable.verdict(namespace) == Some(NamespaceAccess::Allowed))
         };
         let seen = state.into_iter().filter(|(key, (app, _))| allowed(key) && (!selects || *app == "x"));
         let expected: BTreeMap<_, _> =

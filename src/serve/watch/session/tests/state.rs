@@ -5,7 +5,7 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
-use crate::cache::{CacheConfig, StartPosition, View};
+use crate::cache::{CacheConfig, CollectionView, WatchStartPosition};
 use crate::serve::watch::session::WatchOptions;
 use kubeapi::{LabelSelector, ResourceVersion, Selector};
 
@@ -30,7 +30,7 @@ const STATE: [&str; 4] = ["ADDED p 9", "ADDED q 5", "ADDED r 7", "ADDED s 3"];
 #[tokio::test(start_paused = true)]
 async fn initial_state_is_in_key_order_with_one_end_bookmark() {
     let stage = stage();
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     let mut expected = STATE.map(str::to_owned).to_vec();
     expected.push("BOOKMARK 10 end".to_owned());
     assert_eq!(client.told(), expected);
@@ -42,7 +42,7 @@ async fn initial_state_is_in_key_order_with_one_end_bookmark() {
 async fn end_bookmark_is_sent_only_for_watch_list() {
     let stage = stage();
     for terms in [TERMS, WatchOptions { bookmarks: false, ..TERMS }] {
-        assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
+        assert_eq!(stage.watch_current(CollectionView::everything(), terms).told(), STATE);
     }
 }
 
@@ -66,11 +66,11 @@ async fn selector_filters_initial_state() {
 #[tokio::test(start_paused = true)]
 async fn empty_initial_state_gets_end_bookmark() {
     let mut empty = Stage::empty();
-    assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    assert_eq!(empty.watch_current(CollectionView::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
     let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
     assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
     // Without the mark, no frames are sent, but the watch is woken for later events.
-    let mut silent = empty.watch_current(View::everything(), TERMS);
+    let mut silent = empty.watch_current(CollectionView::everything(), TERMS);
     assert_eq!(silent.told(), Vec::<String>::new());
     empty.put("p", "x", 11);
     assert_eq!(silent.woken(), 1);
@@ -81,7 +81,7 @@ async fn empty_initial_state_gets_end_bookmark() {
 async fn initial_state_is_sent_in_pieces_that_fit_the_buffer() {
     let stage = stage();
     for room in [0, 1, 100, 250, 400, 100_000] {
-        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
         let sips = sips(&mut client, room);
         let told = sips.concat();
         assert_eq!(told[..4], STATE, "room for {room}");
@@ -97,7 +97,7 @@ async fn initial_state_is_sent_in_pieces_that_fit_the_buffer() {
 async fn events_during_initial_state_follow_end_bookmark() {
     for before in 0..=PODS.len() {
         let mut stage = stage();
-        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
         let mut told = Vec::new();
         for _ in 0..before {
             let Poll::Ready(Some(frames)) = client.poll(1) else { panic!("there is more of the state") };
@@ -121,7 +121,7 @@ async fn initial_objects_are_not_newer_than_end_bookmark() {
     let mut stage = stage();
     stage.put("p", "x", 15);
     stage.advance(20);
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     let told = client.told();
     assert_eq!(told.last().map(String::as_str), Some("BOOKMARK 20 end"));
     assert_eq!(told[0], "ADDED p 15");
@@ -133,7 +133,7 @@ async fn initial_objects_are_not_newer_than_end_bookmark() {
 #[tokio::test(start_paused = true)]
 async fn slow_initial_state_does_not_expire_while_history_suffices() {
     let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
     stage.put("p", "x", 11);
     stage.put("p", "x", 12);
@@ -144,7 +144,7 @@ async fn slow_initial_state_does_not_expire_while_history_suffices() {
 #[tokio::test(start_paused = true)]
 async fn too_slow_initial_state_expires_after_end_bookmark() {
     let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
-    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
     for rv in 11..=13 {
         stage.put("p", "x", rv);
@@ -163,8 +163,9 @@ async fn initial_state_chunks_are_shared_between_watches() {
     let all = |client: &mut Client| -> Vec<Bytes> {
         std::iter::from_fn(|| Some(client.pieces(100)).filter(|pieces| !pieces.is_empty())).flatten().collect()
     };
-    let in_namespace = || View::new(Some("b"), Selector::everything());
-    for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
+    let in_namespace = || CollectionView::new(Some("b"), Selector::everything());
+    for (view, end_bookmark) in [(CollectionView::everything(), true), (in_namespace(), true), (in_namespace(), false)]
+    {
         let terms = || WatchOptions { end_bookmark, ..TERMS };
         let frames = all(&mut stage.watch_current(view.clone(), terms()));
         let one = all(&mut stage.watch_in_chunks(view.clone(), terms()));
@@ -175,7 +176,7 @@ async fn initial_state_chunks_are_shared_between_watches() {
     // A selection is not shared with other watches, and later events are sent as usual.
     let mut picked = stage.watch_in_chunks(app_x(), WATCH_LIST);
     assert_eq!(all(&mut picked).len(), 301);
-    let mut client = stage.watch_in_chunks(View::everything(), WATCH_LIST);
+    let mut client = stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST);
     all(&mut client);
     stage.put("p", "x", 11);
     assert_eq!(client.told(), ["ADDED p 11"]);
@@ -222,7 +223,7 @@ async fn sparse_history_is_scanned_in_slices() {
         stage.put("q", "y", rv);
     }
     stage.put("p", "x", 4_011);
-    let opened = stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let opened = stage.reader.open(WatchStartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut client = stage.client(opened, TERMS);
     let mut pauses = 0;
     while client.poll(ROOM) == Poll::Pending {
@@ -242,7 +243,7 @@ async fn large_scans_run_one_at_a_time() {
     for rv in 11..4_011 {
         stage.put("q", "y", rv);
     }
-    let open = || stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let open = || stage.reader.open(WatchStartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut clients: Vec<_> = (0..20).map(|_| stage.client(open(), TERMS)).collect();
     let mut rounds = 0;
     while clients.iter().any(|client| !client.session.is_parked()) {
@@ -256,10 +257,10 @@ async fn large_scans_run_one_at_a_time() {
 }
 
 /// Returns a view that matches everything at a high comparison cost.
-fn everything_dearly() -> View {
+fn everything_dearly() -> CollectionView {
     let keys: Vec<_> = (0..100).map(|n| format!("!k{n:03}")).collect();
     let labels = LabelSelector::parse(&keys.join(",")).expect("valid");
-    View::new(None, Selector { labels, ..Selector::everything() })
+    CollectionView::new(None, Selector { labels, ..Selector::everything() })
 }
 
 /// A selector that is cheap for a few events is expensive for many. Then its watch waits for its turn, and the watches
@@ -308,7 +309,7 @@ async fn watch_that_times_out_within_a_large_initial_event_completes_it() {
     let large = "x".repeat(40_000);
     let stage = Stage::new(CacheConfig::default(), &[("p", &large, 5)]);
     let terms = WatchOptions { timeout_seconds: Some(5), ..WATCH_LIST };
-    let mut client = stage.watch_in_chunks(View::everything(), terms);
+    let mut client = stage.watch_in_chunks(CollectionView::everything(), terms);
     let mut sent = client.pieces(1).concat();
     assert!(!sent.is_empty() && !sent.ends_with(b"\n"), "only a part of the event");
     pass(5).await;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, lasting, pass};
-use crate::auth::{Readable, Verdict};
-use crate::cache::{CacheConfig, StartPosition, View};
+use crate::auth::{NamespaceAccess, ReadableNamespaces};
+use crate::cache::{CacheConfig, CollectionView, WatchStartPosition};
 use crate::serve::watch::session::WatchOptions;
 
 const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
@@ -25,11 +25,11 @@ async fn seconds(seconds: u64) {
 #[tokio::test(start_paused = true)]
 async fn unpolled_watch_is_cut_after_its_timeout() {
     let stage = stage();
-    let state = stage.watch_current(View::everything(), WatchOptions { end_bookmark: true, ..lasting(20) });
+    let state = stage.watch_current(CollectionView::everything(), WatchOptions { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
-    let readable = Readable::told(&[("a", Verdict::Allowed)]);
-    let part = stage.watch_part(&readable, StartPosition::Current, View::everything(), lasting(20));
-    let mut polled = stage.watch_current(View::everything(), lasting(20));
+    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed)]);
+    let part = stage.watch_part(&readable, WatchStartPosition::Current, CollectionView::everything(), lasting(20));
+    let mut polled = stage.watch_current(CollectionView::everything(), lasting(20));
     assert_eq!(polled.told(), ["ADDED p 5", "ADDED q 6"]);
     assert_eq!(stage.feeds.pins().len(), 2, "who has been told its state has none any more");
     seconds(24).await;
@@ -47,14 +47,14 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
 #[tokio::test(start_paused = true)]
 async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     let stage = stage();
-    let readable = Readable::told(&[("a", Verdict::Allowed)]);
+    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed)]);
     let stuck = [
-        stage.watch_current(View::everything(), WATCH_LIST),
-        stage.watch_in_chunks(View::everything(), WATCH_LIST),
+        stage.watch_current(CollectionView::everything(), WATCH_LIST),
+        stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST),
         stage.watch_current(app_x(), WATCH_LIST),
-        stage.watch_part(&readable, StartPosition::Current, View::everything(), WATCH_LIST),
+        stage.watch_part(&readable, WatchStartPosition::Current, CollectionView::everything(), WATCH_LIST),
     ];
-    let mut slow = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut slow = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     seconds(50).await;
     assert_eq!(slow.pieces(1).len(), 1, "one object");
     seconds(8).await;
@@ -71,7 +71,7 @@ async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
 #[tokio::test(start_paused = true)]
 async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
     let mut stage = stage();
-    let stuck = [stage.watch_current(View::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
+    let stuck = [stage.watch_current(CollectionView::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
     let mut behind = stage.watch_after(10, TERMS);
     stage.put("p", "x", 11);
     assert_eq!(behind.pieces(1).len(), 1, "and not polled again");
@@ -93,7 +93,7 @@ async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
 async fn watch_with_unread_end_is_cut() {
     let stage = stage();
     let mut client = stage.watch_after(10, TERMS);
-    client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEnd::Expired);
+    client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEndReason::Expired);
     seconds(4).await;
     assert_eq!(client.cut.why(), None);
     seconds(3).await;
@@ -113,9 +113,9 @@ async fn unpolled_watch_is_not_cut_for_a_due_bookmark() {
 #[tokio::test(start_paused = true)]
 async fn memory_pressure_cuts_oldest_pinned_watch_first() {
     let mut stage = stage();
-    let old = stage.watch_current(View::everything(), WATCH_LIST);
+    let old = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     stage.put("p", "x", 11);
-    let young = stage.watch_current(View::everything(), WATCH_LIST);
+    let young = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     stage.put("p", "x", 12);
     assert!(stage.feeds.pins().bytes() > 0);
     assert!(stage.feeds.pins().free(1) > 0);

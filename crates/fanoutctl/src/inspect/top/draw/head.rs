@@ -6,10 +6,10 @@ use ratatui::widgets::{RenderDirection, Sparkline};
 use tokio::time::Instant;
 
 use super::pace;
-use super::style::{BAR, Palette, fit, width};
+use super::style::{BAR, TerminalPalette, fit, width};
 use crate::inspect::table::{bytes, grouped, seconds};
 use crate::inspect::top::proxy::PolledProxy;
-use crate::inspect::top::screen::Screen;
+use crate::inspect::top::screen::TopScreen;
 
 /// The terminal width in columns from which the chart is beside the numbers, otherwise below them.
 pub(super) const WIDE: u16 = 100;
@@ -20,7 +20,7 @@ const LABEL: usize = 9;
 const NUMBERS: u16 = 66;
 
 /// Draws the selected proxy and its status.
-pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
+pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen) {
     let proxy = screen.proxy();
     let how = match (&proxy.silence, &proxy.look) {
         (Some(_), _) => format!("{}: no response", proxy.name),
@@ -33,7 +33,7 @@ pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
 }
 
 /// Returns the problems of the selected proxy, one per line.
-pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
+pub(super) fn troubles(screen: &TopScreen, now: Instant) -> Vec<String> {
     let proxy = screen.proxy();
     let mut lines = Vec::new();
     if let Some(silence) = &proxy.silence {
@@ -56,13 +56,13 @@ pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
 }
 
 /// Returns the number of lines for the list of proxies on a screen of this height.
-pub(super) fn proxy_lines(screen: &Screen, height: u16) -> usize {
+pub(super) fn proxy_lines(screen: &TopScreen, height: u16) -> usize {
     let room = usize::from(height / 4).min(LISTED_MAX);
     if screen.proxies.len() > 1 { screen.proxies.len().min(room) } else { 0 }
 }
 
 /// Draws the list of proxies if there are several; only those next to the selected one if they do not fit.
-pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, palette: TerminalPalette) {
     let room = usize::from(area.height);
     let last = screen.proxies.len().saturating_sub(room);
     let first = screen.selected.saturating_sub(room / 2).min(last);
@@ -94,7 +94,7 @@ fn numbers(proxy: &PolledProxy) -> Vec<String> {
     vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
 }
 
-fn state(proxy: &PolledProxy, palette: Palette) -> (&'static str, Style) {
+fn state(proxy: &PolledProxy, palette: TerminalPalette) -> (&'static str, Style) {
     match (&proxy.silence, &proxy.look) {
         (Some(_), _) => ("no response", palette.bad()),
         (None, None) => ("connecting", Style::new()),
@@ -104,7 +104,7 @@ fn state(proxy: &PolledProxy, palette: Palette) -> (&'static str, Style) {
 }
 
 /// Draws the numbers, and a chart of deliveries.
-pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palette) {
+pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, palette: TerminalPalette) {
     let proxy = screen.proxy();
     let (numbers, picture) = if area.width >= WIDE {
         let [numbers, picture] = Layout::horizontal([Constraint::Length(NUMBERS), Constraint::Fill(1)]).areas(area);

@@ -3,11 +3,11 @@ use ratatui::layout::{Constraint, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::style::{Palette, fit, width};
+use super::style::{TerminalPalette, fit, width};
 use crate::inspect::top::keys::KEYS;
 
 /// Draws the help over the screen.
-pub(super) fn help(frame: &mut Frame<'_>, palette: Palette) {
+pub(super) fn help(frame: &mut Frame<'_>, palette: TerminalPalette) {
     let keys = KEYS.iter().map(|(key, _)| width(key)).max().unwrap_or_default();
     let line = |(key, what): &(&str, &'static str)| {
         Line::from(vec![Span::styled(format!(" {}  ", fit(key, keys, false)), palette.strong()), (*what).into()])

@@ -4,21 +4,21 @@ use ratatui::text::{Line, Span};
 use serde_json::Value;
 
 use super::left_out;
-use super::style::{HEAD, Palette, clean, fit, width};
+use super::style::{HEAD, TerminalPalette, clean, fit, width};
 use crate::inspect::table::grouped;
-use crate::inspect::top::columns::{self, Column, FEED_COLUMNS, GAP, WATCH_COLUMNS};
-use crate::inspect::top::poll::WatchesResult;
-use crate::inspect::top::screen::{Screen, Tab};
+use crate::inspect::top::columns::{self, FEED_COLUMNS, GAP, TopColumn, WATCH_COLUMNS};
+use crate::inspect::top::poll::OpenWatchesResult;
+use crate::inspect::top::screen::{TopScreen, TopTab};
 
 /// Draws the selected table, and returns which rows are visible.
-pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, palette: Palette) -> String {
+pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut TopScreen, palette: TerminalPalette) -> String {
     let page = usize::from(area.height).saturating_sub(1);
     let rows = screen.view().rows(screen.rows()).len();
     screen.view_mut().fit(rows, page);
     let first = screen.view().first;
     let last = (first + page).min(rows);
     let total = match screen.proxy().look.as_ref().map(|look| &look.watches) {
-        Some(WatchesResult::Shown { total, .. }) if screen.tab == Tab::Watches => *total,
+        Some(OpenWatchesResult::Shown { total, .. }) if screen.tab == TopTab::Watches => *total,
         _ => 0,
     };
     let rows = screen.view().rows(screen.rows());
@@ -29,7 +29,7 @@ pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, pale
         }
         return "no rows".to_owned();
     }
-    let columns: &[Column] = if screen.tab == Tab::Feeds { &FEED_COLUMNS } else { &WATCH_COLUMNS };
+    let columns: &[TopColumn] = if screen.tab == TopTab::Feeds { &FEED_COLUMNS } else { &WATCH_COLUMNS };
     lines(frame, area, (screen, columns), &rows[first..last], palette);
     format!(
         "{}–{} of {}{}",
@@ -40,15 +40,15 @@ pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, pale
     )
 }
 
-fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&Value], palette: Palette) {
+fn lines(frame: &mut Frame<'_>, area: Rect, of: (&TopScreen, &[TopColumn]), rows: &[&Value], palette: TerminalPalette) {
     let (screen, columns) = of;
     let (view, room) = (screen.view(), usize::from(area.width).saturating_sub(2));
-    let head = |column: &Column| match (column.sort == view.order().name, view.is_up()) {
+    let head = |column: &TopColumn| match (column.sort == view.order().name, view.is_up()) {
         (true, true) => format!("{}▲", column.head),
         (true, false) => format!("{}▼", column.head),
         (false, _) => column.head.to_owned(),
     };
-    let cell = |row: &Value, column: &Column| clean(&(column.cell)(row)).into_owned();
+    let cell = |row: &Value, column: &TopColumn| clean(&(column.cell)(row)).into_owned();
     let cells: Vec<Vec<_>> = rows.iter().map(|row| columns.iter().map(|column| cell(row, column)).collect()).collect();
     let need = |at: usize| {
         let widest = cells.iter().map(|cells| width(&cells[at])).max().unwrap_or_default();
@@ -78,16 +78,16 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
 }
 
 /// Returns the lines that say why a table has no rows.
-fn nothing(screen: &Screen) -> Vec<String> {
+fn nothing(screen: &TopScreen) -> Vec<String> {
     let Some(look) = &screen.proxy().look else { return vec![" No response yet.".to_owned()] };
     match (screen.tab, &look.watches) {
-        (Tab::Watches, WatchesResult::NotAsked) => vec![" Loading watches.".to_owned()],
-        (Tab::Watches, WatchesResult::Hidden(status)) => vec![
+        (TopTab::Watches, OpenWatchesResult::NotAsked) => vec![" Loading watches.".to_owned()],
+        (TopTab::Watches, OpenWatchesResult::Hidden(status)) => vec![
             format!(" Watches are hidden ({}).", status.as_u16()),
             " Use a unix socket, or --token-file with a token of a user who may get /debug/watches.".to_owned(),
         ],
         _ if !screen.view().filter.is_empty() => vec![" No row matches the filter.".to_owned()],
-        (Tab::Feeds, _) => vec![" No feeds: no client has read a cacheable resource yet.".to_owned()],
-        (Tab::Watches, _) => vec![" No open watches.".to_owned()],
+        (TopTab::Feeds, _) => vec![" No feeds: no client has read a cacheable resource yet.".to_owned()],
+        (TopTab::Watches, _) => vec![" No open watches.".to_owned()],
     }
 }

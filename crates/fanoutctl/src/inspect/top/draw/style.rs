@@ -4,12 +4,12 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Span;
 
 use crate::inspect::table::printable;
-use crate::inspect::top::columns::Tone;
+use crate::inspect::top::columns::TextHighlight;
 
 /// The styles of the screen. The text carries all information that colours do. Without colours, bold and reversed
 /// text is used.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Palette {
+pub(super) struct TerminalPalette {
     pub(super) has_colours: bool,
 }
 
@@ -18,7 +18,7 @@ pub(super) const BAR: Style = Style::new().add_modifier(Modifier::REVERSED);
 /// The style of table heads.
 pub(super) const HEAD: Style = Style::new().add_modifier(Modifier::BOLD.union(Modifier::UNDERLINED));
 
-impl Palette {
+impl TerminalPalette {
     pub(super) fn strong(self) -> Style {
         self.coloured(Color::Cyan).add_modifier(Modifier::BOLD)
     }
@@ -31,12 +31,12 @@ impl Palette {
         self.coloured(Color::Green)
     }
 
-    pub(super) fn tone(self, tone: Tone) -> Style {
+    pub(super) fn tone(self, tone: TextHighlight) -> Style {
         match tone {
-            Tone::Plain => Style::new(),
-            Tone::Good => self.coloured(Color::Green),
-            Tone::Warning => self.coloured(Color::Yellow).add_modifier(Modifier::BOLD),
-            Tone::Bad => self.bad(),
+            TextHighlight::Plain => Style::new(),
+            TextHighlight::Good => self.coloured(Color::Green),
+            TextHighlight::Warning => self.coloured(Color::Yellow).add_modifier(Modifier::BOLD),
+            TextHighlight::Bad => self.bad(),
         }
     }
 
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn palette_without_colours_sets_no_colour() {
-        let palette = Palette { has_colours: false };
-        let styles = [palette.strong(), palette.bad(), palette.picture(), palette.tone(Tone::Warning)];
+        let palette = TerminalPalette { has_colours: false };
+        let styles = [palette.strong(), palette.bad(), palette.picture(), palette.tone(TextHighlight::Warning)];
         assert!(styles.iter().all(|style| style.fg.is_none() && style.bg.is_none()));
     }
 }

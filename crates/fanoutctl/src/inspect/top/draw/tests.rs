@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::inspect::InspectError;
-use crate::inspect::top::poll::PollResult;
+use crate::inspect::top::poll::ProxyPollResult;
 use crate::inspect::top::samples;
 
 const EVERY: Duration = Duration::from_secs(2);
 
 /// Returns a screen of these proxies, each of which was polled twice.
-fn screen(names: &[&str], now: Instant) -> Screen {
-    let mut screen = Screen::new(names.iter().map(|name| (*name).to_owned()), EVERY, true);
+fn screen(names: &[&str], now: Instant) -> TopScreen {
+    let mut screen = TopScreen::new(names.iter().map(|name| (*name).to_owned()), EVERY, true);
     for nth in 0..names.len() {
         for (at, delivered) in [(now - EVERY, 0), (now, 25_000)] {
             screen.saw(nth, Ok(samples::look(samples::counters(at, delivered))), at);
@@ -25,7 +25,7 @@ fn screen(names: &[&str], now: Instant) -> Screen {
 }
 
 /// Returns the lines that are drawn on a terminal of this size.
-fn drawn(screen: &mut Screen, (width, height): (u16, u16), now: Instant) -> Vec<String> {
+fn drawn(screen: &mut TopScreen, (width, height): (u16, u16), now: Instant) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("it is in memory");
     let frame = terminal.draw(|frame| draw(frame, screen, now)).expect("it is in memory");
     let cells = frame.buffer.content.chunks(usize::from(width));
@@ -65,17 +65,17 @@ fn screen_shows_numbers_feeds_and_keys() {
 fn watches_tab_shows_rows_or_the_reason_for_none() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
-    screen.tab = Tab::Watches;
+    screen.tab = TopTab::Watches;
     let lines = drawn(&mut screen, (120, 24), now);
     assert!(lines[6].ends_with("by behind ▼ · 1–3 of 3 of 5,000; filter to see others"), "{}", lines[6]);
     let row = " pods.v1 by fields  a      Zeta/1                               7  stalled     5 s  4.0 KiB    90 s  h2";
     assert_eq!(lines[8], row);
     for (watches, why) in [
-        (WatchesResult::NotAsked, "Loading watches."),
-        (WatchesResult::Hidden(http::StatusCode::FORBIDDEN), "Watches are hidden (403)."),
-        (WatchesResult::of(&json!({"total": 0, "watches": []})), "No open watches."),
+        (OpenWatchesResult::NotAsked, "Loading watches."),
+        (OpenWatchesResult::Hidden(http::StatusCode::FORBIDDEN), "Watches are hidden (403)."),
+        (OpenWatchesResult::of(&json!({"total": 0, "watches": []})), "No open watches."),
     ] {
-        let look = PollResult { watches, ..samples::look(samples::counters(now, 0)) };
+        let look = ProxyPollResult { watches, ..samples::look(samples::counters(now, 0)) };
         screen.saw(0, Ok(look), now);
         let lines = drawn(&mut screen, (120, 24), now);
         assert!(shows(&lines, why), "{why}: {lines:#?}");
@@ -102,14 +102,16 @@ fn last_known_state_is_shown_while_proxy_does_not_respond() {
 fn client_text_cannot_control_the_terminal() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
-    screen.tab = Tab::Watches;
+    screen.tab = TopTab::Watches;
     screen.watches.filter = "\u{1b}[31m".to_owned();
     let rows =
         vec![samples::watch("\u{1b}[2Jroot\u{202e}", "kubelet\r\n\u{9b}31m\u{7}\u{1b}]0;owned\u{1b}\\ \u{1b}[31m", 1)];
-    let look =
-        PollResult { watches: WatchesResult::Shown { total: 1, rows }, ..samples::look(samples::counters(now, 0)) };
+    let look = ProxyPollResult {
+        watches: OpenWatchesResult::Shown { total: 1, rows },
+        ..samples::look(samples::counters(now, 0))
+    };
     screen.saw(0, Ok(look), now);
-    for mode in [Mode::Tables, Mode::Filter] {
+    for mode in [InputMode::Tables, InputMode::Filter] {
         screen.mode = mode;
         let lines = drawn(&mut screen, (160, 24), now);
         assert!(shows(&lines, "�[2Jroot�") && shows(&lines, "kubelet��"), "{lines:#?}");
@@ -123,7 +125,9 @@ fn every_terminal_size_can_be_drawn() {
     let now = Instant::now();
     let names: Vec<_> = (0..20).map(|nth| format!("pod/{nth}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    for (tab, mode) in [(Tab::Feeds, Mode::Tables), (Tab::Watches, Mode::Help), (Tab::Watches, Mode::Filter)] {
+    for (tab, mode) in
+        [(TopTab::Feeds, InputMode::Tables), (TopTab::Watches, InputMode::Help), (TopTab::Watches, InputMode::Filter)]
+    {
         for width in [1, 2, 40, 80, 99, 100, 300] {
             for height in [1, 2, 5, 13, 14, 21, 22, 60] {
                 let mut screen = screen(&names, now);
@@ -156,10 +160,10 @@ fn colours_can_be_disabled() {
 fn help_and_the_filter_are_drawn() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
-    screen.mode = Mode::Help;
+    screen.mode = InputMode::Help;
     let lines = drawn(&mut screen, (100, 24), now);
     assert!(shows(&lines, "Keys (press any key to close)") && shows(&lines, "next sort order"), "{lines:#?}");
-    (screen.mode, screen.is_paused) = (Mode::Filter, true);
+    (screen.mode, screen.is_paused) = (InputMode::Filter, true);
     screen.feeds.filter = "nodes".to_owned();
     let lines = drawn(&mut screen, (100, 24), now);
     assert!(lines[0].ends_with("PAUSED") && lines[23].starts_with(" /nodes_   Enter applies it"), "{lines:#?}");

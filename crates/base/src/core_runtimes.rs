@@ -1,0 +1,328 @@
+use std::cell::RefCell;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::mem::take;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::thread::{self, JoinHandle};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Handle, RuntimeFlavor};
+
+/// Threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it uses. One
+/// such thread for connections and one for feeds per core need 0.88 × the CPU of one runtime for both.
+/// Clones share the threads, which end with the last clone.
+#[derive(Debug, Clone, Default)]
+pub struct CoreRuntimes(Arc<CoreThreadSet>);
+
+#[derive(Debug, Default)]
+struct CoreThreadSet {
+    all: Vec<CoreRuntime>,
+    /// The core at which the search for a core begins, so that consecutive short tasks go to different cores.
+    next: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct CoreRuntime {
+    runtime: Handle,
+    thread: JoinHandle<()>,
+    bell: Arc<CoreWaker>,
+    /// The number of tasks on the core.
+    load: AtomicUsize,
+}
+
+/// A task's share of a core's load, released on drop.
+#[derive(Debug)]
+pub struct CoreLoadGuard {
+    cores: CoreRuntimes,
+    number: usize,
+}
+
+/// Collects the wakers that a core's own thread should wake. Waking a task of another thread takes a lock and a system
+/// call each time; the collector takes them once for a thousand tasks.
+#[derive(Default)]
+pub struct CoreWaker {
+    /// The number of the core, starting at 0.
+    number: usize,
+    rung: Mutex<PendingWakes>,
+    sweep: AtomicWaker,
+}
+
+#[derive(Default)]
+struct PendingWakes {
+    wakers: Vec<Waker>,
+    is_over: bool,
+}
+
+/// A set with one value for each core, and one for all other threads.
+#[derive(Debug)]
+pub struct PerCore<T>(Box<[T]>);
+
+/// The data of a core's thread about its own core.
+struct CurrentCore {
+    bell: Arc<CoreWaker>,
+    home: Option<Handle>,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
+}
+
+/// Returns the runtime on which the cores were started, if called on a core's thread; elsewhere the current runtime. It
+/// runs tasks that other cores also wait for, which must not depend on one core's load.
+pub fn home_runtime() -> Handle {
+    HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
+}
+
+impl CoreRuntimes {
+    /// Starts as many cores as the current runtime has threads. A single-threaded runtime gets none, so that all tasks
+    /// stay on it; simulations with a virtual clock rely on this.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn beside_runtime() -> io::Result<Self> {
+        let runtime = Handle::current();
+        match runtime.runtime_flavor() {
+            RuntimeFlavor::CurrentThread => Ok(Self::default()),
+            _ => Self::start(runtime.metrics().num_workers()),
+        }
+    }
+
+    /// Starts `count` cores.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(count: usize) -> io::Result<Self> {
+        let all = (0..count).map(CoreRuntime::start).collect::<io::Result<_>>()?;
+        Ok(Self(Arc::new(CoreThreadSet { all, next: AtomicUsize::new(0) })))
+    }
+
+    /// Returns a slot on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get
+    /// no more tasks.
+    pub(super) fn place(&self) -> Option<CoreLoadGuard> {
+        let CoreThreadSet { all, next } = &*self.0;
+        let first = next.fetch_add(1, Ordering::Relaxed);
+        let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
+        let alive = numbers.filter(|number| !all[*number].thread.is_finished());
+        alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
+    }
+
+    /// Returns a slot on each core.
+    pub(super) fn each(&self) -> impl Iterator<Item = CoreLoadGuard> {
+        (0..self.0.all.len()).map(|number| self.place_on(number))
+    }
+
+    fn place_on(&self, number: usize) -> CoreLoadGuard {
+        self.0.all[number].load.fetch_add(1, Ordering::Relaxed);
+        CoreLoadGuard { cores: self.clone(), number }
+    }
+}
+
+impl CoreRuntime {
+    fn start(number: usize) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let bell = Arc::new(CoreWaker { number, ..CoreWaker::default() });
+        let handle = runtime.handle().clone();
+        let home = Handle::try_current().ok();
+        let sweeping = bell.clone();
+        let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
+            HERE.set(Some(CurrentCore { bell: sweeping.clone(), home }));
+            runtime.block_on(poll_fn(|cx| sweeping.poll_sweep(cx)));
+        })?;
+        Ok(Self { runtime: handle, thread, bell, load: AtomicUsize::new(0) })
+    }
+}
+
+impl Drop for CoreRuntime {
+    fn drop(&mut self) {
+        self.bell.rung.lock().is_over = true;
+        self.bell.sweep.wake();
+    }
+}
+
+impl CoreLoadGuard {
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.cores.0.all[self.number].runtime
+    }
+}
+
+impl Drop for CoreLoadGuard {
+    fn drop(&mut self) {
+        self.cores.0.all[self.number].load.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl CoreWaker {
+    /// Returns the waker of the current thread's core, if the thread is a core's.
+    pub fn here() -> Option<Arc<Self>> {
+        HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
+    }
+
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Makes the core's thread wake the given wakers, in their order.
+    pub fn ring(&self, wakers: Vec<Waker>) {
+        let mut rung = self.rung.lock();
+        // A core that was notified and has not run yet finds all of them.
+        let is_first = rung.wakers.is_empty();
+        if is_first {
+            rung.wakers = wakers;
+        } else {
+            rung.wakers.extend(wakers);
+        }
+        drop(rung);
+        if is_first {
+            self.sweep.wake();
+        }
+    }
+
+    fn poll_sweep(&self, cx: &Context<'_>) -> Poll<()> {
+        self.sweep.register(cx.waker());
+        let mut rung = self.rung.lock();
+        let (wakers, is_over) = (take(&mut rung.wakers), rung.is_over);
+        drop(rung);
+        wakers.into_iter().for_each(Waker::wake);
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl<T> PerCore<T> {
+    /// Creates one value for each possible core; if more cores were started, some share a value.
+    pub fn new(make: impl Fn() -> T) -> Self {
+        Self(Self::numbers().map(|_| make()).collect())
+    }
+
+    /// Like [`new`](Self::new), for a constructor that may fail.
+    pub fn try_new<E>(make: impl Fn() -> Result<T, E>) -> Result<Self, E> {
+        Self::numbers().map(|_| make()).collect::<Result<_, E>>().map(Self)
+    }
+
+    fn numbers() -> Range<usize> {
+        0..1 + thread::available_parallelism().map_or(1, usize::from)
+    }
+
+    /// Returns the value of the current thread's core.
+    pub fn here(&self) -> &T {
+        let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
+        &self.0[number % self.0.len()]
+    }
+}
+
+impl fmt::Debug for CoreWaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CoreWaker").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A timeout that ends a hang.
+    const SOON: Duration = Duration::from_secs(60);
+
+    /// The number of the current thread's core.
+    fn number() -> Option<usize> {
+        CoreWaker::here().map(|bell| bell.number())
+    }
+
+    #[test]
+    fn places_are_balanced_and_tasks_never_leave_their_core() {
+        let cores = CoreRuntimes::start(3).expect("threads");
+        let places: Vec<_> = (0..6).map(|_| cores.place().expect("a core")).collect();
+        let (say, said) = mpsc::channel();
+        for place in &places {
+            let say = say.clone();
+            place.runtime().spawn(async move {
+                let mut seen = vec![number().expect("on a core")];
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                    seen.push(number().expect("on a core"));
+                }
+                seen.dedup();
+                say.send(seen).expect("it is heard");
+            });
+        }
+        let mut seen: Vec<_> = (0..6).map(|_| said.recv_timeout(SOON).expect("they end")).collect();
+        seen.sort();
+        assert_eq!(seen, [[0], [0], [1], [1], [2], [2]]);
+        drop(places);
+        assert!(cores.0.all.iter().all(|core| core.load.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn new_places_are_balanced_after_earlier_ones_are_dropped() {
+        let cores = CoreRuntimes::start(3).expect("threads");
+        let mut numbers: Vec<_> = (0..6).map(|_| cores.place().expect("a core").number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn panicked_core_receives_no_new_tasks() {
+        struct Panics;
+        impl std::task::Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("a fault of ours");
+            }
+        }
+        let cores = CoreRuntimes::start(2).expect("threads");
+        cores.0.all[0].bell.ring(vec![Arc::new(Panics).into()]);
+        let began = std::time::Instant::now();
+        while !cores.0.all[0].thread.is_finished() && began.elapsed() < SOON {
+            thread::yield_now();
+        }
+        assert!((0..4).all(|_| cores.place().is_some_and(|place| place.number == 1)));
+    }
+
+    #[test]
+    fn every_waker_runs_in_order_on_the_thread_of_its_core() {
+        struct Noted(mpsc::Sender<(usize, Option<usize>)>, usize);
+        impl std::task::Wake for Noted {
+            fn wake(self: Arc<Self>) {
+                self.0.send((self.1, number())).expect("it is heard");
+            }
+        }
+        let cores = CoreRuntimes::start(2).expect("threads");
+        let (say, said) = mpsc::channel();
+        for round in 0..1_000 {
+            let waker = |n| Waker::from(Arc::new(Noted(say.clone(), n)));
+            cores.0.all[1].bell.ring(vec![waker(2 * round), waker(2 * round + 1)]);
+        }
+        for n in 0..2_000 {
+            assert_eq!(said.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
+        }
+    }
+
+    #[test]
+    fn dropping_last_clone_ends_threads_and_drops_tasks() {
+        let cores = CoreRuntimes::start(2).expect("threads");
+        let (held, dropped) = mpsc::channel::<()>();
+        let place = cores.place().expect("a core");
+        place.runtime().spawn(async move {
+            let _held = held;
+            std::future::pending::<()>().await;
+        });
+        drop((place, cores));
+        assert_eq!(dropped.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    #[tokio::test]
+    async fn single_threaded_runtime_starts_no_cores() {
+        assert!(CoreRuntimes::beside_runtime().expect("nothing is started").place().is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+    async fn multi_threaded_runtime_starts_one_core_per_worker() {
+        assert_eq!(CoreRuntimes::beside_runtime().expect("threads").0.all.len(), 3);
+    }
+}

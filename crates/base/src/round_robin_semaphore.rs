@@ -1,0 +1,298 @@
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::thread::available_parallelism;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// Grants turns for CPU-bound work: a limited number at a time, and round robin between holders, however many waiters
+/// one holder has. Clones share the queue.
+#[derive(Debug)]
+pub struct RoundRobinSemaphore<K>(Arc<Mutex<RoundRobinState<K>>>);
+
+/// The permission to do CPU-bound work. Dropping it ends the turn.
+#[derive(Debug)]
+#[must_use = "it is over when it is dropped"]
+pub struct RoundRobinPermit<K: Clone + Eq + Hash> {
+    turns: RoundRobinSemaphore<K>,
+    holder: K,
+    /// Whether the turn was passed on and not regained.
+    is_lost: bool,
+}
+
+/// A waiter in the queue that completes with a turn. Dropping it leaves the queue, and releases a turn that was granted
+/// too late.
+#[derive(Debug)]
+pub struct RoundRobinAcquire<K: Clone + Eq + Hash> {
+    turns: RoundRobinSemaphore<K>,
+    holder: K,
+    number: i64,
+    called: oneshot::Receiver<()>,
+    is_taken: bool,
+}
+
+struct RoundRobinState<K> {
+    running: usize,
+    running_max: usize,
+    /// Whether a holder may have only one turn at a time.
+    has_one: fn(&K) -> bool,
+    waiting: usize,
+    tickets: i64,
+    /// The holders with a turn or a waiter.
+    holders: HashMap<K, RoundRobinHolder>,
+    /// The holders with waiters, the next one first.
+    order: VecDeque<K>,
+}
+
+#[derive(Debug, Default)]
+struct RoundRobinHolder {
+    running: usize,
+    /// The waiters of a holder, the next one first.
+    waiting: BTreeMap<i64, oneshot::Sender<()>>,
+}
+
+/// The end of a holder's own queue at which a waiter is added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueueInsertEnd {
+    Back,
+    Front,
+}
+
+/// Returns the number of concurrent turns that leaves other work a free core: half of the cores, and at least one.
+pub fn half_of_the_cores() -> usize {
+    available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
+}
+
+impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
+    /// Creates a queue. `has_one` selects the holders that may have only one turn at a time; the others may have all of
+    /// them.
+    pub fn new(at_a_time: usize, has_one: fn(&K) -> bool) -> Self {
+        let (holders, order) = (HashMap::new(), VecDeque::new());
+        let queue =
+            RoundRobinState { running: 0, running_max: at_a_time, has_one, waiting: 0, tickets: 0, holders, order };
+        Self(Arc::new(Mutex::new(queue)))
+    }
+
+    /// Waits for a turn of the holder.
+    pub fn wait(&self, holder: K) -> RoundRobinAcquire<K> {
+        self.enter(holder, QueueInsertEnd::Back)
+    }
+
+    /// Returns the number of waiters, in total and of one holder.
+    pub fn waiting(&self, holder: &K) -> (usize, usize) {
+        let queue = self.0.lock();
+        (queue.waiting, queue.holders.get(holder).map_or(0, |line| line.waiting.len()))
+    }
+
+    /// Whether the queue has no turns and no waiters, so that no state is kept.
+    pub fn is_empty(&self) -> bool {
+        let queue = self.0.lock();
+        (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
+    }
+
+    fn enter(&self, holder: K, end: QueueInsertEnd) -> RoundRobinAcquire<K> {
+        let mut queue = self.0.lock();
+        let (calls, called) = oneshot::channel();
+        queue.tickets += 1;
+        queue.waiting += 1;
+        let number = if end == QueueInsertEnd::Back { queue.tickets } else { -queue.tickets };
+        let line = queue.holders.entry(holder.clone()).or_default();
+        let is_first = line.waiting.is_empty();
+        line.waiting.insert(number, calls);
+        if is_first {
+            queue.order.push_back(holder.clone());
+        }
+        queue.call();
+        drop(queue);
+        RoundRobinAcquire { turns: self.clone(), holder, number, called, is_taken: false }
+    }
+
+    fn end(&self, holder: &K) {
+        let mut queue = self.0.lock();
+        queue.ended(holder);
+        queue.call();
+    }
+}
+
+impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
+    /// Whether another holder waits that could get this turn.
+    pub fn is_wanted(&self) -> bool {
+        let queue = self.turns.0.lock();
+        queue.order.iter().any(|waits| *waits != self.holder && queue.may_have(waits))
+    }
+
+    /// Passes the turn to other holders, and completes when this holder has one again.
+    pub async fn pass_on(&mut self) {
+        // Queues first and then ends the turn, so that this holder comes after the waiting ones.
+        let again = self.turns.enter(self.holder.clone(), QueueInsertEnd::Front);
+        self.is_lost = true;
+        self.turns.end(&self.holder);
+        *self = again.await;
+    }
+}
+
+impl<K: Clone + Eq + Hash + Unpin> Future for RoundRobinAcquire<K> {
+    type Output = RoundRobinPermit<K>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RoundRobinPermit<K>> {
+        ready!(Pin::new(&mut self.called).poll(cx)).expect("who calls is in the queue, which is held here");
+        self.is_taken = true;
+        Poll::Ready(RoundRobinPermit { turns: self.turns.clone(), holder: self.holder.clone(), is_lost: false })
+    }
+}
+
+impl<K: Clone + Eq + Hash> RoundRobinState<K> {
+    fn may_have(&self, holder: &K) -> bool {
+        !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|line| line.running == 0)
+    }
+
+    /// Grants free turns to the next waiters.
+    fn call(&mut self) {
+        let mut looked_at = 0;
+        while self.running < self.running_max && looked_at < self.order.len() {
+            let Some(holder) = self.order.pop_front() else { return };
+            if !self.may_have(&holder) {
+                self.order.push_back(holder);
+                looked_at += 1;
+                continue;
+            }
+            let Some(line) = self.holders.get_mut(&holder) else { continue };
+            let next = line.waiting.pop_first();
+            if !line.waiting.is_empty() {
+                self.order.push_back(holder.clone());
+            }
+            let Some((_, calls)) = next else { continue };
+            self.waiting -= 1;
+            line.running += 1;
+            self.running += 1;
+            looked_at = 0;
+            if calls.send(()).is_err() {
+                self.ended(&holder);
+            }
+        }
+    }
+
+    fn ended(&mut self, holder: &K) {
+        self.running -= 1;
+        let Some(line) = self.holders.get_mut(holder) else { return };
+        line.running -= 1;
+        if !line.waiting.is_empty() {
+            // The holder has had its turn, so it goes to the end.
+            self.order.retain(|waits| waits != holder);
+            self.order.push_back(holder.clone());
+        }
+        self.forget(holder);
+    }
+
+    /// Removes a waiter that has not been granted a turn.
+    fn leave(&mut self, holder: &K, number: i64) {
+        let Some(line) = self.holders.get_mut(holder) else { return };
+        if line.waiting.remove(&number).is_none() {
+            return;
+        }
+        self.waiting -= 1;
+        if line.waiting.is_empty() {
+            self.order.retain(|waits| waits != holder);
+        }
+        self.forget(holder);
+    }
+
+    fn forget(&mut self, holder: &K) {
+        if self.holders.get(holder).is_some_and(|line| line.running == 0 && line.waiting.is_empty()) {
+            self.holders.remove(holder);
+        }
+    }
+}
+
+impl<K> Clone for RoundRobinSemaphore<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K> fmt::Debug for RoundRobinState<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { running, waiting, .. } = self;
+        f.debug_struct("RoundRobinState").field("running", running).field("waiting", waiting).finish_non_exhaustive()
+    }
+}
+
+impl<K: Clone + Eq + Hash> Drop for RoundRobinPermit<K> {
+    fn drop(&mut self) {
+        if !self.is_lost {
+            self.turns.end(&self.holder);
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Drop for RoundRobinAcquire<K> {
+    fn drop(&mut self) {
+        if self.is_taken {
+            return;
+        }
+        self.called.close();
+        if self.called.try_recv().is_ok() {
+            self.turns.end(&self.holder);
+        } else {
+            self.turns.0.lock().leave(&self.holder, self.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn turns_are_round_robin_by_holder_and_in_order_within_one() {
+        let (turns, notes) = (RoundRobinSemaphore::new(1, |_| false), Arc::<Mutex<String>>::default());
+        let first = turns.wait('z').await;
+        let work = async |holder: char, name: char| {
+            let _turn = turns.wait(holder).await;
+            notes.lock().push(name);
+            tokio::task::yield_now().await;
+        };
+        let all = async {
+            tokio::join!(work('a', 'a'), work('a', 'b'), work('a', 'c'), work('x', 'x'), work('y', 'y'));
+        };
+        let rest = async { drop(first) };
+        tokio::join!(all, rest);
+        assert_eq!(*notes.lock(), "axybc");
+        assert!(turns.is_empty());
+    }
+
+    #[tokio::test]
+    async fn holder_can_use_all_turns_unless_limited_to_one() {
+        for (has_one, had) in [((|_| false) as fn(&u8) -> bool, 3), (|holder| *holder == 1, 1)] {
+            let turns = RoundRobinSemaphore::new(3, has_one);
+            let held: Vec<_> = (0..5).filter_map(|_| turns.wait(1).now_or_never()).collect();
+            assert_eq!(held.len(), had);
+            assert_eq!(turns.wait(2).now_or_never().is_some(), had < 3, "what nobody has is for whoever wants it");
+            drop(held);
+            assert!(turns.is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn new_holder_waits_for_only_one_turn_of_a_busy_holder() {
+        let turns = RoundRobinSemaphore::new(1, |_| false);
+        let mut turn = turns.wait(1).await;
+        let mut many: VecDeque<_> = (0..100).map(|_| turns.wait(1)).collect();
+        let mut other = turns.wait(2);
+        assert_eq!((turns.waiting(&1), turns.waiting(&2)), ((101, 100), (101, 1)));
+        assert!(turn.is_wanted() && (&mut other).now_or_never().is_none());
+        drop(turn);
+        turn = (&mut other).now_or_never().expect("it is next");
+        assert!(turn.is_wanted());
+        drop(turn);
+        drop(many.pop_front().expect("one of them").now_or_never().expect("it is its holder's turn"));
+        drop((many, other));
+        assert!(turns.is_empty(), "whoever goes away leaves no trace");
+    }
+}

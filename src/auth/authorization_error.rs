@@ -1,0 +1,104 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::review_client::ReviewTopic;
+use crate::upstream::UpstreamError;
+use kubeapi::{AccessAttributes, User};
+
+/// The reason that a caller is refused. `serve` decides which details clients receive.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthorizationError {
+    /// The credential was not accepted, or there is none.
+    #[error("no valid credential: the caller is not authenticated")]
+    Unauthenticated,
+    /// Upstream denied the access, with the authorizer's reason, which may be empty.
+    #[error("access denied: {0}")]
+    Denied(Arc<str>),
+    /// No decision can be obtained now, so the request fails with 503 (fail closed).
+    #[error("{0}")]
+    Unavailable(String),
+    /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
+    #[error("the proxy's account may not create {0} (RBAC)")]
+    ReviewsForbidden(&'static str),
+    /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
+    #[error("too many authentication or authorization requests; try again")]
+    TooMany { retry_after_seconds: u32 },
+}
+
+/// A permission that has ended: it was revoked, its credential expired, or it could not be checked for too long.
+#[derive(Debug, Clone)]
+pub struct RevokedPermission {
+    /// The last known user of the permission.
+    pub user: Arc<User>,
+    /// The access that the permission allowed.
+    pub access: Arc<AccessAttributes>,
+    pub why: AuthorizationError,
+}
+
+/// How long open watches continue after upstream begins to reject the proxy's reviews.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
+
+impl AuthorizationError {
+    /// Returns the error for a review without an answer.
+    pub(super) fn unanswered(error: &UpstreamError, topic: ReviewTopic) -> Self {
+        match error.code() {
+            Some(401 | 403) => Self::ReviewsForbidden(topic.resource),
+            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal)),
+            None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal)),
+        }
+    }
+
+    /// Creates a denial without a reason.
+    pub(super) fn denied() -> Self {
+        Self::Denied(Arc::from(""))
+    }
+
+    /// Returns the reason as a metric label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Unauthenticated => "unauthenticated",
+            Self::Denied(_) => "denied",
+            Self::Unavailable(_) => "unavailable",
+            Self::ReviewsForbidden(_) => "reviews_forbidden",
+            Self::TooMany { .. } => "too_many",
+        }
+    }
+
+    /// Whether the reason is that no decision could be obtained.
+    pub(super) fn is_doubt(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
+    }
+
+    /// Returns how long open watches continue while this is the only result. If the proxy's account may not create
+    /// reviews, that does not count as an outage (docs/SECURITY.md, "When the apiserver is unreachable").
+    pub(super) fn grace(&self, outage: Duration) -> Duration {
+        if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubeapi::Status;
+
+    #[test]
+    fn rejected_review_is_reported_as_reviews_forbidden() {
+        let refused = |code| UpstreamError::Refused(Box::new(Status { code, ..Status::default() }));
+        for (error, expected) in [
+            (refused(401), "reviews_forbidden"),
+            (refused(403), "reviews_forbidden"),
+            (refused(404), "unavailable"),
+            (refused(429), "unavailable"),
+            (refused(500), "unavailable"),
+            (UpstreamError::Unreachable("nobody listens".into()), "unavailable"),
+            (UpstreamError::Timeout(FORBIDDEN_GRACE), "unavailable"),
+            (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
+            (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
+        ] {
+            let why = AuthorizationError::unanswered(&error, ReviewTopic::TOKEN);
+            assert_eq!(why.as_str(), expected, "{error}");
+            // Details of the failure are for the log, and not for callers.
+            assert!(!why.to_string().contains(&error.to_string()), "{why}");
+        }
+    }
+}

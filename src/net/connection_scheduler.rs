@@ -1,0 +1,186 @@
+mod owner_queue;
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+use super::DownstreamConnection;
+use super::connection::EVERYBODY;
+use super::connections_by_owner::ConnectionOwner;
+use super::idle_connections::ConnectionSource;
+use base::PerCore;
+use owner_queue::{ConnectionOwnerQueues, OwnerQueueTicket, PollDecision, SLICE};
+
+/// Fair scheduling of connections by owner, on each core of a listener.
+///
+/// An owner is a caller, or an address whose callers are not authenticated yet. After an owner has used its slice of a
+/// core, its connections wait in line, however many it has. The lines of a core get one slice each in turn, and
+/// everything else that can run does so before each slice. So an owner that uses little of a core waits for at most one
+/// slice. Beside a storm (`make siege ATTACK=storm`), another caller's cached GETs have a p99 of up to 2.0 ms, without
+/// turns 12.1 ms.
+///
+/// Scheduling refuses nothing and leaves no core idle: if nothing else can run, the next slice begins at once.
+#[derive(Debug)]
+pub(super) struct ConnectionScheduler(PerCore<Arc<CoreScheduler>>);
+
+#[derive(Debug, Default)]
+struct CoreScheduler {
+    /// Whether all connections belong to one owner and none of them waits, so that no connection needs a turn.
+    is_free: AtomicBool,
+    state: Mutex<CoreSchedulerState>,
+}
+
+#[derive(Debug, Default)]
+struct CoreSchedulerState {
+    /// The number of connections of each owner.
+    open: HashMap<ConnectionOwner, usize>,
+    lines: ConnectionOwnerQueues,
+}
+
+/// The turns of one connection, which stays on one core.
+#[derive(Debug)]
+pub(super) struct ScheduledConnection {
+    core: Arc<CoreScheduler>,
+    connection: DownstreamConnection,
+    source: ConnectionSource,
+    /// The owner to which the connection is charged.
+    owner: ConnectionOwner,
+    place: Option<OwnerQueueTicket>,
+}
+
+/// The owner of all connections if all callers count as one. Its connections never wait.
+const ALL: ConnectionOwner = ConnectionOwner::Caller(EVERYBODY);
+
+/// The permission to poll a connection, until it is dropped.
+#[derive(Debug)]
+#[must_use = "it is over when it is dropped"]
+pub(super) struct ConnectionPollPermit<'a> {
+    core: &'a CoreScheduler,
+    connection: &'a DownstreamConnection,
+    /// The owner of the turn and the start time; `None` if the turn is not recorded.
+    taken: Option<(ConnectionOwner, Instant)>,
+}
+
+impl ConnectionScheduler {
+    pub(super) fn shared() -> Arc<Self> {
+        Arc::new(Self(PerCore::new(Arc::default)))
+    }
+
+    /// Creates the turns of a connection on the current thread's core.
+    pub(super) fn of(&self, connection: &DownstreamConnection, source: ConnectionSource) -> ScheduledConnection {
+        let (core, connection) = (self.0.here().clone(), connection.clone());
+        let owner = owner(&connection, source);
+        core.change(|state| state.count(owner));
+        ScheduledConnection { core, connection, source, owner, place: None }
+    }
+}
+
+/// Returns the caller that was authenticated last on a connection, or the connection's source if there is none.
+fn owner(connection: &DownstreamConnection, source: ConnectionSource) -> ConnectionOwner {
+    connection.caller().map_or(ConnectionOwner::Source(source), ConnectionOwner::Caller)
+}
+
+impl ScheduledConnection {
+    /// Ready when the connection may be polled. If not, the task is woken when it may.
+    pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<ConnectionPollPermit<'_>> {
+        let owner = owner(&self.connection, self.source);
+        // A waiting connection keeps its owner, because its place belongs to that owner's line.
+        if owner != self.owner && self.place.is_none() {
+            self.core.change(|state| {
+                state.count(owner);
+                state.discount(self.owner);
+            });
+            self.owner = owner;
+        }
+        let (core, connection, owner) = (&*self.core, &self.connection, self.owner);
+        if owner == ALL || (self.place.is_none() && core.is_free.load(Ordering::Relaxed)) {
+            return Poll::Ready(ConnectionPollPermit { core, connection, taken: None });
+        }
+        let now = Instant::now();
+        match core.change(|state| state.lines.enter(owner, now, &mut self.place, cx.waker())) {
+            PollDecision::Run => Poll::Ready(ConnectionPollPermit { core, connection, taken: Some((owner, now)) }),
+            PollDecision::Wait => Poll::Pending,
+            PollDecision::WakeNext(next) => {
+                next.wake();
+                Poll::Pending
+            }
+            PollDecision::YieldToOthers(back) => {
+                // `yield_now` defers the wake-up until the runtime has polled its driver and run every ready task.
+                let back = Waker::from(back);
+                let _ = pin!(yield_now()).poll(&mut Context::from_waker(&back));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl ConnectionPollPermit<'_> {
+    /// The time at which the slice ends; `None` if all connections of the core have one owner.
+    pub(super) fn ends(&self) -> Option<Instant> {
+        self.taken.map(|(_, began)| began + SLICE)
+    }
+}
+
+impl Drop for ConnectionPollPermit<'_> {
+    fn drop(&mut self) {
+        let Some((owner, began)) = self.taken else { return };
+        // The caller is charged too. Otherwise, it would get a fresh slice on each new connection.
+        let found = self.connection.caller().map(ConnectionOwner::Caller);
+        let found = found.filter(|found| matches!(owner, ConnectionOwner::Source(_)) && *found != ALL);
+        let now = Instant::now();
+        let next = self.core.change(|state| {
+            if let Some(caller) = found {
+                state.lines.charge(caller, began, now);
+            }
+            state.lines.end(owner, began, now)
+        });
+        next.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl Drop for ScheduledConnection {
+    fn drop(&mut self) {
+        let place = self.place.take();
+        let next = self.core.change(|state| {
+            state.discount(self.owner);
+            place.and_then(|place| state.lines.leave(&place))
+        });
+        next.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl CoreScheduler {
+    fn change<T>(&self, change: impl FnOnce(&mut CoreSchedulerState) -> T) -> T {
+        let mut state = self.state.lock();
+        let changed = change(&mut state);
+        let is_free = state.open.len() <= 1 && state.lines.waiting() == 0;
+        if self.is_free.load(Ordering::Relaxed) != is_free {
+            self.is_free.store(is_free, Ordering::Relaxed);
+        }
+        changed
+    }
+}
+
+impl CoreSchedulerState {
+    fn count(&mut self, owner: ConnectionOwner) {
+        *self.open.entry(owner).or_default() += 1;
+    }
+
+    fn discount(&mut self, owner: ConnectionOwner) {
+        if let Some(open) = self.open.get_mut(&owner) {
+            *open -= 1;
+            if *open == 0 {
+                self.open.remove(&owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

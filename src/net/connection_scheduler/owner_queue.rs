@@ -1,0 +1,252 @@
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::net::connections_by_owner::ConnectionOwner;
+
+/// The recent CPU use of each owner on a core, and the connections that wait.
+#[derive(Debug)]
+pub(super) struct ConnectionOwnerQueues {
+    all: HashMap<ConnectionOwner, ConnectionOwnerQueue>,
+    /// The owners with a waiting connection, the next one first.
+    order: VecDeque<ConnectionOwner>,
+    /// The waker of the next connection, while all other tasks run before it.
+    back: Option<Arc<WakeRecorder>>,
+    tickets: u64,
+    waiting: usize,
+    /// The number of queues at which those without state are removed.
+    sweep_at: usize,
+}
+
+/// The recent CPU use of one owner, and its connections that wait for a turn.
+#[derive(Debug)]
+struct ConnectionOwnerQueue {
+    /// The CPU time that the owner had used and not regained at `at`.
+    spent: Duration,
+    at: Instant,
+    /// The waiting connections by ticket, in ascending order. The next one is first.
+    waiting: VecDeque<(u64, Waker)>,
+}
+
+/// A position in an owner's queue.
+#[derive(Debug)]
+pub(super) struct OwnerQueueTicket {
+    owner: ConnectionOwner,
+    ticket: u64,
+}
+
+/// The decision about a connection that requests a turn.
+#[derive(Debug)]
+pub(super) enum PollDecision {
+    Run,
+    /// The connection waits. Its task is woken when the connection is next.
+    Wait,
+    /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
+    /// connection.
+    WakeNext(Waker),
+    /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
+    /// first.
+    YieldToOthers(Arc<WakeRecorder>),
+}
+
+/// A waker that wakes a task and records that it did.
+#[derive(Debug)]
+pub(super) struct WakeRecorder {
+    is_back: AtomicBool,
+    task: Waker,
+}
+
+/// The CPU time that one owner gets before all other tasks run.
+///
+/// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
+pub(super) const SLICE: Duration = Duration::from_micros(100);
+/// The maximum CPU time charged to an owner. This bounds the charge to a thread that the system did not schedule.
+const SPENT_MAX: Duration = SLICE.saturating_mul(10);
+/// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
+/// So an owner that uses less than a fifth of a core never waits.
+const GIVEN_BACK_IN: u32 = 4;
+/// The minimum number of queues before some are removed.
+const SWEEP_MIN: usize = 64;
+
+impl ConnectionOwnerQueues {
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Handles a connection that requests a turn. `place` is its position in its owner's queue, if any; it is set or
+    /// cleared here.
+    pub(super) fn enter(
+        &mut self,
+        owner: ConnectionOwner,
+        now: Instant,
+        place: &mut Option<OwnerQueueTicket>,
+        waker: &Waker,
+    ) -> PollDecision {
+        let ticket = match place {
+            Some(has) => has.ticket,
+            None => {
+                let line = self.line(owner, now);
+                line.give_back(now);
+                if line.waiting.is_empty() && line.spent < SLICE {
+                    return PollDecision::Run;
+                }
+                let ticket = self.join(owner, now, waker);
+                *place = Some(OwnerQueueTicket { owner, ticket });
+                ticket
+            }
+        };
+        let Some(line) = self.all.get_mut(&owner) else { return PollDecision::Wait };
+        let Ok(at) = line.place(ticket) else { return PollDecision::Wait };
+        if at > 0 || self.order.front() != Some(&owner) {
+            line.waiting[at].1.clone_from(waker);
+            return PollDecision::Wait;
+        }
+        if let Some(back) = &self.back {
+            if !back.is_back() {
+                // Another waker has woken the task.
+                return PollDecision::Wait;
+            }
+            self.back = None;
+            line.spent = line.spent.saturating_sub(SLICE);
+            if line.spent >= SLICE && self.order.len() > 1 {
+                line.waiting[0].1.clone_from(waker);
+                self.order.rotate_left(1);
+                return self.next().map_or(PollDecision::Wait, PollDecision::WakeNext);
+            }
+        }
+        if line.spent >= SLICE {
+            let back = WakeRecorder::of(waker);
+            self.back = Some(back.clone());
+            return PollDecision::YieldToOthers(back);
+        }
+        self.remove(owner, 0);
+        *place = None;
+        PollDecision::Run
+    }
+
+    /// Records the duration of a turn. Returns the connection to wake next.
+    pub(super) fn end(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Option<Waker> {
+        let spent = self.charge(owner, began, now);
+        if spent >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
+            self.order.rotate_left(1);
+            self.back = None;
+        }
+        self.next()
+    }
+
+    /// Charges an owner for a period of CPU time. Returns the owner's recent use.
+    pub(super) fn charge(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Duration {
+        let line = self.line(owner, now);
+        line.give_back(began);
+        line.spent = (line.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
+        line.at = now;
+        line.spent
+    }
+
+    /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
+    pub(super) fn leave(&mut self, place: &OwnerQueueTicket) -> Option<Waker> {
+        let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
+        if at == 0 && self.order.front() == Some(&place.owner) {
+            self.back = None;
+        }
+        self.remove(place.owner, at);
+        self.next()
+    }
+
+    /// Returns the waker of the next connection, unless all other tasks run before it now.
+    fn next(&self) -> Option<Waker> {
+        let first = self.order.front().filter(|_| self.back.is_none())?;
+        self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
+    }
+
+    /// Adds a connection at the end of its owner's queue. Returns its ticket.
+    fn join(&mut self, owner: ConnectionOwner, now: Instant, waker: &Waker) -> u64 {
+        self.tickets += 1;
+        self.waiting += 1;
+        let ticket = self.tickets;
+        let line = self.line(owner, now);
+        line.waiting.push_back((ticket, waker.clone()));
+        if line.waiting.len() == 1 {
+            self.order.push_back(owner);
+        }
+        ticket
+    }
+
+    /// Removes the connection at position `at` of its owner's queue.
+    fn remove(&mut self, owner: ConnectionOwner, at: usize) {
+        let Some(line) = self.all.get_mut(&owner) else { return };
+        line.waiting.remove(at);
+        self.waiting -= 1;
+        if line.waiting.is_empty() {
+            self.order.retain(|waits| *waits != owner);
+        }
+    }
+
+    fn line(&mut self, owner: ConnectionOwner, now: Instant) -> &mut ConnectionOwnerQueue {
+        if self.all.len() >= self.sweep_at {
+            self.all.retain(|_, line| !line.says_nothing(now));
+            self.sweep_at = SWEEP_MIN.max(2 * self.all.len());
+        }
+        self.all.entry(owner).or_insert_with(|| ConnectionOwnerQueue {
+            spent: Duration::ZERO,
+            at: now,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
+impl Default for ConnectionOwnerQueues {
+    fn default() -> Self {
+        let (all, order) = (HashMap::new(), VecDeque::new());
+        Self { all, order, back: None, tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
+    }
+}
+
+impl ConnectionOwnerQueue {
+    fn give_back(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / GIVEN_BACK_IN);
+        }
+        self.at = now;
+    }
+
+    /// Whether the queue has no state worth keeping, so that it equals a new one.
+    fn says_nothing(&mut self, now: Instant) -> bool {
+        self.give_back(now);
+        self.waiting.is_empty() && self.spent.is_zero()
+    }
+
+    fn place(&self, ticket: u64) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket)
+    }
+}
+
+impl WakeRecorder {
+    fn of(task: &Waker) -> Arc<Self> {
+        Arc::new(Self { is_back: AtomicBool::new(false), task: task.clone() })
+    }
+
+    fn is_back(&self) -> bool {
+        self.is_back.load(Ordering::Acquire)
+    }
+}
+
+impl Wake for WakeRecorder {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_back.store(true, Ordering::Release);
+        self.task.wake_by_ref();
+    }
+}
