@@ -63,9 +63,16 @@ pub(super) struct ReviewRateLimit {
     /// The maximum time that a review waits for the rate of its payer, and for that of all payers.
     each_wait_max: Duration,
     all_wait_max: Duration,
-    /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together. One lock
-    /// suffices: a look-up takes 0.1 µs and a review 1,000 µs.
-    next: Mutex<HashMap<Option<ReviewRateLimitKey>, Instant>>,
+    /// One lock suffices: a look-up takes 0.1 µs and a review 1,000 µs.
+    next: Mutex<NextReviewTurns>,
+}
+
+#[derive(Debug, Default)]
+struct NextReviewTurns {
+    /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together.
+    by_payer: HashMap<Option<ReviewRateLimitKey>, Instant>,
+    /// The number of payers at which those without a waiting turn are forgotten.
+    len_max: usize,
 }
 
 /// A long-term rate, and a burst.
@@ -235,18 +242,18 @@ impl ReviewRateLimit {
         ReviewRate { interval, ahead }: ReviewRate,
         by: Instant,
     ) -> Option<Instant> {
-        let (mut next, now) = (self.next.lock(), Instant::now());
-        let at = next.get(&payer).copied().unwrap_or(now).max(now);
+        let NextReviewTurns { by_payer, len_max } = &mut *self.next.lock();
+        let now = Instant::now();
+        let at = by_payer.get(&payer).copied().unwrap_or(now).max(now);
         let turn = at.checked_sub(ahead).unwrap_or(now).max(now);
         if turn > by.max(now) {
             return None;
         }
-        if next.len() == next.capacity() {
-            next.retain(|_, next| *next > now);
-            let room = next.len().max(KEPT_MAX);
-            next.reserve(room);
+        if by_payer.len() >= *len_max {
+            by_payer.retain(|_, next| *next > now);
+            *len_max = 2 * by_payer.len().max(KEPT_MAX);
         }
-        next.insert(payer, at + interval);
+        by_payer.insert(payer, at + interval);
         Some(turn)
     }
 }
@@ -303,7 +310,7 @@ mod tests {
             assert!(limit.turn(payer(number)).is_some());
             advance(Duration::from_millis(1)).await;
         }
-        assert!(limit.next.lock().len() <= 2 * KEPT_MAX);
+        assert!(limit.next.lock().by_payer.len() <= 2 * KEPT_MAX);
     }
 
     /// The rate of all is charged when a review is sent. So the waiting reviews of one payer use none of it.
