@@ -16,7 +16,7 @@ pub enum RbacKind {
     ClusterRoleBinding,
 }
 
-/// The known RoleBindings and ClusterRoleBindings.
+/// The known bindings of RBAC roles.
 #[derive(Debug, Default)]
 pub struct RbacBindings {
     bindings: HashMap<(RbacKind, String), RbacBinding>,

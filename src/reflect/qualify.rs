@@ -194,7 +194,7 @@ impl RepresentationQualifier {
                 self.upstream.feed.renderings.qualify(renderer);
             }
             verdict @ (RepresentationComparison::Different | RepresentationComparison::Refused) => {
-                self.refuse(wanted, verdict)
+                self.refuse(wanted, verdict);
             }
             RepresentationComparison::NotOffered => {
                 self.upstream.feed.refuse(

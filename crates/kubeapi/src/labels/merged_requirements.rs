@@ -98,7 +98,7 @@ impl LabelConstraint {
             match requirement.operator {
                 LabelSelectorOperator::DoesNotExist => absent = true,
                 LabelSelectorOperator::NotIn | LabelSelectorOperator::NotEquals => {
-                    not.extend(requirement.values.iter().map(|value| &**value))
+                    not.extend(requirement.values.iter().map(|value| &**value));
                 }
                 LabelSelectorOperator::Exists => present = true,
                 LabelSelectorOperator::In | LabelSelectorOperator::Equals | LabelSelectorOperator::DoubleEquals => {
