@@ -1,9 +1,9 @@
 //! Authentication and authorization: who the caller is, and what it may read.
 //!
 //! ```text
-//! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► Grant ─► the cache
-//!                                      (TokenReview,            (SubjectAccess-    │
-//!                                       authorities)             Review)           └► GrantLease, checked again
+//! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► ReadGrant ─► the cache
+//!                                       (TokenReview,              (SubjectAccess-    │
+//!                                        authorities)               Review)           └► GrantLease, checked again
 //! ```
 //!
 //! **Invariants.** No byte of a cached object leaves without a [`ReadGrant`], and only this module can create one. If a

@@ -1,9 +1,9 @@
 //! The objects and recent events of one feed: a store, a ring, and the lanes that readers follow.
 //!
 //! ```text
-//! CacheWriter::apply ──► Store (current objects)          ──► CacheReader::snapshot ─► LIST, GET, initial events
-//!        one writer  ──► Ring  (all events, bounded)      ──► Cursor::pull ──────────► WATCH
-//!                    ──► Lane  (the events of one namespace, name, field value or label)
+//! CacheWriter::apply ──► FeedObjectStore (current objects)     ──► CacheReader::snapshot ─► LIST, GET, initial events
+//!        one writer  ──► EventRing       (all events, bounded) ──► FeedCursor::pull ──────► WATCH
+//!                    ──► EventLane       (the events of one namespace, name, field value or label)
 //! ```
 //!
 //! **Invariants.** The type system allows one writer. The writer updates the state first and notifies readers second,

@@ -1,11 +1,10 @@
 //! Running feeds: their resource, scope, encoding, readers and freshness.
 //!
-//! [`FeedRegistry`] is the registry. It returns a [`FeedHandle`] for each requested feed. If the feed does not run, it
-//! sends a [`FeedStartRequest`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and
-//! the facts about it: [`FeedFreshness`] is the time as of which it is proven to be current, and
-//! [`DerivedRepresentations`] are the representations that may be derived from it. [`ServerReleaseMatch`] states
-//! whether upstream still writes bodies as they are held, and [`ResumeBackfills`] are the clients that wait for older
-//! history.
+//! [`FeedRegistry`] returns a [`FeedHandle`] for each requested feed. If the feed does not run, it sends a
+//! [`FeedStartRequest`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and the facts
+//! about it: [`FeedFreshness`] is the time as of which it is proven to be current, and [`DerivedRepresentations`] are
+//! the representations that may be derived from it. [`ServerReleaseMatch`] states whether upstream still writes bodies
+//! as they are held, and [`ResumeBackfills`] are the clients that wait for older history.
 //!
 //! **Invariants.** A feed of another definition is another feed. The registry never returns a feed that has ended. This
 //! layer sends no requests to upstream and does not depend on client requests.

@@ -1,9 +1,9 @@
 //! kube-fanout: one upstream Kubernetes watch, thousands of unmodified clients.
 //!
 //! ```text
-//! net ─► upstream::Client ─► wire (frames, objects) ─► reflect::Reflector ─► cache::CacheWriter
-//!                                                                             store + ring + lanes
-//!        net ◄─ serve::{WatchBody, ListBody, websocket} ◄─ cache::{Cursor, Snapshot} ◄──┘
+//! net ─► upstream::UpstreamClient ─► wire (frames, objects) ─► reflect::Reflector ─► cache::CacheWriter
+//!                                                                                    store + ring + lanes
+//!        net ◄─ serve::{WatchBody, ListBody, websocket} ◄─ cache::{FeedCursor, FeedSnapshot} ◄┘
 //! ```
 //!
 //! The modules are listed in reading order, which is also the order of the layers. A module may use only modules of

@@ -1,8 +1,8 @@
 //! Pages of a collection: the objects that a caller may see, their order, and their encoding.
 //!
 //! ```text
-//! Snapshot ─► page (whole chunks, or objects scanned one by one in turns) ─► PageChunks ─► ListChunkWriter ─► ListBody
-//!                                                                            encoded once, shared ─► GzipListBody
+//! FeedSnapshot ─► page (whole chunks, or objects scanned in turns) ─► PageChunks ─► ListChunkWriter ─► ListBody
+//!                                                                              encoded once, shared ─► GzipListBody
 //! ```
 //!
 //! **Invariants.** Selectors are never evaluated on an object that the caller may not see. A list body holds only the

@@ -28,7 +28,8 @@ pub(super) struct UpstreamWatchStream {
 /// An item of a stream.
 #[derive(Debug)]
 pub(super) enum StreamItem {
-    /// A change, and the further changes of its transaction, which [`Transactions`](super::transaction_buffer) joins.
+    /// A change, and the further changes of its transaction, which a
+    /// [`TransactionBuffer`](super::transaction_buffer::TransactionBuffer) joins.
     Change { change: ObjectChange, more: Vec<ObjectChange> },
     /// Everything up to `rv` has been sent. `object` has the layout of a bookmark.
     Bookmark { object: ObjectRevision, rv: ResourceVersion, initial_events_end: bool },

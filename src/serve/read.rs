@@ -1,7 +1,7 @@
 //! Reads from the cache: finds a feed, waits until it is as fresh as the request requires, and answers GET and LIST.
 //!
 //! ```text
-//! ReadRequest ─► FeedResolver (source, wait_ready) ─► Snapshot ─► ReadHandler::get | ReadHandler::list ─► response
+//! ReadRequest ─► FeedResolver (source, wait_ready) ─► FeedSnapshot ─► ReadHandler::get | ReadHandler::list ─► response
 //! ```
 
 mod coalescing_cache;
