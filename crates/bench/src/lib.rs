@@ -2,9 +2,9 @@
 //! their writes, and storms, and measures what all of that costs the server.
 //!
 //! ```text
-//! Scenario + flags ─► Plan ─► Session ─► Fleet ─► Lane (a connection) ─► Watcher (a stream) ─► Tally
-//!                               │                                                               │
-//!                               └─► Writing ─► the apiserver       Costs of the server ─► Outcome ─► Results
+//! BenchScenario + flags ─► BenchPlan ─► BenchRun ─► WatchFleet ─► WatchLoadConnection ─► BenchWatcher ─► WatchTally
+//!                                          │                                                                 │
+//!                                          └─► writers ─► the apiserver   server's usage ─► BenchRunOutcome ─► BenchResults
 //! ```
 //!
 //! A caller that needs only the watches can use [`WatchFleet`] alone.

@@ -2,7 +2,8 @@
 //! as processes. Informers record the events that they receive.
 //!
 //! ```text
-//! Writers ─► control plane ─► proxy ─► InformerFleet ─► InformerStore ◄── compared with ── WriteLedger ◄─ Writers
+//! TrialWriters ─► control plane ─► proxy ─► InformerFleet ─► InformerStore
+//!      └──► WriteLedger ◄────────────── compared with ──────────────┘
 //! ```
 //!
 //! **Invariant:** lost events are found by resourceVersion and by the responses to the writers, never by what the proxy

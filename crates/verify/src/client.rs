@@ -1,9 +1,9 @@
 //! Clients that behave like real ones. Their behaviour follows from the seed and the client's number.
 //!
 //! ```text
-//! Behaviour ─► Following (list, watch, resume) ─┐
-//!              Asking (lists, gets, odd watches) ┴─► RecordingClient ─► ClientConnection ─► server
-//!                                                        └─► decode ─► Recorder
+//! ClientBehaviour ─► informer_loop (list, watch, resume)    ─┐
+//!                    ClientReadLoop (lists, gets, odd watches) ┴─► RecordingClient ─► ClientConnection ─► server
+//!                                                                      └─► decode ─► HistoryRecorder
 //! ```
 //!
 //! Clients check nothing and trust the server's responses, as real clients do.

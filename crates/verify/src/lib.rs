@@ -1,9 +1,9 @@
 //! Verification: checks whether a server keeps the promises of an apiserver, judged by what its clients received.
 //!
 //! ```text
-//! client, writing (by seed)  ─► Record, 1 per line ─► History (received data ─► a judge ─► RunVerdict ─► page
-//! learning (etcd, apiserver) ─►                        with the truth)          per Guarantee
-//! faults (commands)          ─►
+//! client, writer (by seed)         ─┐
+//! truth_recorder (etcd, apiserver) ─┼► HistoryRecord, 1 per line ─► RunHistory ─► a judge per guarantee ─► RunVerdict
+//! faults (commands)                ─┘
 //! ```
 //!
 //! Clients record their requests and the responses. The truth is learnt independently of the judged server. The judges
