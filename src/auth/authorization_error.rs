@@ -53,7 +53,7 @@ impl AuthorizationError {
         Self::Denied(Arc::from(""))
     }
 
-    /// The topic as a metric label.
+    /// Returns the reason as a metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
