@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_once_the_last_guard_is_dropped() {
+    fn tracker_is_ready_only_after_every_guard_is_dropped() {
         let ready = ReadinessTracker::new();
         assert!(ready.pending().is_empty());
         let [first, second, other] = ["preload pods", "preload pods", "discovery"].map(|what| ready.register(what));

@@ -125,7 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn pairs_are_decoded_as_in_go() {
+    fn query_decoding_matches_go_url_parse_query() {
         let cases: [(&str, &[(&str, &str)]); 12] = [
             ("", &[]),
             ("a=1&b=2", &[("a", "1"), ("b", "2")]),

@@ -66,7 +66,7 @@ async fn upstream_restart_without_changes_costs_at_most_one_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn gap_that_is_too_old_or_too_wide_starts_a_new_history() {
+async fn gap_beyond_time_or_object_limit_starts_a_new_history() {
     let changes: [(Duration, usize); 2] = [(seconds(400), 1), (seconds(20), 65)];
     for (away, objects) in changes {
         let scene = Scene::of(upstream().pods(3)).await;
