@@ -175,10 +175,10 @@ impl ReviewQueue {
             self.log_failure(&error);
             AuthorizationError::unanswered(&error, self.right.topic)
         })?;
-        if let Some(failed) = self.failures.unlogged(Instant::now()) {
-            tracing::warn!(
+        if let Some(failures) = self.failures.unlogged(Instant::now()) {
+            tracing::info!(
                 resource = self.right.topic.resource,
-                failed,
+                failures,
                 "review requests to the apiserver succeed again"
             );
         }
@@ -187,8 +187,9 @@ impl ReviewQueue {
 
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
-        if let Some(failed) = self.failures.failed(Instant::now()) {
-            tracing::warn!(resource = self.right.topic.resource, failed, %error, "review request to the apiserver failed");
+        if let Some(failures) = self.failures.failed(Instant::now()) {
+            let resource = self.right.topic.resource;
+            tracing::warn!(resource, failures, %error, "review request to the apiserver failed");
         }
     }
 

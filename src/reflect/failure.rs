@@ -13,7 +13,7 @@ use super::stream::WatchStreamEnd;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReflectorStepError {
     /// The feed must end for the given reason.
-    #[error("feed terminated: {}", .0.as_str())]
+    #[error("cannot list and watch the resource: {}", .0.as_str())]
     Over(FeedEndReason),
     #[error(transparent)]
     Stream(#[from] WatchStreamEnd),

@@ -309,7 +309,10 @@ impl FreshnessProver {
                 proven
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot prove that the cache is current");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot prove that the cache is current; readers wait for a retry"
+                );
                 self.unproven.rest().await;
                 None
             }

@@ -123,7 +123,11 @@ impl BodyRenewer {
 
     async fn meet(&self, server: &UpstreamServer) {
         if let Err(error) = self.upstream.client.meet(server).await {
-            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a server's Kubernetes version");
+            let (feed, server) = (&self.upstream.feed.spec.key, self.upstream.client.url_of(server));
+            tracing::debug!(
+                %feed, server, %error,
+                "cannot read an upstream server's Kubernetes version; reads may wait for a retry"
+            );
         }
     }
 

@@ -127,7 +127,12 @@ impl UpstreamClient {
 
     /// Returns the URL of the server in use.
     pub fn server_url(&self) -> String {
-        self.shared.links.current().credentials.base.to_string().trim_end_matches('/').to_owned()
+        self.shared.links.current().server_url()
+    }
+
+    /// Returns the URL at which a server was reached.
+    pub fn url_of(&self, server: &UpstreamServer) -> String {
+        self.shared.links.at(server.endpoint).server_url()
     }
 
     /// Returns the validity of the proxy's client certificate, if the credentials have one. Certificates from exec

@@ -112,6 +112,11 @@ impl UpstreamLink {
         })
     }
 
+    /// Returns the URL of the server, without a final slash.
+    pub(super) fn server_url(&self) -> String {
+        self.credentials.base.to_string().trim_end_matches('/').to_owned()
+    }
+
     /// Changes the URI of a request to that of the server.
     pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
