@@ -1,9 +1,9 @@
-//! The memory limit of all feeds together, and the order in which memory is freed when it is reached.
+//! The memory limit of all feeds together, and the eviction when it is reached.
 //!
 //! Everything that a feed holds is charged to a [`MemoryAccount`] for as long as it is alive, regardless of its holder.
 //! An object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
-//! component that adds memory checks whether the total still fits. If it does not, memory is freed in the order of
-//! [`ReclaimableMemoryKind`].
+//! component that adds memory checks whether the total still fits. If it does not, `MemoryBudget::make_room` frees
+//! memory, and decides the order.
 //!
 //! **Invariants.** No thread frees memory while it holds a lock of a feed. One thread at a time frees memory.
 
@@ -74,7 +74,7 @@ pub enum MemoryKind {
     Staged,
 }
 
-/// The kinds of memory that can be freed, in the order in which they are freed.
+/// The kinds of memory that can be freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReclaimableMemoryKind {
     /// Derived bytes, least recently used first.
@@ -256,6 +256,10 @@ impl MemoryBudget {
     }
 
     /// Drops memory until at most `goal` bytes are in use, or will be once ended watches release their states.
+    ///
+    /// The order is by what clients lose: derived bytes are rendered again, the next pages of a paging client pass
+    /// through, watches with an old initial state start over, and watches that lag behind the shortened history get
+    /// 410. Only [`enforce`](Self::enforce) ends a feed, and only if none of this is enough.
     fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, awaited: &mut PendingMemoryRelease) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);

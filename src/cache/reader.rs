@@ -47,8 +47,7 @@ pub struct OpenedWatch {
 }
 
 /// The error of a watch whose requested version is no longer in the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too old resource version: {requested} ({floor})")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionTooOld {
     pub requested: ResourceVersion,
     /// The oldest version that a watch may start from.

@@ -82,9 +82,9 @@ impl Status {
     }
 
     /// Creates the 410 for a watch from a version older than the history, always sent as an in-stream `ERROR`
-    /// (R-GONE-1).
-    pub fn too_old(requested: u64, oldest_minus_one: u64) -> Self {
-        Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
+    /// (R-GONE-1). `oldest_start` is the oldest version that a watch may start from.
+    pub fn too_old(requested: u64, oldest_start: u64) -> Self {
+        Self::expired(format!("too old resource version: {requested} ({oldest_start})"))
     }
 
     /// Creates the 410 for a list at an exact version that is no longer available (R-LIST-5).

@@ -8,7 +8,7 @@ use kubeapi::ResourceVersion;
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {
     match reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything()) {
         Ok(mut opened) => told(&mut opened.cursor),
-        Err(too_old) => vec![too_old.to_string()],
+        Err(too_old) => vec![format!("too old: {}, at least {}", too_old.requested, too_old.floor)],
     }
 }
 
@@ -27,13 +27,13 @@ fn watch_starts_around_ring_bounds_get_exactly_later_events() {
     let (_writer, reader) = creating(ring(3), 10, &[11, 12, 13, 14]);
     let (q, r, s) = ("ADDED a/q 12", "ADDED a/r 13", "ADDED a/s 14");
     for (start, after, expected) in [
-        ("oldest - 2", 10, vec!["too old resource version: 10 (11)"]),
+        ("oldest - 2", 10, vec!["too old: 10, at least 11"]),
         ("oldest - 1", 11, vec![q, r, s]),
         ("oldest", 12, vec![r, s]),
         ("newest - 1", 13, vec![s]),
         ("newest", 14, vec![]),
         ("newest + 1", 15, vec![]),
-        ("zero, which no door lets through", 0, vec!["too old resource version: 0 (11)"]),
+        ("zero, which no door lets through", 0, vec!["too old: 0, at least 11"]),
     ] {
         assert_eq!(from(&reader, after), expected, "{start}");
     }
@@ -42,8 +42,8 @@ fn watch_starts_around_ring_bounds_get_exactly_later_events() {
 #[test]
 fn watch_with_empty_ring_starts_at_the_list_version() {
     let (mut writer, reader) = listed(ring(3), 10, &[(POD, 4)]);
-    assert_eq!(from(&reader, 8), ["too old resource version: 8 (10)"]);
-    assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"], "what happened at 10 is not known");
+    assert_eq!(from(&reader, 8), ["too old: 8, at least 10"]);
+    assert_eq!(from(&reader, 9), ["too old: 9, at least 10"], "what happened at 10 is not known");
     for after in [10, 11] {
         let mut opened = reader
             .open(WatchStartPosition::After(rv(after)), CollectionView::everything())
@@ -68,7 +68,7 @@ fn unlisted_feed_has_an_empty_history_from_version_zero() {
 fn watch_can_start_at_versions_between_events() {
     let (_writer, reader) = creating(ring(2), 10, &[20, 30, 40]);
     for (after, expected) in [
-        (19, vec!["too old resource version: 19 (20)"]),
+        (19, vec!["too old: 19, at least 20"]),
         (20, vec!["ADDED a/q 30", "ADDED a/r 40"]),
         (25, vec!["ADDED a/q 30", "ADDED a/r 40"]),
         (29, vec!["ADDED a/q 30", "ADDED a/r 40"]),
@@ -86,7 +86,7 @@ fn upstream_bookmark_does_not_move_the_oldest_start() {
     for after in [10, 30, 50] {
         assert_eq!(from(&reader, after), Vec::<String>::new(), "after {after}");
     }
-    assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"]);
+    assert_eq!(from(&reader, 9), ["too old: 9, at least 10"]);
     assert_eq!(reader.stats().floor, rv(10));
 }
 
