@@ -27,7 +27,7 @@ use base::{BackgroundTasks, Backoff, ReadinessGuard, until};
 pub(super) struct DiscoveryLoop {
     pub(super) rights: PermissionRetrier,
     pub(super) tasks: BackgroundTasks,
-    /// The pause before a feed of definitions is retried after a failure.
+    /// The pause before a feed of CustomResourceDefinitions or APIServices is retried after a failure.
     pub(super) again: Duration,
     /// The mode of the process, for the log.
     pub(super) mode: String,
@@ -40,7 +40,7 @@ const SOON: Duration = Duration::from_millis(100);
 const NEWS_MAX: usize = 16;
 /// How long the start waits for upstream's release, for the log.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
-/// How long the start waits for the feeds of definitions.
+/// How long the start waits for the feeds of CustomResourceDefinitions and APIServices.
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {

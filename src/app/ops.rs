@@ -64,8 +64,9 @@ pub(super) struct RunningOpsServer {
 const CONNECTIONS_MAX: usize = 128;
 /// The timeout for the first request of a connection, because a probe sends its request immediately.
 const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
-/// The header limit of the public ports. The admin address has a larger one, because a browser sends it the cookies of
-/// all ports of this machine.
+/// The maximum size of a request head on the health and metrics ports, in bytes. Probes and scrapers send a few fields
+/// and at most a bearer token, far less than this. The admin address has the limit of client listeners, because a
+/// browser sends it the cookies of all ports of this machine.
 const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 

@@ -33,7 +33,7 @@ pub(crate) struct ChunkBatch {
     pub(crate) chunks: Range<usize>,
     /// A number that identifies the content of the batch.
     pub(crate) name: u128,
-    /// Whether all chunks of the batch are shared by all lists.
+    /// Whether the batch has only chunks of the snapshot, whose bytes all lists share.
     pub(crate) is_shared: bool,
 }
 

@@ -14,6 +14,8 @@ pub struct ConnectionLimits {
     pub idle_max: Duration,
     /// The time until a request head is complete.
     pub header_max: Duration,
+    /// The maximum size of a request head in bytes; a larger one gets 431. In HTTP/2 each field counts 32 more
+    /// (RFC 9113 §6.5.2).
     pub header_bytes_max: u32,
     /// The maximum number of concurrent streams of one HTTP/2 connection.
     pub streams_max: u32,
@@ -38,6 +40,10 @@ pub enum Http2Codec {
     Hyper,
 }
 
+/// The default maximum size of a request head in bytes (docs/DIFFERENCES.md, "Connections"): room for a token and a
+/// selector of 16 KiB each. The apiserver accepts 1 MiB; here all unfinished heads of a listener share 16 MiB.
+const HEADER_BYTES_MAX: u32 = 64 << 10;
+
 impl From<&ConnectionLimits> for http2::Http2Limits {
     fn from(limits: &ConnectionLimits) -> Self {
         Self {
@@ -57,7 +63,7 @@ impl Default for ConnectionLimits {
             first_request_max: Duration::from_secs(90),
             idle_max: Duration::from_secs(90),
             header_max: Duration::from_secs(10),
-            header_bytes_max: 64 << 10,
+            header_bytes_max: HEADER_BYTES_MAX,
             streams_max: 250,
             connection_age_max: Duration::from_secs(3600),
             ping_after: Duration::from_secs(30),

@@ -75,7 +75,7 @@ struct SelfCheckState {
 #[derive(Debug, Clone)]
 struct SelfCheckSweep {
     began: FeedStateMark,
-    /// The last key that was compared.
+    /// The last key that was compared. The next round resumes after this key.
     behind: Option<ObjectKey>,
 }
 

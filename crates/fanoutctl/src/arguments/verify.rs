@@ -64,7 +64,7 @@ pub struct VerifyArguments {
     pub load: VerifyLoadArguments,
 }
 
-/// The command that needs no server.
+/// The subcommands that work on recorded files only.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum JudgeCommand {
     /// Check the record of an earlier run again
