@@ -1,10 +1,18 @@
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use http::Request;
+use http_body_util::Either;
+use http2::ReceivedBody;
+
 use super::*;
+use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
-use base::DrainTrigger;
-use kubeapi::{Gvr, ListPageSource};
+use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
+use crate::serve::read::UnauthenticatedRequest;
+use base::{AbortSignal, DrainTrigger};
+use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
@@ -117,6 +125,43 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
         let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need(kind)).await;
         assert_eq!(waited, Err(expected), "{kind:?}");
         assert!(began.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10), "{kind:?}");
+    }
+}
+
+/// R-THREAT-6: a read is compared with the access that the authorizer allowed.
+#[test]
+fn read_requires_permission_for_its_collection_and_name() {
+    const GROUP: &str = "/apis/example.com/v1";
+    let info = |path: &str| RequestInfo::parse("GET", path, &UrlQuery::default()).expect("a path");
+    let (all, in_a, one) = ("widgets", "namespaces/a/widgets", "namespaces/a/widgets/w");
+    for (permitted, asked, name, fits) in [
+        (all, all, None, true),
+        (in_a, in_a, None, true),
+        (in_a, one, Some("w"), true),
+        (one, one, Some("w"), true),
+        (one, in_a, None, false),
+        (one, in_a, Some("v"), false),
+        (in_a, all, None, false),
+        (all, in_a, None, false),
+        (in_a, "namespaces/b/widgets", None, false),
+        ("namespaces/a/gadgets", in_a, None, false),
+        ("namespaces/a/widgets/w/status", one, Some("w"), false),
+    ] {
+        let [permitted, asked] = [permitted, asked].map(|path| format!("{GROUP}/{path}"));
+        let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
+        let permit = CollectionPermission::Whole(grant.expect("nobody is asked").expect("the caller is the proxy"));
+        let peer = ConnectionPeer {
+            address: PeerAddress::Unix { uid: None },
+            certificates: None,
+            connection: DownstreamConnection::default(),
+            cut: AbortSignal::default(),
+        };
+        let http = Request::get(&asked).body(Either::Left(ReceivedBody::empty())).expect("a request");
+        let request = UnauthenticatedRequest::new(&peer, http).of(Caller::ProxyItself, Box::new(info(&asked)));
+        let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
+        let need = FeedRequirements::of(&request, &permit, &widgets("uid/1"), name, json, kind);
+        let refused = NotServableFromCache::Forward(ForwardReason::PermissionMismatch);
+        assert_eq!(need.err(), (!fits).then_some(refused), "{asked} {name:?} with a permission for {permitted}");
     }
 }
 
