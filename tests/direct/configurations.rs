@@ -83,7 +83,7 @@ async fn serves(sample: &Sample, up: &RunningDemoApiserver) {
     let process = Process::as_configured(addresses, &arguments).await;
     eventually(&format!("{name} is ready"), || async { process.is_ready().await }).await;
     let mut client = process.client();
-    if text.contains("auth: delegated") {
+    if text.lines().any(|line| line.starts_with("auth: delegated")) {
         client = client.trusting(Some(Trust::in_file(&dir.join("tls/tls.crt"))));
         assert_eq!(client.bearing("nobody's").get(read).await.status, 401, "{name}");
         client = client.bearing("ada's");
