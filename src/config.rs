@@ -29,7 +29,7 @@ pub use manual::{ManPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
 pub use problems::{ConfigProblems, TextPosition};
 pub use serve_arguments::ServeArguments;
-pub use settings::{ConfigSettings, SettingChanges};
+pub use settings::{FlatConfigSettings, SettingChanges};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ pub struct ServeSettings {
     /// Whether core files and debuggers of the same user may read the process's memory.
     pub core_dumps: bool,
     /// The configuration keys and values that these settings were read from.
-    pub settings: ConfigSettings,
+    pub settings: FlatConfigSettings,
 }
 
 /// The source of a listener's certificate.
@@ -153,7 +153,7 @@ impl ServeSettings {
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let (file, mut problems) = (configuration::Configuration::default(), ConfigProblems::default());
-        let defaults = serve_arguments::converted(file, false, ConfigSettings::default(), &mut problems);
+        let defaults = serve_arguments::converted(file, false, FlatConfigSettings::default(), &mut problems);
         Self {
             upstream,
             listen: vec![anywhere.clone()],

@@ -96,8 +96,8 @@ impl DiscoveryLoop {
                 told = news.recv() => {
                     let now = Instant::now();
                     match heard.note(told) {
-                        Some(DiscoveryReaction::Rediscover) => schedule.change(now),
-                        Some(DiscoveryReaction::CompareFeeds) => {
+                        Some(DiscoveryAction::Rediscover) => schedule.change(now),
+                        Some(DiscoveryAction::CompareFeeds) => {
                             tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
                             self.rights.feeds.forget_refusals();
                             self.retire_outdated();
@@ -182,7 +182,7 @@ struct DeclarationListenerStates(PerDeclaringResource<Option<DeclarationListener
 
 /// The reaction to a listener's message.
 #[derive(Debug, PartialEq, Eq)]
-enum DiscoveryReaction {
+enum DiscoveryAction {
     /// Refresh the catalog, because upstream's resources may have changed.
     Rediscover,
     /// Compare the feeds with the catalog, which has changed.
@@ -190,15 +190,15 @@ enum DiscoveryReaction {
 }
 
 impl DeclarationListenerStates {
-    fn note(&mut self, told: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryReaction> {
+    fn note(&mut self, told: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
         let (from, news) = told?;
         let last = self.0.of_mut(from);
         match news {
-            DeclarationListenerEvent::Changed => Some(DiscoveryReaction::CompareFeeds),
-            DeclarationListenerEvent::Unparsable => Some(DiscoveryReaction::Rediscover),
+            DeclarationListenerEvent::Changed => Some(DiscoveryAction::CompareFeeds),
+            DeclarationListenerEvent::Unparsable => Some(DiscoveryAction::Rediscover),
             DeclarationListenerEvent::Listening | DeclarationListenerEvent::Disconnected => {
                 let is_new = last.replace(news) != Some(news) && news == DeclarationListenerEvent::Listening;
-                is_new.then_some(DiscoveryReaction::Rediscover)
+                is_new.then_some(DiscoveryAction::Rediscover)
             }
         }
     }

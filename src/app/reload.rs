@@ -9,7 +9,7 @@ use tokio::signal::unix::Signal;
 use super::{StartError, metrics};
 use crate::admin::{ConfigPage, ConfigReader};
 use crate::auth::{AllowedHosts, CrossOriginCheck};
-use crate::config::{ConfigSettings, ServeArguments, ServeSettings};
+use crate::config::{FlatConfigSettings, ServeArguments, ServeSettings};
 use crate::feeds::FeedRegistry;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
@@ -39,7 +39,7 @@ pub(super) struct ReloadableSettings {
     /// The guards of clients' ports, and of the admin pages and metrics.
     pub(super) browsers: Reloadable<CrossOriginCheck>,
     pub(super) ops_browsers: Reloadable<CrossOriginCheck>,
-    started: Arc<ConfigSettings>,
+    started: Arc<FlatConfigSettings>,
     file: Arc<OnceLock<(PathBuf, WatchedFile<ServeSettings>)>>,
     /// The changed keys that require a restart.
     waiting: Arc<Mutex<Vec<String>>>,
@@ -164,7 +164,7 @@ impl ReloadableSettings {
 }
 
 /// Returns the running configuration, updated with those new settings that can change at run time.
-fn merged(running: &ServeSettings, read: &ServeSettings, settings: ConfigSettings) -> ServeSettings {
+fn merged(running: &ServeSettings, read: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
         CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };

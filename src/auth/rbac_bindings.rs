@@ -39,7 +39,7 @@ pub struct RbacEvent {
 #[derive(Debug, Deserialize)]
 struct RbacObject {
     #[serde(default)]
-    metadata: RbacMetadata,
+    metadata: RbacObjectMeta,
     #[serde(default, rename = "roleRef")]
     role: RbacRoleRef,
     #[serde(default)]
@@ -47,7 +47,7 @@ struct RbacObject {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct RbacMetadata {
+struct RbacObjectMeta {
     #[serde(default)]
     name: String,
     #[serde(default)]

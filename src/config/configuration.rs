@@ -105,7 +105,7 @@ pub(super) struct Configuration {
     /// HTTP/2 on all listeners
     pub(super) http2: Http2Section,
     /// Audit log of requests that the proxy answers
-    pub(super) audit: AuditSection,
+    pub(super) audit: AuditConfigSection,
     /// Log lines of the process
     pub(super) log: LogSection,
 }
@@ -328,7 +328,7 @@ pub(super) struct LimitsSection {
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
-pub(super) struct AuditSection {
+pub(super) struct AuditConfigSection {
     /// Log file; `-` is standard output. After a rotation it is created again with mode 0600
     #[schemars(extend("x-example" = "/var/log/kube-fanout/audit.log", "x-type" = "path or `-`"))]
     pub(super) path: Option<String>,
@@ -411,7 +411,7 @@ impl Default for Configuration {
             feeds: FeedsSection::default(),
             limits: LimitsSection::default(),
             http2: Http2Section::default(),
-            audit: AuditSection::default(),
+            audit: AuditConfigSection::default(),
             log: LogSection::default(),
         }
     }

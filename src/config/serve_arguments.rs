@@ -5,7 +5,7 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::configuration::{Configuration, TlsSection};
-use super::{ConfigProblems, ConfigSettings, DelegatedAuthKeys, ServeSettings, kubeconfig};
+use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, WebOrigin};
 use crate::net::ListenAddress;
 use crate::serve::{AuditDestination, SensitiveKind};
@@ -120,7 +120,7 @@ impl ServeArguments {
         mut file: Configuration,
         mut problems: ConfigProblems,
     ) -> Result<ServeSettings, ConfigProblems> {
-        let (mut settings, core_dumps) = (ConfigSettings::of(&file), self.allow_core_dumps);
+        let (mut settings, core_dumps) = (FlatConfigSettings::of(&file), self.allow_core_dumps);
         let are_modes_known = self.put_into(&mut file, &mut settings, &mut problems);
         let serve = converted(file, core_dumps, settings, &mut problems);
         if are_modes_known {
@@ -131,7 +131,12 @@ impl ServeArguments {
 
     /// Replaces keys of the file with the values of flags, and records them. Returns whether the modes of
     /// authentication are valid, without which the combination cannot be checked.
-    fn put_into(self, file: &mut Configuration, settings: &mut ConfigSettings, problems: &mut ConfigProblems) -> bool {
+    fn put_into(
+        self,
+        file: &mut Configuration,
+        settings: &mut FlatConfigSettings,
+        problems: &mut ConfigProblems,
+    ) -> bool {
         const MODES: &str = "\"none\" or \"delegated\"";
         let list = |items: Vec<String>| Some(items).filter(|items| !items.is_empty());
         let kubeconfig = self
@@ -173,7 +178,7 @@ impl ServeArguments {
 pub(super) fn converted(
     file: Configuration,
     core_dumps: bool,
-    settings: ConfigSettings,
+    settings: FlatConfigSettings,
     problems: &mut ConfigProblems,
 ) -> ServeSettings {
     let memory = file.memory();

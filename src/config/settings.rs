@@ -8,7 +8,7 @@ use super::configuration::Configuration;
 
 /// Every configuration key with its effective value, from a flag, the file or a default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ConfigSettings(BTreeMap<String, Value>);
+pub struct FlatConfigSettings(BTreeMap<String, Value>);
 
 /// The effect of a configuration that was read again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ const RELOADED: [&str; 32] = [
 /// `auth: delegated` would grant it to everyone under `auth: none`.
 const DECISIVE: [&str; 2] = ["auth", "node"];
 
-impl ConfigSettings {
+impl FlatConfigSettings {
     pub(super) fn of(file: &Configuration) -> Self {
         let mut settings = Self::default();
         // Serialization cannot fail: the file of defaults and the schema are generated from the same type.
@@ -130,9 +130,9 @@ mod tests {
     use super::*;
     use crate::config::ConfigProblems;
 
-    fn said(file: &str) -> ConfigSettings {
+    fn said(file: &str) -> FlatConfigSettings {
         let mut problems = ConfigProblems::default();
-        let settings = ConfigSettings::of(&Configuration::parse(file, &mut problems));
+        let settings = FlatConfigSettings::of(&Configuration::parse(file, &mut problems));
         assert!(problems.is_empty(), "{problems}");
         settings
     }

@@ -3,7 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http2::{ConnectionPart, HttpService, WakeSet};
+use http2::{ConnectionWakeTarget, HttpService, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::connection_scheduler::ScheduledConnection;
@@ -52,9 +52,9 @@ pub(super) async fn until<O>(
     mut aside: Pin<&mut impl Future<Output = O>>,
 ) -> FirstCompletedFuture<O> {
     let wake_set = conversation.wake_set().clone();
-    let waker = wake_set.waker(ConnectionPart::Aside);
+    let waker = wake_set.waker(ConnectionWakeTarget::Aside);
     // `aside` may not have registered a waker yet, so it is polled at once.
-    wake_set.put(ConnectionPart::Aside);
+    wake_set.put(ConnectionWakeTarget::Aside);
     poll_fn(|cx| {
         match turns.poll_turn(cx) {
             Poll::Ready(turn) => {
@@ -69,7 +69,7 @@ pub(super) async fn until<O>(
             // again.
             Poll::Pending => wake_set.wait(cx),
         }
-        if !wake_set.take(ConnectionPart::Aside) {
+        if !wake_set.take(ConnectionWakeTarget::Aside) {
             return Poll::Pending;
         }
         aside.as_mut().poll(&mut Context::from_waker(&waker)).map(FirstCompletedFuture::Other)
@@ -127,7 +127,7 @@ mod tests {
         });
         for _ in 0..3 {
             yield_now().await;
-            wake_set.waker(ConnectionPart::Codec).wake();
+            wake_set.waker(ConnectionWakeTarget::Codec).wake();
         }
         yield_now().await;
         leave.send(()).expect("it is listened to");

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
 use http_body_util::Either;
-use http2::{ConnectionHeadBudget, ConnectionPart, WakeSet};
+use http2::{ConnectionHeadBudget, ConnectionWakeTarget, WakeSet};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
@@ -67,7 +67,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Co
         let asked = Http1RequestService { requests, check };
         let connection =
             Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), asked).with_upgrades());
-        Self { connection, codec: wake_set.waker(ConnectionPart::Codec), wake_set }
+        Self { connection, codec: wake_set.waker(ConnectionWakeTarget::Codec), wake_set }
     }
 }
 
@@ -101,7 +101,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
 
     fn begin_goaway(&mut self) {
         self.connection.as_mut().graceful_shutdown();
-        self.wake_set.put(ConnectionPart::Codec);
+        self.wake_set.put(ConnectionWakeTarget::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {
@@ -208,7 +208,7 @@ mod tests {
             );
             let mut go_on = |sent: Option<&'static [u8]>| {
                 socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
-                conversation.wake_set().put(ConnectionPart::Codec);
+                conversation.wake_set().put(ConnectionWakeTarget::Codec);
                 let _ = conversation.poll(&mut Context::from_waker(Waker::noop()));
             };
             go_on(Some(OFFER));

@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use h2::Reason;
 use http::{Request, Response};
 use http_body_util::Either;
-use http2::{ConnectionHeadBudget, ConnectionPart, PREFACE, WakeSet};
+use http2::{ConnectionHeadBudget, ConnectionWakeTarget, PREFACE, WakeSet};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::http2::{Builder, Connection as HyperConnection};
@@ -89,7 +89,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
         let asked = HyperHttp2Service { requests: Arc::new(requests), heads, begun: begun.clone(), turn: turn.clone() };
         let codec = Box::pin(builder.serve_connection(TokioIo::new(PrefixedStream::new(PREFACE, io)), asked));
         let wake_set = WakeSet::shared();
-        let waker = wake_set.waker(ConnectionPart::Codec);
+        let waker = wake_set.waker(ConnectionWakeTarget::Codec);
         Self { codec, streams: FuturesUnordered::new(), begun, this, turn, wake_set, waker }
     }
 }
@@ -155,7 +155,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
 
     fn begin_goaway(&mut self) {
         self.codec.as_mut().graceful_shutdown();
-        self.wake_set.put(ConnectionPart::Codec);
+        self.wake_set.put(ConnectionWakeTarget::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {

@@ -8,11 +8,11 @@ use super::filtered_stream::{FilteredStream, ReadFilter};
 use http2::PREFACE;
 
 /// A byte stream whose beginning was read to detect the protocol, and is read again.
-pub(super) type PrefixedStream<I> = FilteredStream<I, Rewound>;
+pub(super) type PrefixedStream<I> = FilteredStream<I, ReplayBytes>;
 
 /// The bytes to read again.
 #[derive(Debug)]
-pub(super) struct Rewound(Vec<u8>);
+pub(super) struct ReplayBytes(Vec<u8>);
 
 /// The protocol of a connection, as detected from its first bytes.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) enum DetectedProtocol<I> {
 
 impl<I> PrefixedStream<I> {
     pub(super) fn new(read: impl Into<Vec<u8>>, io: I) -> Self {
-        Self { io, filter: Rewound(read.into()) }
+        Self { io, filter: ReplayBytes(read.into()) }
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Detect
     Ok(DetectedProtocol::Http1(PrefixedStream::new(read, io)))
 }
 
-impl<I: AsyncRead + Unpin> ReadFilter<I> for Rewound {
+impl<I: AsyncRead + Unpin> ReadFilter<I> for ReplayBytes {
     fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self(rest) = self;
         if rest.is_empty() {

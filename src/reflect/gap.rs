@@ -73,7 +73,7 @@ impl RelistPlanner {
 pub(super) struct FeedCompleteness {
     as_of: Option<Instant>,
     /// The position of upstream's storage when the state was requested.
-    awaited: Option<ObservedVersion>,
+    awaited: Option<ObservedResourceVersion>,
     /// Whether the open stream has caught up.
     caught_up: bool,
 }
@@ -85,7 +85,7 @@ impl FeedCompleteness {
     }
 
     /// Records that a state of unknown age was listed. `upstream` is the position of upstream's storage.
-    pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<ObservedVersion>) {
+    pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<ObservedResourceVersion>) {
         (self.as_of, self.awaited) = (None, upstream);
         self.reached(at);
     }
@@ -122,7 +122,7 @@ impl FeedCompleteness {
 
 /// A version and the time at which it was requested: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ObservedVersion {
+pub(super) struct ObservedResourceVersion {
     pub(super) asked: Instant,
     pub(super) at: ResourceVersion,
 }
@@ -221,7 +221,7 @@ mod tests {
     fn events_up_to_the_checked_version_get_the_check_time() {
         let (mut known, asked) = (FeedCompleteness::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
-        known.begins_at(a, Some(ObservedVersion { asked, at: c }));
+        known.begins_at(a, Some(ObservedResourceVersion { asked, at: c }));
         known.opened(false);
         let minute = Duration::from_secs(60);
         known.came(false, a, b, asked + minute);
@@ -229,7 +229,7 @@ mod tests {
         known.came(false, b, c, asked + minute);
         assert_eq!(known.age(None, asked + 2 * minute), Some(2 * minute));
         // Nothing was written since the version that the client named.
-        known.begins_at(c, Some(ObservedVersion { asked, at: c }));
+        known.begins_at(c, Some(ObservedResourceVersion { asked, at: c }));
         assert_eq!(known.age(None, asked + minute), Some(minute));
     }
 

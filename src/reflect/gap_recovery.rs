@@ -28,7 +28,7 @@ use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::continuity::{is_same, side_by_side};
-use super::initial_state::FeedLister;
+use super::initial_state::UpstreamLister;
 use super::stream::{StreamItem, decoded};
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
@@ -72,7 +72,7 @@ pub(super) enum GapRecoveryResult {
 
 /// Reads past versions of single objects from upstream.
 pub(super) struct PastObjectReader<'a> {
-    pub(super) lister: FeedLister<'a>,
+    pub(super) lister: UpstreamLister<'a>,
     /// The version at which the gap starts.
     pub(super) from: ResourceVersion,
 }

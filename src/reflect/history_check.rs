@@ -21,7 +21,7 @@ use super::continuity::{HistoryComparison, compare, places};
 use super::feed_client::FeedUpstreamClient;
 use super::initial_state::{FeedInitialState, RequestedListVersion};
 use super::metrics::SideRequestReason;
-use super::recurrence::Recurrence;
+use super::recurrence::RecurrenceBackoff;
 use super::stream::WatchStreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
@@ -83,7 +83,7 @@ pub(super) struct HistoryChecks {
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
     /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
     /// repeatedly.
-    unfounded: Recurrence<10, 300>,
+    unfounded: RecurrenceBackoff<10, 300>,
 }
 
 /// The timeout of the position request.
@@ -193,7 +193,7 @@ impl FeedUpstreamClient {
     }
 
     /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
-    /// case a list at `ours` or later is requested (`FeedLister::position_beside`).
+    /// case a list at `ours` or later is requested (`UpstreamLister::position_beside`).
     async fn current_beside(&self, ours: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
         let lister = self.lister(SideRequestReason::Doubt);
         let current = lister.current().await?;

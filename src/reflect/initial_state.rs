@@ -83,20 +83,20 @@ const EMPTY_PAGES_MAX: usize = 8;
 
 impl FeedUpstreamClient {
     /// Returns a lister whose requests are accounted to `why`.
-    pub(super) fn lister(&self, why: SideRequestReason) -> FeedLister<'_> {
+    pub(super) fn lister(&self, why: SideRequestReason) -> UpstreamLister<'_> {
         let spec = &self.feed.spec;
-        FeedLister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
+        UpstreamLister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
     }
 }
 
 /// Fetches states of one feed.
-pub(super) struct FeedLister<'a> {
+pub(super) struct UpstreamLister<'a> {
     pub(super) upstream: &'a FeedUpstreamClient,
     pub(super) spec: &'a FeedSpec,
     cause: UpstreamRequestCause,
 }
 
-impl FeedLister<'_> {
+impl UpstreamLister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";

@@ -40,7 +40,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::continuity::{HistoryComparison, compare, places};
 use super::feed_client::FeedUpstreamClient;
-use super::gap::ObservedVersion;
+use super::gap::ObservedResourceVersion;
 use super::initial_state::not_older_than;
 use super::metrics::SideRequestReason;
 use super::reflector_findings::ReflectorFinding;
@@ -108,13 +108,13 @@ impl ConsecutiveFailureCount {
 
 /// The result of a request that should prove that the cache is current.
 enum FreshnessProofResult {
-    Position(ObservedVersion),
+    Position(ObservedResourceVersion),
     /// The feed contains everything that was complete at this instant.
     Proven(Instant),
 }
 
 /// The versions that upstream has, and whether they cannot follow from the cached state.
-struct ListedVersions {
+struct ListedResourceVersions {
     at: ResourceVersion,
     versions: BTreeMap<ObjectKey, ResourceVersion>,
     is_other: bool,
@@ -196,7 +196,7 @@ impl FreshnessProver {
     }
 
     /// Whether a reader waits that neither a proof nor the last request covers.
-    fn unasked(&self, wanted: Option<Instant>, last: Option<ObservedVersion>) -> bool {
+    fn unasked(&self, wanted: Option<Instant>, last: Option<ObservedResourceVersion>) -> bool {
         wanted.is_some_and(|wanted| {
             self.upstream.feed.freshness.is_awaited()
                 && !self.upstream.feed.freshness.covers(wanted)
@@ -219,7 +219,7 @@ impl FreshnessProver {
         self.upstream.asked(SideRequestReason::Position);
         let lister = self.upstream.lister(SideRequestReason::Position);
         let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        Some(FreshnessProofResult::Position(ObservedVersion { asked, at }))
+        Some(FreshnessProofResult::Position(ObservedResourceVersion { asked, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
@@ -233,7 +233,7 @@ impl FreshnessProver {
             return None;
         }
         // Otherwise the changes are still on their way.
-        let position = ObservedVersion { asked, at: listed.at };
+        let position = ObservedResourceVersion { asked, at: listed.at };
         Some(if self.is_held(&listed) {
             FreshnessProofResult::Proven(asked)
         } else {
@@ -272,18 +272,18 @@ impl FreshnessProver {
     }
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
-    async fn listed(&self, query: &str) -> Result<ListedVersions, UpstreamError> {
+    async fn listed(&self, query: &str) -> Result<ListedResourceVersions, UpstreamError> {
         self.upstream.asked(SideRequestReason::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
         let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
         let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
-        Ok(ListedVersions { at, versions, is_other, is_from_memory })
+        Ok(ListedResourceVersions { at, versions, is_other, is_from_memory })
     }
 
     /// Proves that the cache is current as of the position's request. Returns the instant of that request.
-    async fn prove(&self, position: ObservedVersion) -> Option<Instant> {
+    async fn prove(&self, position: ObservedResourceVersion) -> Option<Instant> {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(position.at)).await.is_ok() {
             *self.quiet_at.lock() = None;
@@ -293,7 +293,7 @@ impl FreshnessProver {
         timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
     }
 
-    async fn prove_by_asking(&self, position: ObservedVersion) -> Option<Instant> {
+    async fn prove_by_asking(&self, position: ObservedResourceVersion) -> Option<Instant> {
         let proven = if self.affords_equality() {
             self.by_equality(position).await
         } else if self.live() && self.watches_say_how_far() {
@@ -342,7 +342,7 @@ impl FreshnessProver {
     ///
     /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
     /// from its own cache, and a proxy serves it without a proof of its own.
-    async fn by_equality(&self, position: ObservedVersion) -> Result<Option<Instant>, WatchStreamEnd> {
+    async fn by_equality(&self, position: ObservedResourceVersion) -> Result<Option<Instant>, WatchStreamEnd> {
         let listed = self.listed(&not_older_than(position.at)).await?;
         if listed.is_other {
             self.doubt();
@@ -376,7 +376,7 @@ impl FreshnessProver {
     /// Whether the feed has exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
     /// because its version is that of its feed, which the stream delivers at once.
-    fn is_held(&self, listed: &ListedVersions) -> bool {
+    fn is_held(&self, listed: &ListedResourceVersions) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))

@@ -5,12 +5,12 @@ use tokio::time::Instant;
 /// The earliest time of an action that was in vain the last time. The wait doubles each time, from `FIRST` to `LONGEST`
 /// seconds, and starts over after twice the wait.
 #[derive(Debug, Default)]
-pub(super) struct Recurrence<const FIRST: u64, const LONGEST: u64> {
+pub(super) struct RecurrenceBackoff<const FIRST: u64, const LONGEST: u64> {
     /// When it happened last, and how many times in a row before that.
     last: Option<(Instant, u32)>,
 }
 
-impl<const FIRST: u64, const LONGEST: u64> Recurrence<FIRST, LONGEST> {
+impl<const FIRST: u64, const LONGEST: u64> RecurrenceBackoff<FIRST, LONGEST> {
     fn rest(times: u32) -> Duration {
         Duration::from_secs(FIRST).saturating_mul(1 << times.min(10)).min(Duration::from_secs(LONGEST))
     }
@@ -32,7 +32,7 @@ mod tests {
 
     #[test]
     fn recurring_actions_back_off_until_a_quiet_period() {
-        let (mut recurrence, mut now) = (Recurrence::<10, 300>::default(), Instant::now());
+        let (mut recurrence, mut now) = (RecurrenceBackoff::<10, 300>::default(), Instant::now());
         assert_eq!(recurrence.earliest(), None);
         for rest in [10, 20, 40, 80, 160, 300, 300] {
             recurrence.happened(now);

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::continuity::HistoryContinuity;
 use super::failure::{ReflectorFailureKind, ReflectorStepError, over};
 use super::feed_client::FeedUpstreamClient;
-use super::gap::{FeedCompleteness, ObservedVersion, RelistPlanner};
+use super::gap::{FeedCompleteness, ObservedResourceVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
 use super::initial_state::{ContinuingWatch, FeedInitialState, RequestedListVersion};
 use super::metrics::SideRequestReason;
@@ -258,7 +258,7 @@ impl Reflector {
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
     /// upstream's own bookmark may take a minute.
-    async fn position(&self) -> Option<(ObservedVersion, Option<BookmarkTemplate>)> {
+    async fn position(&self) -> Option<(ObservedResourceVersion, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.upstream.asked(SideRequestReason::Position);
         let told =
@@ -267,7 +267,7 @@ impl Reflector {
         let failed =
             |error: &WatchStreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let told = told.inspect_err(failed).ok()?;
-        Some((ObservedVersion { asked, at: told.at }, told.template))
+        Some((ObservedResourceVersion { asked, at: told.at }, told.template))
     }
 
     async fn initial(&mut self) -> Result<ReflectorState, ReflectorStepError> {

@@ -39,7 +39,7 @@ use super::ReflectConfig;
 use super::feed_client::FeedUpstreamClient;
 use super::initial_state::PastObject;
 use super::metrics::SideRequestReason;
-use super::recurrence::Recurrence;
+use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use super::versions::ObjectVersionPage;
 use compare::{ObjectDiscrepancy, ObjectKeyRange, contradictions};
@@ -68,7 +68,7 @@ struct SelfCheckState {
     misleads: bool,
     /// Limits how often the feed is given up because it differs from upstream. If it differs again soon, upstream's
     /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
-    given_up: Recurrence<3_600, 86_400>,
+    given_up: RecurrenceBackoff<3_600, 86_400>,
 }
 
 /// A walk over all keys, continued round by round.
@@ -416,7 +416,7 @@ impl SelfCheckState {
             unanswered: 0,
             forgotten: None,
             misleads: false,
-            given_up: Recurrence::default(),
+            given_up: RecurrenceBackoff::default(),
         }
     }
 

@@ -10,19 +10,19 @@ use tokio::time::Instant;
 use crate::feeds::FeedFreshness;
 use kubeapi::ResourceVersion;
 
-use super::gap::ObservedVersion;
+use super::gap::ObservedResourceVersion;
 
 /// Positions that are not proven yet, in request order. Their versions never decrease.
 ///
 /// All of them are kept, not only the last one. Under steady demand the cache reaches the older ones, while the last
 /// one advances with the cluster's revision.
 #[derive(Debug, Default)]
-pub(super) struct UnprovenVersions(VecDeque<ObservedVersion>);
+pub(super) struct UnprovenVersions(VecDeque<ObservedResourceVersion>);
 
 impl UnprovenVersions {
     const MAX: usize = 256;
 
-    pub(super) fn extend(&mut self, new: ObservedVersion) {
+    pub(super) fn extend(&mut self, new: ObservedResourceVersion) {
         match self.0.back_mut() {
             // A later request got a lower version, so the previous version holds for it too.
             Some(last) if new.at <= last.at => last.asked = new.asked,
@@ -30,7 +30,7 @@ impl UnprovenVersions {
         }
     }
 
-    pub(super) fn last(&self) -> Option<ObservedVersion> {
+    pub(super) fn last(&self) -> Option<ObservedResourceVersion> {
         self.0.back().copied()
     }
 
@@ -68,8 +68,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn position(asked: Instant, at: u64) -> ObservedVersion {
-        ObservedVersion { asked, at: ResourceVersion(at) }
+    fn position(asked: Instant, at: u64) -> ObservedResourceVersion {
+        ObservedResourceVersion { asked, at: ResourceVersion(at) }
     }
 
     /// Kubernetes issue 139766: a reader waits for the version of its own request, however many requests follow.

@@ -98,14 +98,14 @@ struct PoolShard {
 }
 
 /// A stream that is acquired, and the connections that carry it.
-type Place = (PooledHttpClient, StreamSlot);
+type ReservedStream = (PooledHttpClient, StreamSlot);
 
 impl PoolShard {
     fn has_room(&self) -> bool {
         self.streams.load(Ordering::Relaxed) < ConnectionPool::STREAMS_MAX.min(self.limit.get())
     }
 
-    fn slot(&self, credentials: &UpstreamCredentials) -> Place {
+    fn slot(&self, credentials: &UpstreamCredentials) -> ReservedStream {
         let Self { connections, streams, limit } = self.clone();
         let before = streams.fetch_add(1, Ordering::Relaxed);
         (connections, StreamSlot { before, limit, streams, endpoint: credentials.endpoint })
@@ -163,7 +163,7 @@ impl ConnectionPool {
 
     /// Acquires a stream on the connections where `server` was met, if they belong to this pool. It may be above the
     /// limit for long-lived streams, which is below the apiserver's.
-    pub(super) fn place_beside(&self, server: &UpstreamServer) -> Option<Place> {
+    pub(super) fn place_beside(&self, server: &UpstreamServer) -> Option<ReservedStream> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
         // Usually one stream above `STREAMS_MAX` is still below the server's limit.
@@ -171,7 +171,7 @@ impl ConnectionPool {
         is_taken.then(|| shard.slot(&self.credentials))
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> ReservedStream {
         let mut shards = self.shards.lock();
         if let Some(free) = shards.iter().find(|shard| shard.has_room()) {
             return free.slot(&self.credentials);
@@ -244,7 +244,7 @@ impl ConnectionPool {
 
 /// Sends a request on an acquired stream.
 pub(super) async fn send_by(
-    (connections, slot): Place,
+    (connections, slot): ReservedStream,
     CountedRequest { request, counter }: CountedRequest,
 ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
     counter.sent();

@@ -17,10 +17,10 @@ use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 /// such thread for connections and one for feeds per core need 0.88 × the CPU of one runtime for both.
 /// Clones share the threads, which end with the last clone.
 #[derive(Debug, Clone, Default)]
-pub struct CoreRuntimes(Arc<CoreThreadSet>);
+pub struct CoreRuntimes(Arc<PerCoreThreads>);
 
 #[derive(Debug, Default)]
-struct CoreThreadSet {
+struct PerCoreThreads {
     all: Vec<CoreRuntime>,
     /// The core at which the search for a core begins, so that consecutive short tasks go to different cores.
     next: AtomicUsize,
@@ -98,13 +98,13 @@ impl CoreRuntimes {
     /// A thread cannot be started.
     pub fn start(count: usize) -> io::Result<Self> {
         let all = (0..count).map(CoreRuntime::start).collect::<io::Result<_>>()?;
-        Ok(Self(Arc::new(CoreThreadSet { all, next: AtomicUsize::new(0) })))
+        Ok(Self(Arc::new(PerCoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
     /// Returns a slot on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get
     /// no more tasks.
     pub(super) fn place(&self) -> Option<CoreLoadGuard> {
-        let CoreThreadSet { all, next } = &*self.0;
+        let PerCoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
         let alive = numbers.filter(|number| !all[*number].thread.is_finished());

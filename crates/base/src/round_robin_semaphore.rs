@@ -57,7 +57,7 @@ struct RoundRobinHolder {
 
 /// The end of a holder's own queue at which a waiter is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum QueueInsertEnd {
+enum QueueInsertSide {
     Back,
     Front,
 }
@@ -79,7 +79,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
 
     /// Waits for a turn of the holder.
     pub fn wait(&self, holder: K) -> RoundRobinAcquire<K> {
-        self.enter(holder, QueueInsertEnd::Back)
+        self.enter(holder, QueueInsertSide::Back)
     }
 
     /// Returns the number of waiters, in total and of one holder.
@@ -94,12 +94,12 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
     }
 
-    fn enter(&self, holder: K, end: QueueInsertEnd) -> RoundRobinAcquire<K> {
+    fn enter(&self, holder: K, end: QueueInsertSide) -> RoundRobinAcquire<K> {
         let mut queue = self.0.lock();
         let (calls, called) = oneshot::channel();
         queue.tickets += 1;
         queue.waiting += 1;
-        let number = if end == QueueInsertEnd::Back { queue.tickets } else { -queue.tickets };
+        let number = if end == QueueInsertSide::Back { queue.tickets } else { -queue.tickets };
         let line = queue.holders.entry(holder.clone()).or_default();
         let is_first = line.waiting.is_empty();
         line.waiting.insert(number, calls);
@@ -128,7 +128,7 @@ impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
     /// Passes the turn to other holders, and completes when this holder has one again.
     pub async fn pass_on(&mut self) {
         // Queues first and then ends the turn, so that this holder comes after the waiting ones.
-        let again = self.turns.enter(self.holder.clone(), QueueInsertEnd::Front);
+        let again = self.turns.enter(self.holder.clone(), QueueInsertSide::Front);
         self.is_lost = true;
         self.turns.end(&self.holder);
         *self = again.await;

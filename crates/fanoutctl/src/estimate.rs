@@ -12,8 +12,8 @@ use std::io::{BufRead, Read as _};
 use serde::Serialize;
 
 use audit_event::AuditLogEvent;
+pub use tally::AgentLoadRow;
 use tally::AuditLogTally;
-pub use tally::EstimateRow;
 
 /// The proxies whose effect on the apiserver's load is estimated.
 #[derive(Debug, Clone)]
@@ -51,9 +51,9 @@ pub struct LoadEstimate {
     pub other_lines: u64,
     pub unreadable_lines: u64,
     /// The rows, with the most requests served from memory first.
-    pub rows: Vec<EstimateRow>,
+    pub rows: Vec<AgentLoadRow>,
     /// The sum of all rows of the estimate.
-    pub total: EstimateRow,
+    pub total: AgentLoadRow,
 }
 
 /// The maximum length of a line. A record at the `Metadata` level has a few KiB, so a longer line is not one.

@@ -20,7 +20,7 @@ use super::hpack::HpackDecoder;
 use super::input::FrameInputBuffer;
 use super::output::FrameOutputBuffer;
 use super::service::HttpService;
-use super::wake_set::{ConnectionPart, WakeSet};
+use super::wake_set::{ConnectionWakeTarget, WakeSet};
 use super::windows::{Http2SendLimits, ReceiveWindow};
 
 /// The server's end of an HTTP/2 connection and all its streams, as one task. So an event for a hundred streams wakes
@@ -156,8 +156,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     /// Creates a connection after the preface has been read.
     pub fn new(io: I, limits: Http2Limits, heads: Arc<ConnectionHeadBudget>, service: S) -> Self {
         let wake_set = WakeSet::shared();
-        wake_set.put(ConnectionPart::Clock);
-        let (writer, reader) = (wake_set.waker(ConnectionPart::Codec), wake_set.waker(ConnectionPart::Reader));
+        wake_set.put(ConnectionWakeTarget::Clock);
+        let (writer, reader) =
+            (wake_set.waker(ConnectionWakeTarget::Codec), wake_set.waker(ConnectionWakeTarget::Reader));
         let heartbeat = ConnectionKeepAlive::new(limits.ping_after);
         let mut output = FrameOutputBuffer::default();
         let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
@@ -190,7 +191,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             waiting_again: Vec::new(),
             allowance: 0,
             over: None,
-            ticker: wake_set.waker(ConnectionPart::Clock),
+            ticker: wake_set.waker(ConnectionWakeTarget::Clock),
             wake_set,
             writer,
             reader,
@@ -228,7 +229,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.output.put_ping(GOODBYE);
             // It may wait for its turn.
             self.output.give_spare();
-            self.wake_set.put(ConnectionPart::Codec);
+            self.wake_set.put(ConnectionWakeTarget::Codec);
         }
     }
 
@@ -239,11 +240,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 
     fn take_turn(&mut self) {
         // Cleared first, because work added from here on sets it again.
-        self.wake_set.take(ConnectionPart::Codec);
-        if self.wake_set.take(ConnectionPart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
+        self.wake_set.take(ConnectionWakeTarget::Codec);
+        if self.wake_set.take(ConnectionWakeTarget::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering)
+        {
             self.look_at_clock();
         }
-        if self.wake_set.take(ConnectionPart::Reader) && self.over.is_none() {
+        if self.wake_set.take(ConnectionWakeTarget::Reader) && self.over.is_none() {
             self.read();
         }
         let mut woken = WOKEN.take();
@@ -268,7 +270,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
         if self.over.is_none() && self.input.waits && self.takes_requests() {
-            self.wake_set.put(ConnectionPart::Reader);
+            self.wake_set.put(ConnectionWakeTarget::Reader);
         }
     }
 
@@ -280,7 +282,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         }
         if self.reads_paused && !self.output.is_stuck() {
             self.reads_paused = false;
-            self.wake_set.put(ConnectionPart::Reader);
+            self.wake_set.put(ConnectionWakeTarget::Reader);
         }
         let has_left = self.goaway == GoAwayState::Sent || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
@@ -316,7 +318,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             }
         }
         // Other tasks run before the next reads.
-        self.wake_set.put(ConnectionPart::Codec);
+        self.wake_set.put(ConnectionWakeTarget::Codec);
         Poll::Pending
     }
 
@@ -362,7 +364,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             }
             if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
                 // Other tasks run before the next reads.
-                self.wake_set.put(ConnectionPart::Reader);
+                self.wake_set.put(ConnectionWakeTarget::Reader);
                 break;
             }
             left -= 1;

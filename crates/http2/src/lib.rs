@@ -67,7 +67,7 @@ pub use error::Http2ConnectionError;
 pub use head_budget::{ConnectionHeadBudget, RequestHeadBudget, RequestHeadCharge};
 pub use received_body::{IncompleteBodyError, ReceivedBody};
 pub use service::{HttpService, IdleAwareBody};
-pub use wake_set::{ConnectionPart, WakeSet};
+pub use wake_set::{ConnectionWakeTarget, WakeSet};
 
 /// The client connection preface (RFC 9113 §3.4). It must be read before a [`Http2Connection`] is created.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -34,7 +34,7 @@ const NEVER: u64 = u64::MAX;
 
 /// A part of a connection that can be woken, besides its streams.
 #[derive(Debug, Clone, Copy)]
-pub enum ConnectionPart {
+pub enum ConnectionWakeTarget {
     /// The codec: hyper's, or in HTTP/2 all work besides the streams.
     Codec,
     /// The codec, because data can be read from the socket.
@@ -48,7 +48,7 @@ pub enum ConnectionPart {
 /// A waker for one part of the connection.
 struct ConnectionPartWaker {
     wake_set: Arc<WakeSet>,
-    part: ConnectionPart,
+    part: ConnectionWakeTarget,
 }
 
 /// A waker for one stream of the connection.
@@ -64,27 +64,27 @@ impl WakeSet {
     /// Creates a set with all parts, because none has been polled yet.
     pub fn shared() -> Arc<Self> {
         let wake_set = Arc::new(Self { turn_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
-        [ConnectionPart::Codec, ConnectionPart::Reader, ConnectionPart::Aside]
+        [ConnectionWakeTarget::Codec, ConnectionWakeTarget::Reader, ConnectionWakeTarget::Aside]
             .into_iter()
             .for_each(|part| wake_set.put(part));
         wake_set
     }
 
-    pub fn waker(self: &Arc<Self>, part: ConnectionPart) -> Waker {
+    pub fn waker(self: &Arc<Self>, part: ConnectionWakeTarget) -> Waker {
         Arc::new(ConnectionPartWaker { wake_set: self.clone(), part }).into()
     }
 
     /// Adds a part to be polled, without waking the task.
-    pub fn put(&self, part: ConnectionPart) {
+    pub fn put(&self, part: ConnectionWakeTarget) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.parts[part as usize].swap(true, Ordering::SeqCst);
-        if matches!(part, ConnectionPart::Reader | ConnectionPart::Clock) {
-            self.parts[ConnectionPart::Codec as usize].swap(true, Ordering::SeqCst);
+        if matches!(part, ConnectionWakeTarget::Reader | ConnectionWakeTarget::Clock) {
+            self.parts[ConnectionWakeTarget::Codec as usize].swap(true, Ordering::SeqCst);
         }
     }
 
     /// Removes a part. Returns whether it was in the set.
-    pub fn take(&self, part: ConnectionPart) -> bool {
+    pub fn take(&self, part: ConnectionWakeTarget) -> bool {
         let flag = &self.parts[part as usize];
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
@@ -120,7 +120,7 @@ impl WakeSet {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         self.begin_polling(cx);
-        let is_woken = self.take(ConnectionPart::Codec);
+        let is_woken = self.take(ConnectionWakeTarget::Codec);
         let polled = if is_woken { poll(&mut Context::from_waker(waker)) } else { Poll::Pending };
         self.end_polling(cx);
         polled
@@ -170,7 +170,8 @@ impl WakeSet {
 
     /// Whether neither the codec nor a stream has been woken.
     pub fn is_quiet(&self) -> bool {
-        !self.parts[ConnectionPart::Codec as usize].load(Ordering::SeqCst) && !self.has_streams.load(Ordering::SeqCst)
+        !self.parts[ConnectionWakeTarget::Codec as usize].load(Ordering::SeqCst)
+            && !self.has_streams.load(Ordering::SeqCst)
     }
 
     fn wake_task(&self) {

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use self::merged_terms::MergedFieldTerms;
+use self::merged_terms::MergedFieldRequirements;
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
@@ -84,7 +84,7 @@ impl FieldSelector {
 pub struct FieldMatcher {
     conditions: Arc<[CompiledFieldCondition]>,
     /// The conditions in the form that is matched.
-    wants: MergedFieldTerms,
+    wants: MergedFieldRequirements,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -124,7 +124,7 @@ impl FieldMatcher {
         let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
         let mut first = first.into_iter();
         conditions.retain(|_| first.next().unwrap_or_default());
-        Self { wants: MergedFieldTerms::of(&conditions), conditions: conditions.into() }
+        Self { wants: MergedFieldRequirements::of(&conditions), conditions: conditions.into() }
     }
 
     /// Whether an object matches. `attributes` must come from the same [`SelectableFieldTable`] as the matcher; a field

@@ -39,7 +39,7 @@ pub(super) enum DeclarationListenerEvent {
 
 /// The declarations of all objects. Each version of an object is parsed once.
 #[derive(Default)]
-struct ParsedDeclarations {
+struct ParsedApiDeclarations {
     known: HashMap<ObjectKey, (ResourceVersion, ApiDeclaration)>,
 }
 
@@ -61,7 +61,7 @@ impl DeclarationListener {
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         let mut cursor = None;
-        let mut declarations = ParsedDeclarations::default();
+        let mut declarations = ParsedApiDeclarations::default();
         loop {
             let now = *state.borrow_and_update();
             match now {
@@ -112,7 +112,7 @@ impl DeclarationListener {
 
     /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
     /// object cannot be read.
-    fn read(&self, declarations: &mut ParsedDeclarations, reader: &CacheReader) -> Option<bool> {
+    fn read(&self, declarations: &mut ParsedApiDeclarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
             tracing::warn!(
@@ -144,7 +144,7 @@ impl DeclarationListener {
     }
 }
 
-impl ParsedDeclarations {
+impl ParsedApiDeclarations {
     /// Parses the changed objects, or returns the reason that one cannot be parsed.
     fn update(
         &mut self,

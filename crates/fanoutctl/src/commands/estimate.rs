@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use crate::arguments::EstimateArguments;
-use crate::estimate::{EstimateOptions, EstimateRow, LoadEstimate, estimate};
+use crate::estimate::{AgentLoadRow, EstimateOptions, LoadEstimate, estimate};
 
 /// Reads the log and formats the estimate.
 ///
@@ -36,7 +36,7 @@ pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
     Ok(text(&found, arguments))
 }
 
-fn write_row(text: &mut String, EstimateRow { agent, resource, lists, watches, gets, rest }: &EstimateRow) {
+fn write_row(text: &mut String, AgentLoadRow { agent, resource, lists, watches, gets, rest }: &AgentLoadRow) {
     let cut = |text: &str, to: usize| text.chars().take(to).collect::<String>();
     let (agent, resource) = (cut(agent, 40), cut(resource, 36));
     let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");

@@ -8,7 +8,7 @@ use super::{EstimateOptions, LoadEstimate};
 /// The tally of the requests of one program for one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EstimateRow {
+pub struct AgentLoadRow {
     pub agent: String,
     pub resource: String,
     /// The number of LISTs, watches and GETs that would be served from the cache.
@@ -159,7 +159,7 @@ impl AuditLogTally {
         let (first, last) = (self.first.unwrap_or(self.last), self.last);
         let open = self.open.values().map(|began| last - began.max(first)).sum::<f64>();
         let watch_seconds = self.watch_seconds + open;
-        let row = |((agent, resource), counts): ((String, String), AgentRequestCounts)| EstimateRow {
+        let row = |((agent, resource), counts): ((String, String), AgentRequestCounts)| AgentLoadRow {
             agent,
             resource,
             lists: counts.lists,
@@ -171,8 +171,8 @@ impl AuditLogTally {
         rows.sort_by(|a, b| {
             b.answered_from_memory().cmp(&a.answered_from_memory()).then_with(|| a.key().cmp(&b.key()))
         });
-        let sum = |of: fn(&EstimateRow) -> u64| rows.iter().map(of).sum::<u64>();
-        let (from_memory, rest) = (sum(EstimateRow::answered_from_memory), sum(|row| row.rest));
+        let sum = |of: fn(&AgentLoadRow) -> u64| rows.iter().map(of).sum::<u64>();
+        let (from_memory, rest) = (sum(AgentLoadRow::answered_from_memory), sum(|row| row.rest));
         let seconds = last - first;
         // If all records have the same time, there is no rate.
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
@@ -198,9 +198,9 @@ impl AuditLogTally {
 }
 
 /// Returns the sum of all rows.
-fn total(rows: &[EstimateRow]) -> EstimateRow {
-    let none = EstimateRow { agent: "TOTAL".to_owned(), ..EstimateRow::default() };
-    rows.iter().fold(none, |sum, row| EstimateRow {
+fn total(rows: &[AgentLoadRow]) -> AgentLoadRow {
+    let none = AgentLoadRow { agent: "TOTAL".to_owned(), ..AgentLoadRow::default() };
+    rows.iter().fold(none, |sum, row| AgentLoadRow {
         lists: sum.lists + row.lists,
         watches: sum.watches + row.watches,
         gets: sum.gets + row.gets,
@@ -209,7 +209,7 @@ fn total(rows: &[EstimateRow]) -> EstimateRow {
     })
 }
 
-impl EstimateRow {
+impl AgentLoadRow {
     /// Returns the number of requests that would be served from the cache.
     pub fn answered_from_memory(&self) -> u64 {
         self.lists + self.watches + self.gets

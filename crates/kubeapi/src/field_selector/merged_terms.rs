@@ -8,7 +8,7 @@ use super::{CompiledFieldCondition, FieldValueSource};
 /// The merged conditions, one per subject. The cost per object depends on the number of fields, not on how often or how
 /// verbosely a selector names them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct MergedFieldTerms {
+pub(super) struct MergedFieldRequirements {
     all: Arc<[(FieldValueSource, FieldConstraint)]>,
     /// Whether the conditions contradict each other.
     pub(super) impossible: bool,
@@ -21,7 +21,7 @@ enum FieldConstraint {
     Not(Box<[Box<str>]>),
 }
 
-impl MergedFieldTerms {
+impl MergedFieldRequirements {
     pub(super) fn of(conditions: &[CompiledFieldCondition]) -> Self {
         let mut subjects = BTreeMap::<_, (BTreeSet<&str>, BTreeSet<&str>)>::new();
         for condition in conditions {

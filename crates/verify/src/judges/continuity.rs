@@ -14,7 +14,7 @@ use super::difference::difference;
 
 /// The state of a client: the version of each object.
 #[derive(Clone, Debug, Default)]
-struct ClientObjectState {
+struct ClientObjectVersions {
     objects: HashMap<ObjectKeyId, u64>,
     sum: ObjectStateFingerprint,
     /// The version of the last event or list.
@@ -31,7 +31,7 @@ pub(super) fn continuity(history: &RunHistory) -> GuaranteeVerdict {
     for before in history.operations.iter().filter_map(|op| op.resumes) {
         *resumed.entry(before).or_default() += 1;
     }
-    let mut held: HashMap<OperationId, ClientObjectState> = HashMap::new();
+    let mut held: HashMap<OperationId, ClientObjectVersions> = HashMap::new();
     for op in history.watches(ApiserverGuarantee::Continuity) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(base) = base(history, op, &mut held, &mut resumed) else { continue };
@@ -47,11 +47,11 @@ pub(super) fn continuity(history: &RunHistory) -> GuaranteeVerdict {
 fn base(
     history: &RunHistory,
     op: &RecordedOperation,
-    held: &mut HashMap<OperationId, ClientObjectState>,
+    held: &mut HashMap<OperationId, ClientObjectVersions>,
     resumed: &mut HashMap<OperationId, usize>,
-) -> Option<ClientObjectState> {
+) -> Option<ClientObjectVersions> {
     if op.state.is_some() {
-        return Some(ClientObjectState::of(op.initial().iter(), op.state?));
+        return Some(ClientObjectVersions::of(op.initial().iter(), op.state?));
     }
     let (start, before) = (op.start()?, history.before(op)?);
     if before.verb == ReadVerb::List {
@@ -65,7 +65,7 @@ fn base(
 }
 
 /// Returns the state from the pages of a list that ends with this operation. All pages must have the same version.
-fn listed(history: &RunHistory, last: &RecordedOperation) -> Option<ClientObjectState> {
+fn listed(history: &RunHistory, last: &RecordedOperation) -> Option<ClientObjectVersions> {
     let answer = last.answered(200).filter(|answer| !answer.more)?;
     let mut pages = vec![answer];
     let mut page = last;
@@ -74,7 +74,7 @@ fn listed(history: &RunHistory, last: &RecordedOperation) -> Option<ClientObject
         pages.push(before.answered(200).filter(|before| before.version == answer.version)?);
         page = before;
     }
-    Some(ClientObjectState::of(pages.iter().flat_map(|page| &page.items), answer.version?))
+    Some(ClientObjectVersions::of(pages.iter().flat_map(|page| &page.items), answer.version?))
 }
 
 /// Applies the events of a watch; stops once the client's state is wrong.
@@ -83,9 +83,9 @@ fn watch(
     op: &RecordedOperation,
     truth: &ResourceGroundTruth,
     view: &SelectionView,
-    mut held: ClientObjectState,
+    mut held: ClientObjectVersions,
     judged: &mut GuaranteeVerdict,
-) -> Option<ClientObjectState> {
+) -> Option<ClientObjectVersions> {
     for told in op.live() {
         match told.kind {
             RecordedEventType::Added | RecordedEventType::Modified => held.put(told),
@@ -112,7 +112,7 @@ fn judge(
     op: &RecordedOperation,
     truth: &ResourceGroundTruth,
     view: &SelectionView,
-    held: &ClientObjectState,
+    held: &ClientObjectVersions,
     line: u32,
     judged: &mut GuaranteeVerdict,
 ) -> Option<()> {
@@ -134,7 +134,7 @@ fn judge(
     None
 }
 
-impl ClientObjectState {
+impl ClientObjectVersions {
     fn of<'a>(told: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
         let mut held = Self::default();
         told.for_each(|told| held.put(told));

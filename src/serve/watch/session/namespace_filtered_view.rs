@@ -81,7 +81,7 @@ enum EventDisposition {
 }
 
 /// The result of a completed view change.
-pub(super) struct NamespaceViewChangeEnd {
+pub(super) struct NamespaceViewChangeResult {
     /// The resourceVersion of the mark.
     pub(super) at: ResourceVersion,
     /// Whether the view change's frames were older than the mark, so that the client needs the watch's current version.
@@ -187,7 +187,7 @@ impl NamespaceFilteredView {
     pub(super) fn tell(
         &mut self,
         out: &mut FrameBatch<'_>,
-    ) -> Result<InitialStateSendProgress<NamespaceViewChangeEnd>, TranscodeError> {
+    ) -> Result<InitialStateSendProgress<NamespaceViewChangeResult>, TranscodeError> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(InitialStateSendProgress::More) };
         turn.pin.progressed();
@@ -202,7 +202,7 @@ impl NamespaceFilteredView {
         if turn.go(places, out)? == InitialStateSendProgress::More {
             return Ok(InitialStateSendProgress::More);
         }
-        let end = NamespaceViewChangeEnd { at, told_older: turn.told_older };
+        let end = NamespaceViewChangeResult { at, told_older: turn.told_older };
         self.turn = None;
         // Decisions that have changed during this turn need another one.
         *stale = true;
