@@ -149,8 +149,7 @@ impl ObjectReader {
     /// Decodes one whole frame from a [`FrameSplitter`](super::FrameSplitter).
     ///
     /// # Errors
-    /// Every [`WireError`]; `FrameTooLarge` only for frames of about 4 GiB or more, and for a Status above
-    /// 1 MiB.
+    /// Every [`WireError`]; `FrameTooLarge` only for frames of about 4 GiB or more, and for a Status above 1 MiB.
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
