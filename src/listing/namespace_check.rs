@@ -100,3 +100,47 @@ pub(crate) async fn namespaces(
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::listing::{CallerCpuSlices, ScanQueue};
+    use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
+    use kubeapi::{FieldSelector, Gvr, LabelSelector, ResourceVersion, SelectableFieldTable, Selector};
+
+    /// Pods in namespaces with common prefixes: `-` and `.` sort before `/` (R-LIST-4).
+    fn snapshot() -> FeedSnapshot {
+        let pods = [("t1", "p"), ("t1", "q"), ("t1-a", "p"), ("t1.a", "p"), ("a", "p"), ("b", "p"), ("t1", "a")];
+        let item = |(namespace, name)| {
+            format!(r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","resourceVersion":"1"}}}}"#)
+        };
+        let head = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"100"},"items":["#;
+        let page = format!("{head}{}]}}", pods.map(item).join(","));
+        let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default());
+        let listed = reader.list(&Bytes::from(page)).expect("it is well-formed");
+        FeedSnapshot::from_objects(ResourceVersion(100), listed.items)
+    }
+
+    #[tokio::test]
+    async fn namespaces_are_found_once_in_object_order() {
+        let (snapshot, table) = (snapshot(), SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
+        for (labels, fields, start, limit, expected) in [
+            ("", "", None, 9, vec!["a", "b", "t1-a", "t1.a", "t1"]),
+            ("", "", None, 2, vec!["a", "b"]),
+            ("", "metadata.name=a", None, 9, vec!["t1"]),
+            ("", "metadata.namespace=t1", None, 9, vec!["t1"]),
+            ("app=y", "", None, 9, vec![]),
+            ("", "", Some("t1-a/p"), 9, vec!["t1-a", "t1.a", "t1"]),
+            ("", "", Some("t1-a/p\0"), 9, vec!["t1.a", "t1"]),
+        ] {
+            let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
+            let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), fields };
+            let view = CollectionView::new(None, selector);
+            let mut pace = ScanPacer::new(None, (ScanQueue::at_a_time(1), CallerCpuSlices::new(1)), None);
+            let found = namespaces(&snapshot, &view, start, limit, &mut pace).await;
+            assert_eq!(found.iter().map(|name| &**name).collect::<Vec<_>>(), expected, "{labels:?} {start:?} {limit}");
+        }
+    }
+}

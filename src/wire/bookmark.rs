@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::envelope::json_text;
-use super::object::ResourceVersionDigits;
+use super::object::DecimalDigits;
 use super::proto_reader::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectRevision, WireError, table};
 use kubeapi::protobuf::{self, Fields, map_entry, put_field, put_header};
@@ -70,7 +70,7 @@ impl BookmarkTemplate {
         let BookmarkBodyTemplate { before, after, rest } =
             if initial_events_end { &self.initial_events_end } else { &self.plain };
         let [before, after, rest] = [before, after, rest].map(Vec::as_slice);
-        let mut digits = ResourceVersionDigits::default();
+        let mut digits = DecimalDigits::default();
         let digits = digits.write(rv.0);
         match self.envelope.encoding() {
             FeedEncoding::Json => [before, digits, after].concat().into(),

@@ -10,8 +10,8 @@ pub enum WireError {
     /// The stream ended inside a frame, or a document is shorter than its own length fields say.
     #[error("the response ends in the middle of a frame")]
     Truncated,
-    /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
-    /// GiB or more.
+    /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), the Status in an
+    /// ERROR event is larger than 1 MiB, or an object is 4 GiB or more.
     #[error("a watch frame or object is larger than {max} bytes")]
     FrameTooLarge { max: usize },
     /// The data is not JSON, has more than one JSON value, a field of the wrong type, or a duplicate of a key that is

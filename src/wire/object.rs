@@ -109,7 +109,7 @@ impl ObjectRevision {
         if rv == self.rv {
             return self.body.clone();
         }
-        let mut digits = ResourceVersionDigits::default();
+        let mut digits = DecimalDigits::default();
         let digits = digits.write(rv.0);
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.encoding {
@@ -210,9 +210,9 @@ pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError
 
 /// The decimal digits of a number, without an allocation.
 #[derive(Default)]
-pub(super) struct ResourceVersionDigits([u8; 20]);
+pub(super) struct DecimalDigits([u8; 20]);
 
-impl ResourceVersionDigits {
+impl DecimalDigits {
     pub(super) fn write(&mut self, number: u64) -> &[u8] {
         let mut at = self.0.len();
         let mut rest = number;

@@ -12,7 +12,7 @@ use super::envelope::{
 use super::json_reader::check_name;
 use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
-use kubeapi::protobuf::{self, Fields, MAGIC, StatusFieldValue, map_entry, plain_field};
+use kubeapi::protobuf::{self, Fields, MAGIC, ProtobufFieldValue, map_entry, plain_field};
 use kubeapi::{EventType, FieldValueKind, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
 
 /// The parts of a protobuf document: `k8s\0` and Unknown.
@@ -169,7 +169,7 @@ impl ProtoPaths {
         &self,
         node: TrieNodeId,
         message: &'a [u8],
-        values: &mut [Option<StatusFieldValue<'a>>],
+        values: &mut [Option<ProtobufFieldValue<'a>>],
     ) -> Result<(), WireError> {
         // The bits of the children seen: only the first element of a repeated field counts.
         let mut seen = 0_u64;
@@ -209,11 +209,11 @@ fn resource_version(body: &[u8], digits: &str) -> Result<(ResourceVersion, Resou
 }
 
 /// Returns a selectable field's text (R-FIELD-4).
-fn render(kind: FieldValueKind, value: StatusFieldValue<'_>) -> Result<Cow<'_, str>, WireError> {
+fn render(kind: FieldValueKind, value: ProtobufFieldValue<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
-        (FieldValueKind::Text | FieldValueKind::Any, StatusFieldValue::Bytes(bytes)) => protobuf::text(bytes)?.into(),
-        (FieldValueKind::Bool, StatusFieldValue::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
-        (FieldValueKind::Integer | FieldValueKind::Any, StatusFieldValue::Varint(number)) => {
+        (FieldValueKind::Text | FieldValueKind::Any, ProtobufFieldValue::Bytes(bytes)) => protobuf::text(bytes)?.into(),
+        (FieldValueKind::Bool, ProtobufFieldValue::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
+        (FieldValueKind::Integer | FieldValueKind::Any, ProtobufFieldValue::Varint(number)) => {
             number.cast_signed().to_string().into()
         }
         _ => return Err(WireError::Protobuf("selectable field of an unexpected type")),

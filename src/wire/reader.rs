@@ -15,6 +15,10 @@ use base::MemoryAccount;
 use kubeapi::protobuf::Fields;
 use kubeapi::{EventType, ResourceVersion, SelectableFieldTable, Status};
 
+/// The maximum size of the Status in an ERROR event, in bytes: that of a Status in an error response. Because a decoded
+/// cause takes much more memory than an encoded one, the limit of a frame does not suffice.
+const STATUS_BYTES_MAX: usize = 1 << 20;
+
 /// Decoder for the objects of one feed.
 ///
 /// It is created once per feed and compiles the table's paths, so that each object is read in one pass. All methods
@@ -145,7 +149,7 @@ impl ObjectReader {
     /// Decodes one whole frame from a [`FrameSplitter`](super::FrameSplitter).
     ///
     /// # Errors
-    /// Every [`WireError`]; `FrameTooLarge` only for frames of about 4 GiB or more.
+    /// Every [`WireError`]; `FrameTooLarge` only for frames of about 4 GiB or more, and for a Status above 1 MiB.
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
@@ -153,6 +157,9 @@ impl ObjectReader {
             ObjectPaths::Protobuf(_) => proto_reader::split_event(&frame)?,
         };
         if event_type == EventType::Error {
+            if document.len() > STATUS_BYTES_MAX {
+                return Err(WireError::FrameTooLarge { max: STATUS_BYTES_MAX });
+            }
             let status = match self.paths {
                 // Of any kind, although the apiserver sends no other.
                 ObjectPaths::Json(_) | ObjectPaths::Table(..) => serde_json::from_slice(document)?,

@@ -25,7 +25,7 @@ pub struct Fields<'a> {
 #[derive(Clone, Copy)]
 pub struct RawField<'a> {
     pub number: u32,
-    pub value: StatusFieldValue<'a>,
+    pub value: ProtobufFieldValue<'a>,
     /// The offset of the field's tag in the message.
     pub start: usize,
     /// The offset of the field's end in the message.
@@ -33,7 +33,7 @@ pub struct RawField<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StatusFieldValue<'a> {
+pub enum ProtobufFieldValue<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
     /// A `fixed32` or `fixed64`, which is skipped, because no field that is read has these types.
@@ -58,13 +58,13 @@ impl<'a> Fields<'a> {
             return Err(ProtobufError::Malformed("impossible field number"));
         };
         let value = match tag & 7 {
-            0 => StatusFieldValue::Varint(self.varint()?),
-            1 => self.take(8).map(|_| StatusFieldValue::Fixed)?,
+            0 => ProtobufFieldValue::Varint(self.varint()?),
+            1 => self.take(8).map(|_| ProtobufFieldValue::Fixed)?,
             2 => {
                 let len = self.varint()?;
-                StatusFieldValue::Bytes(self.take(len)?)
+                ProtobufFieldValue::Bytes(self.take(len)?)
             }
-            5 => self.take(4).map(|_| StatusFieldValue::Fixed)?,
+            5 => self.take(4).map(|_| ProtobufFieldValue::Fixed)?,
             _ => return Err(ProtobufError::Malformed("wire type that the apiserver does not use")),
         };
         Ok(Some(RawField { number, value, start, end: self.at }))
@@ -94,7 +94,7 @@ impl<'a> RawField<'a> {
     #[inline]
     pub fn bytes(&self) -> Result<&'a [u8], ProtobufError> {
         match self.value {
-            StatusFieldValue::Bytes(bytes) => Ok(bytes),
+            ProtobufFieldValue::Bytes(bytes) => Ok(bytes),
             _ => Err(ProtobufError::Malformed("wire type differs from the API's")),
         }
     }
@@ -107,8 +107,8 @@ impl<'a> RawField<'a> {
     /// Returns the value as a count; `None` if it is negative or not a number.
     pub fn count(&self) -> Option<u64> {
         match self.value {
-            StatusFieldValue::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),
-            StatusFieldValue::Bytes(_) | StatusFieldValue::Fixed => None,
+            ProtobufFieldValue::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),
+            ProtobufFieldValue::Bytes(_) | ProtobufFieldValue::Fixed => None,
         }
     }
 }

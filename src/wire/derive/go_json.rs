@@ -1,7 +1,7 @@
 //! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
 use super::TranscodeRefusalReason;
-use crate::wire::object::ResourceVersionDigits;
+use crate::wire::object::DecimalDigits;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
@@ -140,7 +140,7 @@ pub(super) fn put_int(out: &mut Vec<u8>, value: i64) {
 }
 
 pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
-    out.extend_from_slice(ResourceVersionDigits::default().write(value));
+    out.extend_from_slice(DecimalDigits::default().write(value));
 }
 
 /// Writes `value`, which must be less than 10^`width`, with leading zeros.

@@ -3,7 +3,7 @@
 
 use super::TranscodeRefusalReason;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
-use kubeapi::protobuf::{Fields, RawField, StatusFieldValue};
+use kubeapi::protobuf::{Fields, ProtobufFieldValue, RawField};
 
 /// Writes a `metav1.Time`, RFC 3339 in UTC without fractions, or a `metav1.MicroTime`, always with six decimals. The
 /// zero time, which is an empty message, is `null`.
@@ -24,7 +24,7 @@ pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, TranscodeRefusalReaso
 pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
     let mut nanoseconds = None;
     for_each(message, |field| match (field.number, field.value) {
-        (1, StatusFieldValue::Varint(value)) => once(&mut nanoseconds, value.cast_signed()),
+        (1, ProtobufFieldValue::Varint(value)) => once(&mut nanoseconds, value.cast_signed()),
         _ => Err(unknown(field)),
     })?;
     put_duration(out, nanoseconds.ok_or(INCOMPLETE)?);
@@ -48,9 +48,9 @@ pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Tran
 pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
     let (mut which, mut number, mut text) = (None, None, None);
     for_each(message, |field| match (field.number, field.value) {
-        (1, StatusFieldValue::Varint(value)) => once(&mut which, value),
-        (2, StatusFieldValue::Varint(value)) => once(&mut number, value),
-        (3, StatusFieldValue::Bytes(value)) => once(&mut text, value),
+        (1, ProtobufFieldValue::Varint(value)) => once(&mut which, value),
+        (2, ProtobufFieldValue::Varint(value)) => once(&mut number, value),
+        (3, ProtobufFieldValue::Bytes(value)) => once(&mut text, value),
         _ => Err(unknown(field)),
     })?;
     match (which, number, text) {
@@ -78,7 +78,7 @@ pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Trans
     out.push(b'[');
     let mut first = true;
     for_each(message, |field| match (field.number, field.value) {
-        (1, StatusFieldValue::Bytes(text)) => {
+        (1, ProtobufFieldValue::Bytes(text)) => {
             if !std::mem::take(&mut first) {
                 out.push(b',');
             }
@@ -127,7 +127,7 @@ pub(super) fn unknown(field: RawField<'_>) -> TranscodeRefusalReason {
 fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, TranscodeRefusalReason> {
     let mut bytes = None;
     for_each(message, |field| match (field.number, field.value) {
-        (1, StatusFieldValue::Bytes(value)) => once(&mut bytes, value),
+        (1, ProtobufFieldValue::Bytes(value)) => once(&mut bytes, value),
         _ => Err(unknown(field)),
     })?;
     Ok(bytes)
@@ -144,8 +144,8 @@ impl MetaTimestamp {
     fn read(message: &[u8]) -> Result<Option<Self>, TranscodeRefusalReason> {
         let (mut seconds, mut nanoseconds) = (None, None);
         for_each(message, |field| match (field.number, field.value) {
-            (1, StatusFieldValue::Varint(value)) => once(&mut seconds, value.cast_signed()),
-            (2, StatusFieldValue::Varint(value)) => once(&mut nanoseconds, value),
+            (1, ProtobufFieldValue::Varint(value)) => once(&mut seconds, value.cast_signed()),
+            (2, ProtobufFieldValue::Varint(value)) => once(&mut nanoseconds, value),
             _ => Err(unknown(field)),
         })?;
         match (seconds, nanoseconds) {

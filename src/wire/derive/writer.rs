@@ -12,7 +12,7 @@ use super::facts::{
 };
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
-use kubeapi::protobuf::{Fields, StatusFieldValue};
+use kubeapi::protobuf::{Fields, ProtobufFieldValue};
 
 /// Writes one protobuf body as JSON.
 pub(super) struct JsonBodyWriter<'f, 'b, 'o> {
@@ -106,9 +106,9 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
         while let Some(field) = fields.next_field()? {
             let index = message.index_of(field.number).ok_or(TranscodeRefusalReason::UnknownField(field.number))?;
             let item = match field.value {
-                StatusFieldValue::Varint(value) => WireFieldValue::Varint(value),
-                StatusFieldValue::Bytes(bytes) => WireFieldValue::Bytes(bytes),
-                StatusFieldValue::Fixed => {
+                ProtobufFieldValue::Varint(value) => WireFieldValue::Varint(value),
+                ProtobufFieldValue::Bytes(bytes) => WireFieldValue::Bytes(bytes),
+                ProtobufFieldValue::Fixed => {
                     // Doubles are the API's only numbers of a fixed size.
                     let bits = bytes[field.start..field.end].last_chunk().ok_or(WIRE_TYPE)?;
                     WireFieldValue::Double(f64::from_le_bytes(*bits))
@@ -257,8 +257,8 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
     fn schema_or_bool(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
         let (mut allows, mut props) = (None, None);
         scalar::for_each(union, |field| match (field.number, field.value) {
-            (1, StatusFieldValue::Varint(value)) => scalar::once(&mut allows, value),
-            (2, StatusFieldValue::Bytes(value)) => scalar::once(&mut props, value),
+            (1, ProtobufFieldValue::Varint(value)) => scalar::once(&mut allows, value),
+            (2, ProtobufFieldValue::Bytes(value)) => scalar::once(&mut props, value),
             _ => Err(scalar::unknown(field)),
         })?;
         if let Some(props) = props {
@@ -290,8 +290,8 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
         let mut props = None;
         let mut separator = b'[';
         scalar::for_each(union, |field| match (field.number, field.value) {
-            (1, StatusFieldValue::Bytes(value)) => scalar::once(&mut props, value),
-            (2, StatusFieldValue::Bytes(value)) => {
+            (1, ProtobufFieldValue::Bytes(value)) => scalar::once(&mut props, value),
+            (2, ProtobufFieldValue::Bytes(value)) => {
                 self.out.push(separator);
                 separator = b',';
                 put(self, value)
@@ -351,9 +351,9 @@ impl<'b> WireFieldValue<'b> {
 fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<WireFieldValue<'_>>), TranscodeRefusalReason> {
     let (mut key, mut item) = (None, None);
     scalar::for_each(entry, |field| match (field.number, field.value) {
-        (1, StatusFieldValue::Bytes(value)) => scalar::once(&mut key, value),
-        (2, StatusFieldValue::Bytes(value)) => scalar::once(&mut item, WireFieldValue::Bytes(value)),
-        (2, StatusFieldValue::Varint(value)) => scalar::once(&mut item, WireFieldValue::Varint(value)),
+        (1, ProtobufFieldValue::Bytes(value)) => scalar::once(&mut key, value),
+        (2, ProtobufFieldValue::Bytes(value)) => scalar::once(&mut item, WireFieldValue::Bytes(value)),
+        (2, ProtobufFieldValue::Varint(value)) => scalar::once(&mut item, WireFieldValue::Varint(value)),
         _ => Err(scalar::unknown(field)),
     })?;
     Ok((key.ok_or(TranscodeRefusalReason::Malformed("a map entry without a key"))?, item))

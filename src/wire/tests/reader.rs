@@ -155,6 +155,27 @@ fn error_event_keeps_its_status() {
 }
 
 #[test]
+fn error_event_with_oversized_status_is_rejected() {
+    let json = |causes: usize| {
+        let causes = vec!["{}"; causes].join(",");
+        format!(r#"{{"kind":"Status","apiVersion":"v1","details":{{"causes":[{causes}]}},"code":410}}"#).into_bytes()
+    };
+    let protobuf = |causes: usize| {
+        let details = bytes(4, &[]).repeat(causes);
+        unknown("v1", "Status", &[bytes(5, &details), number(6, 410)].concat())
+    };
+    for (encoding, shape) in FEEDS {
+        let read = |causes: usize| {
+            let status = if encoding == FeedEncoding::Json { json(causes) } else { protobuf(causes) };
+            reader(encoding, shape).watch_event(event(encoding, "ERROR", &status))
+        };
+        let Ok(WatchItem::Error { status }) = read(1_000) else { panic!("{encoding}: not an error") };
+        assert_eq!((status.code, status.details.clone().unwrap_or_default().causes.len()), (410, 1_000), "{encoding}");
+        assert!(matches!(read(1 << 20), Err(WireError::FrameTooLarge { .. })), "{encoding}");
+    }
+}
+
+#[test]
 fn unexpected_kind_is_rejected() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");

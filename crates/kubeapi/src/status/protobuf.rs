@@ -3,7 +3,7 @@
 //! Field numbers: apimachinery `pkg/runtime/generated.proto` and `pkg/apis/meta/v1/generated.proto`. Like the
 //! apiserver's generated code, the encoder writes every scalar field, including empty ones.
 
-use super::super::protobuf::{Fields, MAGIC, ProtobufError, RawField, StatusFieldValue, put_field, put_int};
+use super::super::protobuf::{Fields, MAGIC, ProtobufError, ProtobufFieldValue, RawField, put_field, put_int};
 use super::{Status, StatusCause, StatusDetails, StatusMetadata};
 
 pub(super) fn encode(status: &Status) -> Vec<u8> {
@@ -156,8 +156,8 @@ fn text(field: RawField<'_>) -> StatusDecodeResult<String> {
 
 fn int64(field: RawField<'_>) -> StatusDecodeResult<i64> {
     match field.value {
-        StatusFieldValue::Varint(number) => Ok(number.cast_signed()),
-        StatusFieldValue::Bytes(_) | StatusFieldValue::Fixed => {
+        ProtobufFieldValue::Varint(number) => Ok(number.cast_signed()),
+        ProtobufFieldValue::Bytes(_) | ProtobufFieldValue::Fixed => {
             Err(ProtobufError::Malformed("expected a number, found bytes"))
         }
     }
