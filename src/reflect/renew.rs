@@ -155,7 +155,7 @@ impl BodyRenewer {
             return Ok(());
         }
         let took = began.elapsed();
-        tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
+        tracing::info!(feed = %key, changed, objects = of, ?took, "objects refreshed for another upstream version");
         self.upstream.written.renewed(listed.servers);
         Ok(())
     }

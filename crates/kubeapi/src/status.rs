@@ -88,9 +88,9 @@ pub struct StatusCause {
 pub enum StatusDecodeError {
     #[error("cannot decode a Status from JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("not a Status in protobuf: {0}")]
+    #[error("cannot decode a Status from protobuf: {0}")]
     Protobuf(#[from] ProtobufError),
-    #[error("expected a Status, found {0:?}")]
+    #[error("cannot decode a Status: the object is of kind {0:?}")]
     OtherKind(String),
 }
 
