@@ -77,7 +77,7 @@ pub(super) struct GrantLeases {
     /// The leases by key, in a sharded map. One, two and four threads find a lease in 415, 633 and 1,326 ns. With one
     /// lock, it takes 497, 813 and 2,108 ns.
     held: DashMap<GrantLeaseKey, Weak<GrantLease>>,
-    /// Returns the number of leases. Receivers are notified of the first lease and of the end of the last.
+    /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
     /// The number of leases that continue although their permissions cannot be checked.
     in_doubt: Mutex<usize>,

@@ -13,12 +13,12 @@ use tokio::sync::watch;
 /// The topic of a review about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReviewTopic {
-    /// Returns the reason as a metric label.
+    /// The topic as a metric label.
     pub(super) label: &'static str,
     /// The API group and the resource of its reviews.
     pub(super) group: &'static str,
     pub(super) resource: &'static str,
-    /// Returns the operation that fails without an answer, for messages.
+    /// The operation that fails without a response, for messages.
     pub(super) refusal: &'static str,
 }
 
