@@ -28,7 +28,7 @@ pub(super) struct PerThreadMetrics(Arc<PerThreadMetricsState>);
 
 #[derive(Default)]
 struct PerThreadMetricsState {
-    /// The samples of each histogram, with the counter of `inner` that receives their sum.
+    /// The values of each counter, with the counter of `inner` that receives their sum.
     counters: Mutex<HashMap<Key, (Arc<PerThreadCounter>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<PerThreadHistogram>>>,
     help: Mutex<HashMap<String, SharedString>>,

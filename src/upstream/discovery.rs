@@ -345,9 +345,12 @@ impl ResourceCatalog {
     /// Fetches the resources below `/api` or `/apis`; `None` if they have not changed.
     async fn changed_root(&self, at: usize, root: &str) -> Result<Option<DiscoveryRoot>, UpstreamError> {
         let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(AGGREGATED))]);
-        headers.extend(self.shared.state.read().known.roots[at].etag.clone().map(|etag| (IF_NONE_MATCH, etag)));
+        let etag = self.shared.state.read().known.roots[at].etag.clone();
+        let is_known = etag.is_some();
+        headers.extend(etag.map(|etag| (IF_NONE_MATCH, etag)));
         let Some(CachedDocument { headers, body }) = self.client.document(root, headers, BODY_BYTES_MAX).await? else {
-            return Ok(None);
+            // A 304 for an unconditional request must not count as an unchanged, empty document.
+            return if is_known { Ok(None) } else { Err(UpstreamError::OtherDocument(root.to_owned())) };
         };
         if let Some(versions) = versions_in(&body) {
             return Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }));
@@ -436,4 +439,27 @@ fn versions_in(body: &[u8]) -> Option<Vec<GroupVersionResources>> {
 
 fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
     serde_json::from_slice(body).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+    use base::BackoffBounds;
+
+    #[tokio::test]
+    async fn not_modified_without_etag_fails_discovery() {
+        let (near, mut far) = duplex(4096);
+        let near = Mutex::new(Some(near));
+        let client = UpstreamClient::in_memory(move || near.lock().take());
+        let backoff = DocumentRefusalBackoff { waits: BackoffBounds::REFUSED, times_max: 1 };
+        let catalog = ResourceCatalog::new(client, backoff);
+        let answering = async {
+            assert!(far.read(&mut [0; 4096]).await.is_ok_and(|bytes| bytes > 0));
+            far.write_all(b"HTTP/1.1 304 Not Modified\r\n\r\n").await.expect("the connection is open");
+        };
+        let (changed, ()) = tokio::join!(catalog.changed_root(0, "/api"), answering);
+        assert!(matches!(changed, Err(UpstreamError::OtherDocument(root)) if root == "/api"));
+    }
 }

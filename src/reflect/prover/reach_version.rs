@@ -112,7 +112,10 @@ impl FreshnessProver {
             }
             Ok(Err(WatchStreamEnd::Failed(error))) if error.is_too_large_version() => VersionReachOutcome::Behind,
             Ok(Err(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read upstream's current resourceVersion"
+                );
                 return VersionReachOutcome::Failed;
             }
             Ok(Ok(_)) | Err(_) => return VersionReachOutcome::Failed,

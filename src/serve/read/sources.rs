@@ -352,7 +352,10 @@ impl FeedResolver {
             done = wait => Ok(Some(done)),
             () = feed.reader.over() => Err(NotServableFromCache::FeedEnded),
             // The proxy that replaces this one may be ready.
-            () = drain.started() => Err(NotServableFromCache::Refuse(Box::new(unavailable("the proxy is going away")))),
+            () = drain.started() => {
+                let status = unavailable("the proxy is shutting down; try again");
+                Err(NotServableFromCache::Refuse(Box::new(status)))
+            }
             () = sleep(max) => Ok(None),
         }
     }

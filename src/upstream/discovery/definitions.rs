@@ -12,9 +12,9 @@ use kubeapi::Gvr;
 /// The resources whose objects declare the APIs that upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
-    /// The value for `CustomResourceDefinitions`.
+    /// The `CustomResourceDefinitions`.
     Definitions,
-    /// The value for `APIServices`, which list the APIs of the aggregation layer.
+    /// The `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 
@@ -26,7 +26,7 @@ pub struct ApiDeclaration(pub(super) DeclaredApis);
 pub(super) enum DeclaredApis {
     /// The served versions of a custom resource; none while the definition is not established.
     Customs(Vec<(Gvr, CustomResourceVersion)>),
-    /// Returns the API that another server serves, if there is one.
+    /// The API that another server serves, if there is one.
     Remote(Option<ServedGroupVersion>),
 }
 

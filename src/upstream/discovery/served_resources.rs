@@ -45,7 +45,7 @@ pub(super) struct DiscoveryState {
     pub(super) roots: [DiscoveryRoot; 2],
     /// Whether upstream supports protobuf for its own types.
     pub(super) protobuf: bool,
-    /// Returns the minor version of upstream's release, as last reported.
+    /// The minor version of upstream's release, as last reported.
     pub(super) minor: Option<u32>,
     /// The defined custom resources; `None` if the proxy's identity may not read them.
     pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
