@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::cache::{
-    CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedSnapshot, ObjectChange,
+    CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, FeedSnapshot, ObjectChange, PullResult,
     WatchStartPosition,
 };
 use kube_fanout::wire::{FeedEncoding, ObjectRenderer, Representation};
@@ -173,7 +173,7 @@ fn pull(c: &mut Criterion) {
                 (cursor, Vec::with_capacity(1_024))
             };
             let pull = |(mut cursor, mut batch): (FeedCursor, Vec<_>)| {
-                while matches!(cursor.pull(usize::MAX, None, &mut batch), CursorPullResult::Frames { .. }) {}
+                while matches!(cursor.pull(usize::MAX, None, &mut batch), PullResult::Frames { .. }) {}
                 (cursor, batch)
             };
             b.iter_batched(behind, pull, BatchSize::PerIteration);

@@ -13,12 +13,12 @@
 
 mod access_reviewer;
 mod authenticator;
-mod authorization_error;
 mod authorizer;
 mod browsers;
 mod certificate;
 mod credential;
 mod grant;
+mod grant_error;
 mod grant_lease;
 mod impersonation;
 mod lease_terms;
@@ -41,7 +41,6 @@ use serde::{Deserialize, Serialize};
 use kubeapi::User;
 
 pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
-pub use authorization_error::{AuthorizationError, RevokedPermission};
 pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
@@ -49,7 +48,8 @@ pub use certificate::{
     CertificateHolder, CertificateRejection, PeerCertChain, SharedCaError, named_in,
 };
 pub use credential::{BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, asserted, token_of};
-pub use grant::{CollectionPermission, GrantStatus, NamespaceAccessChanges, ReadGrant, ReadableNamespaces};
+pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
+pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
 pub use namespace_access_decisions::NamespaceAccess;

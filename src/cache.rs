@@ -8,7 +8,7 @@
 //!
 //! **Invariants.** The type system allows one writer. The writer updates the state first and notifies readers second,
 //! in one critical section. Readers pull: this layer has no queue per watch, so a slow reader loses its position and
-//! delays no other reader. A position that has left the ring is [`CursorPullResult::Expired`], never a silent gap. `rv`
+//! delays no other reader. A position that has left the ring is [`PullResult::Expired`], never a silent gap. `rv`
 //! is upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
 //! I/O and no HTTP.
 
@@ -50,7 +50,7 @@ pub use budget::{MemoryBudget, MemoryKind, MemoryUse, ReclaimableMemoryKind};
 pub use change::{ObjectChange, OutOfOrderChange};
 pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, PlainChunk};
 pub use chunks::{ObjectChunk, ObjectChunkBuilder};
-pub use cursor::{CursorPullResult, CursorStopReason, EventFilterDecision, FeedCursor, SnapshotWithPosition};
+pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, PullResult, SnapshotWithPosition};
 pub use event::{FeedEvent, seen_as};
 pub use follower::{FeedProgressFollower, LaneFollower};
 pub use history_start::HistoryStart;

@@ -24,7 +24,7 @@ use crate::net::{
     self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody, bind_tcp_beside_peers,
     bind_unix,
 };
-use crate::upstream::{UpstreamCost, UpstreamCostLedger, UpstreamRequestCause};
+use crate::upstream::{UpstreamCause, UpstreamCost, UpstreamCostLedger};
 use base::{BackgroundTasks, DrainTrigger, Reloadable};
 
 /// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
@@ -72,7 +72,7 @@ const STREAMS_MAX: u32 = 16;
 
 /// Returns a reader of the ledger for the admin pages, which do not depend on the upstream module.
 pub(super) fn cost_reader(costs: UpstreamCostLedger) -> UpstreamCostReader {
-    let row = |(cause, cost): (UpstreamRequestCause, UpstreamCost)| UpstreamCostRow {
+    let row = |(cause, cost): (UpstreamCause, UpstreamCost)| UpstreamCostRow {
         cause: cause.as_str(),
         requests: cost.requests,
         streams_opened: cost.streams_opened,

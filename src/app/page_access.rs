@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use super::reload::ReloadableSettings;
 use crate::admin::{MetricsAccess, PageAccessDenied, PrivatePages};
-use crate::auth::{AuthorizationError, Authorizer, Caller, ClientConnectionInfo};
+use crate::auth::{Authorizer, Caller, ClientConnectionInfo, GrantError};
 use crate::serve::{ActiveWatches, ScrapeAuthorizer};
 use kubeapi::{RequestInfo, UrlQuery};
 
@@ -52,11 +52,11 @@ async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Resu
     authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
 }
 
-fn refusal(why: &AuthorizationError) -> PageAccessDenied {
+fn refusal(why: &GrantError) -> PageAccessDenied {
     match why {
-        AuthorizationError::Unauthenticated => PageAccessDenied::Unauthenticated,
-        AuthorizationError::Denied(_) => PageAccessDenied::Denied,
-        AuthorizationError::TooMany { .. } => PageAccessDenied::TooMany,
-        AuthorizationError::Unavailable(_) | AuthorizationError::ReviewsForbidden(_) => PageAccessDenied::Unknown,
+        GrantError::Unauthenticated => PageAccessDenied::Unauthenticated,
+        GrantError::Denied(_) => PageAccessDenied::Denied,
+        GrantError::TooMany { .. } => PageAccessDenied::TooMany,
+        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => PageAccessDenied::Unknown,
     }
 }

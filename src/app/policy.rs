@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::permission_retrier::PermissionRetrier;
 use crate::auth::{AffectedUsers, Authorizer, RbacBindings, RbacEvent, RbacKind};
-use crate::cache::{CollectionView, CursorPullResult, FeedCursor, FeedState, WatchStartPosition};
+use crate::cache::{CollectionView, FeedCursor, FeedState, PullResult, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::wire::{FeedEncoding, Representation};
 use base::{BackgroundTasks, random};
@@ -206,11 +206,9 @@ impl PolicyListener {
 /// Completes when the cursor has frames of RBAC changes. Returns false if the cursor's history is lost.
 async fn pull(cursor: &mut FeedCursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
-        CursorPullResult::Frames { .. } => Poll::Ready(true),
-        CursorPullResult::CaughtUp { .. } => Poll::Pending,
-        CursorPullResult::Expired { .. } | CursorPullResult::Refused(_) | CursorPullResult::Stopped(_) => {
-            Poll::Ready(false)
-        }
+        PullResult::Frames { .. } => Poll::Ready(true),
+        PullResult::CaughtUp { .. } => Poll::Pending,
+        PullResult::Expired { .. } | PullResult::Refused(_) | PullResult::Stopped(_) => Poll::Ready(false),
     })
     .await
 }

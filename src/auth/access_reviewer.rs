@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use super::policy_changes::PolicyChanges;
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
 use super::review_client::{ReviewClient, ReviewTopic};
-use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
-use super::{AffectedUsers, AuthConfig, AuthorizationError};
-use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
+use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
+use super::{AffectedUsers, AuthConfig, GrantError};
+use crate::upstream::{AccessReviewResult, UpstreamCause};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -75,11 +75,11 @@ impl AccessReviewer {
         access: &Arc<AccessAttributes>,
         purpose: ReviewPurpose,
         since: Option<Instant>,
-    ) -> Result<AccessDecision, AuthorizationError> {
+    ) -> Result<AccessDecision, GrantError> {
         let key = AccessDecisionKey::of(user, access);
         let review = || self.review(key, user, access, purpose);
         let decision = self.decisions.get_or_review(purpose, &key, since, review).await?;
-        if decision.is_allowed { Ok(decision) } else { Err(AuthorizationError::Denied(decision.reason)) }
+        if decision.is_allowed { Ok(decision) } else { Err(GrantError::Denied(decision.reason)) }
     }
 
     /// Checks whether a downstream proxy may send a request.
@@ -91,7 +91,7 @@ impl AccessReviewer {
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
         changes: &PolicyChanges,
-    ) -> Result<(), AuthorizationError> {
+    ) -> Result<(), GrantError> {
         let known = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::of(user, access)).await;
         let is_upheld =
             known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.asked, self.config.recheck_rbac));
@@ -118,7 +118,7 @@ impl AccessReviewer {
     pub(super) async fn learns(
         &self,
         (user, access): (User, AccessAttributes),
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         asked: Instant,
         verdict: AccessReviewResult,
     ) {
@@ -127,7 +127,7 @@ impl AccessReviewer {
         }
         let key = AccessDecisionKey::of(&user, &access);
         let decision = AccessDecision::new(asked, verdict, Arc::new(user), &access);
-        if cause == UpstreamRequestCause::AccessReview {
+        if cause == UpstreamCause::AccessReview {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
@@ -149,23 +149,23 @@ impl AccessReviewer {
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
         purpose: ReviewPurpose,
-    ) -> Result<AccessDecision, AuthorizationError> {
+    ) -> Result<AccessDecision, GrantError> {
         let (class, cause) = match purpose {
             ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
-                (ReviewClass::Guess, UpstreamRequestCause::AccessReview)
+                (ReviewClass::Guess, UpstreamCause::AccessReview)
             }
-            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamRequestCause::AccessReview),
-            ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamRequestCause::AccessReview),
-            ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamRequestCause::LeaseReview),
-            ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamRequestCause::LeaseReview),
+            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamCause::AccessReview),
+            ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamCause::AccessReview),
+            ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamCause::LeaseReview),
+            ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamCause::LeaseReview),
         };
-        let turn = self.queue.turn(class, ReviewRateLimitKey::User(FlowDistinguisher::of(user)));
+        let turn = self.queue.turn(class, ReviewPayer::User(FlowDistinguisher::of(user)));
         let (asked, verdict) = self.queue.send(class, turn, self.reviews.access(cause, user, access)).await?;
         self.queue.came_to(if verdict.allowed { "allowed" } else { "denied" });
         let decision = AccessDecision::new(asked, verdict, user.clone(), access);
         // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
         // return one that is too old for requests.
-        if cause == UpstreamRequestCause::LeaseReview && !decision.is_allowed {
+        if cause == UpstreamCause::LeaseReview && !decision.is_allowed {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         Ok(decision)

@@ -10,7 +10,7 @@ use super::certificate::{CertificateAuthorities, CertificateHolder, CertificateR
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::review_client::ReviewClient;
 use super::token_reviewer::{self, TokenReviewer};
-use super::{AuthConfig, AuthorizationError, CertificateAuthorityRole, PeerCertChain};
+use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
 use crate::upstream::CredentialId;
 use base::{ReadinessTracker, WallClock, WatchedFile};
 use kubeapi::{FlowDistinguisher, User};
@@ -180,7 +180,7 @@ impl Authenticator {
         id: CredentialId,
         credential: &Credential,
         asks: token_reviewer::TokenReviewPurpose<'_>,
-    ) -> Result<Option<AuthenticatedIdentity>, AuthorizationError> {
+    ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
         let asked = Instant::now();
         let identity = match credential {
             Credential::Anonymous => AuthenticatedIdentity { asked, user: Arc::new(anonymous()), until: None },
@@ -199,12 +199,12 @@ impl Authenticator {
     }
 
     /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.
-    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, AuthorizationError> {
-        let authorities = self.client_authorities.as_ref().ok_or(AuthorizationError::Unauthenticated)?.current();
+    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, GrantError> {
+        let authorities = self.client_authorities.as_ref().ok_or(GrantError::Unauthenticated)?.current();
         match shown.holder(CertificateAuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
             Err(CertificateRejection::NoCommonName) => Ok(None),
-            Err(_) => Err(AuthorizationError::Unauthenticated),
+            Err(_) => Err(GrantError::Unauthenticated),
         }
     }
 

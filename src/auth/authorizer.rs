@@ -11,18 +11,15 @@ use super::authenticator::{
 use super::credential::{AuthenticatedIdentity, Credential, asserted, token_of};
 use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
-use super::namespace_access_decisions::{NamespaceAccessDecisions, ReviewedNamespaceLimit};
+use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::review_cache::ReviewPurpose;
 use super::review_client::ReviewClient;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{
-    AffectedUsers, AuthConfig, AuthorizationError, ClientConnectionInfo, CollectionPermission, ReadGrant,
-    ReadableNamespaces, metrics,
+    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,
 };
-use crate::upstream::{
-    AccessReviewResult, KubernetesRelease, UpstreamClient, UpstreamRequestCause, UpstreamRequestIdentity,
-};
+use crate::upstream::{AccessReviewResult, KubernetesRelease, RequestIdentity, UpstreamCause, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
 use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
 use tokio::sync::watch;
@@ -115,11 +112,7 @@ impl Authorizer {
     ///
     /// # Errors
     /// None of its credentials is accepted, or that cannot be determined.
-    pub async fn authenticate(
-        &self,
-        sender: ClientConnectionInfo,
-        headers: &HeaderMap,
-    ) -> Result<Caller, AuthorizationError> {
+    pub async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
         let Some(shared) = &self.delegated else { return Ok(Caller::ProxyItself) };
         shared.authenticate(sender, headers).await.inspect_err(metrics::refused)
     }
@@ -128,7 +121,7 @@ impl Authorizer {
     ///
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
-    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadGrant, AuthorizationError> {
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadGrant, GrantError> {
         let access = Arc::new(AccessAttributes::of(info));
         let Some(shared) = &self.delegated else { return Ok(ReadGrant::new(access)) };
         shared.grant(caller, info, access).await.inspect_err(metrics::refused)
@@ -152,33 +145,27 @@ impl Authorizer {
     ///
     /// # Errors
     /// The caller's identity or permissions cannot be determined.
-    pub async fn readable(
-        &self,
-        caller: &Caller,
-        info: &RequestInfo,
-    ) -> Result<CollectionPermission, AuthorizationError> {
+    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadPermission, GrantError> {
         let access = Arc::new(AccessAttributes::of(info));
-        let Some(shared) = &self.delegated else { return Ok(CollectionPermission::Whole(ReadGrant::new(access))) };
+        let Some(shared) = &self.delegated else { return Ok(ReadPermission::Whole(ReadGrant::new(access))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(AuthorizationError::Denied(_)) => shared.readable(caller, info, access).map(CollectionPermission::Part),
-            grant => grant.map(CollectionPermission::Whole),
+            Err(GrantError::Denied(_)) => shared.readable(caller, info, access).map(ReadPermission::Part),
+            grant => grant.map(ReadPermission::Whole),
         };
         permit.inspect_err(metrics::refused)
     }
 
     /// Returns the identity with which the caller's requests are sent to upstream.
-    pub async fn acting_as(&self, caller: &Caller) -> UpstreamRequestIdentity {
+    pub async fn acting_as(&self, caller: &Caller) -> RequestIdentity {
         match (caller, &self.delegated) {
-            (Caller::ProxyItself, _) | (_, None) => UpstreamRequestIdentity::ProxyItself,
-            (Caller::Anonymous, Some(_)) => UpstreamRequestIdentity::Anonymous,
+            (Caller::ProxyItself, _) | (_, None) => RequestIdentity::ProxyItself,
+            (Caller::Anonymous, Some(_)) => RequestIdentity::Anonymous,
             (Caller::Known(known), Some(shared)) => match &known.credential {
-                Credential::Anonymous => UpstreamRequestIdentity::Anonymous,
-                Credential::Token(_) => UpstreamRequestIdentity::Bearer(known.id, known.payer.clone()),
+                Credential::Anonymous => RequestIdentity::Anonymous,
+                Credential::Token(_) => RequestIdentity::Bearer(known.id, known.payer.clone()),
                 // A caller that holds the proxy's own certificate has the proxy's rights anyway.
-                Credential::Certificate(_) if shared.is_us(&known.user).await => UpstreamRequestIdentity::ProxyItself,
-                Credential::Certificate(_) | Credential::Asserted(..) => {
-                    UpstreamRequestIdentity::User(known.user.clone())
-                }
+                Credential::Certificate(_) if shared.is_us(&known.user).await => RequestIdentity::ProxyItself,
+                Credential::Certificate(_) | Credential::Asserted(..) => RequestIdentity::User(known.user.clone()),
             },
         }
     }
@@ -256,7 +243,7 @@ impl Authorizer {
     pub async fn learns(
         &self,
         of: (User, AccessAttributes),
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         asked: Instant,
         verdict: AccessReviewResult,
     ) {
@@ -277,11 +264,7 @@ impl Authorizer {
 }
 
 impl DelegatedAuthorizer {
-    async fn authenticate(
-        &self,
-        sender: ClientConnectionInfo,
-        headers: &HeaderMap,
-    ) -> Result<Caller, AuthorizationError> {
+    async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
         let mut refused = None;
         let address = sender.address;
         for credential in shown(sender, headers)? {
@@ -304,7 +287,7 @@ impl DelegatedAuthorizer {
         caller: &Caller,
         info: &RequestInfo,
         access: Arc<AccessAttributes>,
-    ) -> Result<ReadGrant, AuthorizationError> {
+    ) -> Result<ReadGrant, GrantError> {
         let Some(known) = self.known(caller)? else { return Ok(ReadGrant::new(access)) };
         // It exists before the right is checked, so that no change falls between the two.
         let lease = (info.verb == RequestVerb::Watch).then(|| self.leases.hold(&known, &access, None));
@@ -322,23 +305,22 @@ impl DelegatedAuthorizer {
         caller: &Caller,
         info: &RequestInfo,
         access: Arc<AccessAttributes>,
-    ) -> Result<ReadableNamespaces, AuthorizationError> {
-        let known = self.known(caller)?.ok_or_else(AuthorizationError::denied)?;
+    ) -> Result<ReadableNamespaces, GrantError> {
+        let known = self.known(caller)?.ok_or_else(GrantError::denied)?;
         // Reviews count by account and not by node, because an account's rights are the same on each node.
         let is_watch = info.verb == RequestVerb::Watch;
         let watch = is_watch.then(|| (self.quota.share(&FlowDistinguisher::of(&known.user)), self.config.recheck));
         let authenticator = self.authenticator.clone();
-        let verdicts =
-            Arc::new(NamespaceAccessDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
+        let verdicts = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.hold(&known, &access, Some(verdicts.clone())));
         Ok(ReadableNamespaces::new(access, verdicts, lease))
     }
 
     /// Returns the user to review; `None` for the proxy itself.
-    fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, AuthorizationError> {
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, GrantError> {
         match caller {
             Caller::ProxyItself => Ok(None),
-            Caller::Anonymous if !self.config.anonymous => Err(AuthorizationError::Unauthenticated),
+            Caller::Anonymous if !self.config.anonymous => Err(GrantError::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Anonymous;
                 let user = Arc::new(anonymous());
@@ -377,7 +359,7 @@ async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, 
 }
 
 /// Returns the credentials of a request, in the order in which they are tried.
-fn shown(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Credential>, AuthorizationError> {
+fn shown(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Credential>, GrantError> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
         let user = asserted(headers).map(Arc::new);
@@ -389,7 +371,7 @@ fn shown(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Creden
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
             tracing::debug!(error = %why, "malformed bearer token; request rejected with 401");
-            return Err(AuthorizationError::Unauthenticated);
+            return Err(GrantError::Unauthenticated);
         }
     }
     Ok(shown)

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
-use super::namespace_access_decisions::{self, NamespaceAccess, NamespaceAccessDecisions};
-use super::{AuthorizationError, RevokedPermission};
+use super::namespace_access_decisions::{self, NamespaceAccess, NamespaceDecisions};
+use super::{GrantError, RevokedPermission};
 use kubeapi::{AccessAttributes, AccessTarget, Gvr};
 use tokio::sync::watch;
 
@@ -23,7 +23,7 @@ pub struct ReadGrant {
 
 /// A permission for a collection: for everything that was requested, or for some of its namespaces.
 #[derive(Debug, Clone)]
-pub enum CollectionPermission {
+pub enum ReadPermission {
     Whole(ReadGrant),
     Part(ReadableNamespaces),
 }
@@ -35,7 +35,7 @@ pub enum CollectionPermission {
 #[derive(Debug, Clone)]
 pub struct ReadableNamespaces {
     access: Arc<AccessAttributes>,
-    verdicts: Arc<NamespaceAccessDecisions>,
+    verdicts: Arc<NamespaceDecisions>,
     lease: Option<Arc<GrantLease>>,
 }
 
@@ -58,7 +58,7 @@ impl ReadGrant {
     }
 }
 
-impl CollectionPermission {
+impl ReadPermission {
     /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name.
     /// A permission for one name covers no other name, and no read without a name.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
@@ -120,7 +120,7 @@ impl ReadableNamespaces {
 
     pub(super) fn new(
         access: Arc<AccessAttributes>,
-        verdicts: Arc<NamespaceAccessDecisions>,
+        verdicts: Arc<NamespaceDecisions>,
         lease: Option<Arc<GrantLease>>,
     ) -> Self {
         // All watches on one lease share its verdicts.
@@ -132,7 +132,7 @@ impl ReadableNamespaces {
     ///
     /// # Errors
     /// There are too many namespaces, or a review fails.
-    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), AuthorizationError> {
+    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), GrantError> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(namespace_access_decisions::NAMESPACES_MAX + 1).map(Into::into).collect();
@@ -199,8 +199,7 @@ impl ReadableNamespaces {
         );
         let access = AccessAttributes { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
         let access = Arc::new(access);
-        let verdicts =
-            Arc::new(NamespaceAccessDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
+        let verdicts = Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
         let readable = Self { access, verdicts, lease: None };
         told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable
@@ -228,7 +227,7 @@ mod tests {
     #[test]
     fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
-        let grant = |uri| CollectionPermission::Whole(ReadGrant::new(Arc::new(AccessAttributes::of(&info(uri)))));
+        let grant = |uri| ReadPermission::Whole(ReadGrant::new(Arc::new(AccessAttributes::of(&info(uri)))));
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
         assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {

@@ -22,11 +22,11 @@ use super::access_reviewer::AccessDecision;
 use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::lease_terms::{DecisionTtls, GrantLeaseTerms, LastReviewTimes};
-use super::namespace_access_decisions::NamespaceAccessDecisions;
+use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{LOOKED_AT, PolicyChanges};
 use super::review_cache::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
-use super::{AffectedUsers, AuthConfig, AuthorizationError, RevokedPermission, metrics};
+use super::{AffectedUsers, AuthConfig, GrantError, RevokedPermission, metrics};
 use crate::upstream::CredentialId;
 use base::{BackgroundTasks, random};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
@@ -48,7 +48,7 @@ pub(super) struct GrantLeaseState {
     /// The last known user of the credential. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     /// The namespaces of a watch that is not for the whole collection.
-    pub(super) verdicts: Option<Arc<NamespaceAccessDecisions>>,
+    pub(super) verdicts: Option<Arc<NamespaceDecisions>>,
     /// The time at which the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<GrantLeaseRecheckRequest>>,
@@ -133,7 +133,7 @@ impl GrantLeases {
         self: &Arc<Self>,
         caller: &AuthenticatedCaller,
         access: &Arc<AccessAttributes>,
-        verdicts: Option<Arc<NamespaceAccessDecisions>>,
+        verdicts: Option<Arc<NamespaceDecisions>>,
     ) -> Arc<GrantLease> {
         let key = (caller.id, access.clone(), verdicts.is_some());
         let held = self.held.entry(key.clone());
@@ -235,13 +235,13 @@ impl GrantLeaseState {
     }
 
     /// Ends the lease, because the caller lacks the permission.
-    pub(super) fn refuse(&self, why: AuthorizationError) {
+    pub(super) fn refuse(&self, why: GrantError) {
         metrics::revoked(&why);
         self.revoke(why);
     }
 
     /// Ends the lease, unless it has ended.
-    fn revoke(&self, why: AuthorizationError) {
+    fn revoke(&self, why: GrantError) {
         let (user, access) = (self.user.lock().clone(), self.access.clone());
         let _ = self.revoked.set(Box::new(RevokedPermission { user, access, why }));
         self.over.cancel();
@@ -327,7 +327,7 @@ impl GrantLeaseKeeper {
     }
 
     /// Checks the lease until it must end. Returns the reason.
-    async fn run(&mut self) -> AuthorizationError {
+    async fn run(&mut self) -> GrantError {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let unsure = UncertainLeaseGuard::new(&leases);
         let mut ttls = self.terms.first();
@@ -359,7 +359,7 @@ impl GrantLeaseKeeper {
                 }
                 // The credential has expired by its own terms, so no review is needed.
                 Err(why) if why.is_doubt() && self.is_over() => {
-                    return AuthorizationError::Unauthenticated;
+                    return GrantError::Unauthenticated;
                 }
                 Err(why) if why.is_doubt() => {
                     unsure.set(true);
@@ -379,7 +379,7 @@ impl GrantLeaseKeeper {
 
     /// Checks the caller's identity and right again. Parts checked since `since` are skipped; `None` means only the
     /// right of the user as last seen.
-    async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), AuthorizationError> {
+    async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), GrantError> {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let Some(since) = since else {
             self.good.right = self.allowed(self.needed.right).await?;
@@ -391,7 +391,7 @@ impl GrantLeaseKeeper {
             let payer = FlowDistinguisher::of(&state.user.lock());
             let asks = TokenReviewPurpose::Lease { since: wanted, payer: &payer };
             let identified = leases.authenticator.identify(state.id, &state.credential, asks).await?;
-            let AuthenticatedIdentity { asked, user, until } = identified.ok_or(AuthorizationError::Unauthenticated)?;
+            let AuthenticatedIdentity { asked, user, until } = identified.ok_or(GrantError::Unauthenticated)?;
             (self.good.identity, self.until) = (asked, until);
             is_another = state.replace_user(&user);
             if let Some(verdicts) = &state.verdicts {
@@ -422,7 +422,7 @@ impl GrantLeaseKeeper {
     }
 
     /// Reviews the right, unless it was reviewed since `since`. Returns when.
-    async fn allowed(&self, since: Instant) -> Result<Instant, AuthorizationError> {
+    async fn allowed(&self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
         let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
@@ -456,8 +456,7 @@ impl Drop for GrantLeaseKeeper {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if !self.ended.is_cancelled() && self.state.revoked().is_none() {
-            self.state
-                .revoke(AuthorizationError::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
+            self.state.revoke(GrantError::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
         }
     }
 }
@@ -482,8 +481,8 @@ impl Drop for UncertainLeaseGuard<'_> {
     }
 }
 
-fn late() -> AuthorizationError {
-    AuthorizationError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
+fn late() -> GrantError {
+    GrantError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }
 
 /// Completes when the trusted authorities of a credential change; never, if the credential has none.

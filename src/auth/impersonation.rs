@@ -14,7 +14,7 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
 use self::modes::{ImpersonationMode, ImpersonationStep, modes};
-use super::AuthorizationError;
+use super::GrantError;
 use super::access_reviewer::AccessReviewer;
 use super::credential::{text, unescaped};
 use super::review_cache::ReviewPurpose;
@@ -39,7 +39,7 @@ pub struct Impersonation(User);
 pub struct ImpersonationDenied {
     /// The access that the impersonation would need.
     pub access: AccessAttributes,
-    pub refused: AuthorizationError,
+    pub refused: GrantError,
 }
 
 const USER: &str = "impersonate-user";
@@ -92,7 +92,7 @@ impl Impersonation {
         for mode in modes(requestor, &self.0, request) {
             match is_open(access_reviewer, requestor, &mode).await {
                 Ok(()) => return Ok(mode.user),
-                Err(impeded) if matches!(impeded.refused, AuthorizationError::Denied(_)) => {
+                Err(impeded) if matches!(impeded.refused, GrantError::Denied(_)) => {
                     first.get_or_insert(impeded);
                 }
                 Err(impeded) => return Err(impeded),
@@ -106,7 +106,7 @@ impl ImpersonationDenied {
     /// Creates the denial of an unknown caller.
     pub(super) fn unknown() -> Self {
         let access = AccessAttributes { verb: String::new(), target: AccessTarget::Path(String::new()) };
-        Self { access, refused: AuthorizationError::Unauthenticated }
+        Self { access, refused: GrantError::Unauthenticated }
     }
 }
 
@@ -120,7 +120,7 @@ async fn is_open(
         match step {
             ImpersonationStep::Review(access) => ask(access_reviewer, &subject, access).await?,
             ImpersonationStep::AllOrEach(all, each) => match ask(access_reviewer, &subject, all).await {
-                Err(ImpersonationDenied { refused: AuthorizationError::Denied(_), .. }) => {
+                Err(ImpersonationDenied { refused: GrantError::Denied(_), .. }) => {
                     for access in each {
                         ask(access_reviewer, &subject, access).await?;
                     }
@@ -130,7 +130,7 @@ async fn is_open(
             ImpersonationStep::Never(access, why) => {
                 return Err(ImpersonationDenied {
                     access: access.clone(),
-                    refused: AuthorizationError::Denied(Arc::from(why.as_str())),
+                    refused: GrantError::Denied(Arc::from(why.as_str())),
                 });
             }
         }

@@ -1,6 +1,6 @@
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
-use super::AuthorizationError;
+use super::GrantError;
 
 /// Describes the metrics of this module.
 pub fn describe() {
@@ -22,11 +22,11 @@ pub(super) fn reviewed(kind: &'static str, result: &'static str) {
     counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
 }
 
-pub(super) fn refused(why: &AuthorizationError) {
+pub(super) fn refused(why: &GrantError) {
     counter!("kube_fanout_auth_refused_total", "reason" => why.as_str()).increment(1);
 }
 
-pub(super) fn revoked(why: &AuthorizationError) {
+pub(super) fn revoked(why: &GrantError) {
     counter!("kube_fanout_auth_revoked_total", "reason" => why.as_str()).increment(1);
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::authenticator::Authenticator;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_cache::ReviewPurpose;
-use super::{AffectedNamespaces, AuthorizationError};
+use super::{AffectedNamespaces, GrantError};
 use base::{KeyedSemaphores, until};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 ///
 /// They belong to one request or watch, and determine what is visible and when it is reviewed again. The decisions
 /// themselves are cached by `AccessReviewer`, with those of other watches and requests.
-pub(super) struct NamespaceAccessDecisions {
+pub(super) struct NamespaceDecisions {
     authenticator: Arc<Authenticator>,
     /// The access to review in each namespace.
     access: Arc<AccessAttributes>,
@@ -84,7 +84,7 @@ const SLACK: Duration = Duration::from_secs(5);
 /// is no longer served.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
-impl NamespaceAccessDecisions {
+impl NamespaceDecisions {
     /// Creates the verdicts of a request, or of a `watch`: [`keep`](Self::keep) reviews its namespaces again within
     /// each period.
     pub(super) fn new(
@@ -122,7 +122,7 @@ impl NamespaceAccessDecisions {
     ///
     /// # Errors
     /// Upstream did not answer, or there are too many namespaces.
-    pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), AuthorizationError> {
+    pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), GrantError> {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(too_many());
         }
@@ -160,7 +160,7 @@ impl NamespaceAccessDecisions {
     ///
     /// Completes when nothing may be served any more, because upstream has not answered for longer than `grace`, or
     /// because there is too much to review. It calls `in_doubt` with whether reviews fail.
-    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> AuthorizationError {
+    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> GrantError {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
         loop {
@@ -179,7 +179,7 @@ impl NamespaceAccessDecisions {
             }
             match self.assert_due(kept, now).await {
                 Ok(()) => in_doubt(false),
-                Err(why @ AuthorizationError::TooMany { .. }) => return why,
+                Err(why @ GrantError::TooMany { .. }) => return why,
                 Err(why) => {
                     in_doubt(true);
                     // Upstream caused the delay.
@@ -194,7 +194,7 @@ impl NamespaceAccessDecisions {
     }
 
     /// Reviews the next batch of due namespaces. Returns an error if a review was not answered.
-    async fn assert_due(&self, kept: &NamespaceRecheckState, now: Instant) -> Result<(), AuthorizationError> {
+    async fn assert_due(&self, kept: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
         let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
         let again = now + AGAIN;
@@ -222,7 +222,7 @@ impl NamespaceAccessDecisions {
     }
 
     /// Reserves room for the verdicts of namespaces before the namespaces are reviewed.
-    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), AuthorizationError> {
+    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), GrantError> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut schedule = kept.schedule.lock();
         let more = namespaces.iter().filter(|namespace| !schedule.contains(namespace)).count();
@@ -244,7 +244,7 @@ impl NamespaceAccessDecisions {
     ///
     /// # Errors
     /// There are too many namespaces.
-    pub(super) fn want(&self, namespace: &str) -> Result<(), AuthorizationError> {
+    pub(super) fn want(&self, namespace: &str) -> Result<(), GrantError> {
         let mut wanted = self.wanted.lock();
         let count = self.verdicts.borrow().len() + wanted.len() + 1;
         if count > NAMESPACES_MAX {
@@ -310,18 +310,14 @@ impl NamespaceAccessDecisions {
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         purpose: ReviewPurpose,
-        mut take: impl FnMut(
-            Arc<str>,
-            Instant,
-            Result<NamespaceAccess, AuthorizationError>,
-        ) -> Result<(), AuthorizationError>,
-    ) -> Result<(), AuthorizationError> {
+        mut take: impl FnMut(Arc<str>, Instant, Result<NamespaceAccess, GrantError>) -> Result<(), GrantError>,
+    ) -> Result<(), GrantError> {
         let ask = |namespace: Arc<str>, since| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.within(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
                 Ok(_) => Ok(NamespaceAccess::Allowed),
-                Err(AuthorizationError::Denied(_)) => Ok(NamespaceAccess::Denied),
+                Err(GrantError::Denied(_)) => Ok(NamespaceAccess::Denied),
                 Err(why) => Err(why),
             };
             (namespace, since, outcome)
@@ -400,17 +396,15 @@ fn is_known(verdicts: &NamespaceAccessMap, namespace: &str) -> bool {
     !matches!(verdicts.get(namespace), None | Some(NamespaceAccess::Unclear))
 }
 
-fn too_many() -> AuthorizationError {
-    AuthorizationError::Denied(
+fn too_many() -> GrantError {
+    GrantError::Denied(
         format!("the collection spans more than {NAMESPACES_MAX} namespaces, too many to authorize one by one").into(),
     )
 }
 
-impl std::fmt::Debug for NamespaceAccessDecisions {
+impl std::fmt::Debug for NamespaceDecisions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NamespaceAccessDecisions")
-            .field("namespaces", &self.verdicts.borrow().len())
-            .finish_non_exhaustive()
+        f.debug_struct("NamespaceDecisions").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
     }
 }
 

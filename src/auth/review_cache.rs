@@ -13,7 +13,7 @@ use moka::future::Cache;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::AuthorizationError;
+use super::GrantError;
 use super::policy_changes::LOOKED_AT;
 
 /// The purpose of a review, which determines how old its result may be.
@@ -71,9 +71,9 @@ where
         key: &K,
         since: Option<Instant>,
         review: impl Fn() -> F,
-    ) -> Result<V, AuthorizationError>
+    ) -> Result<V, GrantError>
     where
-        F: Future<Output = Result<V, AuthorizationError>>,
+        F: Future<Output = Result<V, GrantError>>,
     {
         let key = (purpose, key.clone());
         let is_accepted = |result: &V| since.is_none_or(|since| result.asked() >= since);
@@ -86,7 +86,7 @@ where
             // A review's future is large and rarely needed. It is boxed, so that requests have no room for it.
             let reviewing = async { Box::pin(review()).await };
             let result = Box::pin(self.0.try_get_with_by_ref(&key, reviewing)).await;
-            let result = result.map_err(|refused: Arc<AuthorizationError>| AuthorizationError::clone(&refused))?;
+            let result = result.map_err(|refused: Arc<GrantError>| GrantError::clone(&refused))?;
             // Otherwise, a concurrent review had been sent before `since`.
             if is_accepted(&result) {
                 return Ok(result);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::credential::BearerToken;
-use crate::upstream::{AccessReviewResult, TokenReviewResult, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use crate::upstream::{AccessReviewResult, TokenReviewResult, UpstreamCause, UpstreamClient, UpstreamError};
 use base::{Backoff, BackoffBounds, ReadinessGuard, ReadinessTracker};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 use tokio::sync::watch;
@@ -30,7 +30,7 @@ pub(super) trait ReviewClient: Send + Sync {
     /// Reviews whether the user may perform the access. `cause` is the purpose of the review, for upstream.
     fn access(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
     ) -> ReviewFuture<AccessReviewResult>;
@@ -85,7 +85,7 @@ impl ReviewClient for UpstreamClient {
 
     fn access(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
     ) -> ReviewFuture<AccessReviewResult> {

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::review_client::{ReviewFuture, ReviewPermission, ReviewTopic};
-use super::{AuthorizationError, metrics};
+use super::{GrantError, metrics};
 use base::{KeyedSemaphores, LogRateLimit};
 use kubeapi::FlowDistinguisher;
 
@@ -43,12 +43,12 @@ struct ReviewClassLimits {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
     /// The limits per payer: one payer may use half of the slots.
-    shares: KeyedSemaphores<ReviewRateLimitKey>,
+    shares: KeyedSemaphores<ReviewPayer>,
 }
 
 /// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum ReviewRateLimitKey {
+pub(super) enum ReviewPayer {
     User(FlowDistinguisher),
     /// The address from which an unknown token was sent.
     Address(IpAddr),
@@ -70,7 +70,7 @@ pub(super) struct ReviewRateLimit {
 #[derive(Debug, Default)]
 struct NextReviewTurns {
     /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together.
-    by_payer: HashMap<Option<ReviewRateLimitKey>, Instant>,
+    by_payer: HashMap<Option<ReviewPayer>, Instant>,
     /// The number of payers at which those without a waiting turn are forgotten.
     len_max: usize,
 }
@@ -87,7 +87,7 @@ pub(super) struct ReviewRate {
 /// The time at which the rate of a payer allows its next review.
 #[derive(Debug)]
 pub(super) struct ReviewReservation {
-    pub(super) payer: ReviewRateLimitKey,
+    pub(super) payer: ReviewPayer,
     at: Instant,
     /// The latest time at which the review may be sent.
     by: Instant,
@@ -129,7 +129,7 @@ impl ReviewQueue {
     }
 
     /// Reserves the payer's next turn in a class; `None` if it comes too late.
-    pub(super) fn turn(&self, class: ReviewClass, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
+    pub(super) fn turn(&self, class: ReviewClass, payer: ReviewPayer) -> Option<ReviewReservation> {
         self.lanes[class as usize].rate.turn(payer)
     }
 
@@ -142,7 +142,7 @@ impl ReviewQueue {
         class: ReviewClass,
         turn: Option<ReviewReservation>,
         review: ReviewFuture<T>,
-    ) -> Result<(Instant, T), AuthorizationError> {
+    ) -> Result<(Instant, T), GrantError> {
         let lane = &self.lanes[class as usize];
         let turn = match turn {
             Some(turn) if lane.rate.wait(&turn).await => turn,
@@ -150,7 +150,7 @@ impl ReviewQueue {
             _ if class == ReviewClass::Lease => {
                 self.came_to("timeout");
                 let refusal = self.right.topic.refusal;
-                return Err(AuthorizationError::Unavailable(format!("{refusal}: too many pending reviews")));
+                return Err(GrantError::Unavailable(format!("{refusal}: too many pending reviews")));
             }
             _ => return Err(self.over_budget()),
         };
@@ -164,16 +164,13 @@ impl ReviewQueue {
         let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             self.came_to("timeout");
             self.log_failure(&format_args!("no response within {ANSWER_MAX:?}"));
-            AuthorizationError::Unavailable(format!(
-                "{}: the apiserver did not respond in time",
-                self.right.topic.refusal
-            ))
+            GrantError::Unavailable(format!("{}: the apiserver did not respond in time", self.right.topic.refusal))
         })?;
         self.right.note(&answer);
         let answer = answer.map_err(|error| {
             self.came_to("error");
             self.log_failure(&error);
-            AuthorizationError::unanswered(&error, self.right.topic)
+            GrantError::unanswered(&error, self.right.topic)
         })?;
         if let Some(failures) = self.failures.unlogged(Instant::now()) {
             tracing::info!(
@@ -199,9 +196,9 @@ impl ReviewQueue {
     }
 
     /// Returns the error for a caller that has exceeded a limit.
-    pub(super) fn over_budget(&self) -> AuthorizationError {
+    pub(super) fn over_budget(&self) -> GrantError {
         self.came_to("over_budget");
-        AuthorizationError::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
+        GrantError::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
 
@@ -219,7 +216,7 @@ impl ReviewRateLimit {
     }
 
     /// Reserves the payer's next turn; `None` if it comes too late.
-    fn turn(&self, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
+    fn turn(&self, payer: ReviewPayer) -> Option<ReviewReservation> {
         let now = Instant::now();
         let at = self.take(Some(payer.clone()), self.each, now + self.each_wait_max)?;
         Some(ReviewReservation { payer, at, by: now + self.all_wait_max })
@@ -239,7 +236,7 @@ impl ReviewRateLimit {
     /// `by`.
     fn take(
         &self,
-        payer: Option<ReviewRateLimitKey>,
+        payer: Option<ReviewPayer>,
         ReviewRate { interval, ahead }: ReviewRate,
         by: Instant,
     ) -> Option<Instant> {
@@ -282,9 +279,9 @@ mod tests {
 
     const LATE: Duration = Duration::from_secs(60);
 
-    fn payer(number: usize) -> ReviewRateLimitKey {
+    fn payer(number: usize) -> ReviewPayer {
         let [.., a, b] = number.to_be_bytes();
-        ReviewRateLimitKey::Address([10, 0, a, b].into())
+        ReviewPayer::Address([10, 0, a, b].into())
     }
 
     fn limit(each: ReviewRate, wait_max: Duration) -> ReviewRateLimit {

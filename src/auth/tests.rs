@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) use stub::{StubReview, StubReviewClient, authorizer, info};
 
 use super::{
-    AffectedNamespaces, AffectedUsers, AuthConfig, AuthorizationError, Authorizer, BindingSubjects, ReadGrant,
+    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, BindingSubjects, GrantError, ReadGrant,
     ReadableNamespaces, RevokedPermission,
 };
 use base::BackgroundTasks;
@@ -53,7 +53,7 @@ impl Scene {
     }
 
     /// Opens a watch of the readable ones of these namespaces.
-    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<ReadableNamespaces, AuthorizationError> {
+    async fn readable(&self, token: &str, namespaces: &[String]) -> Result<ReadableNamespaces, GrantError> {
         self.readable_of(token, "/api/v1/pods?watch=1", namespaces).await
     }
 
@@ -62,7 +62,7 @@ impl Scene {
         token: &str,
         uri: &str,
         namespaces: &[String],
-    ) -> Result<ReadableNamespaces, AuthorizationError> {
+    ) -> Result<ReadableNamespaces, GrantError> {
         self.stub.deny(token, "");
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
         let permit = self.authorizer.readable(&caller, &info(uri)).await?;

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
 use super::review_client::{ReviewClient, ReviewTopic};
-use super::review_queue::{ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
-use super::{AuthConfig, AuthorizationError};
+use super::review_queue::{ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
+use super::{AuthConfig, GrantError};
 use crate::upstream::CredentialId;
 use base::WallClock;
 use kubeapi::{FlowDistinguisher, User};
@@ -79,19 +79,19 @@ impl TokenReviewer {
         id: CredentialId,
         token: &BearerToken,
         asks: TokenReviewPurpose<'_>,
-    ) -> Result<AuthenticatedIdentity, AuthorizationError> {
+    ) -> Result<AuthenticatedIdentity, GrantError> {
         if token.reveal().len() > TOKEN_BYTES_MAX {
-            return Err(AuthorizationError::Unauthenticated);
+            return Err(GrantError::Unauthenticated);
         }
         let (purpose, since) = match asks {
             TokenReviewPurpose::Request { .. } => (ReviewPurpose::Request, None),
             TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
         };
         let answer = self.answers.get_or_review(purpose, &id, since, || self.ask(id, token, asks)).await?;
-        let user = answer.user.ok_or(AuthorizationError::Unauthenticated)?;
+        let user = answer.user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if answer.until.is_some_and(|until| until <= self.clock.now()) {
-            return Err(AuthorizationError::Unauthenticated);
+            return Err(GrantError::Unauthenticated);
         }
         Ok(AuthenticatedIdentity { asked: answer.asked, user, until: answer.until })
     }
@@ -101,17 +101,15 @@ impl TokenReviewer {
         id: CredentialId,
         token: &BearerToken,
         asks: TokenReviewPurpose<'_>,
-    ) -> Result<CachedTokenReview, AuthorizationError> {
+    ) -> Result<CachedTokenReview, GrantError> {
         let turn = |class, payer| (class, self.queue.turn(class, payer));
         let (class, turn) = match asks {
-            TokenReviewPurpose::Lease { payer, .. } => {
-                turn(ReviewClass::Lease, ReviewRateLimitKey::User(payer.clone()))
-            }
+            TokenReviewPurpose::Lease { payer, .. } => turn(ReviewClass::Lease, ReviewPayer::User(payer.clone())),
             TokenReviewPurpose::Request { source } => {
-                let known = self.regulars.get(&id).map(|user| turn(ReviewClass::Known, ReviewRateLimitKey::User(user)));
+                let known = self.regulars.get(&id).map(|user| turn(ReviewClass::Known, ReviewPayer::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
                 let known = known.filter(|(_, turn)| turn.is_some());
-                known.unwrap_or_else(|| turn(ReviewClass::Guess, ReviewRateLimitKey::Address(network(source))))
+                known.unwrap_or_else(|| turn(ReviewClass::Guess, ReviewPayer::Address(network(source))))
             }
         };
         let (asked, verdict) = self.queue.send(class, turn, self.reviews.token(token, &self.audiences)).await?;

@@ -28,7 +28,7 @@ pub struct FeedCursor {
 
 /// The result of pulling events from a cursor.
 #[derive(Debug, PartialEq, Eq)]
-pub enum CursorPullResult {
+pub enum PullResult {
     /// Frames were added to the reader's batch.
     Frames {
         /// The version of the last frame. The reader may have passed later events that its view does not match;
@@ -37,7 +37,7 @@ pub enum CursorPullResult {
         /// The time at which the event of the first frame was applied.
         applied: Instant,
         /// The feed's progress, if the frames include all events. The waker is then woken as after
-        /// [`CursorPullResult::CaughtUp`].
+        /// [`PullResult::CaughtUp`].
         caught_up: Option<FeedProgress>,
     },
     /// Every matching event up to `progress` has been pulled.
@@ -117,11 +117,11 @@ impl FeedCursor {
     ///
     /// If there is a frame, at least one is pulled, however small the room. If there is none, the next event of this
     /// reader's lane, upstream's next bookmark, or the end of the history wakes `waker`.
-    pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> CursorPullResult {
+    pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> PullResult {
         let mut looks = usize::MAX;
         loop {
             match self.pull_sifted(None, (room, &mut looks), waker, batch, |_, _| EventFilterDecision::Send) {
-                CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent) => looks = usize::MAX,
+                PullResult::Stopped(CursorStopReason::ScanBudgetSpent) => looks = usize::MAX,
                 pull => return pull,
             }
         }
@@ -137,7 +137,7 @@ impl FeedCursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
         mut sift: impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
-    ) -> CursorPullResult {
+    ) -> PullResult {
         let before = batch.len();
         let mut bytes = 0;
         let mut events = Vec::new();
@@ -149,12 +149,12 @@ impl FeedCursor {
             let read = self.read(waker, &mut events);
             match read {
                 LaneReadResult::Expired => {
-                    return CursorPullResult::Expired { oldest: self.shared.timeline.read().ring.floor };
+                    return PullResult::Expired { oldest: self.shared.timeline.read().ring.floor };
                 }
                 LaneReadResult::CaughtUp if until.is_some() => {
-                    return CursorPullResult::Stopped(CursorStopReason::MarkReached);
+                    return PullResult::Stopped(CursorStopReason::MarkReached);
                 }
-                LaneReadResult::CaughtUp => return CursorPullResult::CaughtUp { progress },
+                LaneReadResult::CaughtUp => return PullResult::CaughtUp { progress },
                 LaneReadResult::Events { .. } | LaneReadResult::Behind => {}
             }
             let mut last = self.after;
@@ -171,7 +171,7 @@ impl FeedCursor {
                         stop = Some(CursorStopReason::Undecided);
                         break;
                     }
-                    Err(refused) => return CursorPullResult::Refused(refused),
+                    Err(refused) => return PullResult::Refused(refused),
                 };
                 self.next = event.seq + 1;
                 if taken > 0 {
@@ -191,14 +191,14 @@ impl FeedCursor {
             if let (Some(applied), true) = (applied, batch.len() > before) {
                 // Progress is read after the lane: a parked reader is woken by everything published from here on.
                 let caught_up = is_at_end.then(|| self.shared.progress());
-                return CursorPullResult::Frames { last, applied, caught_up };
+                return PullResult::Frames { last, applied, caught_up };
             }
             if let Some(stop) = stop {
-                return CursorPullResult::Stopped(stop);
+                return PullResult::Stopped(stop);
             }
             // A reader that has reached the end reports it, because its waker is registered.
             if *looks == 0 && !is_at_end {
-                return CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent);
+                return PullResult::Stopped(CursorStopReason::ScanBudgetSpent);
             }
         }
     }

@@ -1,5 +1,5 @@
 use super::CollectionView;
-use kubeapi::{LabelSelectorOperator, Selector};
+use kubeapi::{LabelOperator, Selector};
 
 /// Identifies the lane of a reader: one namespace or all, and the narrowest term of its selector.
 ///
@@ -101,20 +101,15 @@ fn labels(selector: &Selector) -> impl Iterator<Item = (LaneTermWidth, LaneSelec
     selector.labels.requirements().iter().filter_map(|requirement| {
         let key: Box<str> = requirement.key().into();
         match (requirement.operator(), requirement.values()) {
-            (
-                LabelSelectorOperator::Equals | LabelSelectorOperator::DoubleEquals | LabelSelectorOperator::In,
-                [value],
-            ) => Some((LaneTermWidth::Label, LaneSelectorTerm::Label(key, value.clone()))),
-            (LabelSelectorOperator::In, values) if values.len() <= LANE_VALUES_MAX => {
+            (LabelOperator::Equals | LabelOperator::DoubleEquals | LabelOperator::In, [value]) => {
+                Some((LaneTermWidth::Label, LaneSelectorTerm::Label(key, value.clone())))
+            }
+            (LabelOperator::In, values) if values.len() <= LANE_VALUES_MAX => {
                 Some((LaneTermWidth::LabelIn(values.len()), LaneSelectorTerm::LabelIn(key, values.into())))
             }
-            (
-                LabelSelectorOperator::In
-                | LabelSelectorOperator::Exists
-                | LabelSelectorOperator::GreaterThan
-                | LabelSelectorOperator::LessThan,
-                _,
-            ) => Some((LaneTermWidth::HasLabel, LaneSelectorTerm::HasLabel(key))),
+            (LabelOperator::In | LabelOperator::Exists | LabelOperator::GreaterThan | LabelOperator::LessThan, _) => {
+                Some((LaneTermWidth::HasLabel, LaneSelectorTerm::HasLabel(key)))
+            }
             _ => None,
         }
     })

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::page_chunks::PageChunks;
 use super::scan_pacer::ScanPacer;
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::wire::ObjectRevision;
 
 /// Decides which objects the caller may read. It caches the result for adjacent objects of one namespace.
 struct NamespaceAccessCheck<'a> {
-    permit: &'a CollectionPermission,
+    permit: &'a ReadPermission,
     last: Option<(&'a str, bool)>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> NamespaceAccessCheck<'a> {
 /// are checked first: the selector is never evaluated on an object that the caller may not see.
 async fn scan<'a>(
     looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
-    (permit, view): (&'a CollectionPermission, &CollectionView),
+    (permit, view): (&'a ReadPermission, &CollectionView),
     pace: &mut ScanPacer,
     mut found: impl FnMut(&'a Arc<ObjectRevision>) -> bool,
 ) {
@@ -48,7 +48,7 @@ async fn scan<'a>(
 pub(crate) async fn pick<'a>(
     chunks: &mut PageChunks,
     looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
-    seen: (&'a CollectionPermission, &CollectionView),
+    seen: (&'a ReadPermission, &CollectionView),
     limit: usize,
     pace: &mut ScanPacer,
 ) {
@@ -65,7 +65,7 @@ pub(crate) async fn pick<'a>(
 /// Returns the first object that the caller may read and that `view` matches.
 pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
-    seen: (&'a CollectionPermission, &CollectionView),
+    seen: (&'a ReadPermission, &CollectionView),
     pace: &mut ScanPacer,
 ) -> Option<&'a Arc<ObjectRevision>> {
     let mut first = None;

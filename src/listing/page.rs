@@ -6,7 +6,7 @@ use super::list_body::{ListBody, PLAIN_BYTES_MAX};
 use super::namespace_check;
 use super::page_chunks::PageChunks;
 use super::scan_pacer::ScanPacer;
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::cache::{CacheReader, CollectionView, FeedSnapshot};
 use crate::feeds::FeedHandle;
 use crate::wire::{FeedEncoding, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
@@ -34,7 +34,7 @@ pub(crate) struct CollectionPage {
 
 /// Selects the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
 pub(crate) async fn page(
-    permit: &CollectionPermission,
+    permit: &ReadPermission,
     feed: &FeedHandle,
     snapshot: &FeedSnapshot,
     read: &ListPageRequest,
@@ -114,7 +114,7 @@ impl CollectionPage {
 /// apiserver applies the selector during its scan, and returns a continue token while objects remain to be scanned. So
 /// the last page may be empty.
 async fn is_left_behind(
-    permit: &CollectionPermission,
+    permit: &ReadPermission,
     feed: &FeedHandle,
     snapshot: &FeedSnapshot,
     read: &ListPageRequest,

@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::cache::{CollectionView, FeedSnapshot, ObjectChunk, ObjectChunkBuilder};
 use crate::wire::{ListItemLengths, ObjectRevision};
 
@@ -52,7 +52,7 @@ impl PageChunks {
     /// Returns how many more there are.
     pub(crate) fn put_chunks(
         &mut self,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         view: &CollectionView,
         namespaced: bool,
         start: Option<&str>,

@@ -3,7 +3,7 @@ use std::cmp::Reverse;
 use serde::Deserialize;
 
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause};
+use crate::upstream::{UpstreamCause, UpstreamClient, UpstreamError};
 
 /// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,7 +92,7 @@ async fn size(client: &UpstreamClient, of: &CachedResource) -> Result<Option<Res
     let selected = selector.unwrap_or_default();
     let path = of.gvr.path();
     let asked = async |limit: usize, accept: &str| match client
-        .fetch(UpstreamRequestCause::List, &format!("{path}?limit={limit}{selected}"), accept)
+        .fetch(UpstreamCause::List, &format!("{path}?limit={limit}{selected}"), accept)
         .await
     {
         Ok((_, body)) => Ok(Some(body)),

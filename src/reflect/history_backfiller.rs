@@ -12,7 +12,7 @@ use super::reflector_findings::ReflectorFinding;
 use super::stream::{StreamItem, WatchStreamEnd};
 use crate::cache::{HistoryStart, MissingPreviousState, ObjectChange};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
-use crate::upstream::{UpstreamError, UpstreamRequestCause};
+use crate::upstream::{UpstreamCause, UpstreamError};
 use base::Backoff;
 use kubeapi::ResourceVersion;
 
@@ -161,7 +161,7 @@ impl HistoryBackfiller {
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = self.upstream.watch(UpstreamRequestCause::Past, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamCause::Past, &path).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {

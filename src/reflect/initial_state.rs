@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::cache::{FeedSnapshot, OverMemoryBudget, SnapshotStaging};
 use crate::feeds::FeedSpec;
-use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamServer};
+use crate::upstream::{UpstreamCause, UpstreamError, UpstreamRequestKind, UpstreamServer};
 use crate::wire::{BookmarkTemplate, ListPage, ObjectRevision};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -93,7 +93,7 @@ impl FeedUpstreamClient {
 pub(super) struct UpstreamLister<'a> {
     pub(super) upstream: &'a FeedUpstreamClient,
     pub(super) spec: &'a FeedSpec,
-    cause: UpstreamRequestCause,
+    cause: UpstreamCause,
 }
 
 impl UpstreamLister<'_> {
@@ -187,7 +187,7 @@ impl UpstreamLister<'_> {
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
-        let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
+        let mut stream = match self.upstream.watch(UpstreamCause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let at = least.map_or(RequestedListVersion::Current, RequestedListVersion::NotOlderThan);
@@ -273,7 +273,7 @@ impl UpstreamLister<'_> {
     /// Opens the watch that continues from version `at`.
     async fn behind(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        self.upstream.watch(UpstreamRequestCause::Watch, &self.spec.key.url(&query)).await
+        self.upstream.watch(UpstreamCause::Watch, &self.spec.key.url(&query)).await
     }
 
     /// Reads one object exactly as it was at `rv`; `None` if it did not exist.

@@ -7,7 +7,7 @@ use metrics::{counter, describe_counter};
 
 use super::feed_client::FeedUpstreamClient;
 use crate::feeds::{FeedKey, FeedTrafficCounts, LabelledMetric};
-use crate::upstream::UpstreamRequestCause;
+use crate::upstream::UpstreamCause;
 use crate::wire::Representation;
 
 /// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
@@ -87,23 +87,23 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 
 impl SideRequestReason {
     /// Returns the cause to which the cost of the request is accounted.
-    pub(super) fn cause(self) -> UpstreamRequestCause {
+    pub(super) fn cause(self) -> UpstreamCause {
         self.facts().1
     }
 
     /// The label value in metrics, and the cause.
-    fn facts(self) -> (&'static str, UpstreamRequestCause) {
+    fn facts(self) -> (&'static str, UpstreamCause) {
         match self {
-            Self::Initial => ("initial", UpstreamRequestCause::List),
-            Self::Relist => ("relist", UpstreamRequestCause::List),
-            Self::Renewal => ("release_change", UpstreamRequestCause::List),
-            Self::Doubt => ("mismatch", UpstreamRequestCause::List),
-            Self::Position => ("position", UpstreamRequestCause::Proof),
-            Self::Equality => ("equality", UpstreamRequestCause::Proof),
-            Self::CatchUp => ("catch_up", UpstreamRequestCause::Proof),
-            Self::Past => ("past_object", UpstreamRequestCause::Past),
-            Self::Prehistory => ("backfill", UpstreamRequestCause::Past),
-            Self::SelfCheck => ("self_check", UpstreamRequestCause::SelfCheck),
+            Self::Initial => ("initial", UpstreamCause::List),
+            Self::Relist => ("relist", UpstreamCause::List),
+            Self::Renewal => ("release_change", UpstreamCause::List),
+            Self::Doubt => ("mismatch", UpstreamCause::List),
+            Self::Position => ("position", UpstreamCause::Proof),
+            Self::Equality => ("equality", UpstreamCause::Proof),
+            Self::CatchUp => ("catch_up", UpstreamCause::Proof),
+            Self::Past => ("past_object", UpstreamCause::Past),
+            Self::Prehistory => ("backfill", UpstreamCause::Past),
+            Self::SelfCheck => ("self_check", UpstreamCause::SelfCheck),
         }
     }
 }

@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
-use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
+use crate::upstream::{BODY_BYTES_MAX, UpstreamCause, UpstreamError};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -275,7 +275,7 @@ impl FreshnessProver {
     async fn listed(&self, query: &str) -> Result<ListedResourceVersions, UpstreamError> {
         self.upstream.asked(SideRequestReason::Equality);
         let before = self.upstream.feed.reader.snapshot();
-        let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
+        let page = self.upstream.versions(UpstreamCause::Proof, query, BODY_BYTES_MAX).await?;
         let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
         let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
@@ -410,7 +410,7 @@ impl FreshnessProver {
         let path = self.upstream.feed.spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
-        let mut stream = self.upstream.watch(UpstreamRequestCause::Proof, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamCause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.

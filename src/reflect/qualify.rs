@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
 use crate::feeds::DerivedRepresentationRefusal;
-use crate::upstream::{ServerBuild, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
+use crate::upstream::{ServerBuild, UpstreamCause, UpstreamError, UpstreamRequestKind, encoding_of};
 use crate::wire::{
     IncludeObjectPolicy, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError, same_items,
     same_rows,
@@ -50,7 +50,7 @@ struct RepresentationQualifierState {
 
 /// The result of a comparison with upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RepresentationComparison {
+enum BodyComparison {
     Equal,
     Different,
     /// An object cannot be derived.
@@ -179,31 +179,31 @@ impl RepresentationQualifier {
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
             // still be equal.
-            RepresentationComparison::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
-                RepresentationComparison::Different => RepresentationComparison::Unanswered,
+            BodyComparison::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
+                BodyComparison::Different => BodyComparison::Unanswered,
                 verdict => verdict,
             },
             verdict => verdict,
         };
         match self.confirmed(verdict, &objects, snapshot.rv).await {
-            RepresentationComparison::Equal => {
+            BodyComparison::Equal => {
                 known.compared += objects.len();
                 let (feed, objects) = (&self.upstream.feed.spec.key, objects.len());
                 let held = feed.encoding;
                 tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
                 self.upstream.feed.renderings.qualify(renderer);
             }
-            verdict @ (RepresentationComparison::Different | RepresentationComparison::Refused) => {
+            verdict @ (BodyComparison::Different | BodyComparison::Refused) => {
                 self.refuse(wanted, verdict);
             }
-            RepresentationComparison::NotOffered => {
+            BodyComparison::NotOffered => {
                 self.upstream.feed.refuse(
                     wanted,
                     DerivedRepresentationRefusal::NotComparable,
                     &"upstream does not serve this representation",
                 );
             }
-            RepresentationComparison::Unanswered | RepresentationComparison::Expired => return false,
+            BodyComparison::Unanswered | BodyComparison::Expired => return false,
         }
         true
     }
@@ -248,7 +248,7 @@ impl RepresentationQualifier {
             let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
-                RepresentationComparison::Equal => known.compared += 1,
+                BodyComparison::Equal => known.compared += 1,
                 verdict => self.refuse(renderer.representation(), verdict),
             }
         }
@@ -285,36 +285,29 @@ impl RepresentationQualifier {
     }
 
     /// Ends a derivation whose objects differ from upstream's or cannot be derived.
-    fn refuse(&self, representation: Representation, verdict: RepresentationComparison) {
+    fn refuse(&self, representation: Representation, verdict: BodyComparison) {
         // The reasons are logged. They never have the content, which may be a Secret's.
         let (reason, why) = match verdict {
-            RepresentationComparison::Different => {
+            BodyComparison::Different => {
                 (DerivedRepresentationRefusal::Mismatch, "upstream encodes an object differently")
             }
-            RepresentationComparison::Refused => {
-                (DerivedRepresentationRefusal::Unrenderable, "an object cannot be converted")
-            }
-            RepresentationComparison::Equal
-            | RepresentationComparison::Unanswered
-            | RepresentationComparison::Expired
-            | RepresentationComparison::NotOffered => return,
+            BodyComparison::Refused => (DerivedRepresentationRefusal::Unrenderable, "an object cannot be converted"),
+            BodyComparison::Equal
+            | BodyComparison::Unanswered
+            | BodyComparison::Expired
+            | BodyComparison::NotOffered => return,
         };
         self.upstream.feed.refuse(representation, reason, &why);
     }
 
     /// Compares `objects` with upstream's list at `path`.
-    async fn compare(
-        &self,
-        renderer: &ObjectRenderer,
-        path: &str,
-        objects: &[&Arc<ObjectRevision>],
-    ) -> RepresentationComparison {
+    async fn compare(&self, renderer: &ObjectRenderer, path: &str, objects: &[&Arc<ObjectRevision>]) -> BodyComparison {
         let representation = renderer.representation();
         let verdict = match self.upstreams_list(path, representation).await {
             Ok(theirs) => match self.is_same(renderer, objects, &theirs) {
-                Ok(true) => RepresentationComparison::Equal,
-                Ok(false) => RepresentationComparison::Different,
-                Err(_) => RepresentationComparison::Refused,
+                Ok(true) => BodyComparison::Equal,
+                Ok(false) => BodyComparison::Different,
+                Err(_) => BodyComparison::Refused,
             },
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -322,7 +315,7 @@ impl RepresentationQualifier {
                     %feed, %representation, %error,
                     "cannot read upstream's objects to verify a conversion"
                 );
-                RepresentationComparison::without_answer(&error)
+                BodyComparison::without_answer(&error)
             }
         };
         self.count(representation, verdict);
@@ -333,11 +326,11 @@ impl RepresentationQualifier {
     /// upstream's storage has gone back, the feed must start a new history instead (F3).
     async fn confirmed(
         &self,
-        verdict: RepresentationComparison,
+        verdict: BodyComparison,
         objects: &[&Arc<ObjectRevision>],
         at: ResourceVersion,
-    ) -> RepresentationComparison {
-        if verdict != RepresentationComparison::Different {
+    ) -> BodyComparison {
+        if verdict != BodyComparison::Different {
             return verdict;
         }
         let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(SideRequestReason::Past));
@@ -346,11 +339,11 @@ impl RepresentationQualifier {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
                     self.upstream.doubt(history);
-                    return RepresentationComparison::Unanswered;
+                    return BodyComparison::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
                 Err(error) if error.is_expired() => return verdict,
-                Err(_) => return RepresentationComparison::Unanswered,
+                Err(_) => return BodyComparison::Unanswered,
             }
         }
         verdict
@@ -365,7 +358,7 @@ impl RepresentationQualifier {
         let response = self
             .upstream
             .client
-            .open(UpstreamRequestCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
+            .open(UpstreamCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
         if self.upstream.written.writes_otherwise(response.body().server()) {
             return Err(UpstreamError::OtherDocument(path));
@@ -394,20 +387,20 @@ impl RepresentationQualifier {
         })
     }
 
-    fn count(&self, representation: Representation, verdict: RepresentationComparison) {
+    fn count(&self, representation: Representation, verdict: BodyComparison) {
         let outcome = match verdict {
-            RepresentationComparison::Equal => "equal",
-            RepresentationComparison::Different => "different",
-            RepresentationComparison::Refused => "refused",
-            RepresentationComparison::Unanswered => "unanswered",
-            RepresentationComparison::Expired => "evicted",
-            RepresentationComparison::NotOffered => "not_offered",
+            BodyComparison::Equal => "equal",
+            BodyComparison::Different => "different",
+            BodyComparison::Refused => "refused",
+            BodyComparison::Unanswered => "unanswered",
+            BodyComparison::Expired => "evicted",
+            BodyComparison::NotOffered => "not_offered",
         };
         metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
     }
 }
 
-impl RepresentationComparison {
+impl BodyComparison {
     /// Returns the verdict when there is nothing to compare with.
     fn without_answer(error: &UpstreamError) -> Self {
         match error {
@@ -455,19 +448,19 @@ mod tests {
         for (error, expected) in [
             (
                 UpstreamError::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) },
-                RepresentationComparison::NotOffered,
+                BodyComparison::NotOffered,
             ),
-            (refused(406), RepresentationComparison::NotOffered),
-            (refused(415), RepresentationComparison::NotOffered),
-            (refused(410), RepresentationComparison::Expired),
-            (refused(403), RepresentationComparison::Unanswered),
-            (refused(503), RepresentationComparison::Unanswered),
-            (UpstreamError::Timeout(SAMPLE_SOON), RepresentationComparison::Unanswered),
-            (UpstreamError::TooLarge(1), RepresentationComparison::Unanswered),
-            (UpstreamError::InvalidRequest("no path".to_owned()), RepresentationComparison::Unanswered),
-            (UpstreamError::OtherDocument("/version".to_owned()), RepresentationComparison::Unanswered),
+            (refused(406), BodyComparison::NotOffered),
+            (refused(415), BodyComparison::NotOffered),
+            (refused(410), BodyComparison::Expired),
+            (refused(403), BodyComparison::Unanswered),
+            (refused(503), BodyComparison::Unanswered),
+            (UpstreamError::Timeout(SAMPLE_SOON), BodyComparison::Unanswered),
+            (UpstreamError::TooLarge(1), BodyComparison::Unanswered),
+            (UpstreamError::InvalidRequest("no path".to_owned()), BodyComparison::Unanswered),
+            (UpstreamError::OtherDocument("/version".to_owned()), BodyComparison::Unanswered),
         ] {
-            assert_eq!(RepresentationComparison::without_answer(&error), expected, "{error}");
+            assert_eq!(BodyComparison::without_answer(&error), expected, "{error}");
         }
     }
 

@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
 use crate::feeds::FeedScope;
-use crate::upstream::{UpstreamError, UpstreamRequestCause};
+use crate::upstream::{UpstreamCause, UpstreamError};
 use crate::wire::{FeedEncoding, ObjectRevision};
 use base::{Reloadable, random};
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
@@ -391,7 +391,7 @@ impl FeedSelfChecker {
 
     async fn versions(&self, query: &str) -> Result<ObjectVersionPage, UpstreamError> {
         self.upstream.asked(SideRequestReason::SelfCheck);
-        self.upstream.versions(UpstreamRequestCause::SelfCheck, query, KEYS_BYTES_MAX).await
+        self.upstream.versions(UpstreamCause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
     async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::feed_client::FeedUpstreamClient;
 use crate::cache::ObjectChange;
 use crate::upstream::{
-    UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
+    UpstreamCause, UpstreamClient, UpstreamError, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
 };
 use crate::wire::{FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError};
 use kubeapi::ResourceVersion;
@@ -71,11 +71,7 @@ const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 impl FeedUpstreamClient {
     /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
     /// [`UpstreamError::OtherRepresentation`].
-    pub(super) async fn watch(
-        &self,
-        cause: UpstreamRequestCause,
-        path: &str,
-    ) -> Result<UpstreamWatchStream, UpstreamError> {
+    pub(super) async fn watch(&self, cause: UpstreamCause, path: &str) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
         let response = ask(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
@@ -180,7 +176,7 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
 /// [`UpstreamError::OtherRepresentation`].
 pub(super) async fn ask(
     client: &UpstreamClient,
-    cause: UpstreamRequestCause,
+    cause: UpstreamCause,
     question: UpstreamRequestKind,
     path_and_query: &str,
     encoding: FeedEncoding,

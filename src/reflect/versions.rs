@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
+use crate::upstream::{UpstreamCause, UpstreamError, UpstreamRequestKind, encoding_of};
 use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -36,7 +36,7 @@ impl FeedUpstreamClient {
     /// [`UpstreamError::TooLarge`] if the response exceeds `bytes_max`.
     pub(super) async fn versions(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         query: &str,
         bytes_max: usize,
     ) -> Result<ObjectVersionPage, UpstreamError> {

@@ -37,8 +37,8 @@ use crate::serve::response::{
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
 use crate::upstream::{
-    CAUSE, ForwardPoolKind, HOPS, RequestForwarder, UpstreamBody, UpstreamClient, UpstreamError,
-    UpstreamRequestIdentity, UpstreamResponseBody,
+    CAUSE, ForwardPoolKind, HOPS, RequestForwarder, RequestIdentity, UpstreamBody, UpstreamClient, UpstreamError,
+    UpstreamResponseBody,
 };
 use base::{AbortSignal, BackgroundTasks, DrainWatch};
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
@@ -107,7 +107,7 @@ impl ForwardHandler {
         let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(acting_as) => acting_as,
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
-            Err(_) if info.is_none() => UpstreamRequestIdentity::Anonymous,
+            Err(_) if info.is_none() => RequestIdentity::Anonymous,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
                     return Err(status);
@@ -117,7 +117,7 @@ impl ForwardHandler {
                 return Ok(refused);
             }
         };
-        let is_anonymous = acting_as == UpstreamRequestIdentity::Anonymous;
+        let is_anonymous = acting_as == RequestIdentity::Anonymous;
         let pool = match (lane, reason) {
             _ if is_anonymous => &self.concurrency.anonymous,
             (_, ForwardReason::Syncing) => &self.concurrency.unready,
@@ -194,7 +194,7 @@ impl ForwardHandler {
         &self,
         request: &Request<RequestBody>,
         payer: Option<FlowDistinguisher>,
-        acting_as: UpstreamRequestIdentity,
+        acting_as: RequestIdentity,
         context: &ResponseContext,
         place: &Arc<ConcurrencyPermit>,
     ) -> Result<Option<Response<ReplyBody>>, Status> {
@@ -253,7 +253,7 @@ impl ForwardHandler {
     async fn tunnel(
         &self,
         mut request: Request<RequestBody>,
-        acting_as: &UpstreamRequestIdentity,
+        acting_as: &RequestIdentity,
         context: &ResponseContext,
         place: Arc<ConcurrencyPermit>,
     ) -> Result<Response<ReplyBody>, Status> {
@@ -265,11 +265,8 @@ impl ForwardHandler {
         }
         let held = self.drain.hold();
         let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPoolKind::Tunnel, request));
-        let answer = if *acting_as == UpstreamRequestIdentity::Anonymous {
-            self.in_time(answering).await
-        } else {
-            answering.await
-        };
+        let answer =
+            if *acting_as == RequestIdentity::Anonymous { self.in_time(answering).await } else { answering.await };
         let mut response = answer.map_err(|error| unreachable(&error))?;
         if response.status().is_redirection() {
             // Redirects are not passed on, because clients follow them with their credentials, and some with those of
@@ -302,9 +299,9 @@ impl ForwardHandler {
         caller: &Caller,
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
-    ) -> Result<UpstreamRequestIdentity, Status> {
+    ) -> Result<RequestIdentity, Status> {
         let acting_as = self.authorizer.acting_as(caller).await;
-        if !matches!(acting_as, UpstreamRequestIdentity::User(_)) {
+        if !matches!(acting_as, RequestIdentity::User(_)) {
             return Ok(acting_as);
         }
         let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
@@ -313,14 +310,14 @@ impl ForwardHandler {
         };
         let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
-        Ok(UpstreamRequestIdentity::User(Arc::new(user)))
+        Ok(RequestIdentity::User(Arc::new(user)))
     }
 
     /// Rewrites the headers of a request for its next hop.
-    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &UpstreamRequestIdentity) {
+    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &RequestIdentity) {
         headers.insert(HOPS, self.hops_with_us(headers));
         headers.remove(CAUSE);
-        if !matches!(acting_as, UpstreamRequestIdentity::Bearer(..) | UpstreamRequestIdentity::Anonymous) {
+        if !matches!(acting_as, RequestIdentity::Bearer(..) | RequestIdentity::Anonymous) {
             websocket::drop_bearer(headers);
         }
     }

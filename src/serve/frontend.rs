@@ -5,9 +5,7 @@ use std::time::Duration;
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 
-use crate::auth::{
-    AuthorizationError, Authorizer, Caller, ClientConnectionInfo, CollectionPermission, CrossOriginCheck,
-};
+use crate::auth::{Authorizer, Caller, ClientConnectionInfo, CrossOriginCheck, GrantError, ReadPermission};
 use crate::feeds::FeedRegistry;
 use crate::net::{ConnectionPeer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, UserAndAgent, metrics};
@@ -16,7 +14,7 @@ use crate::serve::forward::{ForwardHandler, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::{PeerReviewHandler, health};
 use crate::serve::read::{
-    DiscoveryCache, FeedResolver, NotServableFromCache, ReadHandler, ReadRequest, ScanScheduler, UnauthenticatedRequest,
+    DiscoveryCache, FeedResolver, NotServable, ReadHandler, ReadRequest, ScanScheduler, UnauthenticatedRequest,
 };
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
@@ -353,7 +351,7 @@ impl HttpFrontend {
             let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permit.reason()));
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let answered = match route {
-                ReadRoute::Refuse(status) => Err(NotServableFromCache::Refuse(status)),
+                ReadRoute::Refuse(status) => Err(NotServable::Refuse(status)),
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
                     let answered = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
@@ -367,28 +365,26 @@ impl HttpFrontend {
                 ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
                     if permit.part().is_some() =>
                 {
-                    Err(NotServableFromCache::Forward(ForwardReason::Table))
+                    Err(NotServable::Forward(ForwardReason::Table))
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
             };
             let mut response = match answered {
                 Ok(response) => response,
-                Err(NotServableFromCache::FeedEnded) if reroutes < REROUTES_MAX => {
+                Err(NotServable::FeedEnded) if reroutes < REROUTES_MAX => {
                     reroutes += 1;
                     continue;
                 }
-                Err(NotServableFromCache::FeedEnded) => self.pass(request, ForwardReason::Unavailable).await,
+                Err(NotServable::FeedEnded) => self.pass(request, ForwardReason::Unavailable).await,
                 // Upstream would deny a collection that the caller may read only in part.
-                Err(NotServableFromCache::Forward(ForwardReason::Syncing | ForwardReason::NoProof))
+                Err(NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof))
                     if request.context.extent == Some(CollectionExtent::Some) =>
                 {
                     let why = "the readable part of this collection is not known yet; try again";
                     request.context.status(&unavailable(why))
                 }
-                Err(NotServableFromCache::Forward(reason)) => self.pass(request, reason).await,
-                Err(NotServableFromCache::Late(status) | NotServableFromCache::Refuse(status)) => {
-                    request.context.status(&status)
-                }
+                Err(NotServable::Forward(reason)) => self.pass(request, reason).await,
+                Err(NotServable::Late(status) | NotServable::Refuse(status)) => request.context.status(&status),
             };
             if let Some(decision) = decision {
                 response.extensions_mut().insert(decision);
@@ -433,7 +429,7 @@ impl HttpFrontend {
         &self,
         request: &mut ReadRequest,
         resource: &UpstreamResource,
-    ) -> Result<CollectionPermission, AuthorizationError> {
+    ) -> Result<ReadPermission, GrantError> {
         let payer = request.caller.payer();
         let is_for_readable = request.is_for_readable(resource);
         let (caller, info) = (&request.caller, &request.info);
@@ -441,7 +437,7 @@ impl HttpFrontend {
             if is_for_readable {
                 self.authorizer.readable(caller, info).await
             } else {
-                self.authorizer.grant(caller, info).await.map(CollectionPermission::Whole)
+                self.authorizer.grant(caller, info).await.map(ReadPermission::Whole)
             }
         });
         let permitted = self.concurrency.waiting.while_waiting(payer.as_ref(), permitted.as_mut()).await;
@@ -538,7 +534,7 @@ impl ScrapeAuthorizer {
     pub async fn admit(self, sender: ClientConnectionInfo, headers: HeaderMap) -> Result<(), Status> {
         let info = RequestInfo::parse("GET", "/metrics", &UrlQuery::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
-        let refused = |why: &AuthorizationError, user: &str| not_granted(why, user, &AccessAttributes::of(&info));
+        let refused = |why: &GrantError, user: &str| not_granted(why, user, &AccessAttributes::of(&info));
         let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
         if caller.shows_certificate() {
             let site = self.browsers.get().check_site(&headers);

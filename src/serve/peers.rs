@@ -30,8 +30,8 @@ use crate::serve::response::{
 };
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{
-    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamClient, UpstreamError,
-    UpstreamRequestCause, is_impersonation,
+    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamCause, UpstreamClient,
+    UpstreamError, is_impersonation,
 };
 use base::ReadinessTracker;
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
@@ -168,7 +168,7 @@ impl PeerReviewHandler {
             return self.ask_whether(kind, hops, body).await;
         }
         let asked = Instant::now();
-        let answer = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        let answer = self.client.review(UpstreamCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
@@ -191,11 +191,8 @@ impl PeerReviewHandler {
         {
             return Ok(TimedResponse { asked, value: self.kept(answer, &verdict) });
         }
-        let cause = if kind == PeerReviewKind::Lease {
-            UpstreamRequestCause::LeaseReview
-        } else {
-            UpstreamRequestCause::AccessReview
-        };
+        let cause =
+            if kind == PeerReviewKind::Lease { UpstreamCause::LeaseReview } else { UpstreamCause::AccessReview };
         let asked = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessReviewResult::read(&answer);
@@ -269,12 +266,11 @@ impl LastPermissionChange {
 impl PeerReviewKind {
     /// Returns the kind of review that another proxy states.
     fn of(request: &ReadRequest) -> Option<Self> {
-        let says =
-            |cause: UpstreamRequestCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+        let says = |cause: UpstreamCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
         match request.http.uri().path() {
-            ACCESS_REVIEWS if says(UpstreamRequestCause::AccessReview) => Some(Self::Access),
-            ACCESS_REVIEWS if says(UpstreamRequestCause::LeaseReview) => Some(Self::Lease),
-            TOKEN_REVIEWS if says(UpstreamRequestCause::TokenReview) => Some(Self::Token),
+            ACCESS_REVIEWS if says(UpstreamCause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if says(UpstreamCause::LeaseReview) => Some(Self::Lease),
+            TOKEN_REVIEWS if says(UpstreamCause::TokenReview) => Some(Self::Token),
             _ => None,
         }
     }

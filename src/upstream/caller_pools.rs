@@ -5,7 +5,7 @@ use http::Response;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::credentials::UpstreamCredentials;
-use super::identity_headers::{CredentialId, UpstreamRequestIdentity};
+use super::identity_headers::{CredentialId, RequestIdentity};
 use super::pool::{ConnectionPool, ForwardPoolKind, Traffic, UpstreamResponseBody};
 use super::retryable_request::CountedRequest;
 use super::{CredentialError, UpstreamError};
@@ -59,15 +59,13 @@ impl CallerConnectionPools {
     /// credential of a known user, it uses a connection that is not reused.
     pub(super) async fn send(
         &self,
-        acting_as: &UpstreamRequestIdentity,
+        acting_as: &RequestIdentity,
         lane: ForwardPoolKind,
         outgoing: CountedRequest,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let pools = match acting_as {
-            UpstreamRequestIdentity::Bearer(credential, payer) => self.pools(*credential, payer)?,
-            UpstreamRequestIdentity::Anonymous
-            | UpstreamRequestIdentity::ProxyItself
-            | UpstreamRequestIdentity::User(_) => None,
+            RequestIdentity::Bearer(credential, payer) => self.pools(*credential, payer)?,
+            RequestIdentity::Anonymous | RequestIdentity::ProxyItself | RequestIdentity::User(_) => None,
         };
         match (pools, lane) {
             (Some(pools), ForwardPoolKind::Short) => pools.short.send(outgoing).await,

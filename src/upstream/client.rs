@@ -9,14 +9,14 @@ use http_body_util::{BodyExt, Full};
 use tokio::time::timeout;
 
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
-use super::identity_headers::{UpstreamRequestIdentity, put_ours};
+use super::identity_headers::{RequestIdentity, put_ours};
 use super::link::{UpstreamCredentialChanges, UpstreamLink, UpstreamLinks};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_by};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostLedger, UpstreamError,
-    UpstreamRequestCause, UpstreamServer,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCause, UpstreamCostLedger, UpstreamError,
+    UpstreamServer,
 };
 use crate::net::CertificateValidity;
 use crate::wire::FeedEncoding;
@@ -162,7 +162,7 @@ impl UpstreamClient {
     /// success is [`UpstreamError::Refused`].
     pub async fn open(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         kind: UpstreamRequestKind,
         path_and_query: &str,
         accept: &str,
@@ -173,7 +173,7 @@ impl UpstreamClient {
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         path: &str,
         hops: HeaderValue,
         body: Bytes,
@@ -187,7 +187,7 @@ impl UpstreamClient {
     /// as [`UpstreamError::Refused`].
     pub(super) async fn ask(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         via: Via<'_>,
         path_and_query: &str,
         request: request::Builder,
@@ -236,9 +236,8 @@ impl UpstreamClient {
     /// the response.
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
         let link = self.shared.links.at(endpoint);
-        let request =
-            self.prepared(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
-        let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
+        let request = self.prepared(&link, UpstreamCause::Readiness, path, Request::builder(), Bytes::new()).await?;
+        let counter = self.shared.costs.counter(UpstreamCause::Readiness, false);
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
@@ -246,7 +245,7 @@ impl UpstreamClient {
     async fn prepared(
         &self,
         link: &UpstreamLink,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
@@ -267,7 +266,7 @@ impl UpstreamClient {
     /// Sends a GET of the proxy and reads the whole body. Returns the encoding from Content-Type, and the body.
     pub async fn fetch(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         path_and_query: &str,
         accept: &str,
     ) -> Result<(Option<FeedEncoding>, Bytes), UpstreamError> {
@@ -286,7 +285,7 @@ impl UpstreamClient {
         let mut request = Request::builder();
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
         match self
-            .ask(UpstreamRequestCause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new())
+            .ask(UpstreamCause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new())
             .await
         {
             Ok(response) => {
@@ -326,17 +325,17 @@ impl UpstreamClient {
     /// the proxy's, impersonation headers are kept: upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
-        acting_as: &UpstreamRequestIdentity,
+        acting_as: &RequestIdentity,
         lane: ForwardPoolKind,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let link = self.shared.links.current();
         link.readdress(&mut request)?;
-        let is_ours = matches!(acting_as, UpstreamRequestIdentity::ProxyItself | UpstreamRequestIdentity::User(_));
+        let is_ours = matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_));
         if is_ours {
             put_ours(request.headers_mut(), link.credentials.headers().await?)?;
         }
-        let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
+        let counter = self.shared.costs.counter(UpstreamCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {

@@ -5,7 +5,7 @@ use kubeapi::Gvr;
 
 /// The purpose of an upstream request. Every request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpstreamRequestCause {
+pub enum UpstreamCause {
     /// Requests that load the state of a feed, in pages or streamed.
     List,
     /// Watches the objects of a feed.
@@ -69,31 +69,31 @@ struct UpstreamCostAccount {
 #[derive(Debug)]
 pub(super) struct UpstreamCostCounter {
     costs: UpstreamCostLedger,
-    cause: UpstreamRequestCause,
+    cause: UpstreamCause,
     is_stream: bool,
     is_open: bool,
 }
 
 /// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamRequestCause, &str); 15] = [
-    (UpstreamRequestCause::List, "list"),
-    (UpstreamRequestCause::Watch, "watch"),
-    (UpstreamRequestCause::Proof, "proof"),
-    (UpstreamRequestCause::Past, "history"),
-    (UpstreamRequestCause::Comparison, "representation_check"),
-    (UpstreamRequestCause::SelfCheck, "self_check"),
-    (UpstreamRequestCause::Discovery, "discovery"),
-    (UpstreamRequestCause::Definitions, "definitions"),
-    (UpstreamRequestCause::Rbac, "rbac"),
-    (UpstreamRequestCause::AccessReview, "access_review"),
-    (UpstreamRequestCause::LeaseReview, "lease_review"),
-    (UpstreamRequestCause::TokenReview, "token_review"),
-    (UpstreamRequestCause::SelfReview, "self_review"),
-    (UpstreamRequestCause::Readiness, "readiness"),
-    (UpstreamRequestCause::PassedThrough, "forwarded"),
+const CAUSES: [(UpstreamCause, &str); 15] = [
+    (UpstreamCause::List, "list"),
+    (UpstreamCause::Watch, "watch"),
+    (UpstreamCause::Proof, "proof"),
+    (UpstreamCause::Past, "history"),
+    (UpstreamCause::Comparison, "representation_check"),
+    (UpstreamCause::SelfCheck, "self_check"),
+    (UpstreamCause::Discovery, "discovery"),
+    (UpstreamCause::Definitions, "definitions"),
+    (UpstreamCause::Rbac, "rbac"),
+    (UpstreamCause::AccessReview, "access_review"),
+    (UpstreamCause::LeaseReview, "lease_review"),
+    (UpstreamCause::TokenReview, "token_review"),
+    (UpstreamCause::SelfReview, "self_review"),
+    (UpstreamCause::Readiness, "readiness"),
+    (UpstreamCause::PassedThrough, "forwarded"),
 ];
 
-impl UpstreamRequestCause {
+impl UpstreamCause {
     pub fn as_str(self) -> &'static str {
         CAUSES[self as usize].1
     }
@@ -118,7 +118,7 @@ impl UpstreamRequestCause {
 
 impl UpstreamCostLedger {
     /// Iterates over every cause with its cost.
-    pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
+    pub fn all(&self) -> impl Iterator<Item = (UpstreamCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CAUSES.into_iter().map(move |(cause, _)| {
             let UpstreamCostAccount { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
@@ -128,11 +128,11 @@ impl UpstreamCostLedger {
         })
     }
 
-    pub(super) fn counter(&self, cause: UpstreamRequestCause, is_stream: bool) -> UpstreamCostCounter {
+    pub(super) fn counter(&self, cause: UpstreamCause, is_stream: bool) -> UpstreamCostCounter {
         UpstreamCostCounter { costs: self.clone(), cause, is_stream, is_open: false }
     }
 
-    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCostAccount {
+    fn account(&self, cause: UpstreamCause) -> &UpstreamCostAccount {
         &self.accounts[cause as usize]
     }
 }
@@ -183,7 +183,7 @@ impl Drop for UpstreamCostCounter {
 mod tests {
     use super::*;
 
-    fn cost_of(costs: &UpstreamCostLedger, of: UpstreamRequestCause) -> UpstreamCost {
+    fn cost_of(costs: &UpstreamCostLedger, of: UpstreamCause) -> UpstreamCost {
         costs.all().find(|(cause, _)| *cause == of).expect("every cause").1
     }
 
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn streamed_list_is_counted_as_list_request_and_watch_stream() {
         let costs = UpstreamCostLedger::default();
-        let mut counter = costs.counter(UpstreamRequestCause::List, true);
+        let mut counter = costs.counter(UpstreamCause::List, true);
         counter.sent();
         counter.answered(true);
         counter.received(70);
@@ -211,24 +211,21 @@ mod tests {
         counter.received(5);
         let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
         assert_eq!(
-            cost_of(&costs, UpstreamRequestCause::List),
+            cost_of(&costs, UpstreamCause::List),
             UpstreamCost { requests: 1, body_bytes: 70, ..UpstreamCost::default() }
         );
-        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), watch);
+        assert_eq!(cost_of(&costs, UpstreamCause::Watch), watch);
         drop(counter);
-        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), UpstreamCost { streams_open: 0, ..watch });
+        assert_eq!(cost_of(&costs, UpstreamCause::Watch), UpstreamCost { streams_open: 0, ..watch });
     }
 
     #[test]
     fn refused_stream_is_counted_as_request_only() {
         let costs = UpstreamCostLedger::default();
-        let mut counter = costs.counter(UpstreamRequestCause::Rbac, true);
+        let mut counter = costs.counter(UpstreamCause::Rbac, true);
         counter.sent();
         counter.answered(false);
         drop(counter);
-        assert_eq!(
-            cost_of(&costs, UpstreamRequestCause::Rbac),
-            UpstreamCost { requests: 1, ..UpstreamCost::default() }
-        );
+        assert_eq!(cost_of(&costs, UpstreamCause::Rbac), UpstreamCost { requests: 1, ..UpstreamCost::default() });
     }
 }

@@ -21,7 +21,7 @@ pub use self::refusal_backoff::DocumentRefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
 pub use self::saved_documents::DiscoveryDocuments;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
-use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamCause, UpstreamClient, UpstreamError};
 use crate::wire::FeedEncoding;
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
@@ -322,7 +322,7 @@ impl ResourceCatalog {
             found.roots[at] = self.changed_root(at, root).await?;
         }
         if found.roots.iter().any(Option::is_some) {
-            let (answered, _) = self.client.fetch(UpstreamRequestCause::Discovery, "/api", PROTOBUF_FIRST).await?;
+            let (answered, _) = self.client.fetch(UpstreamCause::Discovery, "/api", PROTOBUF_FIRST).await?;
             found.protobuf = Some(answered == Some(FeedEncoding::Protobuf));
         }
         let told = self.shared.state.read().known.told;
@@ -364,7 +364,7 @@ impl ResourceCatalog {
         let groups = read::<ApiGroupList>(body).ok_or_else(|| UpstreamError::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
-            match self.client.fetch(UpstreamRequestCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
+            match self.client.fetch(UpstreamCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<ApiResourceList>(&body).map(ApiResourceList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
                 Err(error) => {
@@ -390,7 +390,7 @@ impl ResourceCatalog {
         if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
             return Ok(None);
         }
-        match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
+        match self.client.fetch(UpstreamCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
                 refused.lock().of_mut(from).answered();
                 Ok(read(&body))

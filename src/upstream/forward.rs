@@ -4,7 +4,7 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::identity_headers::{self, UpstreamRequestIdentity, drop_asserted, set_user, strip_identity};
+use super::identity_headers::{self, RequestIdentity, drop_asserted, set_user, strip_identity};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody};
 use super::retryable_request::UpstreamBody;
 use super::{HOPS, UnsendableRequest, UpstreamClient, UpstreamError};
@@ -29,20 +29,18 @@ impl RequestForwarder {
     /// have been refused before ([`inspect`](super::inspect)).
     ///
     /// # Errors
-    /// In addition to upstream's own errors: [`UpstreamRequestIdentity::User`] without an impersonator, or with a user
+    /// In addition to upstream's own errors: [`RequestIdentity::User`] without an impersonator, or with a user
     /// that headers cannot carry.
     pub async fn forward(
         &self,
-        acting_as: &UpstreamRequestIdentity,
+        acting_as: &RequestIdentity,
         lane: ForwardPoolKind,
         request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let request = leaving(acting_as, lane, request)?;
         let client = match acting_as {
-            UpstreamRequestIdentity::ProxyItself
-            | UpstreamRequestIdentity::Bearer(..)
-            | UpstreamRequestIdentity::Anonymous => &self.ours,
-            UpstreamRequestIdentity::User(_) => self.impersonator.as_ref().ok_or(UnsendableRequest::NoImpersonator)?,
+            RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => &self.ours,
+            RequestIdentity::User(_) => self.impersonator.as_ref().ok_or(UnsendableRequest::NoImpersonator)?,
         };
         let mut response = client.send(acting_as, lane, request).await?;
         self.ours.note_answer();
@@ -56,7 +54,7 @@ impl RequestForwarder {
 /// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
 /// because they could name the identity headers (R-THREAT-1).
 fn leaving(
-    acting_as: &UpstreamRequestIdentity,
+    acting_as: &RequestIdentity,
     lane: ForwardPoolKind,
     mut request: Request<UpstreamBody>,
 ) -> Result<Request<UpstreamBody>, UnsendableRequest> {
@@ -81,13 +79,13 @@ fn cross(lane: ForwardPoolKind, request: &mut Request<UpstreamBody>) {
 }
 
 /// Sets the identity headers of a request. The connection determines the credentials.
-fn apply_identity(acting_as: &UpstreamRequestIdentity, headers: &mut HeaderMap) -> Result<(), UnsendableRequest> {
+fn apply_identity(acting_as: &RequestIdentity, headers: &mut HeaderMap) -> Result<(), UnsendableRequest> {
     match acting_as {
         // Impersonation that the sender requests is kept: upstream decides about it.
-        UpstreamRequestIdentity::ProxyItself
-        | UpstreamRequestIdentity::Bearer(..)
-        | UpstreamRequestIdentity::Anonymous => drop_asserted(headers),
-        UpstreamRequestIdentity::User(user) => {
+        RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => {
+            drop_asserted(headers)
+        }
+        RequestIdentity::User(user) => {
             strip_identity(headers);
             set_user(headers, user)?;
         }

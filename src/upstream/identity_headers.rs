@@ -20,7 +20,7 @@ pub struct CredentialId([u8; 32]);
 
 /// The identity with which a request is sent upstream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum UpstreamRequestIdentity {
+pub enum RequestIdentity {
     /// The proxy's own identity: the caller is the same user as the proxy.
     ProxyItself,
     /// The bearer token of the request. The flow distinguisher is the token's user.

@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::client::{Via, get};
-use super::{KubernetesRelease, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamServer};
+use super::{KubernetesRelease, ServerBuild, UpstreamCause, UpstreamClient, UpstreamError, UpstreamServer};
 
 const VERSION: &str = "/version";
 /// The timeout after which a caller stops waiting for a server's build.
@@ -21,7 +21,7 @@ impl UpstreamClient {
 
     /// Requests the build that the responding server reports.
     pub async fn build(&self) -> Result<ServerBuild, UpstreamError> {
-        let (_, body) = self.fetch(UpstreamRequestCause::Discovery, VERSION, "application/json").await?;
+        let (_, body) = self.fetch(UpstreamCause::Discovery, VERSION, "application/json").await?;
         ServerBuild::parse(&body).ok_or_else(|| UpstreamError::OtherDocument(VERSION.to_owned()))
     }
 
@@ -55,7 +55,7 @@ impl UpstreamClient {
         let asking = async {
             let request = get("application/json");
             let response =
-                self.ask(UpstreamRequestCause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
+                self.ask(UpstreamCause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
             server.answered(&by, ServerBuild::parse(&body));

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::client::{Via, post_json, read_whole};
-use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use super::{BODY_BYTES_MAX, UpstreamCause, UpstreamClient, UpstreamError, UpstreamRequestKind};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
 /// The result of a token review.
@@ -54,14 +54,14 @@ impl UpstreamClient {
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
-        let answered = self.create(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, &asked).await?;
+        let answered = self.create(UpstreamCause::TokenReview, TOKEN_REVIEWS, &asked).await?;
         Ok(TokenReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     pub async fn review_access(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         user: &User,
         access: &AccessAttributes,
     ) -> Result<AccessReviewResult, UpstreamError> {
@@ -74,14 +74,14 @@ impl UpstreamClient {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
         let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let answered = self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
+        let answered = self.create(UpstreamCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, UpstreamError> {
         let answered =
-            self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+            self.create(UpstreamCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = answered.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
@@ -89,7 +89,7 @@ impl UpstreamClient {
     /// Creates a review, whose response is the same document with a status.
     async fn create<R: Serialize + DeserializeOwned>(
         &self,
-        cause: UpstreamRequestCause,
+        cause: UpstreamCause,
         path: &str,
         asked: &R,
     ) -> Result<R, UpstreamError> {

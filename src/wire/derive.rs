@@ -28,7 +28,7 @@ mod tests;
 
 pub use facts::is_of_kubernetes;
 pub use metadata::MetadataRenderer;
-pub use refused::{TranscodeError, TranscodeRefusalReason};
+pub use refused::{TranscodeError, TranscodeRefusal};
 
 use std::ops::RangeInclusive;
 

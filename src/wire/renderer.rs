@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{
     FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, ListFrame, ListMeta, MetadataRenderer,
-    ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusalReason, table,
+    ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, table,
 };
 use kubeapi::{EventType, MetaApiVersion};
 
@@ -220,7 +220,7 @@ fn put_row(
 ) -> Result<(), TranscodeError> {
     let start = out.len();
     let object = table::object_of(body)
-        .ok_or_else(|| TranscodeError::new(&[], TranscodeRefusalReason::Malformed("not a Table row")))?;
+        .ok_or_else(|| TranscodeError::new(&[], TranscodeRefusal::Malformed("not a Table row")))?;
     out.extend_from_slice(&body[..object.start]);
     instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);

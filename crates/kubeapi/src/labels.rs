@@ -115,7 +115,7 @@ impl fmt::Display for LabelSelector {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LabelSelectorRequirement {
     key: Box<str>,
-    operator: LabelSelectorOperator,
+    operator: LabelOperator,
     /// The values, sorted and unique. Empty for the existence operators; one element for all others except `In` and
     /// `NotIn`.
     values: LabelValues,
@@ -132,7 +132,7 @@ impl LabelSelectorRequirement {
         &self.key
     }
 
-    pub fn operator(&self) -> LabelSelectorOperator {
+    pub fn operator(&self) -> LabelOperator {
         self.operator
     }
 
@@ -167,9 +167,9 @@ impl fmt::Display for LabelSelectorRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, operator, values } = self;
         match operator {
-            LabelSelectorOperator::Exists => write!(f, "{key}"),
-            LabelSelectorOperator::DoesNotExist => write!(f, "!{key}"),
-            LabelSelectorOperator::In | LabelSelectorOperator::NotIn => {
+            LabelOperator::Exists => write!(f, "{key}"),
+            LabelOperator::DoesNotExist => write!(f, "!{key}"),
+            LabelOperator::In | LabelOperator::NotIn => {
                 write!(f, "{key} {operator} ({})", values.join(","))
             }
             _ => write!(f, "{key}{operator}{}", values.join(",")),
@@ -179,7 +179,7 @@ impl fmt::Display for LabelSelectorRequirement {
 
 /// The operator of a label requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LabelSelectorOperator {
+pub enum LabelOperator {
     Exists,
     DoesNotExist,
     In,
@@ -192,7 +192,7 @@ pub enum LabelSelectorOperator {
     LessThan,
 }
 
-impl fmt::Display for LabelSelectorOperator {
+impl fmt::Display for LabelOperator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Exists => "exists",

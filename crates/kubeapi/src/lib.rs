@@ -52,7 +52,7 @@ pub use flow_distinguisher::FlowDistinguisher;
 pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
 pub use key::ObjectKey;
-pub use labels::{LabelSelector, LabelSelectorOperator, LabelSelectorRequirement};
+pub use labels::{LabelOperator, LabelSelector, LabelSelectorRequirement};
 pub use list_options::{GetOptions, ListOptions, ListPlan, ResourceVersionMatch, WatchStart, WatchTimeout};
 pub use query::{QUERY_PAIRS_MAX, UrlQuery};
 pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, reaches_inside};

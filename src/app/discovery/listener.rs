@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::SOON;
 use crate::app::permission_retrier::PermissionRetrier;
-use crate::cache::{CacheReader, CollectionView, CursorPullResult, FeedCursor, FeedState};
+use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedState, PullResult};
 use crate::feeds::FeedHandle;
 use crate::upstream::{ApiDeclaration, DeclaringResource};
 use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
@@ -181,10 +181,10 @@ async fn changed(cursor: Option<&mut FeedCursor>) -> bool {
         loop {
             frames.clear();
             match cursor.pull(ROOM, Some(cx.waker()), &mut frames) {
-                CursorPullResult::Frames { .. } => is_new = true,
-                CursorPullResult::CaughtUp { .. } if is_new => return Poll::Ready(true),
-                CursorPullResult::CaughtUp { .. } => return Poll::Pending,
-                CursorPullResult::Expired { .. } | CursorPullResult::Refused(_) | CursorPullResult::Stopped(_) => {
+                PullResult::Frames { .. } => is_new = true,
+                PullResult::CaughtUp { .. } if is_new => return Poll::Ready(true),
+                PullResult::CaughtUp { .. } => return Poll::Pending,
+                PullResult::Expired { .. } | PullResult::Refused(_) | PullResult::Stopped(_) => {
                     return Poll::Ready(false);
                 }
             }

@@ -91,7 +91,7 @@ async fn watches_above_the_namespace_limit_are_rejected_or_ended() {
     let first = scene.readable("ada", &named(60)).await.expect("it is let in");
     let uri = "/api/v1/configmaps?watch=1";
     let second = scene.readable_of("ada", uri, &named(41)).await.map(drop);
-    assert!(matches!(second, Err(AuthorizationError::TooMany { .. })), "{second:?}");
+    assert!(matches!(second, Err(GrantError::TooMany { .. })), "{second:?}");
     let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
     // One more namespace in an open watch is one too many for that watch, and for no other.
     first.ask("another");

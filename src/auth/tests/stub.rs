@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::auth::credential::BearerToken;
 use crate::auth::review_client::{ReviewClient, ReviewFuture, ReviewTopic};
-use crate::auth::{AuthConfig, AuthorizationError, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps};
+use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
 use crate::upstream::{
-    AccessReviewResult, CredentialSource, TokenReviewResult, UpstreamClient, UpstreamError, UpstreamRequestCause,
+    AccessReviewResult, CredentialSource, TokenReviewResult, UpstreamCause, UpstreamClient, UpstreamError,
 };
 use base::{BackgroundTasks, WallClock};
 use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, UrlQuery, User};
@@ -165,7 +165,7 @@ impl ReviewClient for Arc<StubReviewClient> {
 
     fn access(
         &self,
-        _: UpstreamRequestCause,
+        _: UpstreamCause,
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
     ) -> ReviewFuture<AccessReviewResult> {
@@ -208,7 +208,7 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
 
 impl Authorizer {
     /// The holder of a token.
-    pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, AuthorizationError> {
+    pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, GrantError> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
         self.authenticate(ClientConnectionInfo { certificates: None, address: IpAddr::from(from) }, &headers).await

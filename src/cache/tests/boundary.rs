@@ -1,7 +1,7 @@
 //! W6–W8: the versions that a watch may start from, and its first events.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, WatchStartPosition};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, PullResult, WatchStartPosition};
 use kubeapi::ResourceVersion;
 
 /// Returns the events of a watch from `after`, or the error if it cannot be opened.
@@ -124,10 +124,10 @@ fn expired_reader_receives_no_further_events() {
         writer.apply([added(&POD, version)]).expect("in order");
     }
     for _ in 0..2 {
-        assert_eq!(pull_all(&mut opened.cursor), (vec![], CursorPullResult::Expired { oldest: rv(11) }));
+        assert_eq!(pull_all(&mut opened.cursor), (vec![], PullResult::Expired { oldest: rv(11) }));
     }
     writer.apply([added(&POD, 14)]).expect("in order");
-    assert_eq!(pull_all(&mut opened.cursor), (vec![], CursorPullResult::Expired { oldest: rv(12) }));
+    assert_eq!(pull_all(&mut opened.cursor), (vec![], PullResult::Expired { oldest: rv(12) }));
 }
 
 /// etcd #18089 and #19179 lost deletions here.
@@ -138,10 +138,7 @@ fn reader_at_the_ring_edge_loses_no_deletion() {
     writer.apply([deleted(&POD, 11)]).expect("in order");
     writer.apply([deleted(&Pod { name: "q", ..POD }, 12)]).expect("in order");
     let mut batch = Vec::new();
-    assert!(matches!(
-        opened.cursor.pull(1, None, &mut batch),
-        CursorPullResult::Frames { last: ResourceVersion(11), .. }
-    ));
+    assert!(matches!(opened.cursor.pull(1, None, &mut batch), PullResult::Frames { last: ResourceVersion(11), .. }));
     // The deletion at 11 leaves the ring. The reader is just past it; its next event is the one at 12.
     writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reader.stats().floor, rv(11));

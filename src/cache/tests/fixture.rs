@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedSnapshot, ObjectChange,
+    CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, FeedSnapshot, ObjectChange, PullResult,
 };
 use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectReader, ObjectRevision, WatchItem};
 use kubeapi::{EventType, FieldSelector, Gvr, LabelSelector, ResourceVersion, SelectableFieldTable, Selector};
@@ -235,11 +235,11 @@ impl Wake for WakeCounter {
 }
 
 /// Pulls everything available. Returns the events and the final result.
-pub(crate) fn pull_all(cursor: &mut FeedCursor) -> (Vec<Seen>, CursorPullResult) {
+pub(crate) fn pull_all(cursor: &mut FeedCursor) -> (Vec<Seen>, PullResult) {
     let mut frames = Vec::new();
     loop {
         match cursor.pull(usize::MAX, None, &mut frames) {
-            CursorPullResult::Frames { .. } => {}
+            PullResult::Frames { .. } => {}
             end => return (frames.iter().map(seen).collect(), end),
         }
     }
@@ -250,7 +250,7 @@ pub(crate) fn told(cursor: &mut FeedCursor) -> Vec<String> {
     let (seen, end) = pull_all(cursor);
     let mut told: Vec<_> =
         seen.iter().map(|seen| format!("{} {} {}", seen.event_type, seen.pod.key(), seen.rv)).collect();
-    if let CursorPullResult::Expired { oldest } = end {
+    if let PullResult::Expired { oldest } = end {
         told.push(format!("expired {oldest}"));
     }
     told

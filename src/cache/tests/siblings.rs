@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedSnapshot, WatchStartPosition};
+use crate::cache::{CacheReader, CacheWriter, CollectionView, FeedSnapshot, PullResult, WatchStartPosition};
 use kubeapi::EventType::{Added, Deleted};
 use kubeapi::ResourceVersion;
 
@@ -100,7 +100,7 @@ fn batch_may_end_between_events_of_one_version() {
     for name in NAMES {
         let mut batch = Vec::new();
         let pull = opened.cursor.pull(1, None, &mut batch);
-        assert!(matches!(pull, CursorPullResult::Frames { last: ResourceVersion(20), .. }), "{pull:?}");
+        assert!(matches!(pull, PullResult::Frames { last: ResourceVersion(20), .. }), "{pull:?}");
         let expected = Seen { event_type: Deleted, rv: 20, pod: pod(name) };
         assert_eq!(batch.iter().map(seen).collect::<Vec<_>>(), [expected]);
     }

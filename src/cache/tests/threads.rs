@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, CursorPullResult, OpenedWatch, WatchStartPosition};
+use crate::cache::{CacheReader, CacheWriter, OpenedWatch, PullResult, WatchStartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
@@ -59,12 +59,12 @@ async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
         loop {
             let mut frames = Vec::new();
             match cursor.pull(300, Some(cx.waker()), &mut frames) {
-                CursorPullResult::Frames { .. } => told.extend(frames.iter().map(seen)),
-                CursorPullResult::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
-                CursorPullResult::CaughtUp { .. } => return Poll::Pending,
-                CursorPullResult::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
-                CursorPullResult::Stopped(stop) => panic!("{stop:?}, of a reader without terms"),
-                CursorPullResult::Refused(refused) => panic!("{refused}, of what is not derived"),
+                PullResult::Frames { .. } => told.extend(frames.iter().map(seen)),
+                PullResult::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
+                PullResult::CaughtUp { .. } => return Poll::Pending,
+                PullResult::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
+                PullResult::Stopped(stop) => panic!("{stop:?}, of a reader without terms"),
+                PullResult::Refused(refused) => panic!("{refused}, of what is not derived"),
             }
         }
     })

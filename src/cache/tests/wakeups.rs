@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 
 use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
 use crate::cache::{
-    CacheReader, CacheWriter, CollectionView, CursorPullResult, FeedCursor, FeedEndReason, FeedState,
-    WatchStartPosition,
+    CacheReader, CacheWriter, CollectionView, FeedCursor, FeedEndReason, FeedState, PullResult, WatchStartPosition,
 };
 
 /// A waiting reader at the end of its lane.
@@ -28,7 +27,7 @@ impl Parked {
 
     fn park(&mut self) {
         let pull = self.cursor.pull(1, Some(&self.wakes.waker()), &mut Vec::new());
-        assert!(matches!(pull, CursorPullResult::CaughtUp { .. }), "{pull:?}");
+        assert!(matches!(pull, PullResult::CaughtUp { .. }), "{pull:?}");
     }
 
     fn woken(&self) -> usize {
@@ -196,7 +195,7 @@ fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
     writer.apply([added(&POD, 11)]).expect("in order");
     writer.apply([added(&POD, 12)]).expect("in order");
     let mut caught_up = || match cursor.pull(1, Some(&wakes.waker()), &mut Vec::new()) {
-        CursorPullResult::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
+        PullResult::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
         pull => panic!("{pull:?}"),
     };
     assert_eq!([caught_up(), caught_up()], [None, Some(12)], "there was room for one at a time");
@@ -213,7 +212,7 @@ fn caught_up_reader_learns_the_feed_progress() {
     writer.apply([added(&POD, 11)]).expect("in order");
     writer.advance(rv(15), true);
     let pull = cursor.pull(1, None, &mut Vec::new());
-    let CursorPullResult::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
+    let PullResult::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
     assert_eq!((last.0, progress.rv.0, progress.bookmarks), (11, 15, 1));
 }
 
@@ -360,7 +359,7 @@ fn downstream_proxies_are_woken_before_clients() {
         for (name, cursor) in &mut readers {
             pull_all(cursor);
             let waker = Waker::from(Arc::new(Named(name, order.clone())));
-            assert!(matches!(cursor.pull(1, Some(&waker), &mut Vec::new()), CursorPullResult::CaughtUp { .. }));
+            assert!(matches!(cursor.pull(1, Some(&waker), &mut Vec::new()), PullResult::CaughtUp { .. }));
         }
         act(&mut writer);
         let woken = std::mem::take(&mut *order.lock());

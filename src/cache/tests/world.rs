@@ -7,7 +7,7 @@ use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snaps
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
 use crate::cache::{
-    CacheReader, CacheWriter, CursorPullResult, FeedCursor, FeedEvent, FeedSnapshot, OpenedWatch, WatchStartPosition,
+    CacheReader, CacheWriter, FeedCursor, FeedEvent, FeedSnapshot, OpenedWatch, PullResult, WatchStartPosition,
 };
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
@@ -213,7 +213,7 @@ impl World {
         let got: Vec<Seen> = frames.iter().map(seen).collect();
         (follower.parked, follower.perhaps) = (false, false);
         if follower.is_lost(&self.model) {
-            assert_eq!(pull, CursorPullResult::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
+            assert_eq!(pull, PullResult::Expired { oldest: rv(self.model.floor()) }, "got {got:?}");
             assert!(got.is_empty(), "events after a gap: {got:?}");
             follower.expired = true;
             // It may still be parked from an earlier pull, and is then woken once more.
@@ -222,7 +222,7 @@ impl World {
         }
         let due = self.model.told(follower.want, follower.after, follower.at);
         if due.is_empty() {
-            let CursorPullResult::CaughtUp { progress } = pull else {
+            let PullResult::CaughtUp { progress } = pull else {
                 panic!("{pull:?}, but there is nothing to tell: {got:?}")
             };
             assert!(got.is_empty(), "told {got:?} for nothing");
@@ -238,7 +238,7 @@ impl World {
         let full = frames.iter().map(bytes::Bytes::len).sum::<usize>() >= room;
         follower.at = if full { due[fitting - 1].0 + 1 } else { self.model.facts.len() };
         follower.take_in(&got);
-        let CursorPullResult::Frames { last, caught_up, .. } = pull else { panic!("{pull:?} with {got:?}") };
+        let PullResult::Frames { last, caught_up, .. } = pull else { panic!("{pull:?} with {got:?}") };
         assert_eq!(Some(last.0), got.last().map(|seen| seen.rv));
         // A narrow lane may begin after the reader's position: events from the ring do not show that they are all.
         assert!(!full || caught_up.is_none() || fitting == due.len(), "{caught_up:?}, and more is due: {due:?}");

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::serve::limits::ConcurrencyPermit;
-use crate::upstream::{UpstreamError, UpstreamRequestIdentity};
+use crate::upstream::{RequestIdentity, UpstreamError};
 use base::BackgroundTasks;
 
 /// A response from upstream that several requests share.
@@ -56,7 +56,7 @@ type CoalescedWaiterMap = DashMap<CoalesceKey, CoalescedResultSenders>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CoalesceKey {
     /// The identity that sends the request, so that callers never receive each other's responses.
-    pub(crate) acting_as: UpstreamRequestIdentity,
+    pub(crate) acting_as: RequestIdentity,
     pub(crate) path_and_query: String,
     pub(crate) accept: Option<String>,
     pub(crate) accept_encoding: Option<String>,
@@ -153,7 +153,7 @@ mod tests {
 
     fn key() -> CoalesceKey {
         CoalesceKey {
-            acting_as: UpstreamRequestIdentity::ProxyItself,
+            acting_as: RequestIdentity::ProxyItself,
             path_and_query: "/api/v1/pods".into(),
             accept: None,
             accept_encoding: None,

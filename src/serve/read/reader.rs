@@ -9,9 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use super::request::{CacheReadResult, NotServableFromCache, ReadRequest};
+use super::request::{CacheReadResult, NotServable, ReadRequest};
 use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
-use crate::auth::{CollectionPermission, ReadableNamespaces};
+use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::listing::{
     CallerCpuSlices, LimitExceeded, ListPageRequest, ScanBudget, ScanPacer, ScanQueue, cost, gzip, namespace_check,
@@ -46,19 +46,19 @@ impl ReadHandler {
     pub(crate) async fn get(
         &self,
         request: &ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         resource: &UpstreamResource,
         read: RoutedGet,
     ) -> CacheReadResult {
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
         let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
         let Some(source) = self.sources.running_source(resource, &need) else {
-            return Err(NotServableFromCache::Forward(ForwardReason::NotCached));
+            return Err(NotServable::Forward(ForwardReason::NotCached));
         };
         let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
         let Some(current) = feed.reader.current() else {
-            return Err(NotServableFromCache::FeedEnded);
+            return Err(NotServable::FeedEnded);
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
@@ -75,7 +75,7 @@ impl ReadHandler {
             }
             Err(refused) => {
                 source.refuse(&refused);
-                Err(NotServableFromCache::Forward(ForwardReason::NotDerivable))
+                Err(NotServable::Forward(ForwardReason::NotDerivable))
             }
         }
     }
@@ -116,7 +116,7 @@ impl ReadHandler {
     pub(crate) async fn list(
         &self,
         request: &ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         resource: &UpstreamResource,
         read: ListPageRequest,
     ) -> CacheReadResult {
@@ -136,7 +136,7 @@ impl ReadHandler {
     async fn show(
         &self,
         request: &ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         resource: &UpstreamResource,
         source: FeedWithRenderer,
         (read, cost): (ListPageRequest, usize),
@@ -154,7 +154,7 @@ impl ReadHandler {
             },
             _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
-                None => return Err(NotServableFromCache::FeedEnded),
+                None => return Err(NotServable::FeedEnded),
             },
         };
         let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
@@ -237,9 +237,9 @@ impl ScanScheduler {
 
 /// Handles a read that costs too much. The read is forwarded, unless it is for the readable part of a collection.
 /// Upstream would deny that without giving a reason, so the proxy rejects it.
-pub(crate) fn too_expensive(request: &ReadRequest, permit: &CollectionPermission) -> CacheReadResult {
+pub(crate) fn too_expensive(request: &ReadRequest, permit: &ReadPermission) -> CacheReadResult {
     if permit.part().is_none() {
-        return Err(NotServableFromCache::Forward(ForwardReason::ExpensiveSelector));
+        return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
     }
     Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
 }

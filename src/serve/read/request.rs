@@ -3,20 +3,20 @@ use std::sync::Arc;
 use http::{HeaderValue, Request, Response};
 use tokio::time::Instant;
 
-use crate::auth::{AuthorizationError, Caller};
+use crate::auth::{Caller, GrantError};
 use crate::listing::LimitExceeded;
 use crate::net::{ConnectionPeer, RequestBody};
 use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ResponseContext, too_many, turned_away};
 use crate::serve::route::{ForwardReason, readable};
-use crate::upstream::{CAUSE, UpstreamRequestCause, UpstreamResource};
+use crate::upstream::{CAUSE, UpstreamCause, UpstreamResource};
 use kubeapi::{RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// A response, or the reason that the cache cannot give one.
-pub(crate) type CacheReadResult = Result<Response<ReplyBody>, NotServableFromCache>;
+pub(crate) type CacheReadResult = Result<Response<ReplyBody>, NotServable>;
 
 /// The reason that a feed cannot answer a request.
 #[derive(Debug, PartialEq)]
-pub(crate) enum NotServableFromCache {
+pub(crate) enum NotServable {
     /// The request must be forwarded to upstream.
     Forward(ForwardReason),
     /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
@@ -28,7 +28,7 @@ pub(crate) enum NotServableFromCache {
     Refuse(Box<Status>),
 }
 
-impl From<LimitExceeded> for NotServableFromCache {
+impl From<LimitExceeded> for NotServable {
     fn from(shed: LimitExceeded) -> Self {
         Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
     }
@@ -77,7 +77,7 @@ pub(crate) struct ReadRequest {
 }
 
 impl ReadRequest {
-    pub(crate) fn turned_away(&self, refused: &AuthorizationError) -> Response<ReplyBody> {
+    pub(crate) fn turned_away(&self, refused: &GrantError) -> Response<ReplyBody> {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
@@ -89,22 +89,20 @@ impl ReadRequest {
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fn fills_a_feed(&self) -> bool {
         self.cause().is_some_and(|cause| {
-            [UpstreamRequestCause::List, UpstreamRequestCause::Watch, UpstreamRequestCause::Proof]
-                .iter()
-                .any(|of| cause == of.as_str())
+            [UpstreamCause::List, UpstreamCause::Watch, UpstreamCause::Proof].iter().any(|of| cause == of.as_str())
         })
     }
 
     /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
     /// state. A proxy that only compares its own data is rejected, because it can compare later.
-    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServableFromCache {
+    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServable {
         let compares = |cause: &HeaderValue| {
-            [UpstreamRequestCause::Comparison, UpstreamRequestCause::SelfCheck].iter().any(|of| cause == of.as_str())
+            [UpstreamCause::Comparison, UpstreamCause::SelfCheck].iter().any(|of| cause == of.as_str())
         };
         if self.cause().is_some_and(compares) {
-            return NotServableFromCache::Refuse(Box::new(Status::too_old_list()));
+            return NotServable::Refuse(Box::new(Status::too_old_list()));
         }
-        NotServableFromCache::Forward(reason)
+        NotServable::Forward(reason)
     }
 
     /// Whether the request is for the readable part of a collection across namespaces.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::request::{NotServableFromCache, ReadRequest};
-use crate::auth::CollectionPermission;
+use super::request::{NotServable, ReadRequest};
+use crate::auth::ReadPermission;
 use crate::cache::{FeedEndReason, FeedSnapshot, FeedState};
 use crate::feeds::{
     DerivedRepresentationMode, DerivedRepresentationRefusal as Underived, FeedFreshness, FeedHandle, FeedKey,
@@ -79,15 +79,15 @@ impl<'a> FeedRequirements<'a> {
     /// The permission is for other objects.
     pub(crate) fn of(
         request: &'a ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         resource: &UpstreamResource,
         name: Option<&str>,
         representation: Representation,
         kind: ReadKind,
-    ) -> Result<Self, NotServableFromCache> {
+    ) -> Result<Self, NotServable> {
         let namespace = (resource.namespaced && !request.info.namespace.is_empty()).then_some(&*request.info.namespace);
         if !permit.covers(&resource.gvr, resource.namespaced, namespace, name) {
-            return Err(NotServableFromCache::Forward(ForwardReason::PermissionMismatch));
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         let by_proxy = request.context.by_proxy && !matches!(kind, ReadKind::Get(_));
         Ok(Self { namespace, representation, received: request.received, by_proxy, kind })
@@ -130,24 +130,22 @@ impl<'a> FeedRequirements<'a> {
     }
 
     /// Returns the feed when it has a complete state.
-    async fn synced(&self, feed: FeedHandle, deadline: Instant) -> Result<FeedHandle, NotServableFromCache> {
+    async fn synced(&self, feed: FeedHandle, deadline: Instant) -> Result<FeedHandle, NotServable> {
         match feed.reader.synced(deadline).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A retry would fail in the same way.
-            FeedState::Ended(end) if end.is_refusal() => {
-                Err(NotServableFromCache::Forward(FeedUnavailable::Ended(end).into()))
-            }
-            FeedState::Ended(_) => Err(NotServableFromCache::FeedEnded),
+            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
+            FeedState::Ended(_) => Err(NotServable::FeedEnded),
             FeedState::Syncing => Err(self.while_syncing()),
         }
     }
 
     /// Returns the outcome for a feed that is not synced in time. A forwarded watch would last for an hour, so a watch
     /// gets the apiserver's error for an initializing cache instead (R-LIST-5).
-    fn while_syncing(&self) -> NotServableFromCache {
+    fn while_syncing(&self) -> NotServable {
         match self.kind {
-            ReadKind::Watch { .. } => NotServableFromCache::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
-            ReadKind::Get(_) | ReadKind::List(_) => NotServableFromCache::Forward(ForwardReason::Syncing),
+            ReadKind::Watch { .. } => NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
+            ReadKind::Get(_) | ReadKind::List(_) => NotServable::Forward(ForwardReason::Syncing),
         }
     }
 }
@@ -186,11 +184,11 @@ impl FeedResolver {
         &self,
         resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
-    ) -> Result<FeedWithRenderer, NotServableFromCache> {
+    ) -> Result<FeedWithRenderer, NotServable> {
         let wanted = need.representation;
         let config = self.config.get();
         let deadline = need.received + config.sync_wait_max;
-        let widest = config.coverage.scope(resource).map_err(|why| NotServableFromCache::Forward(why.into()))?;
+        let widest = config.coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
         let mut refused = ForwardReason::NotDerivable;
         // If an encoding is not offered, or cannot be derived from, the next one may do.
         for encoding in encodings(resource, wanted) {
@@ -198,18 +196,18 @@ impl FeedResolver {
                 refused = ForwardReason::NotDerivable;
                 continue;
             }
-            let mut synced = Err(NotServableFromCache::Forward(ForwardReason::Unavailable));
+            let mut synced = Err(NotServable::Forward(ForwardReason::Unavailable));
             for scope in scopes(widest.clone(), need.namespace) {
                 synced = match self.feeds.handle(&spec(resource, scope, *encoding), need.resume()) {
                     Ok(feed) => need.synced(feed, deadline).await,
-                    Err(why) => Err(NotServableFromCache::Forward(why.into())),
+                    Err(why) => Err(NotServable::Forward(why.into())),
                 };
-                if !matches!(synced, Err(NotServableFromCache::Forward(ForwardReason::Forbidden))) {
+                if !matches!(synced, Err(NotServable::Forward(ForwardReason::Forbidden))) {
                     break;
                 }
             }
             let feed = match synced {
-                Err(NotServableFromCache::Forward(ForwardReason::Unavailable)) => {
+                Err(NotServable::Forward(ForwardReason::Unavailable)) => {
                     refused = ForwardReason::Unavailable;
                     continue;
                 }
@@ -225,7 +223,7 @@ impl FeedResolver {
                 None => return Err(need.while_syncing()),
             }
         }
-        Err(NotServableFromCache::Forward(refused))
+        Err(NotServable::Forward(refused))
     }
 
     /// Returns a running feed for a read of one object, which does not justify starting a feed.
@@ -259,7 +257,7 @@ impl FeedResolver {
         &self,
         source: &FeedWithRenderer,
         need: &FeedRequirements<'_>,
-    ) -> Result<(), NotServableFromCache> {
+    ) -> Result<(), NotServable> {
         let feed = &source.feed;
         let (wait_max, sync_wait_max, is_bounded) = {
             let config = self.config.get();
@@ -293,11 +291,11 @@ impl FeedResolver {
         };
         if waited.is_none() {
             let reached = feed.reader.progress().rv.0;
-            let too_large = |requested| NotServableFromCache::Late(Box::new(Status::too_large(requested, reached)));
+            let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
                 (Missed::Answer, _) => feed.forget_shown(),
                 (Missed::TooLarge, Goal::Version(rv)) => return Err(too_large(rv.0)),
-                _ if !is_watch => return Err(NotServableFromCache::Forward(ForwardReason::NoProof)),
+                _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
                 _ if ServedFeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
                 _ => return Err(too_large(reached + 1)),
             }
@@ -312,7 +310,7 @@ impl FeedResolver {
         let present = while_it_runs(feed, Instant::now() + sync_wait_max, present).await?;
         present.ok_or_else(|| need.while_syncing())?;
         // A revoked renderer would render new bodies as the old release did.
-        if source.renderer.is_revoked() { Err(NotServableFromCache::FeedEnded) } else { Ok(()) }
+        if source.renderer.is_revoked() { Err(NotServable::FeedEnded) } else { Ok(()) }
     }
 
     /// Returns the state at exactly `rv`, if it is cached. For another proxy, which resumes from its clients' versions,
@@ -344,17 +342,17 @@ impl FeedResolver {
         feed: &FeedHandle,
         max: Duration,
         wait: impl Future<Output = T>,
-    ) -> Result<Option<T>, NotServableFromCache> {
+    ) -> Result<Option<T>, NotServable> {
         let _counted = metrics::PendingWatchGuard::new();
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
             done = wait => Ok(Some(done)),
-            () = feed.reader.over() => Err(NotServableFromCache::FeedEnded),
+            () = feed.reader.over() => Err(NotServable::FeedEnded),
             // The proxy that replaces this one may be ready.
             () = drain.started() => {
                 let status = unavailable("the proxy is shutting down; try again");
-                Err(NotServableFromCache::Refuse(Box::new(status)))
+                Err(NotServable::Refuse(Box::new(status)))
             }
             () = sleep(max) => Ok(None),
         }
@@ -367,11 +365,11 @@ async fn while_it_runs<T>(
     feed: &FeedHandle,
     deadline: Instant,
     wait: impl Future<Output = T>,
-) -> Result<Option<T>, NotServableFromCache> {
+) -> Result<Option<T>, NotServable> {
     tokio::select! {
         biased;
         done = wait => Ok(Some(done)),
-        () = feed.reader.over() => Err(NotServableFromCache::FeedEnded),
+        () = feed.reader.over() => Err(NotServable::FeedEnded),
         () = sleep_until(deadline) => Ok(None),
     }
 }
@@ -415,9 +413,9 @@ async fn cut_off(feed: &FeedHandle) {
 }
 
 /// Rejects a watch that needs a proof from an upstream that cannot be reached.
-fn unreachable() -> NotServableFromCache {
+fn unreachable() -> NotServable {
     let why = "upstream is unreachable, so the cache cannot be proven current";
-    NotServableFromCache::Refuse(Box::new(unavailable(why)))
+    NotServable::Refuse(Box::new(unavailable(why)))
 }
 
 /// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in

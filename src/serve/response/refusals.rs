@@ -3,7 +3,7 @@
 use http::header::{EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{Request, Response, StatusCode, Version};
 
-use crate::auth::{AuthorizationError, RevokedPermission};
+use crate::auth::{GrantError, RevokedPermission};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::audit::AuditDecision;
@@ -18,14 +18,12 @@ pub(crate) const LIST_RETRY_SECONDS: u32 = 1;
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// Returns the Status for a caller without permission, with the apiserver's text (R-STATUS-3, R-AUTHZ-3).
-pub(crate) fn not_granted(why: &AuthorizationError, user: &str, access: &AccessAttributes) -> Status {
+pub(crate) fn not_granted(why: &GrantError, user: &str, access: &AccessAttributes) -> Status {
     match why {
-        AuthorizationError::Unauthenticated => Status::unauthorized(),
-        AuthorizationError::Denied(reason) => Status::forbidden_access(user, access, reason),
-        AuthorizationError::Unavailable(_) | AuthorizationError::ReviewsForbidden(_) => unavailable(&why.to_string()),
-        AuthorizationError::TooMany { retry_after_seconds } => {
-            Status::too_many_requests(why.to_string(), *retry_after_seconds)
-        }
+        GrantError::Unauthenticated => Status::unauthorized(),
+        GrantError::Denied(reason) => Status::forbidden_access(user, access, reason),
+        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => unavailable(&why.to_string()),
+        GrantError::TooMany { retry_after_seconds } => Status::too_many_requests(why.to_string(), *retry_after_seconds),
     }
 }
 
@@ -42,8 +40,8 @@ pub(crate) fn unavailable(message: &str) -> Status {
 }
 
 /// Returns the refusal of a request because too many requests are already waiting.
-pub(crate) fn too_many_wait(_: LimitExceeded) -> AuthorizationError {
-    AuthorizationError::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
+pub(crate) fn too_many_wait(_: LimitExceeded) -> GrantError {
+    GrantError::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }
 
 pub(crate) fn too_many(shed: LimitExceeded, retry_seconds: u32) -> Status {
@@ -73,11 +71,11 @@ pub(crate) fn turned_away(
     user: &str,
     info: &RequestInfo,
     query: &UrlQuery,
-    refused: &AuthorizationError,
+    refused: &GrantError,
 ) -> Response<ReplyBody> {
     let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &AccessAttributes::of(info)));
     let mut response = context.status(&status);
-    if let AuthorizationError::Denied(reason) = refused {
+    if let GrantError::Denied(reason) = refused {
         response.extensions_mut().insert(AuditDecision::Denied(reason.clone()));
         if response.status() == StatusCode::FORBIDDEN {
             response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
@@ -94,7 +92,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::auth::AuthorizationError::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
+    use crate::auth::GrantError::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
 
     #[test]
     fn invalid_timeout_is_reported_first_unless_long_running() {

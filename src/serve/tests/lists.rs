@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 
-use crate::auth::{Authorizer, Caller, CollectionPermission};
+use crate::auth::{Authorizer, Caller, ReadPermission};
 use crate::cache::{CacheConfig, CollectionView, FeedSnapshot, ObjectChunk};
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
 use crate::listing::CallerCpuSlices;
@@ -74,10 +74,10 @@ fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRe
     (feed, (feeds, demand))
 }
 
-fn permit() -> CollectionPermission {
+fn permit() -> ReadPermission {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    CollectionPermission::Whole(grant.expect("whoever asks is us"))
+    ReadPermission::Whole(grant.expect("whoever asks is us"))
 }
 
 fn renderer(feed: &FeedHandle, representation: Representation) -> ObjectRenderer {
@@ -260,7 +260,7 @@ async fn large_scan_yields_every_few_thousand_objects() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = feed.reader.snapshot();
     let (scans, slices, everybody) =
-        (ScanQueue::at_a_time(1), CallerCpuSlices::new(1), CollectionPermission::clone(&permit()));
+        (ScanQueue::at_a_time(1), CallerCpuSlices::new(1), ReadPermission::clone(&permit()));
     for (labels, limit, least) in [("!app", None, 2), ("app=x", None, 2), ("app=x", Some(3), 0), ("app,!app", None, 0)]
     {
         let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), ..Selector::everything() };
@@ -283,7 +283,7 @@ async fn large_scan_yields_every_few_thousand_objects() {
 #[tokio::test(start_paused = true)]
 async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
-    let (snapshot, everybody) = (feed.reader.snapshot(), CollectionPermission::clone(&permit()));
+    let (snapshot, everybody) = (feed.reader.snapshot(), ReadPermission::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);
     let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };

@@ -1,6 +1,6 @@
 //! The memory of a request that waits.
 
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::listing::ListPageRequest;
 use crate::serve::frontend::HttpFrontend;
 use crate::serve::read::{ReadHandler, ReadRequest};
@@ -11,7 +11,7 @@ fn bytes_of_answer<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
 }
 
 fn bytes_of_list<'a, F>(
-    _: impl FnOnce(&'a ReadHandler, &'a ReadRequest, &'a CollectionPermission, &'a UpstreamResource, ListPageRequest) -> F,
+    _: impl FnOnce(&'a ReadHandler, &'a ReadRequest, &'a ReadPermission, &'a UpstreamResource, ListPageRequest) -> F,
 ) -> usize {
     size_of::<F>()
 }

@@ -9,7 +9,7 @@ use http::header::USER_AGENT;
 use super::body::WatchBody;
 use super::session::{WatchOptions, WatchSession, WatchTimers};
 use super::websocket;
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::cache::{FeedCursor, FeedState, OpenedWatch, VersionTooOld, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, cost};
@@ -17,7 +17,7 @@ use crate::serve::activity::{ActiveWatches, UserAndAgent, WatchEndReason, WatchT
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
 use crate::serve::read::{
-    CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServableFromCache, ReadKind, ReadRequest,
+    CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind, ReadRequest,
     ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ReplyBody, too_many};
@@ -49,7 +49,7 @@ impl WatchOpener {
     pub(crate) async fn open(
         &self,
         request: &mut ReadRequest,
-        permit: CollectionPermission,
+        permit: ReadPermission,
         resource: &UpstreamResource,
         mut read: RoutedWatch,
     ) -> CacheReadResult {
@@ -65,20 +65,20 @@ impl WatchOpener {
         let written: usize = written.into_iter().flatten().map(String::len).sum();
         let selector_bytes = written + read.view.selector().held_bytes();
         let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes);
-        let refused = |shed| NotServableFromCache::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
+        let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
         let place = place.map_err(refused)?;
-        let row = self.initial_row(request, resource, &mut read).await.map_err(NotServableFromCache::Forward)?;
+        let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
         need.kind = kind(&read);
         let source = self.sources.source(resource, &need).await?;
         // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
         if let (Representation::Table(_), WatchStart::After(rv)) = (read.representation, read.start)
             && rv < source.feed.reader.floor()
         {
-            return Err(NotServableFromCache::Forward(ForwardReason::TooOld));
+            return Err(NotServable::Forward(ForwardReason::TooOld));
         }
         let late = match self.sources.wait_ready(&source, &need).await {
             Ok(()) => None,
-            Err(NotServableFromCache::Late(status)) => Some(status),
+            Err(NotServable::Late(status)) => Some(status),
             Err(why) => return Err(why),
         };
         let follows = request.context.by_proxy || permit.part().is_some();
@@ -124,7 +124,7 @@ impl WatchOpener {
     async fn namespaces(
         &self,
         request: &ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         opened: Option<&OpenedWatch>,
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         let (Some(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
@@ -136,7 +136,7 @@ impl WatchOpener {
     fn session(
         &self,
         request: &ReadRequest,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         read: &RoutedWatch,
         source: FeedWithRenderer,
         cursor: FeedCursor,
@@ -201,7 +201,7 @@ impl FeedResolver {
         read: &RoutedWatch,
         is_part: bool,
         follows: bool,
-    ) -> Result<Result<OpenedWatch, VersionTooOld>, NotServableFromCache> {
+    ) -> Result<Result<OpenedWatch, VersionTooOld>, NotServable> {
         let reader = &feed.reader;
         // A partial view needs the previous state of each object, because revoking a permission deletes visible
         // objects.
@@ -224,7 +224,7 @@ impl FeedResolver {
         }
         // The next feed may have what an ended feed does not.
         if opened.is_err() && matches!(reader.state(), FeedState::Ended(_)) {
-            Err(NotServableFromCache::FeedEnded)
+            Err(NotServable::FeedEnded)
         } else {
             Ok(opened)
         }
@@ -274,15 +274,15 @@ mod tests {
         RoutedWatch { representation, view, start, bookmarks: false, timeout_seconds: None }
     }
 
-    fn said(opened: &Result<Result<OpenedWatch, VersionTooOld>, NotServableFromCache>) -> String {
+    fn said(opened: &Result<Result<OpenedWatch, VersionTooOld>, NotServable>) -> String {
         match opened {
             Ok(Ok(_)) => "opened".into(),
             Ok(Err(_)) => "too old".into(),
-            Err(NotServableFromCache::FeedEnded) => "routed again".into(),
-            Err(NotServableFromCache::Late(status) | NotServableFromCache::Refuse(status)) => {
+            Err(NotServable::FeedEnded) => "routed again".into(),
+            Err(NotServable::Late(status) | NotServable::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
-            Err(NotServableFromCache::Forward(reason)) => format!("{reason:?}"),
+            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
         }
     }
 

@@ -25,9 +25,9 @@ pub(crate) use self::timers::WatchTimers;
 use self::end::WatchExit;
 use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
 use self::namespace_filtered_view::NamespaceFilteredView;
-use crate::auth::{CollectionPermission, ReadableNamespaces};
+use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{
-    CursorPullResult, CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk,
+    CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk, PullResult,
 };
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
@@ -161,7 +161,7 @@ impl WatchSession {
     pub(crate) fn send_state(
         &mut self,
         snapshot: FeedSnapshot,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         chunks: Option<Arc<[ObjectChunk]>>,
     ) {
         if self.is_ended() {
@@ -336,9 +336,7 @@ impl WatchSessionContext {
                 return Ok(());
             }
             let pull = self.pull(room, Some(cx.waker()), batch);
-            if pull != CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent)
-                && batch.is_empty()
-                && !self.is_settled()
+            if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent) && batch.is_empty() && !self.is_settled()
             {
                 continue;
             }
@@ -357,9 +355,9 @@ impl WatchSessionContext {
                 return Ok(false);
             }
             match partial.pull(cursor, (room, self.scan_budget.left()), None, batch) {
-                CursorPullResult::Stopped(CursorStopReason::MarkReached) => {}
+                PullResult::Stopped(CursorStopReason::MarkReached) => {}
                 pull => {
-                    if pull == CursorPullResult::Stopped(CursorStopReason::Undecided) {
+                    if pull == PullResult::Stopped(CursorStopReason::Undecided) {
                         partial.wait();
                     }
                     return self.pulled(pull, batch).map(|()| true);
@@ -379,7 +377,7 @@ impl WatchSessionContext {
         }
     }
 
-    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> CursorPullResult {
+    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> PullResult {
         let limits = (room, self.scan_budget.left());
         match &mut self.partial {
             Some(partial) => partial.pull(&mut self.cursor, limits, waker, batch),
@@ -387,9 +385,9 @@ impl WatchSessionContext {
         }
     }
 
-    fn pulled(&mut self, pull: CursorPullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
+    fn pulled(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         match pull {
-            CursorPullResult::Frames { last, applied, caught_up } => {
+            PullResult::Frames { last, applied, caught_up } => {
                 self.last_sent_rv = self.last_sent_rv.max(last);
                 self.metrics.delivered(applied);
                 if caught_up.is_some() {
@@ -401,7 +399,7 @@ impl WatchSessionContext {
                     && !self.timers.is_due()
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
-            CursorPullResult::CaughtUp { progress } => {
+            PullResult::CaughtUp { progress } => {
                 self.scan_budget.begin_anew();
                 if let Some(exit) = self.exit_for_another_writer(progress.rv) {
                     return Err(exit);
@@ -419,18 +417,18 @@ impl WatchSessionContext {
             }
             // The feed has ended: the resource is gone, or the proxy may no longer read it. This is not an expired
             // version.
-            CursorPullResult::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
+            PullResult::Expired { .. } if matches!(self.feed.reader.state(), FeedState::Ended(_)) => {
                 return Err(WatchExit::Silent(WatchEndReason::FeedEnded));
             }
-            CursorPullResult::Expired { oldest } => {
+            PullResult::Expired { oldest } => {
                 return Err(WatchExit::error(Status::too_old(self.last_sent_rv.0, oldest.0), WatchEndReason::Expired));
             }
-            CursorPullResult::Refused(refused) => return Err(refused.into()),
+            PullResult::Refused(refused) => return Err(refused.into()),
             // The next event must wait, and so must a bookmark after it.
-            CursorPullResult::Stopped(CursorStopReason::MarkReached | CursorStopReason::Undecided) => {
+            PullResult::Stopped(CursorStopReason::MarkReached | CursorStopReason::Undecided) => {
                 self.timers.take_bookmark();
             }
-            CursorPullResult::Stopped(CursorStopReason::ScanBudgetSpent) => {}
+            PullResult::Stopped(CursorStopReason::ScanBudgetSpent) => {}
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ fn identity_is_set_after_connection_headers_are_stripped() {
     let mut request = Request::new(body);
     request.headers_mut().insert(CONNECTION, HeaderValue::from_static("impersonate-user, impersonate-group, te"));
     let user = User { name: "ada".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
-    let acting_as = UpstreamRequestIdentity::User(Arc::new(user));
+    let acting_as = RequestIdentity::User(Arc::new(user));
     let request = leaving(&acting_as, ForwardPoolKind::Short, request).expect("it can be put in headers");
     let said = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
     assert_eq!(said("impersonate-user"), Some(b"ada".as_slice()));
@@ -145,8 +145,8 @@ proptest! {
         let lane = if tunnel { ForwardPoolKind::Tunnel } else { ForwardPoolKind::Short };
         let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
-        let bearer = UpstreamRequestIdentity::Bearer(id, FlowDistinguisher::of(&user));
-        for acting_as in [UpstreamRequestIdentity::ProxyItself, bearer, UpstreamRequestIdentity::Anonymous, UpstreamRequestIdentity::User(Arc::new(user))] {
+        let bearer = RequestIdentity::Bearer(id, FlowDistinguisher::of(&user));
+        for acting_as in [RequestIdentity::ProxyItself, bearer, RequestIdentity::Anonymous, RequestIdentity::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
             cross(lane, &mut request);
@@ -155,14 +155,14 @@ proptest! {
             }
             let named = identity_headers::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
-            if matches!(acting_as, UpstreamRequestIdentity::ProxyItself | UpstreamRequestIdentity::User(_)) {
+            if matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_)) {
                 prop_assert!(put_ours(request.headers_mut(), ours.clone()).is_ok());
             }
             let goes = read(request.headers());
             let expected = match &acting_as {
-                UpstreamRequestIdentity::Bearer(..) | UpstreamRequestIdentity::Anonymous => (came.authorization.clone(), came.impersonation.clone()),
-                UpstreamRequestIdentity::ProxyItself => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
-                UpstreamRequestIdentity::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
+                RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => (came.authorization.clone(), came.impersonation.clone()),
+                RequestIdentity::ProxyItself => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
+                RequestIdentity::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
             };
             prop_assert_eq!(&(goes.authorization, goes.impersonation), &expected);
             prop_assert!(goes.asserted.is_empty(), "{:?}", goes.asserted);

@@ -14,7 +14,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::TranscodeRefusalReason;
+use super::TranscodeRefusal;
 use kubeapi::protobuf::put_varint;
 
 #[derive(Deserialize)]
@@ -97,7 +97,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
 impl<'a> ObjectMeta<'a> {
     /// Reads the metadata of a JSON body: a whole custom resource, or a built-in object without its `TypeMeta`.
-    pub(super) fn read(body: &'a [u8]) -> Result<Self, TranscodeRefusalReason> {
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, TranscodeRefusal> {
         #[derive(Deserialize)]
         struct CustomObject<'a> {
             #[serde(borrow)]
@@ -109,7 +109,7 @@ impl<'a> ObjectMeta<'a> {
         };
         match read {
             Ok(JsonObject(metadata)) => Ok(metadata),
-            Err(_) => Err(TranscodeRefusalReason::Value("not metadata as the apiserver prints it")),
+            Err(_) => Err(TranscodeRefusal::Value("not metadata as the apiserver prints it")),
         }
     }
 
@@ -121,7 +121,7 @@ impl<'a> ObjectMeta<'a> {
 
     /// Appends the metadata as a protobuf message. Go's encoder writes every field that is not a pointer, list or map,
     /// even if it is empty.
-    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusalReason> {
+    pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusal> {
         let texts =
             [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
         for (number, text) in (1..).zip(texts) {
@@ -167,7 +167,7 @@ impl OwnerReference<'_> {
 }
 
 impl ManagedFields<'_> {
-    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusalReason> {
+    fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), TranscodeRefusal> {
         put_text(out, 1, &self.manager);
         put_text(out, 2, &self.operation);
         put_text(out, 3, &self.api_version);
@@ -218,7 +218,7 @@ fn put_map(out: &mut Vec<u8>, number: u64, map: Option<&BTreeMap<BorrowedString<
 }
 
 /// Writes a `metav1.Time`: seconds, and nanoseconds that are always 0; the zero time is an empty message.
-fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&BorrowedString<'_>>) -> Result<(), TranscodeRefusalReason> {
+fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&BorrowedString<'_>>) -> Result<(), TranscodeRefusal> {
     let seconds = time.map(|time| unix_seconds(&time.0)).transpose()?;
     put_message(out, number, |out| {
         if let Some(seconds) = seconds {
@@ -230,8 +230,8 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&BorrowedString<'_>>) -
 }
 
 /// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
-fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusalReason> {
-    let error = TranscodeRefusalReason::Value("not a time as the apiserver prints it");
+fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusal> {
+    let error = TranscodeRefusal::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {
         let digits = text.get(at..end).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         digits.and_then(|digits| digits.parse::<i64>().ok()).ok_or(error)

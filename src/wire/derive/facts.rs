@@ -115,7 +115,7 @@ pub(super) enum AbsentFieldJson {
     /// An empty list is written, because the items are made from an empty slice instead of nil.
     EmptyList,
     /// The value is `null` or `[]`, which protobuf cannot distinguish: see
-    /// [`TranscodeRefusalReason::NilOrEmpty`](super::TranscodeRefusalReason::NilOrEmpty).
+    /// [`TranscodeRefusal::NilOrEmpty`](super::TranscodeRefusal::NilOrEmpty).
     Ambiguous,
 }
 

@@ -1,6 +1,6 @@
 //! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
-use super::TranscodeRefusalReason;
+use super::TranscodeRefusal;
 use crate::wire::object::DecimalDigits;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
@@ -99,9 +99,9 @@ fn utf8_len(text: &[u8]) -> usize {
 ///
 /// # Errors
 /// The text is not JSON, or is nested deeper than `serde_json` allows (127 levels; Go allows 10,000).
-pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), TranscodeRefusal> {
     serde_json::from_slice::<serde::de::IgnoredAny>(json)
-        .map_err(|_| TranscodeRefusalReason::Value("not JSON, or nested too deeply"))?;
+        .map_err(|_| TranscodeRefusal::Value("not JSON, or nested too deeply"))?;
     let changes = |byte: u8| u8::from(byte <= b' ') | u8::from(byte == 0xe2) | html(byte);
     if json.iter().fold(0, |found, byte| found | changes(*byte)) == 0 {
         out.extend_from_slice(json);
@@ -155,9 +155,9 @@ fn digit(value: u64) -> u8 {
 }
 
 /// Writes the shortest digits that parse back to `value`, with an exponent if it is small or large, as ECMAScript does.
-pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), TranscodeRefusal> {
     if !value.is_finite() {
-        return Err(TranscodeRefusalReason::Value("not a number that JSON has"));
+        return Err(TranscodeRefusal::Value("not a number that JSON has"));
     }
     let magnitude = value.abs();
     if magnitude == 0.0 || (1e-6..1e21).contains(&magnitude) {

@@ -3,7 +3,7 @@ use bytes::{Bytes, BytesMut};
 use super::custom_metadata::ObjectMeta;
 use super::facts::TypeSchema;
 use super::writer::JsonBodyWriter;
-use super::{TranscodeError, TranscodeRefusalReason};
+use super::{TranscodeError, TranscodeRefusal};
 use kubeapi::protobuf::{Fields, leading_message, map_entry, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
@@ -83,7 +83,7 @@ impl MetadataRenderer {
     }
 
     /// Returns the `ObjectMeta` message without the hidden annotations; `None` if it has none of those.
-    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, TranscodeRefusalReason> {
+    fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, TranscodeRefusal> {
         if self.hidden.is_empty() {
             return Ok(None);
         }
@@ -122,10 +122,10 @@ fn as_body(metadata: &[u8]) -> Bytes {
 }
 
 fn no_metadata() -> TranscodeError {
-    TranscodeError::new(&[], TranscodeRefusalReason::Malformed("it does not begin with its metadata"))
+    TranscodeError::new(&[], TranscodeRefusal::Malformed("it does not begin with its metadata"))
 }
 
-fn in_metadata(why: TranscodeRefusalReason) -> TranscodeError {
+fn in_metadata(why: TranscodeRefusal) -> TranscodeError {
     TranscodeError::new(&[METADATA], why)
 }
 

@@ -6,13 +6,13 @@ use kubeapi::protobuf::ProtobufError;
 pub struct TranscodeError {
     /// The path of JSON names from the object down, such as `spec.containers.ports`; empty for the object itself.
     pub path: String,
-    pub why: TranscodeRefusalReason,
+    pub why: TranscodeRefusal,
 }
 
 /// The reason that a field cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum TranscodeRefusalReason {
+pub enum TranscodeRefusal {
     /// The field does not exist in the server's release: the server is a newer one, or a fork.
     #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
@@ -36,13 +36,13 @@ pub enum TranscodeRefusalReason {
 
 impl TranscodeError {
     /// Creates a refusal. `path` is ordered from the innermost field outwards.
-    pub(in crate::wire) fn new(path: &[&'static str], why: TranscodeRefusalReason) -> Self {
+    pub(in crate::wire) fn new(path: &[&'static str], why: TranscodeRefusal) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();
         Self { path: names.join("."), why }
     }
 }
 
-impl From<ProtobufError> for TranscodeRefusalReason {
+impl From<ProtobufError> for TranscodeRefusal {
     fn from(error: ProtobufError) -> Self {
         Self::Malformed(match error {
             ProtobufError::Malformed(what) => what,

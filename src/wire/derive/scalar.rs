@@ -1,13 +1,13 @@
 //! API types whose JSON is one value with its own format (R-DERIVE-7). Each function takes the value's protobuf message
 //! and writes its JSON.
 
-use super::TranscodeRefusalReason;
+use super::TranscodeRefusal;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
 use kubeapi::protobuf::{Fields, ProtobufFieldValue, RawField};
 
 /// Writes a `metav1.Time`, RFC 3339 in UTC without fractions, or a `metav1.MicroTime`, always with six decimals. The
 /// zero time, which is an empty message, is `null`.
-pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8], micro: bool) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8], micro: bool) -> Result<(), TranscodeRefusal> {
     match MetaTimestamp::read(message)? {
         Some(time) if time.seconds != ZERO_TIME || micro && time.nanoseconds >= 1_000 => time.put(out, micro),
         _ => put_null(out),
@@ -16,12 +16,12 @@ pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8], micro: bool) -> Result
 }
 
 /// Returns whether a `metav1.Time` is zero, for omitzero.
-pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, TranscodeRefusalReason> {
+pub(super) fn is_zero_time(message: &[u8]) -> Result<bool, TranscodeRefusal> {
     Ok(MetaTimestamp::read(message)?.is_none_or(|time| time.seconds == ZERO_TIME))
 }
 
 /// Writes a `metav1.Duration`: nanoseconds, in Go's format.
-pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusal> {
     let mut nanoseconds = None;
     for_each(message, |field| match (field.number, field.value) {
         (1, ProtobufFieldValue::Varint(value)) => once(&mut nanoseconds, value.cast_signed()),
@@ -32,11 +32,11 @@ pub(super) fn put_duration_message(out: &mut Vec<u8>, message: &[u8]) -> Result<
 }
 
 /// Writes a `resource.Quantity`, which is canonical text in protobuf too.
-pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusal> {
     let text = sole_bytes(message)?.ok_or(INCOMPLETE)?;
     let canonical = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
     if text.is_empty() || !text.iter().all(canonical) {
-        return Err(TranscodeRefusalReason::Value("not a quantity"));
+        return Err(TranscodeRefusal::Value("not a quantity"));
     }
     out.push(b'"');
     out.extend_from_slice(text);
@@ -45,7 +45,7 @@ pub(super) fn put_quantity(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Tran
 }
 
 /// Writes an `intstr.IntOrString`: its type selects the number or the string.
-pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusal> {
     let (mut which, mut number, mut text) = (None, None, None);
     for_each(message, |field| match (field.number, field.value) {
         (1, ProtobufFieldValue::Varint(value)) => once(&mut which, value),
@@ -56,14 +56,14 @@ pub(super) fn put_int_or_string(out: &mut Vec<u8>, message: &[u8]) -> Result<(),
     match (which, number, text) {
         (Some(0), Some(number), Some(_)) => put_int(out, i64::from(int32(number)?)),
         (Some(1), Some(_), Some(text)) => put_text(out, text),
-        _ => return Err(TranscodeRefusalReason::Value("neither a number nor a string")),
+        _ => return Err(TranscodeRefusal::Value("neither a number nor a string")),
     }
     Ok(())
 }
 
 /// Writes a `RawExtension`, `FieldsV1` or `JSON` of apiextensions: the JSON compacted; none is `null`. CBOR, protobuf
 /// and empty text are not JSON, and are refused.
-pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusal> {
     match sole_bytes(message)? {
         Some(json) => put_compact(out, json),
         None => {
@@ -74,7 +74,7 @@ pub(super) fn put_raw(out: &mut Vec<u8>, message: &[u8]) -> Result<(), Transcode
 }
 
 /// Writes a list of strings in a message of its own, such as `ExtraValue`.
-pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn put_strings(out: &mut Vec<u8>, message: &[u8]) -> Result<(), TranscodeRefusal> {
     out.push(b'[');
     let mut first = true;
     for_each(message, |field| match (field.number, field.value) {
@@ -97,15 +97,15 @@ pub(super) fn put_null(out: &mut Vec<u8>) {
 
 /// Converts the varint of an `int32`, which is sign-extended on the wire. The encoder never writes more bits.
 #[inline]
-pub(super) fn int32(varint: u64) -> Result<i32, TranscodeRefusalReason> {
-    i32::try_from(varint.cast_signed()).map_err(|_| TranscodeRefusalReason::Value("not a 32-bit number"))
+pub(super) fn int32(varint: u64) -> Result<i32, TranscodeRefusal> {
+    i32::try_from(varint.cast_signed()).map_err(|_| TranscodeRefusal::Value("not a 32-bit number"))
 }
 
 /// Calls `take` with every field of `message` in order.
 pub(super) fn for_each<'a>(
     message: &'a [u8],
-    mut take: impl FnMut(RawField<'a>) -> Result<(), TranscodeRefusalReason>,
-) -> Result<(), TranscodeRefusalReason> {
+    mut take: impl FnMut(RawField<'a>) -> Result<(), TranscodeRefusal>,
+) -> Result<(), TranscodeRefusal> {
     let mut fields = Fields::new(message);
     while let Some(field) = fields.next_field()? {
         take(field)?;
@@ -114,17 +114,17 @@ pub(super) fn for_each<'a>(
 }
 
 /// Stores the value of a singular field, which the encoder writes at most once.
-pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), TranscodeRefusalReason> {
+pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), TranscodeRefusal> {
     if slot.replace(value).is_some() { Err(REPEATED) } else { Ok(()) }
 }
 
 /// Returns the reason for a field that the message's type does not have, or has with another wire type.
-pub(super) fn unknown(field: RawField<'_>) -> TranscodeRefusalReason {
-    TranscodeRefusalReason::UnknownField(field.number)
+pub(super) fn unknown(field: RawField<'_>) -> TranscodeRefusal {
+    TranscodeRefusal::UnknownField(field.number)
 }
 
 /// Returns the payload of field 1 of a message that has no other field.
-fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, TranscodeRefusalReason> {
+fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, TranscodeRefusal> {
     let mut bytes = None;
     for_each(message, |field| match (field.number, field.value) {
         (1, ProtobufFieldValue::Bytes(value)) => once(&mut bytes, value),
@@ -141,7 +141,7 @@ struct MetaTimestamp {
 
 impl MetaTimestamp {
     /// Parses a time; returns `None` for the empty message.
-    fn read(message: &[u8]) -> Result<Option<Self>, TranscodeRefusalReason> {
+    fn read(message: &[u8]) -> Result<Option<Self>, TranscodeRefusal> {
         let (mut seconds, mut nanoseconds) = (None, None);
         for_each(message, |field| match (field.number, field.value) {
             (1, ProtobufFieldValue::Varint(value)) => once(&mut seconds, value.cast_signed()),
@@ -151,7 +151,7 @@ impl MetaTimestamp {
         match (seconds, nanoseconds) {
             (None, None) => Ok(None),
             (Some(seconds), Some(nanoseconds @ 0..1_000_000_000)) => Ok(Some(Self { seconds, nanoseconds })),
-            _ => Err(TranscodeRefusalReason::Value("not a time")),
+            _ => Err(TranscodeRefusal::Value("not a time")),
         }
     }
 
@@ -195,9 +195,8 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (era * 400 + year + next, month, day)
 }
 
-pub(super) const REPEATED: TranscodeRefusalReason = TranscodeRefusalReason::Malformed("a singular field twice");
-const INCOMPLETE: TranscodeRefusalReason =
-    TranscodeRefusalReason::Malformed("without a field that the encoder always writes");
+pub(super) const REPEATED: TranscodeRefusal = TranscodeRefusal::Malformed("a singular field twice");
+const INCOMPLETE: TranscodeRefusal = TranscodeRefusal::Malformed("without a field that the encoder always writes");
 const DAY: u64 = 86_400;
 /// The number of days in 400 years.
 const ERA: u64 = 146_097;

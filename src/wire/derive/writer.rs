@@ -5,7 +5,7 @@ use std::ops::Range;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-use super::TranscodeRefusalReason;
+use super::TranscodeRefusal;
 use super::facts::{
     AbsentFieldJson, FieldArity, FieldOmission, MessageSchema, MessageSchemaId, ProtobufFieldSchema, SchemaValueType,
     TypeSchema,
@@ -59,7 +59,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes the fields of one message without its braces.
-    pub(super) fn fields(&mut self, message: &'f MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    pub(super) fn fields(&mut self, message: &'f MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusal> {
         let base = self.found.len();
         self.scan(message, bytes)?;
         let (mut at, end) = (base, self.found.len());
@@ -81,13 +81,13 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes one protobuf message as a JSON object.
-    fn message(&mut self, id: MessageSchemaId, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    fn message(&mut self, id: MessageSchemaId, bytes: &'b [u8]) -> Result<(), TranscodeRefusal> {
         self.element(id, bytes, b"")
     }
 
-    fn element(&mut self, id: MessageSchemaId, bytes: &'b [u8], head: &[u8]) -> Result<(), TranscodeRefusalReason> {
+    fn element(&mut self, id: MessageSchemaId, bytes: &'b [u8], head: &[u8]) -> Result<(), TranscodeRefusal> {
         if self.depth == DEPTH_MAX {
-            return Err(TranscodeRefusalReason::TooDeep);
+            return Err(TranscodeRefusal::TooDeep);
         }
         self.depth += 1;
         self.out.push(b'{');
@@ -99,12 +99,12 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Collects the message's fields and sorts them in JSON order, because the wire order of 80 messages differs.
-    fn scan(&mut self, message: &MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    fn scan(&mut self, message: &MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusal> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
         let mut fields = Fields::new(bytes);
         while let Some(field) = fields.next_field()? {
-            let index = message.index_of(field.number).ok_or(TranscodeRefusalReason::UnknownField(field.number))?;
+            let index = message.index_of(field.number).ok_or(TranscodeRefusal::UnknownField(field.number))?;
             let item = match field.value {
                 ProtobufFieldValue::Varint(value) => WireFieldValue::Varint(value),
                 ProtobufFieldValue::Bytes(bytes) => WireFieldValue::Bytes(bytes),
@@ -125,7 +125,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a field. `found` is the range of its values in `self.found`.
-    fn field(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
+    fn field(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusal> {
         if found.is_empty() {
             return self.absent(field);
         }
@@ -154,11 +154,11 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
         self.value(field.kind, item)
     }
 
-    fn absent(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusalReason> {
+    fn absent(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusal> {
         let value = match field.absent {
             AbsentFieldJson::Nothing => return Ok(()),
             AbsentFieldJson::Ambiguous if self.of_zero_value => "null",
-            AbsentFieldJson::Ambiguous => return Err(TranscodeRefusalReason::NilOrEmpty),
+            AbsentFieldJson::Ambiguous => return Err(TranscodeRefusal::NilOrEmpty),
             AbsentFieldJson::Null => "null",
             AbsentFieldJson::EmptyList => "[]",
         };
@@ -168,16 +168,16 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes `,"name":`, without the comma at the beginning of an object.
-    fn key(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusalReason> {
+    fn key(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusal> {
         if self.out.len() > self.limit {
-            return Err(TranscodeRefusalReason::TooLarge);
+            return Err(TranscodeRefusal::TooLarge);
         }
         let first = self.out.len() == self.start || self.out.last() == Some(&b'{');
         self.out.extend_from_slice(field.key(!first));
         Ok(())
     }
 
-    fn list(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
+    fn list(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusal> {
         self.key(field)?;
         let mut separator = b'[';
         for at in found {
@@ -193,14 +193,14 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a map, sorted by key. The encoder has already sorted it.
-    fn map(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusalReason> {
+    fn map(&mut self, field: &'f ProtobufFieldSchema, found: Range<usize>) -> Result<(), TranscodeRefusal> {
         self.key(field)?;
         let mut separator = b'{';
         let mut last: Option<&[u8]> = None;
         for at in found {
             let (key, value) = map_entry(self.found[at].item.bytes()?)?;
             if last.is_some_and(|last| last >= key) {
-                return Err(TranscodeRefusalReason::Malformed("a map whose keys are not in order"));
+                return Err(TranscodeRefusal::Malformed("a map whose keys are not in order"));
             }
             last = Some(key);
             self.out.push(separator);
@@ -211,14 +211,14 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
                 Some(item) => self.value(field.kind, item)?,
                 // The encoder omits nil bytes, and a decoder reads them as empty.
                 None if field.kind == SchemaValueType::Bytes => self.out.extend_from_slice(br#""""#),
-                None => return Err(TranscodeRefusalReason::Malformed("a map entry without a value")),
+                None => return Err(TranscodeRefusal::Malformed("a map entry without a value")),
             }
         }
         self.out.push(b'}');
         Ok(())
     }
 
-    fn value(&mut self, kind: SchemaValueType, item: WireFieldValue<'b>) -> Result<(), TranscodeRefusalReason> {
+    fn value(&mut self, kind: SchemaValueType, item: WireFieldValue<'b>) -> Result<(), TranscodeRefusal> {
         match kind {
             SchemaValueType::Text => put_text(self.out, item.bytes()?),
             SchemaValueType::Message(id) => self.message(id, item.bytes()?)?,
@@ -254,7 +254,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
 /// The unions in apiextensions' `JSONSchemaProps`: each is written as the member that is set
 /// (apiextensions/v1/marshal.go).
 impl<'b> JsonBodyWriter<'_, 'b, '_> {
-    fn schema_or_bool(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    fn schema_or_bool(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusal> {
         let (mut allows, mut props) = (None, None);
         scalar::for_each(union, |field| match (field.number, field.value) {
             (1, ProtobufFieldValue::Varint(value)) => scalar::once(&mut allows, value),
@@ -269,11 +269,11 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
         Ok(())
     }
 
-    fn schema_or_array(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    fn schema_or_array(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusal> {
         self.schema_or_list(schema, union, |writer, props| writer.message(schema, props))
     }
 
-    fn schema_or_strings(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusalReason> {
+    fn schema_or_strings(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusal> {
         self.schema_or_list(schema, union, |writer, text| {
             put_text(writer.out, text);
             Ok(())
@@ -285,8 +285,8 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
         &mut self,
         schema: MessageSchemaId,
         union: &'b [u8],
-        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), TranscodeRefusalReason>,
-    ) -> Result<(), TranscodeRefusalReason> {
+        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), TranscodeRefusal>,
+    ) -> Result<(), TranscodeRefusal> {
         let mut props = None;
         let mut separator = b'[';
         scalar::for_each(union, |field| match (field.number, field.value) {
@@ -309,23 +309,23 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
 
 impl<'b> WireFieldValue<'b> {
     #[inline]
-    fn bytes(self) -> Result<&'b [u8], TranscodeRefusalReason> {
+    fn bytes(self) -> Result<&'b [u8], TranscodeRefusal> {
         if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(WIRE_TYPE) }
     }
 
-    fn varint(self) -> Result<u64, TranscodeRefusalReason> {
+    fn varint(self) -> Result<u64, TranscodeRefusal> {
         if let Self::Varint(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    fn double(self) -> Result<f64, TranscodeRefusalReason> {
+    fn double(self) -> Result<f64, TranscodeRefusal> {
         if let Self::Double(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    fn bool(self) -> Result<bool, TranscodeRefusalReason> {
+    fn bool(self) -> Result<bool, TranscodeRefusal> {
         match self.varint()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(TranscodeRefusalReason::Value("neither true nor false")),
+            _ => Err(TranscodeRefusal::Value("neither true nor false")),
         }
     }
 
@@ -338,7 +338,7 @@ impl<'b> WireFieldValue<'b> {
     }
 
     /// Checks that the field's wire type matches `kind`.
-    fn check(self, kind: SchemaValueType) -> Result<(), TranscodeRefusalReason> {
+    fn check(self, kind: SchemaValueType) -> Result<(), TranscodeRefusal> {
         match kind {
             SchemaValueType::Bool | SchemaValueType::Int32 | SchemaValueType::Int64 => self.varint().map(drop),
             SchemaValueType::Double => self.double().map(drop),
@@ -348,7 +348,7 @@ impl<'b> WireFieldValue<'b> {
 }
 
 /// Returns the key and value of one map entry.
-fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<WireFieldValue<'_>>), TranscodeRefusalReason> {
+fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<WireFieldValue<'_>>), TranscodeRefusal> {
     let (mut key, mut item) = (None, None);
     scalar::for_each(entry, |field| match (field.number, field.value) {
         (1, ProtobufFieldValue::Bytes(value)) => scalar::once(&mut key, value),
@@ -356,10 +356,10 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<WireFieldValue<'_>>), Transc
         (2, ProtobufFieldValue::Varint(value)) => scalar::once(&mut item, WireFieldValue::Varint(value)),
         _ => Err(scalar::unknown(field)),
     })?;
-    Ok((key.ok_or(TranscodeRefusalReason::Malformed("a map entry without a key"))?, item))
+    Ok((key.ok_or(TranscodeRefusal::Malformed("a map entry without a key"))?, item))
 }
 
-const WIRE_TYPE: TranscodeRefusalReason = TranscodeRefusalReason::Malformed("wire type differs from the API's");
+const WIRE_TYPE: TranscodeRefusal = TranscodeRefusal::Malformed("wire type differs from the API's");
 /// Maximum ratio of derived JSON to its source. Small bodies may grow by more: two bytes of an empty message expand to
 /// its name and many defaults.
 const GROWTH_MAX: usize = 8;

@@ -4,9 +4,9 @@
 mod one_by_one;
 
 use kubeapi::{
-    FieldSelector, GetOptions, Gvr, LabelSelector, LabelSelectorOperator, LabelSelectorRequirement, ListOptions,
-    ObjectKey, RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, asks_for,
-    check_timeout, negotiate, pretty, reaches_inside, router_accepts,
+    FieldSelector, GetOptions, Gvr, LabelOperator, LabelSelector, LabelSelectorRequirement, ListOptions, ObjectKey,
+    RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, asks_for, check_timeout,
+    negotiate, pretty, reaches_inside, router_accepts,
 };
 
 use kube_fanout::serve::without_tokens;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::SelectableAttributes;
 use super::steps;
-use super::{ALLOCATION_BYTES, LabelSelectorOperator, LabelSelectorRequirement, LabelValues, has, held_bytes};
+use super::{ALLOCATION_BYTES, LabelOperator, LabelSelectorRequirement, LabelValues, has, held_bytes};
 
 /// The merged requirements, one per key, in the order of keys. The cost per object depends on the smaller of its labels
 /// and these keys, not on how often or how verbosely a selector names them.
@@ -96,23 +96,23 @@ impl LabelConstraint {
         let (mut above, mut below) = (None, None);
         for requirement in requirements {
             match requirement.operator {
-                LabelSelectorOperator::DoesNotExist => absent = true,
-                LabelSelectorOperator::NotIn | LabelSelectorOperator::NotEquals => {
+                LabelOperator::DoesNotExist => absent = true,
+                LabelOperator::NotIn | LabelOperator::NotEquals => {
                     not.extend(requirement.values.iter().map(|value| &**value));
                 }
-                LabelSelectorOperator::Exists => present = true,
-                LabelSelectorOperator::In | LabelSelectorOperator::Equals | LabelSelectorOperator::DoubleEquals => {
+                LabelOperator::Exists => present = true,
+                LabelOperator::In | LabelOperator::Equals | LabelOperator::DoubleEquals => {
                     present = true;
                     one_of = Some(match one_of {
                         None => requirement.values.clone(),
                         Some(known) => known.iter().filter(|value| requirement.lists(value)).cloned().collect(),
                     });
                 }
-                LabelSelectorOperator::GreaterThan => {
+                LabelOperator::GreaterThan => {
                     present = true;
                     above = above.max(Some(requirement.number()?));
                 }
-                LabelSelectorOperator::LessThan => {
+                LabelOperator::LessThan => {
                     present = true;
                     let number = requirement.number()?;
                     below = Some(below.map_or(number, |below: i64| below.min(number)));

@@ -3,7 +3,7 @@
 
 use super::super::go_text::{aggregate, quote};
 use super::validate::{key_problems, value_problems};
-use super::{LabelSelectorOperator, LabelSelectorRequirement};
+use super::{LabelOperator, LabelSelectorRequirement};
 
 /// Parses all requirements of a label selector in the order written, or returns the apiserver's error text.
 pub(super) fn requirements(text: &str) -> Result<Vec<LabelSelectorRequirement>, String> {
@@ -11,26 +11,26 @@ pub(super) fn requirements(text: &str) -> Result<Vec<LabelSelectorRequirement>, 
     let mut requirements = Vec::new();
     loop {
         match parser.peek() {
-            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Not => {}
-            LabelSelectorToken::End => return Ok(requirements),
+            LabelToken::Identifier(_) | LabelToken::Not => {}
+            LabelToken::End => return Ok(requirements),
             other => return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.text())),
         }
         let requirement = parser.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?;
         requirements.push(requirement);
         match parser.next() {
-            LabelSelectorToken::End => return Ok(requirements),
-            LabelSelectorToken::Comma => {}
+            LabelToken::End => return Ok(requirements),
+            LabelToken::Comma => {}
             other => return Err(format!("found '{}', expected: ',' or 'end of string'", other.text())),
         }
         match parser.peek() {
-            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Not => {}
+            LabelToken::Identifier(_) | LabelToken::Not => {}
             other => return Err(format!("found '{}', expected: identifier after ','", other.text())),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LabelSelectorToken<'a> {
+enum LabelToken<'a> {
     End,
     Open,
     Close,
@@ -46,7 +46,7 @@ enum LabelSelectorToken<'a> {
     Identifier(&'a str),
 }
 
-impl<'a> LabelSelectorToken<'a> {
+impl<'a> LabelToken<'a> {
     fn text(self) -> &'a str {
         match self {
             Self::End => "",
@@ -64,11 +64,11 @@ impl<'a> LabelSelectorToken<'a> {
     }
 }
 
-/// Splits `text` into tokens; the last one is always [`LabelSelectorToken::End`].
+/// Splits `text` into tokens; the last one is always [`LabelToken::End`].
 ///
 /// Go's lexer treats a NUL byte as the end of the input, except directly after a token: there it is consumed with the
 /// token and lost.
-fn tokens(text: &str) -> Vec<LabelSelectorToken<'_>> {
+fn tokens(text: &str) -> Vec<LabelToken<'_>> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -79,18 +79,18 @@ fn tokens(text: &str) -> Vec<LabelSelectorToken<'_>> {
                 at += 1;
                 continue;
             }
-            (b'=', Some(b'=')) => LabelSelectorToken::DoubleEquals,
-            (b'=', _) => LabelSelectorToken::Equals,
-            (b'!', Some(b'=')) => LabelSelectorToken::NotEquals,
-            (b'!', _) => LabelSelectorToken::Not,
-            (b'(', _) => LabelSelectorToken::Open,
-            (b')', _) => LabelSelectorToken::Close,
-            (b',', _) => LabelSelectorToken::Comma,
-            (b'>', _) => LabelSelectorToken::Greater,
-            (b'<', _) => LabelSelectorToken::Less,
+            (b'=', Some(b'=')) => LabelToken::DoubleEquals,
+            (b'=', _) => LabelToken::Equals,
+            (b'!', Some(b'=')) => LabelToken::NotEquals,
+            (b'!', _) => LabelToken::Not,
+            (b'(', _) => LabelToken::Open,
+            (b')', _) => LabelToken::Close,
+            (b',', _) => LabelToken::Comma,
+            (b'>', _) => LabelToken::Greater,
+            (b'<', _) => LabelToken::Less,
             _ => {
                 let end = bytes[at..].iter().position(|&byte| ends_word(byte)).map_or(bytes.len(), |n| at + n);
-                LabelSelectorToken::Identifier(&text[at..end])
+                LabelToken::Identifier(&text[at..end])
             }
         };
         at += token.text().len();
@@ -99,7 +99,7 @@ fn tokens(text: &str) -> Vec<LabelSelectorToken<'_>> {
         }
         tokens.push(token);
     }
-    tokens.push(LabelSelectorToken::End);
+    tokens.push(LabelToken::End);
     tokens
 }
 
@@ -108,17 +108,17 @@ fn ends_word(byte: u8) -> bool {
 }
 
 struct LabelSelectorParser<'a> {
-    tokens: Vec<LabelSelectorToken<'a>>,
+    tokens: Vec<LabelToken<'a>>,
     position: usize,
 }
 
 impl<'a> LabelSelectorParser<'a> {
-    /// The current token; always [`LabelSelectorToken::End`] once the input is used up.
-    fn peek(&self) -> LabelSelectorToken<'a> {
-        self.tokens.get(self.position).copied().unwrap_or(LabelSelectorToken::End)
+    /// The current token; always [`LabelToken::End`] once the input is used up.
+    fn peek(&self) -> LabelToken<'a> {
+        self.tokens.get(self.position).copied().unwrap_or(LabelToken::End)
     }
 
-    fn next(&mut self) -> LabelSelectorToken<'a> {
+    fn next(&mut self) -> LabelToken<'a> {
         let token = self.peek();
         self.position += 1;
         token
@@ -131,20 +131,20 @@ impl<'a> LabelSelectorParser<'a> {
         }
         let operator = self.operator()?;
         let values = match operator {
-            LabelSelectorOperator::In | LabelSelectorOperator::NotIn => self.set()?,
+            LabelOperator::In | LabelOperator::NotIn => self.set()?,
             _ => vec![self.exact_value()?],
         };
         checked(key, operator, values)
     }
 
     /// The key, and the operator if none is written: `k` and `!k`.
-    fn key(&mut self) -> Result<(&'a str, Option<LabelSelectorOperator>), String> {
+    fn key(&mut self) -> Result<(&'a str, Option<LabelOperator>), String> {
         let mut token = self.next();
-        let negated = token == LabelSelectorToken::Not;
+        let negated = token == LabelToken::Not;
         if negated {
             token = self.next();
         }
-        let LabelSelectorToken::Identifier(key) = token else {
+        let LabelToken::Identifier(key) = token else {
             return Err(format!("found '{}', expected: identifier", token.text()));
         };
         let problems = key_problems(key);
@@ -152,33 +152,33 @@ impl<'a> LabelSelectorParser<'a> {
             return Err(format!("<nil>: Invalid value: {}: {}", quote(key), problems.join("; ")));
         }
         let existence = match self.peek() {
-            _ if negated => Some(LabelSelectorOperator::DoesNotExist),
-            LabelSelectorToken::End | LabelSelectorToken::Comma => Some(LabelSelectorOperator::Exists),
+            _ if negated => Some(LabelOperator::DoesNotExist),
+            LabelToken::End | LabelToken::Comma => Some(LabelOperator::Exists),
             _ => None,
         };
         Ok((key, existence))
     }
 
-    fn operator(&mut self) -> Result<LabelSelectorOperator, String> {
+    fn operator(&mut self) -> Result<LabelOperator, String> {
         match self.next() {
-            LabelSelectorToken::Identifier("in") => Ok(LabelSelectorOperator::In),
-            LabelSelectorToken::Identifier("notin") => Ok(LabelSelectorOperator::NotIn),
-            LabelSelectorToken::Equals => Ok(LabelSelectorOperator::Equals),
-            LabelSelectorToken::DoubleEquals => Ok(LabelSelectorOperator::DoubleEquals),
-            LabelSelectorToken::NotEquals => Ok(LabelSelectorOperator::NotEquals),
-            LabelSelectorToken::Greater => Ok(LabelSelectorOperator::GreaterThan),
-            LabelSelectorToken::Less => Ok(LabelSelectorOperator::LessThan),
+            LabelToken::Identifier("in") => Ok(LabelOperator::In),
+            LabelToken::Identifier("notin") => Ok(LabelOperator::NotIn),
+            LabelToken::Equals => Ok(LabelOperator::Equals),
+            LabelToken::DoubleEquals => Ok(LabelOperator::DoubleEquals),
+            LabelToken::NotEquals => Ok(LabelOperator::NotEquals),
+            LabelToken::Greater => Ok(LabelOperator::GreaterThan),
+            LabelToken::Less => Ok(LabelOperator::LessThan),
             other => Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", other.text())),
         }
     }
 
     /// Parses the value after an operator. A missing value is the empty one: `k=` and `k=,…`.
     fn exact_value(&mut self) -> Result<&'a str, String> {
-        if matches!(self.peek(), LabelSelectorToken::End | LabelSelectorToken::Comma) {
+        if matches!(self.peek(), LabelToken::End | LabelToken::Comma) {
             return Ok("");
         }
         match self.next() {
-            LabelSelectorToken::Identifier(value) => Ok(value),
+            LabelToken::Identifier(value) => Ok(value),
             other => Err(format!("found '{}', expected: identifier", other.text())),
         }
     }
@@ -186,16 +186,16 @@ impl<'a> LabelSelectorParser<'a> {
     /// Parses `(a,b)`. An empty position is the empty value: `()`, `(,a)`, `(a,)`, `(a,,b)`.
     fn set(&mut self) -> Result<Vec<&'a str>, String> {
         match self.next() {
-            LabelSelectorToken::Open => {}
+            LabelToken::Open => {}
             other => return Err(format!("found '{}' expected: '('", other.text())),
         }
         match self.peek() {
-            LabelSelectorToken::Identifier(_) | LabelSelectorToken::Comma => {
+            LabelToken::Identifier(_) | LabelToken::Comma => {
                 let values = self.set_values()?;
                 self.next(); // the `)` at which set_values stopped
                 Ok(values)
             }
-            LabelSelectorToken::Close => {
+            LabelToken::Close => {
                 self.next();
                 Ok(vec![""])
             }
@@ -208,24 +208,24 @@ impl<'a> LabelSelectorParser<'a> {
         let mut values = Vec::new();
         loop {
             match self.next() {
-                LabelSelectorToken::Identifier(value) => {
+                LabelToken::Identifier(value) => {
                     values.push(value);
                     match self.peek() {
-                        LabelSelectorToken::Comma => {}
-                        LabelSelectorToken::Close => return Ok(values),
+                        LabelToken::Comma => {}
+                        LabelToken::Close => return Ok(values),
                         other => return Err(format!("found '{}', expected: ',' or ')'", other.text())),
                     }
                 }
-                LabelSelectorToken::Comma => {
+                LabelToken::Comma => {
                     if values.is_empty() {
                         values.push("");
                     }
                     match self.peek() {
-                        LabelSelectorToken::Close => {
+                        LabelToken::Close => {
                             values.push("");
                             return Ok(values);
                         }
-                        LabelSelectorToken::Comma => {
+                        LabelToken::Comma => {
                             values.push("");
                         }
                         _ => {}
@@ -239,15 +239,11 @@ impl<'a> LabelSelectorParser<'a> {
 
 /// Builds a requirement after checking its values: they must be valid label values, and numbers if the operator
 /// compares numbers. The key was checked when it was parsed.
-fn checked(
-    key: &str,
-    operator: LabelSelectorOperator,
-    mut values: Vec<&str>,
-) -> Result<LabelSelectorRequirement, String> {
+fn checked(key: &str, operator: LabelOperator, mut values: Vec<&str>) -> Result<LabelSelectorRequirement, String> {
     values.sort_unstable();
     values.dedup();
     let mut errors = Vec::new();
-    if matches!(operator, LabelSelectorOperator::GreaterThan | LabelSelectorOperator::LessThan) {
+    if matches!(operator, LabelOperator::GreaterThan | LabelOperator::LessThan) {
         for (index, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
             let why = "for 'Gt', 'Lt' operators, the value must be an integer";
             errors.push(format!("values[{index}]: Invalid value: {}: {why}", quote(value)));

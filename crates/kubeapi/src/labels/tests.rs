@@ -80,14 +80,7 @@ fn whitespace_and_keywords_are_parsed_by_position() {
 fn requirements_on_one_key_keep_their_order() {
     let selector = LabelSelector::parse("b=2,a!=1,b!=3").expect("valid");
     let order: Vec<_> = selector.requirements().iter().map(|it| (it.key(), it.operator())).collect();
-    assert_eq!(
-        order,
-        [
-            ("a", LabelSelectorOperator::NotEquals),
-            ("b", LabelSelectorOperator::Equals),
-            ("b", LabelSelectorOperator::NotEquals)
-        ]
-    );
+    assert_eq!(order, [("a", LabelOperator::NotEquals), ("b", LabelOperator::Equals), ("b", LabelOperator::NotEquals)]);
 }
 
 #[test]

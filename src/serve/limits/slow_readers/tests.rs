@@ -1,14 +1,14 @@
 use futures_util::FutureExt;
 
 use super::*;
-use crate::auth::{Authorizer, Caller, CollectionPermission};
+use crate::auth::{Authorizer, Caller, ReadPermission};
 use base::DrainTrigger;
 use kubeapi::{RequestInfo, UrlQuery};
 
 fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    CollectionPermission::Whole(grant.expect("whoever asks is us")).grant_status()
+    ReadPermission::Whole(grant.expect("whoever asks is us")).grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);

@@ -34,7 +34,7 @@ fn need(kind: ReadKind) -> FeedRequirements<'static> {
 }
 
 /// Waits for one of the events that a request may wait for, none of which occurs.
-async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServableFromCache> {
+async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable> {
     let (deadline, received) = (Instant::now() + DEADLINE, Instant::now());
     match wait {
         0 => while_it_runs(feed, deadline, feed.freshness.reached(received)).await,
@@ -49,7 +49,7 @@ async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable
 #[tokio::test(start_paused = true)]
 async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
     for wait in 0..3 {
-        for (ends, expected) in [(true, Err(NotServableFromCache::FeedEnded)), (false, Ok(None))] {
+        for (ends, expected) in [(true, Err(NotServable::FeedEnded)), (false, Ok(None))] {
             let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
             let began = Instant::now();
             let waiting = tokio::spawn(async move { waits(&feed, wait).await });
@@ -108,9 +108,9 @@ fn goal_and_limit_of_wait_follow_from_version_and_kind() {
 async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
     let (unset, later) = (ResourceVersionMatch::Unset, ResourceVersionMatch::NotOlderThan(ResourceVersion(99)));
     let watch = |at| ReadKind::Watch { start: WatchStart::State { at, end_bookmark: false }, timeout_seconds: Some(5) };
-    let late = |requested| NotServableFromCache::Late(Box::new(Status::too_large(requested, 10)));
+    let late = |requested| NotServable::Late(Box::new(Status::too_large(requested, 10)));
     for (kind, is_stale, seconds, expected) in [
-        (ReadKind::List(unset), false, 3, NotServableFromCache::Forward(ForwardReason::NoProof)),
+        (ReadKind::List(unset), false, 3, NotServable::Forward(ForwardReason::NoProof)),
         (ReadKind::Get(later), false, 3, late(99)),
         (ReadKind::List(later), true, 3, late(99)),
         (watch(later), true, 3, late(99)),
@@ -149,7 +149,7 @@ fn read_requires_permission_for_its_collection_and_name() {
     ] {
         let [permitted, asked] = [permitted, asked].map(|path| format!("{GROUP}/{path}"));
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
-        let permit = CollectionPermission::Whole(grant.expect("nobody is asked").expect("the caller is the proxy"));
+        let permit = ReadPermission::Whole(grant.expect("nobody is asked").expect("the caller is the proxy"));
         let peer = ConnectionPeer {
             address: PeerAddress::Unix { uid: None },
             certificates: None,
@@ -160,7 +160,7 @@ fn read_requires_permission_for_its_collection_and_name() {
         let request = UnauthenticatedRequest::new(&peer, http).of(Caller::ProxyItself, Box::new(info(&asked)));
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::of(&request, &permit, &widgets("uid/1"), name, json, kind);
-        let refused = NotServableFromCache::Forward(ForwardReason::PermissionMismatch);
+        let refused = NotServable::Forward(ForwardReason::PermissionMismatch);
         assert_eq!(need.err(), (!fits).then_some(refused), "{asked} {name:?} with a permission for {permitted}");
     }
 }

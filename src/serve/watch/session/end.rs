@@ -1,7 +1,7 @@
 use std::task::Context;
 
 use super::{WatchSessionContext, WatchSessionState};
-use crate::cache::CursorPullResult;
+use crate::cache::PullResult;
 use crate::feeds::DerivedRepresentationRefusal;
 use crate::serve::activity::WatchEndReason;
 use crate::wire::TranscodeError;
@@ -108,7 +108,7 @@ impl WatchSessionContext {
     /// replica without a list.
     fn drained(&mut self) -> WatchExit {
         match self.pull(0, None, &mut Vec::new()) {
-            CursorPullResult::CaughtUp { progress } if self.is_settled() && progress.rv > self.last_sent_rv => {
+            PullResult::CaughtUp { progress } if self.is_settled() && progress.rv > self.last_sent_rv => {
                 WatchExit::Bookmark(progress.rv, WatchEndReason::Drained)
             }
             _ => WatchExit::Silent(WatchEndReason::Drained),

@@ -3,7 +3,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use crate::auth::CollectionPermission;
+use crate::auth::ReadPermission;
 use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedSnapshot, ObjectChunk, PlainChunk};
 use crate::listing::{ListChunkWriter, PageChunks, YieldPause, cost};
 use crate::serve::limits::TimedSnapshotPin;
@@ -55,7 +55,7 @@ impl InitialEvents {
     pub(super) fn in_chunks(
         self,
         shared: Arc<[ObjectChunk]>,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         cursor: &FeedCursor,
         reader: &CacheReader,
     ) -> Self {

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::initial_events::{FrameBatch, InitialStateSendProgress};
 use crate::auth::{NamespaceAccess, NamespaceAccessChanges, ReadableNamespaces};
 use crate::cache::{
-    CollectionView, CursorPullResult, EventFilterDecision, FeedCursor, FeedEvent, FeedSnapshot, SnapshotWithPosition,
+    CollectionView, EventFilterDecision, FeedCursor, FeedEvent, FeedSnapshot, PullResult, SnapshotWithPosition,
 };
 use crate::serve::limits::TimedSnapshotPin;
 use crate::wire::{ObjectRevision, TranscodeError};
@@ -175,7 +175,7 @@ impl NamespaceFilteredView {
         places_left: (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-    ) -> CursorPullResult {
+    ) -> PullResult {
         let Self { readable, places, turn, stale, .. } = self;
         let until = turn.as_ref().map(|turn| &turn.mark);
         cursor.pull_sifted(until, places_left, waker.filter(|_| until.is_none()), batch, |event, seen| {

@@ -2,7 +2,7 @@
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
 use super::super::scalar::put_time;
-use super::super::{ProtobufJsonTranscoder, TranscodeRefusalReason};
+use super::super::{ProtobufJsonTranscoder, TranscodeRefusal};
 use kubeapi::protobuf::put_varint;
 
 fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
@@ -131,25 +131,21 @@ fn releases_outside_the_table_have_no_transcoder() {
 
 #[test]
 fn transcoder_error_names_the_field_and_keeps_the_output() {
-    let rows: [(&[u8], &str, TranscodeRefusalReason); 10] = [
-        (b"\x9a\x06\x00", "", TranscodeRefusalReason::UnknownField(99)),
-        (b"\x12\x02\xa2\x06", "spec", TranscodeRefusalReason::Malformed("truncated field")),
-        (b"\x0a\x00\x0a\x00", "metadata", TranscodeRefusalReason::Malformed("a singular field twice")),
-        (b"\x0a\x02\x0a\x05", "metadata", TranscodeRefusalReason::Malformed("truncated field")),
-        (b"\x08\x00", "metadata", TranscodeRefusalReason::Malformed("wire type differs from the API's")),
-        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", TranscodeRefusalReason::UnknownField(100)),
-        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", TranscodeRefusalReason::UnknownField(3)),
-        (
-            b"\x0a\x04\x5a\x02\x0a\x00",
-            "metadata.labels",
-            TranscodeRefusalReason::Malformed("a map entry without a value"),
-        ),
+    let rows: [(&[u8], &str, TranscodeRefusal); 10] = [
+        (b"\x9a\x06\x00", "", TranscodeRefusal::UnknownField(99)),
+        (b"\x12\x02\xa2\x06", "spec", TranscodeRefusal::Malformed("truncated field")),
+        (b"\x0a\x00\x0a\x00", "metadata", TranscodeRefusal::Malformed("a singular field twice")),
+        (b"\x0a\x02\x0a\x05", "metadata", TranscodeRefusal::Malformed("truncated field")),
+        (b"\x08\x00", "metadata", TranscodeRefusal::Malformed("wire type differs from the API's")),
+        (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", TranscodeRefusal::UnknownField(100)),
+        (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", TranscodeRefusal::UnknownField(3)),
+        (b"\x0a\x04\x5a\x02\x0a\x00", "metadata.labels", TranscodeRefusal::Malformed("a map entry without a value")),
         (
             b"\x0a\x06\x8a\x01\x03\x3a\x01\x00",
             "metadata.managedFields.fieldsV1",
-            TranscodeRefusalReason::Malformed("impossible field number"),
+            TranscodeRefusal::Malformed("impossible field number"),
         ),
-        (b"\x12\x02\x58\x02", "spec.hostNetwork", TranscodeRefusalReason::Value("neither true nor false")),
+        (b"\x12\x02\x58\x02", "spec.hostNetwork", TranscodeRefusal::Value("neither true nor false")),
     ];
     let transcoder = ProtobufJsonTranscoder::for_server(37, "v1", "Pod").unwrap();
     for (body, path, why) in rows {
@@ -175,7 +171,7 @@ fn schema_nesting_depth_is_limited() {
     let transcoder =
         ProtobufJsonTranscoder::for_server(37, "apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
     let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
-    assert_eq!(refused.why, TranscodeRefusalReason::TooDeep);
+    assert_eq!(refused.why, TranscodeRefusal::TooDeep);
     let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
     assert_eq!(json.matches(r#"{"not":"#).count(), 100);
 }
@@ -185,5 +181,5 @@ fn transcoder_output_is_limited_relative_to_its_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
     let transcoder = ProtobufJsonTranscoder::for_server(37, "discovery.k8s.io/v1", "EndpointSlice").unwrap();
-    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, TranscodeRefusalReason::TooLarge);
+    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, TranscodeRefusal::TooLarge);
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::auth::{Authorizer, Caller, CollectionPermission, ReadableNamespaces};
+use crate::auth::{Authorizer, Caller, ReadPermission, ReadableNamespaces};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, CollectionView, FeedEndReason, FeedSnapshot, FeedState, ObjectChange,
     ObjectChunk, OpenedWatch, WatchStartPosition,
@@ -150,7 +150,7 @@ impl Stage {
     ) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
-            &CollectionPermission::Part(readable.clone()),
+            &ReadPermission::Part(readable.clone()),
             opened,
             (None, ObjectRenderer::verbatim(self.reader.envelope())),
             &terms,
@@ -162,7 +162,7 @@ impl Stage {
         let opened = self.reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
         let metadata = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
         let renderer = ObjectRenderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
-        self.permitted(&CollectionPermission::Part(readable.clone()), opened, (None, renderer), &terms)
+        self.permitted(&ReadPermission::Part(readable.clone()), opened, (None, renderer), &terms)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
@@ -181,7 +181,7 @@ impl Stage {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("watch=1")).expect("a plain path");
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
         self.permitted(
-            &CollectionPermission::Whole(grant.expect("whoever asks is us")),
+            &ReadPermission::Whole(grant.expect("whoever asks is us")),
             opened,
             (chunks, ObjectRenderer::verbatim(self.reader.envelope())),
             &terms,
@@ -190,7 +190,7 @@ impl Stage {
 
     fn permitted(
         &self,
-        permit: &CollectionPermission,
+        permit: &ReadPermission,
         opened: OpenedWatch,
         (chunks, renderer): (Option<Arc<[ObjectChunk]>>, ObjectRenderer),
         terms: &WatchOptions,

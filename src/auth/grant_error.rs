@@ -7,7 +7,7 @@ use kubeapi::{AccessAttributes, User};
 
 /// The reason that a caller is refused. `serve` decides which details clients receive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AuthorizationError {
+pub enum GrantError {
     /// The credential was not accepted, or there is none.
     #[error("no valid credential: the caller is not authenticated")]
     Unauthenticated,
@@ -32,13 +32,13 @@ pub struct RevokedPermission {
     pub user: Arc<User>,
     /// The access that the permission allowed.
     pub access: Arc<AccessAttributes>,
-    pub why: AuthorizationError,
+    pub why: GrantError,
 }
 
 /// How long open watches continue after upstream begins to reject the proxy's reviews.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
-impl AuthorizationError {
+impl GrantError {
     /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &UpstreamError, topic: ReviewTopic) -> Self {
         match error.code() {
@@ -95,7 +95,7 @@ mod tests {
             (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
             (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {
-            let why = AuthorizationError::unanswered(&error, ReviewTopic::TOKEN);
+            let why = GrantError::unanswered(&error, ReviewTopic::TOKEN);
             assert_eq!(why.as_str(), expected, "{error}");
             // Details of the failure are for the log, and not for callers.
             assert!(!why.to_string().contains(&error.to_string()), "{why}");
