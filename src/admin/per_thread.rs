@@ -159,8 +159,8 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
 impl PerThreadMetrics {
     /// Sets the counters of the inner recorder to the sums over all threads.
     pub(super) fn tell(&self) {
-        for (counts, told) in self.0.counters.lock().values() {
-            told.absolute(sum(counts.0.all()));
+        for (counts, reported) in self.0.counters.lock().values() {
+            reported.absolute(sum(counts.0.all()));
         }
     }
 

@@ -70,10 +70,10 @@ impl DiscoveryLoop {
     /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,
     /// or `LISTENING_MAX` has passed, and the catalog was refreshed once more.
     pub(super) async fn keep_up(&self, starting: ReadinessGuard) {
-        let (told, mut news) = mpsc::channel(NEWS_MAX);
+        let (reported, mut news) = mpsc::channel(NEWS_MAX);
         for from in DeclaringResource::ALL {
-            let (rights, told) = (self.rights.clone(), told.clone());
-            let listener = DeclarationListener { from, rights, told, again: self.again };
+            let (rights, reported) = (self.rights.clone(), reported.clone());
+            let listener = DeclarationListener { from, rights, reported, again: self.again };
             self.tasks.spawn_needed("definitions", listener.run());
         }
         let mut heard = DeclarationListenerStates::default();
@@ -87,15 +87,15 @@ impl DiscoveryLoop {
         let asked = Instant::now();
         let is_answered = self.ask(true).await;
         let mut schedule = DiscoverySchedule::new(asked, Instant::now());
-        schedule.rely(self.told(is_answered, &heard));
+        schedule.rely(self.reported(is_answered, &heard));
         drop(starting);
         let mut looks = PostChangeChecks::default();
         loop {
             tokio::select! {
                 biased;
-                told = news.recv() => {
+                reported = news.recv() => {
                     let now = Instant::now();
-                    match heard.note(told) {
+                    match heard.note(reported) {
                         Some(DiscoveryAction::Rediscover) => schedule.change(now),
                         Some(DiscoveryAction::CompareFeeds) => {
                             tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
@@ -106,7 +106,7 @@ impl DiscoveryLoop {
                         None => {}
                     }
                     if !heard.is_all() {
-                        schedule.rely(self.told(true, &heard));
+                        schedule.rely(self.reported(true, &heard));
                     }
                 }
                 () = until(looks.due()) => {
@@ -119,7 +119,7 @@ impl DiscoveryLoop {
                     let asked = Instant::now();
                     let is_answered = self.ask(schedule.is_prompted()).await;
                     schedule.ask(asked, Instant::now());
-                    schedule.rely(self.told(is_answered, &heard));
+                    schedule.rely(self.reported(is_answered, &heard));
                 }
             }
         }
@@ -147,7 +147,7 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn told(&self, is_answered: bool, heard: &DeclarationListenerStates) -> ChangeCoverage {
+    fn reported(&self, is_answered: bool, heard: &DeclarationListenerStates) -> ChangeCoverage {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
         match (is_answered, heard.is_all(), reads.definitions || reads.services) {
@@ -190,8 +190,8 @@ enum DiscoveryAction {
 }
 
 impl DeclarationListenerStates {
-    fn note(&mut self, told: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
-        let (from, news) = told?;
+    fn note(&mut self, reported: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
+        let (from, news) = reported?;
         let last = self.0.of_mut(from);
         match news {
             DeclarationListenerEvent::Changed => Some(DiscoveryAction::CompareFeeds),

@@ -92,11 +92,11 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
 impl PolicyListener {
     async fn run(self) {
         let (mut begins, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
-        let (mut is_told, mut goes_on) = (false, true);
+        let (mut is_reported, mut goes_on) = (false, true);
         while goes_on && begins.wait_for(|is_needed| *is_needed).await.is_ok() {
             tokio::select! {
                 biased;
-                never = self.follow(&mut is_told) => match never {},
+                never = self.follow(&mut is_reported) => match never {},
                 // An error means that following will never be needed again.
                 over = ends.wait_for(|is_needed| !is_needed) => goes_on = over.is_ok(),
             }
@@ -106,14 +106,14 @@ impl PolicyListener {
     }
 
     /// Follows RBAC changes for as long as the future is polled.
-    async fn follow(&self, is_told: &mut bool) -> Infallible {
+    async fn follow(&self, is_reported: &mut bool) -> Infallible {
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         loop {
             if let Some(feed) = self.rights.feed(&gvr) {
                 self.listen(&feed).await;
             }
             self.hear(false);
-            if !std::mem::replace(is_told, true) {
+            if !std::mem::replace(is_reported, true) {
                 let resource = self.kind.resource();
                 tracing::warn!(
                     resource,

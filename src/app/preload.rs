@@ -136,10 +136,10 @@ impl FeedPreload {
             } else if late.is_some() {
                 stale = None;
             }
-            let is_told = stale.is_some();
+            let is_reported = stale.is_some();
             let late = async {
                 match late {
-                    Some(late) if !is_told => sleep_until(late).await,
+                    Some(late) if !is_reported => sleep_until(late).await,
                     _ => pending().await,
                 }
             };

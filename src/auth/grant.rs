@@ -186,7 +186,7 @@ impl ReadableNamespaces {
     ///
     /// # Panics
     /// Never: no review is sent.
-    pub fn told(told: &[(&str, NamespaceAccess)]) -> Self {
+    pub fn reported(reported: &[(&str, NamespaceAccess)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default())
             .expect("nothing is asked");
@@ -201,7 +201,7 @@ impl ReadableNamespaces {
         let access = Arc::new(access);
         let verdicts = Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
         let readable = Self { access, verdicts, lease: None };
-        told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
+        reported.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable
     }
 

@@ -20,7 +20,7 @@ impl ResumeMarker {
     }
 
     /// Returns whether the first change of such a watch is the marked one.
-    pub fn is_told_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
+    pub fn is_reported_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
         let deleted = event_type == EventType::Deleted;
         let known = self.known.iter().any(|(known, was_deleted)| known == key && *was_deleted == deleted);
         rv == self.rv && (known || (deleted && !self.knows_deletions))
@@ -33,7 +33,7 @@ impl CacheReader {
     pub fn resume_marker(&self) -> Option<ResumeMarker> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;
-        if rv > timeline.told_from() {
+        if rv > timeline.reported_from() {
             let known = timeline.ring.lanes.all.with_events(|events| {
                 let of_it = events.iter().rev().take_while(|event| event.rv == rv);
                 of_it.map(|event| (event.object.key.clone(), event.event_type == EventType::Deleted)).collect()

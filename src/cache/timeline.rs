@@ -128,7 +128,7 @@ impl FeedTimeline {
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
         let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(&change));
         if !is_new {
-            let is_known = self.ring.has(key, rv) || rv <= self.told_from();
+            let is_known = self.ring.has(key, rv) || rv <= self.reported_from();
             let out_of_order = || OutOfOrderChange { key: key.clone(), rv, progress: self.progress };
             return if is_known { Ok(None) } else { Err(out_of_order()) };
         }
@@ -160,7 +160,7 @@ impl FeedTimeline {
 
     /// Returns the version after which the ring has every event of the feed's own watch. Backfilled events do not
     /// count.
-    pub(super) fn told_from(&self) -> ResourceVersion {
+    pub(super) fn reported_from(&self) -> ResourceVersion {
         self.base.max(self.ring.floor)
     }
 
@@ -193,7 +193,7 @@ impl FeedTimeline {
     fn shows(&self, change: &ObjectChange) -> bool {
         match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
-            None => change.event_type == EventType::Deleted && change.object.rv <= self.told_from(),
+            None => change.event_type == EventType::Deleted && change.object.rv <= self.reported_from(),
         }
     }
 

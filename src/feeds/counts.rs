@@ -21,7 +21,7 @@ pub struct FeedTrafficCounts {
     /// The number of watches that are open now.
     pub watches: AtomicU64,
     /// The counts of rare events by metric, in output order.
-    told: Mutex<BTreeMap<LabelledMetric, u64>>,
+    reported: Mutex<BTreeMap<LabelledMetric, u64>>,
     /// The reason of the last failure to list or watch; `None` if there was none. A later success does not clear it.
     trouble: Mutex<Option<String>>,
 }
@@ -67,12 +67,12 @@ impl FeedTrafficCounts {
     }
 
     pub fn say(&self, word: LabelledMetric) {
-        *self.told.lock().entry(word).or_default() += 1;
+        *self.reported.lock().entry(word).or_default() += 1;
     }
 
     /// Returns all metrics with their counts, sorted by name.
     pub fn said(&self) -> Vec<(LabelledMetric, u64)> {
-        self.told.lock().iter().map(|(word, count)| (*word, *count)).collect()
+        self.reported.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
 

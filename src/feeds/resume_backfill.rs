@@ -144,9 +144,9 @@ impl ResumeBackfills {
         let Some(_waiting) = self.enter(who) else { return };
         loop {
             let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
-            let is_told =
+            let is_reported =
                 *failures.borrow_and_update() > before || !self.ledger.lock().memory.may_wait(who, Instant::now());
-            if !may_come || is_told || failures.changed().await.is_err() {
+            if !may_come || is_reported || failures.changed().await.is_err() {
                 return;
             }
         }

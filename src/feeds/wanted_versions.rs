@@ -56,8 +56,8 @@ impl WantedVersions {
 
     /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions that no reader
     /// waits for.
-    pub fn settle(&self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
-        let reached = |want: &WantedVersion| if want.follows { told } else { told.max(shown) };
+    pub fn settle(&self, reported: ResourceVersion, shown: ResourceVersion, now: Instant) {
+        let reached = |want: &WantedVersion| if want.follows { reported } else { reported.max(shown) };
         self.retain(|rv, want| rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
     }
 

@@ -109,7 +109,7 @@ impl BodyEncoderTracker {
     }
 
     /// Returns the build of the followed server if it is behind a proxy, which reports the build with every response.
-    pub(super) fn told_by_a_proxy(&self) -> Option<Arc<ServerBuild>> {
+    pub(super) fn reported_by_a_proxy(&self) -> Option<Arc<ServerBuild>> {
         let by = self.by.borrow();
         by.stream.as_ref().filter(|stream| stream.is_behind_a_proxy()).and_then(UpstreamServer::build)
     }
@@ -156,7 +156,7 @@ impl BodyEncoderTracker {
             let minor = by.stream.as_ref().and_then(UpstreamServer::build).map(|build| build.minor);
             (by.authorship(), minor, by.writer(), by.since)
         };
-        let indulgent = indulgent && authorship == BodyEncoderMatch::Open && !self.by.borrow().has_been_told();
+        let indulgent = indulgent && authorship == BodyEncoderMatch::Open && !self.by.borrow().has_been_reported();
         let may_be_shown = authorship == BodyEncoderMatch::Present || indulgent;
         if !may_be_shown {
             self.feed.body_release.set_present(false);
@@ -221,7 +221,7 @@ impl BodyEncoderCounts {
     }
 
     /// Whether a server that encoded bodies has reported its release.
-    fn has_been_told(&self) -> bool {
+    fn has_been_reported(&self) -> bool {
         self.bodies.iter().any(|server| server.build().is_some())
     }
 

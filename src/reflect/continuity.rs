@@ -150,9 +150,9 @@ pub(super) enum ResumeEvidence {
 pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, WatchStreamEnd>) -> ResumeEvidence {
     match item {
         Ok(StreamItem::Change { change, more })
-            if std::iter::once(change)
-                .chain(more)
-                .any(|change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv)) =>
+            if std::iter::once(change).chain(more).any(|change| {
+                resume_marker.is_reported_by(change.event_type, &change.object.key, change.object.rv)
+            }) =>
         {
             ResumeEvidence::Continues
         }

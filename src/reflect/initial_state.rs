@@ -166,13 +166,13 @@ impl UpstreamLister<'_> {
     /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
     /// reach `ours`; if it does, nothing contradicts the feed's history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, WatchStreamEnd> {
-        let told = self.position(None).await?;
-        if told.at >= ours || !told.is_from_memory {
-            return Ok(told.at);
+        let reported = self.position(None).await?;
+        if reported.at >= ours || !reported.is_from_memory {
+            return Ok(reported.at);
         }
         match self.position(Some(ours)).await {
             Ok(_) => Ok(ours),
-            Err(WatchStreamEnd::Failed(error)) if error.is_too_large_version() => Ok(told.at),
+            Err(WatchStreamEnd::Failed(error)) if error.is_too_large_version() => Ok(reported.at),
             Err(ended) => Err(ended),
         }
     }

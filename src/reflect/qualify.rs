@@ -267,7 +267,7 @@ impl RepresentationQualifier {
     /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
     /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
     async fn release(&self, known: &mut RepresentationQualifierState) -> Result<Option<u32>, UpstreamError> {
-        let build = match self.upstream.written.told_by_a_proxy() {
+        let build = match self.upstream.written.reported_by_a_proxy() {
             Some(build) => ServerBuild::clone(&build),
             None => self.upstream.client.build().await?,
         };

@@ -235,10 +235,10 @@ impl Reflector {
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequestReason::Initial));
-        let (told, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
+        let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
         let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
-        let (upstream, template) = told.unzip();
+        let (upstream, template) = reported.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
@@ -261,13 +261,13 @@ impl Reflector {
     async fn position(&self) -> Option<(ObservedResourceVersion, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.upstream.asked(SideRequestReason::Position);
-        let told =
+        let reported =
             timeout(POSITION_MAX, self.upstream.lister(SideRequestReason::Position).position(None)).await.ok()?;
         let feed = &self.upstream.feed.spec.key;
         let failed =
             |error: &WatchStreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
-        let told = told.inspect_err(failed).ok()?;
-        Some((ObservedResourceVersion { asked, at: told.at }, told.template))
+        let reported = reported.inspect_err(failed).ok()?;
+        Some((ObservedResourceVersion { asked, at: reported.at }, reported.template))
     }
 
     async fn initial(&mut self) -> Result<ReflectorState, ReflectorStepError> {

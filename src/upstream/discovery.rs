@@ -223,7 +223,7 @@ impl ResourceCatalog {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.told.definitions;
+        let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.reported.definitions;
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
             if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
@@ -276,7 +276,7 @@ impl ResourceCatalog {
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
-        let PerDeclaringResource { definitions, services } = self.shared.state.read().known.told;
+        let PerDeclaringResource { definitions, services } = self.shared.state.read().known.reported;
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
@@ -304,14 +304,14 @@ impl ResourceCatalog {
             DeclaringResource::Definitions => state.known.customs = Some(customs),
             DeclaringResource::Services => state.known.remote = Some(remote),
         }
-        *state.known.told.of_mut(from) = true;
+        *state.known.reported.of_mut(from) = true;
         self.shared.refused.lock().of_mut(from).answered();
         state.settle()
     }
 
     /// Records that the feed of `from` is lost: the known contents stay, and upstream is asked again.
     pub fn lose(&self, from: DeclaringResource) {
-        *self.shared.state.write().known.told.of_mut(from) = false;
+        *self.shared.state.write().known.reported.of_mut(from) = false;
         self.stir();
     }
 
@@ -325,14 +325,14 @@ impl ResourceCatalog {
             let (answered, _) = self.client.fetch(UpstreamCause::Discovery, "/api", PROTOBUF_FIRST).await?;
             found.protobuf = Some(answered == Some(FeedEncoding::Protobuf));
         }
-        let told = self.shared.state.read().known.told;
-        found.asked = PerDeclaringResource { definitions: !told.definitions, services: !told.services };
+        let reported = self.shared.state.read().known.reported;
+        found.asked = PerDeclaringResource { definitions: !reported.definitions, services: !reported.services };
         // After discovery, so that a definition created or deleted in between takes effect.
-        if !told.definitions {
+        if !reported.definitions {
             let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
             found.customs = read.map(CustomResourceDefinitions::served);
         }
-        if !told.services {
+        if !reported.services {
             let read = self.optional::<ApiServices>(DeclaringResource::Services).await?;
             found.remote = read.map(ApiServices::remote);
         }

@@ -32,7 +32,7 @@ pub struct UpstreamServer {
 /// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
-    told: Mutex<PeerBuildKnowledge>,
+    reported: Mutex<PeerBuildKnowledge>,
     /// A lock that allows one request for the build at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
     /// A reference to a value that is dropped with the connection.
@@ -62,8 +62,8 @@ const REST: Duration = Duration::from_millis(250);
 impl UpstreamPeer {
     /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: ServerBuild) -> Self {
-        let told = Mutex::new(PeerBuildKnowledge::Build { build: Arc::new(build), certain: true });
-        Self { told, is_behind_a_proxy: true, ..Self::default() }
+        let reported = Mutex::new(PeerBuildKnowledge::Build { build: Arc::new(build), certain: true });
+        Self { reported, is_behind_a_proxy: true, ..Self::default() }
     }
 }
 
@@ -74,7 +74,7 @@ impl UpstreamServer {
 
     /// Returns the build that the server reported, if it did.
     pub fn build(&self) -> Option<Arc<ServerBuild>> {
-        match &*self.peer.told.lock() {
+        match &*self.peer.reported.lock() {
             PeerBuildKnowledge::Build { build, .. } => Some(build.clone()),
             _ => None,
         }
@@ -93,19 +93,19 @@ impl UpstreamServer {
     /// Returns a copy of the current facts about the server, which later findings do not change.
     #[must_use]
     pub fn known(&self) -> Self {
-        let told = Mutex::new(self.peer.told.lock().clone());
-        Self { peer: Arc::new(UpstreamPeer { told, ..UpstreamPeer::default() }), ..self.clone() }
+        let reported = Mutex::new(self.peer.reported.lock().clone());
+        Self { peer: Arc::new(UpstreamPeer { reported, ..UpstreamPeer::default() }), ..self.clone() }
     }
 
     /// Whether no request is needed to learn more about the server.
     pub fn is_known(&self) -> bool {
-        matches!(*self.peer.told.lock(), PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported)
+        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported)
     }
 
     /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot be asked while it
     /// streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
-        matches!(*self.peer.told.lock(), PeerBuildKnowledge::Build { certain: true, .. })
+        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { certain: true, .. })
     }
 
     /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
@@ -114,8 +114,8 @@ impl UpstreamServer {
             return Some(true);
         }
         // Takes one lock after the other, because a comparison in the opposite order would otherwise deadlock.
-        let ours = self.peer.told.lock().clone();
-        let theirs = other.peer.told.lock().clone();
+        let ours = self.peer.reported.lock().clone();
+        let theirs = other.peer.reported.lock().clone();
         match (ours, theirs) {
             (PeerBuildKnowledge::Build { build: ours, .. }, PeerBuildKnowledge::Build { build: theirs, .. }) => {
                 Some(ours == theirs)
@@ -129,18 +129,18 @@ impl UpstreamServer {
 
     /// Records that the servers at the same address now report another build.
     pub fn presume(&self, build: &ServerBuild) {
-        *self.peer.told.lock() = PeerBuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
+        *self.peer.reported.lock() = PeerBuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
     /// Whether the server was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
-        matches!(*self.peer.told.lock(), PeerBuildKnowledge::NotReported)
+        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::NotReported)
     }
 
     /// Records that the server failed to respond to a request for its build.
     pub fn failed(&self) {
-        let (mut told, now) = (self.peer.told.lock(), Instant::now());
-        *told = match *told {
+        let (mut reported, now) = (self.peer.reported.lock(), Instant::now());
+        *reported = match *reported {
             PeerBuildKnowledge::Pending => PeerBuildKnowledge::Failed { since: now, times: 1, last: now },
             PeerBuildKnowledge::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => {
                 PeerBuildKnowledge::NotReported
@@ -154,7 +154,7 @@ impl UpstreamServer {
 
     /// Whether the server failed to report its build recently.
     pub(super) fn rests(&self) -> bool {
-        match *self.peer.told.lock() {
+        match *self.peer.reported.lock() {
             PeerBuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
             _ => false,
         }
@@ -166,18 +166,18 @@ impl UpstreamServer {
 
     /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
-        let told = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
+        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
             build: Arc::new(build),
             certain: by.multiplexes,
         });
-        *by.peer.told.lock() = told.clone();
+        *by.peer.reported.lock() = reported.clone();
         if self.is(by) {
             return;
         }
         // There may be two connections for a moment, both to the same server.
         let is_connected = self.peer.connection.strong_count() > 0;
         let known = is_connected || !self.multiplexes;
-        *self.peer.told.lock() = match told {
+        *self.peer.reported.lock() = match reported {
             PeerBuildKnowledge::Build { build, .. } if known => PeerBuildKnowledge::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
             _ => PeerBuildKnowledge::NotReported,
@@ -187,12 +187,12 @@ impl UpstreamServer {
     /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn saying(build: Option<ServerBuild>) -> Self {
-        let told = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
+        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
             build: Arc::new(build),
             certain: true,
         });
         let server = Self::silent();
-        *server.peer.told.lock() = told;
+        *server.peer.reported.lock() = reported;
         server
     }
 

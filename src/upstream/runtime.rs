@@ -69,9 +69,9 @@ mod tests {
             let mut seen = Vec::new();
             for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Current] {
                 seen.push(runtime.run(async { thread::current().id() }).await);
-                let (tell, told) = oneshot::channel();
+                let (tell, reported) = oneshot::channel();
                 runtime.execute(async { tell.send(thread::current().id()).expect("it is heard") });
-                seen.push(told.await.expect("it runs"));
+                seen.push(reported.await.expect("it runs"));
             }
             say.send((here, seen)).expect("it is heard");
         });

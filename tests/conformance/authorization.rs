@@ -44,18 +44,18 @@ type IsSo = fn(&Told<'_>) -> bool;
 const AS_GOOD: [(&str, IsSo); 2] = [
     (
         "who has impersonated before is told by the apiserver of the way that served it, and by us of the first",
-        |told| {
+        |reported| {
             let refused = |seen: &Seen| (400..500).contains(&seen.status);
-            told.identity.certificate.is_some()
-                && refused(&told.compared.expected)
-                && told.compared.expected.status == told.compared.told.status
-                && told.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
+            reported.identity.certificate.is_some()
+                && refused(&reported.compared.expected)
+                && reported.compared.expected.status == reported.compared.reported.status
+                && reported.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
         },
     ),
-    ("who is not known is told so, or of a bad timeout before that, in JSON, when YAML is asked for", |told| {
-        let both = |status| (told.compared.expected.status, told.compared.told.status) == (status, status);
-        (both(401) || (both(400) && told.probe.first("timeout").is_some()))
-            && told.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))
+    ("who is not known is told so, or of a bad timeout before that, in JSON, when YAML is asked for", |reported| {
+        let both = |status| (reported.compared.expected.status, reported.compared.reported.status) == (status, status);
+        (both(401) || (both(400) && reported.probe.first("timeout").is_some()))
+            && reported.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))
     }),
 ];
 
@@ -104,24 +104,25 @@ async fn round<P: Deref<Target = Plane>>(
     let servers: Vec<_> = cast.members.iter().map(|member| Servers::by(pair, &member.identity)).collect();
     let mut questions = Questions::new(world, seed);
     let asked: Vec<_> = (0..count).map(|_| questions.draw(&cast, &policy, &stage)).collect();
-    let told = stream::iter(asked).map(async |(who, probe)| {
+    let reported = stream::iter(asked).map(async |(who, probe)| {
         let (servers, identity) = (&servers[who], &cast.members[who].identity);
         let compared = servers.compare(&probe, settled).await;
         Told { servers, identity, probe, compared }
     });
-    let told = told.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
+    let reported = reported.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
     let mut own = Counts::default();
-    for told in &told {
-        own.count(&told.compared, told.verdict());
-        counts.count(&told.compared, told.verdict());
+    for reported in &reported {
+        own.count(&reported.compared, reported.verdict());
+        counts.count(&reported.compared, reported.verdict());
     }
-    say(&format!("seed {seed}: {own}, statuses {:?} in {:.1} s", statuses(&told), started.elapsed().as_secs_f64()));
+    say(&format!("seed {seed}: {own}, statuses {:?} in {:.1} s", statuses(&reported), started.elapsed().as_secs_f64()));
     let now = pair.direct.version("/api/v1/namespaces").await;
     assert_eq!(now, settled, "a request has written something");
     policy.forget(&pair.direct).await;
-    told.iter()
-        .filter(|told| told.verdict() == Verdict::Different)
-        .map(|told| format!("seed {seed}: {}", told.report()))
+    reported
+        .iter()
+        .filter(|reported| reported.verdict() == Verdict::Different)
+        .map(|reported| format!("seed {seed}: {}", reported.report()))
         .collect()
 }
 
@@ -137,9 +138,9 @@ impl Told<'_> {
         let Self { servers, identity, probe, compared } = self;
         let denied = |status: u16| matches!(status, 401 | 403);
         let given = |status: u16| (100..300).contains(&status);
-        let what = match (compared.expected.status, compared.told.status) {
-            (expected, told) if denied(expected) && given(told) => "OVER-GRANT",
-            (expected, told) if given(expected) && denied(told) => "UNDER-GRANT",
+        let what = match (compared.expected.status, compared.reported.status) {
+            (expected, reported) if denied(expected) && given(reported) => "OVER-GRANT",
+            (expected, reported) if given(expected) && denied(reported) => "UNDER-GRANT",
             _ => "another answer",
         };
         let mut text = format!("{what} to {}", identity.name);
@@ -150,10 +151,10 @@ impl Told<'_> {
     }
 }
 
-fn statuses(told: &[Told<'_>]) -> BTreeMap<u16, u32> {
+fn statuses(reported: &[Told<'_>]) -> BTreeMap<u16, u32> {
     let mut statuses = BTreeMap::new();
-    for told in told {
-        *statuses.entry(told.compared.expected.status).or_default() += 1;
+    for reported in reported {
+        *statuses.entry(reported.compared.expected.status).or_default() += 1;
     }
     statuses
 }

@@ -52,7 +52,7 @@ async fn follow(
 ) -> Told {
     let config = watcher::Config { initial_list_strategy: strategy, ..watcher::Config::default() };
     let mut events = pin!(watcher::watcher(api, config));
-    let (mut told, mut listed, mut reached) = (Told::default(), Some(listed), 0);
+    let (mut reported, mut listed, mut reached) = (Told::default(), Some(listed), 0);
     loop {
         let event = tokio::select! {
             event = within("an event of a kube-rs watcher", events.next()) => event,
@@ -60,21 +60,21 @@ async fn follow(
         };
         match event {
             Some(Ok(Event::Init)) | None => {}
-            Some(Ok(Event::InitApply(map))) => told.initial.push(of(&map)),
+            Some(Ok(Event::InitApply(map))) => reported.initial.push(of(&map)),
             Some(Ok(Event::InitDone)) => {
-                told.state.extend(told.initial.iter().cloned());
+                reported.state.extend(reported.initial.iter().cloned());
                 listed.take().expect("one list, not another").send(()).expect("somebody waits");
             }
             Some(Ok(Event::Apply(map))) => {
                 let (name, version) = of(&map);
-                told.state.insert(name.clone(), version);
-                told.changes.push((name, version, true));
+                reported.state.insert(name.clone(), version);
+                reported.changes.push((name, version, true));
                 reached = version;
             }
             Some(Ok(Event::Delete(map))) => {
                 let (name, version) = of(&map);
-                told.state.remove(&name);
-                told.changes.push((name, version, false));
+                reported.state.remove(&name);
+                reported.changes.push((name, version, false));
                 reached = version;
             }
             // kube-rs starts again if the state was not available in time.
@@ -82,7 +82,7 @@ async fn follow(
             Some(Err(error)) => panic!("kube-rs: {error}"),
         }
         if *until.borrow() > 0 && reached >= *until.borrow() {
-            return told;
+            return reported;
         }
     }
 }
@@ -234,13 +234,13 @@ async fn javascript_client_and_informer_read_the_same_as_direct() {
         assert_eq!(&through[what], expected, "JavaScript: {what}");
     }
     let length = |value: &Value| value.as_array().map_or(0, Vec::len);
-    let (listed, since, told) = (&direct["list"], &direct["watch since"], &direct["informer"]["told"]);
+    let (listed, since, reported) = (&direct["list"], &direct["watch since"], &direct["informer"]["told"]);
     say(&format!(
         "JavaScript: {} readings alike; {} objects, {} events since; its informer told {}",
         direct.len(),
         length(listed),
         length(since),
-        length(told)
+        length(reported)
     ));
     say(&format!("passed through: {:?}", proxy.forwarded().await));
 }

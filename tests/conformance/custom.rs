@@ -135,8 +135,8 @@ async fn custom_resource_field_selectors_match_the_apiserver() {
     pair.direct.patch(&red, json!({"spec": {"color": "red"}})).await;
     for expected in ["DELETED", "ADDED"] {
         let [direct, through] = &mut watches;
-        let (wanted, told) = (direct.change().await, through.change().await);
-        assert_eq!((told.kind.as_str(), &told.line), (expected, &wanted.line));
+        let (wanted, reported) = (direct.change().await, through.change().await);
+        assert_eq!((reported.kind.as_str(), &reported.line), (expected, &wanted.line));
     }
 }
 

@@ -128,11 +128,11 @@ impl Defined {
         let mut direct = self.pair.direct.watch(ask()).await;
         let mut through = self.pair.through.watch(ask()).await;
         what().await;
-        let ((wanted, end), (told, ended)) = tokio::join!(direct.rest(), through.rest());
+        let ((wanted, end), (reported, ended)) = tokio::join!(direct.rest(), through.rest());
         assert_eq!((end, ended), (Ended::Clean, Ended::Clean), "{path}");
         let lines = |events: &[Event]| events.iter().map(|event| event.line.clone()).collect::<Vec<_>>();
-        assert_eq!(lines(&told), lines(&wanted), "{path}");
-        outline(&told).into()
+        assert_eq!(lines(&reported), lines(&wanted), "{path}");
+        outline(&reported).into()
     }
 }
 
@@ -253,10 +253,10 @@ async fn crd_versions_can_be_added_and_removed() {
     let watch = |version: &str, at: u64| defined.path(version, &format!("?watch=1&resourceVersion={at}"));
     // A changed definition also ends the watches of versions that remain.
     let path = watch("v1", last);
-    let told = defined.same_until_the_end(&path, async || {
+    let reported = defined.same_until_the_end(&path, async || {
         defined.change(json!({"versions": [stored("v1"), version("v2", json!({}))]})).await;
     });
-    assert_eq!(told.await, [""; 0]);
+    assert_eq!(reported.await, [""; 0]);
     defined.is_served("v2").await;
     defined.is_served("v1").await;
     // Both list the same objects, each in its own version. Upstream has dropped its history from before the change.
@@ -282,11 +282,11 @@ async fn crd_versions_can_be_added_and_removed() {
         assert_eq!(names(&list), ["last", "later", "new", "old"]);
     }
     let path = watch("v1", newest);
-    let told = defined.same_until_the_end(&path, async || {
+    let reported = defined.same_until_the_end(&path, async || {
         let unserved = version("v1", json!({"served": false, "storage": true}));
         defined.change(json!({"versions": [unserved, version("v2", json!({}))]})).await;
     });
-    assert_eq!(told.await, [""; 0]);
+    assert_eq!(reported.await, [""; 0]);
     defined.is_unknown("v1").await;
     let list = defined.agree(&defined.path("v2", "?resourceVersion=0"), |answer| names(answer).len() == 4).await;
     assert_eq!(list.value()["items"][0]["apiVersion"], format!("{}/v2", defined.group));
@@ -316,12 +316,12 @@ async fn recreated_crd_serves_no_objects_of_the_deleted_one() {
     let mut last = defined.mouse("v1", "two").await;
     for scope in ["Namespaced", "Cluster"] {
         let watch = defined.path("v1", &format!("?watch=1&resourceVersion={last}"));
-        let told = defined.same_until_the_end(&watch, async || {
+        let reported = defined.same_until_the_end(&watch, async || {
             defined.pair.direct.delete(&defined.definition()).await;
         });
-        let mut told = told.await;
-        told.sort();
-        assert_eq!(told, ["DELETED one", "DELETED two"]);
+        let mut reported = reported.await;
+        reported.sort();
+        assert_eq!(reported, ["DELETED one", "DELETED two"]);
         let gone = async || (defined.pair.direct.get(&defined.definition()).await.status == 404).then_some(());
         eventually("the definition is gone", gone).await;
         // The proxy has no time to notice.
@@ -392,12 +392,12 @@ async fn failed_crd_conversion_returns_the_upstream_error() {
     }
     let last = defined.mouse("v1", "m").await;
     let watch = defined.path("v2", &format!("?watch=1&resourceVersion={last}"));
-    let told = defined.same_until_the_end(&watch, async || {
+    let reported = defined.same_until_the_end(&watch, async || {
         let nobody = json!({"url": "https://127.0.0.1:1/convert"});
         let webhook = json!({"clientConfig": nobody, "conversionReviewVersions": ["v1"]});
         defined.change(json!({"conversion": {"strategy": "Webhook", "webhook": webhook}})).await;
     });
-    assert_eq!(told.await, [""; 0]);
+    assert_eq!(reported.await, [""; 0]);
     let Pair { direct, through, .. } = &defined.pair;
     let list = defined.path("v2", "?resourceVersion=0");
     let fails = async || direct.get(&list).await.text().contains("conversion webhook").then_some(());

@@ -94,9 +94,9 @@ async fn out_of_range_event_time_does_not_end_json_watches() {
         while expected.name() != format!("t{n}") {
             expected = theirs.change().await;
         }
-        let told = watch.change().await;
-        assert_eq!(told.line, expected.line, "{time}");
-        say(&told.object["firstTimestamp"].to_string());
+        let reported = watch.change().await;
+        assert_eq!(reported.line, expected.line, "{time}");
+        say(&reported.object["firstTimestamp"].to_string());
     }
     let of = [("resource", "events.v1"), ("representation", "json"), ("mode", "unsupported_object")];
     assert_eq!(proxy.metrics().await.sum("kube_fanout_representation_mode", &of), 0);

@@ -251,9 +251,9 @@ async fn leaf_resumes_without_relist_and_reads_fresh_after_zone_kill() {
     churn.wrote(200).await;
     tiers.zone.start_again(&bed).await;
     let last = *churn.finish().await.versions().last().expect("it wrote");
-    let told = within("all watches have it", join_all(watches.into_iter().map(|watch| changes(watch, last)))).await;
+    let reported = within("all watches have it", join_all(watches.into_iter().map(|watch| changes(watch, last)))).await;
     let expected = within("the apiserver has it", changes(direct, last)).await;
-    assert!(told.iter().all(|told| *told == expected), "each change once and in order");
+    assert!(reported.iter().all(|reported| *reported == expected), "each change once and in order");
     let (leaf_lists, zone_lists) = (lists_asked(tiers.leaf.proxy()).await, lists_asked(tiers.zone.proxy()).await);
     say(&format!(
         "{} changes in each of {WATCHES} watches; {began} lists of the leaf, then {}; {zone_lists} of the next zone",

@@ -78,7 +78,7 @@ impl Follower {
                     }
                 };
                 let Some(event) = event else { break WatchEnding::Broken };
-                self.ledger.told(op, &event);
+                self.ledger.reported(op, &event);
                 if !self.apply(&event) {
                     break WatchEnding::Left;
                 }

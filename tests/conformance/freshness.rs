@@ -109,17 +109,17 @@ async fn quiet_resource_reaches_cluster_version_despite_future_reads() {
         for number in 0..6 {
             let map = json!({"metadata": {"name": format!("seen-elsewhere-{number}")}});
             let seen = version_of(&direct.create("/api/v1/namespaces/default/configmaps", map).await);
-            let told = async |at: &Http| {
+            let reported = async |at: &Http| {
                 let asked = Instant::now();
                 (at.get(&format!("{quiet}{seen}")).await, asked.elapsed().as_secs_f64())
             };
-            let (mut answer, mut took) = told(&client).await;
+            let (mut answer, mut took) = reported(&client).await;
             // On a slow machine, one of them may be late.
             if answer.status == 504 && !std::mem::replace(&mut was_late, true) {
-                (answer, took) = told(&client).await;
+                (answer, took) = reported(&client).await;
             }
             assert!(answer.status == 200 && answer.is_cached(), "{seen}: {}", answer.text());
-            let (there, took_there) = told(&direct).await;
+            let (there, took_there) = reported(&direct).await;
             assert_eq!(there.status, 200);
             say(&format!("version {seen} is told after {took:.2} s, by the apiserver after {took_there:.2} s"));
         }

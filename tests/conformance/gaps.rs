@@ -13,7 +13,7 @@ fn map(name: &str, app: &str) -> Value {
 /// A change in a watch: type, name, version, label and value.
 type Told = (String, String, u64, String, String);
 
-fn told(event: &Event) -> Told {
+fn reported(event: &Event) -> Told {
     let (label, value) = (&event.object["metadata"]["labels"]["app"], &event.object["data"]["k"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     (event.kind.clone(), event.name().to_owned(), event.version(), text(label), text(value))
@@ -25,7 +25,7 @@ async fn until(watch: &mut Watch, last: &str) -> Vec<Told> {
     loop {
         let event = watch.change().await;
         let done = event.name() == last;
-        all.push(told(&event));
+        all.push(reported(&event));
         if done {
             return all;
         }
@@ -60,10 +60,10 @@ async fn changes_missed_in_an_apiserver_crash_reach_watches_once() {
     assert_eq!(until(&mut all, "last").await, with(&changes, "all", last));
     assert_eq!(until(&mut selected, "last").await, with(&changes, "selected", last));
     bed.direct().patch(&format!("{MAPS}/a"), json!({"data": {"k": "end"}})).await;
-    for expected in changes.iter().filter(|(_, of)| of.contains(&"named")).map(|(told, _)| told) {
-        assert_eq!(told(&named.change().await), *expected);
+    for expected in changes.iter().filter(|(_, of)| of.contains(&"named")).map(|(reported, _)| reported) {
+        assert_eq!(reported(&named.change().await), *expected);
     }
-    assert_eq!(told(&named.change().await).4, "end");
+    assert_eq!(reported(&named.change().await).4, "end");
     let metrics = proxy.metrics().await;
     let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
     assert_eq!(gaps("new_history"), 0);
@@ -76,7 +76,7 @@ async fn changes_missed_in_an_apiserver_crash_reach_watches_once() {
 }
 
 fn with(changes: &[(Told, &'static [&'static str])], which: &str, last: u64) -> Vec<Told> {
-    let of = changes.iter().filter(|(_, of)| of.contains(&which)).map(|(told, _)| told.clone());
+    let of = changes.iter().filter(|(_, of)| of.contains(&which)).map(|(reported, _)| reported.clone());
     of.chain([("ADDED".to_owned(), "last".to_owned(), last, "x".to_owned(), "0".to_owned())]).collect()
 }
 

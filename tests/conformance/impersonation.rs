@@ -120,7 +120,7 @@ fn named(header: &str) -> HeaderName {
 }
 
 /// The resulting identity, or the reason for the refusal.
-async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
+async fn reported(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let mut ask = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
     for (name, value) in headers {
@@ -152,8 +152,8 @@ async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTre
             // A new caller for each request, because the apiserver first tries the way that worked for a requestor
             // before.
             let holder = authority.issue(&unique("holder"), &[&group]);
-            let expected = told(&Http::new(plane.target().by(&holder), Protocol::H2), wanted).await;
-            let came = told(&proxy.client_of(&holder), wanted).await;
+            let expected = reported(&Http::new(plane.target().by(&holder), Protocol::H2), wanted).await;
+            let came = reported(&proxy.client_of(&holder), wanted).await;
             let is_taken = expected.0 == 201 && wanted.iter().any(|(_, name)| expected.1["username"] == *name);
             taking.extend(is_taken.then_some(role));
             if expected != came {

@@ -40,8 +40,8 @@ fn events(outcome: &Outcome) -> BTreeMap<u64, Vec<String>> {
     for line in outcome.lines() {
         let informer = line["informer"].as_u64();
         if let (true, Some(informer)) = (line["kind"] == "event" && line["initial"] != true, informer) {
-            let told = format!("{} {} {}", line["type"], line["key"], line["rv"]);
-            events.entry(informer).or_default().push(told);
+            let reported = format!("{} {} {}", line["type"], line["key"], line["rv"]);
+            events.entry(informer).or_default().push(reported);
         }
     }
     events
@@ -96,20 +96,20 @@ async fn informers_get_the_same_store_and_events_as_direct() {
         let summary = outcome.summary();
         let (_, reference) = expected.iter().find(|(other, _)| *other == selects).expect("one for each");
         let [store] = stores(reference).try_into().expect("one informer");
-        let [told] = events(reference).into_values().collect::<Vec<_>>().try_into().expect("one informer");
+        let [reported] = events(reference).into_values().collect::<Vec<_>>().try_into().expect("one informer");
         assert_eq!(summary["reference"], "equal", "{summary}");
         let others = stores(&outcome);
         assert!(others.len() == 3 && others.iter().all(|other| *other == store), "{summary}");
         let others = events(&outcome);
         assert_eq!(others.len(), 3);
-        assert!(others.values().all(|other| *other == told), "{kind} {watchlist} {encoding} {selects:?}: the same");
+        assert!(others.values().all(|other| *other == reported), "{kind} {watchlist} {encoding} {selects:?}: the same");
         let (lists, starts) = (&summary["lists"], &summary["watchlists"]);
         assert_eq!(lists, if watchlist == "on" { 0 } else { 3 }, "nobody had to fall back or list again: {summary}");
         say(&format!(
             "{kind}, watchlist {watchlist}, {encoding}, {selects:?}: {} objects and {} events as direct; {lists} \
              lists, {starts} watch-lists",
             summary["objects"],
-            told.len()
+            reported.len()
         ));
     }
     assert_eq!(proxy.streams("pods.v1").await, 1, "one feed, whatever the form");

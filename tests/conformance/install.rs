@@ -78,13 +78,13 @@ async fn variables(direct: &Http, workload: &str) -> Value {
 
 /// Points an agent and a controller to the proxy, and the agent back to the apiserver.
 async fn clients_are_pointed(shell: &Shell, direct: &Http, [agent, controller, back]: [&str; 3]) {
-    let told = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
+    let reported = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
     shell.run(agent);
-    assert_eq!(variables(direct, "daemonsets/agent").await, told);
+    assert_eq!(variables(direct, "daemonsets/agent").await, reported);
     shell.run(back);
     assert_eq!(variables(direct, "daemonsets/agent").await, Value::Null);
     shell.run(controller);
-    assert_eq!(variables(direct, "deployments/controller").await, told);
+    assert_eq!(variables(direct, "deployments/controller").await, reported);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -51,24 +51,24 @@ async fn permission_for_one_name_never_exposes_similar_names() {
         (caller, draws.probe(caller))
     });
     let asked: Vec<_> = asked.collect();
-    let told =
+    let reported =
         stream::iter(asked).map(|(caller, probe)| tell(caller, probe, scene.versions.1)).buffer_unordered(AT_ONCE);
-    let told: Vec<_> = told.collect().await;
+    let reported: Vec<_> = reported.collect().await;
     let (mut counts, mut statuses) = (Counts::default(), BTreeMap::<u16, usize>::new());
-    for told in &told {
-        counts.count(&told.compared, told.compared.verdict);
-        *statuses.entry(told.compared.told.status).or_default() += 1;
+    for reported in &reported {
+        counts.count(&reported.compared, reported.compared.verdict);
+        *statuses.entry(reported.compared.reported.status).or_default() += 1;
     }
-    let cached = |told: &&Told<'_>| told.compared.cached && told.compared.told.status == 200;
-    let watches = told.iter().filter(cached).filter(|told| told.compared.watch).count();
+    let cached = |reported: &&Told<'_>| reported.compared.cached && reported.compared.reported.status == 200;
+    let watches = reported.iter().filter(cached).filter(|reported| reported.compared.watch).count();
     say(&format!("{counts}, statuses {statuses:?}; {watches} watches from the cache"));
     let reports: Vec<_> =
-        counts.complaints(CACHED_ONE_IN).into_iter().chain(told.iter().filter_map(Told::report)).collect();
+        counts.complaints(CACHED_ONE_IN).into_iter().chain(reported.iter().filter_map(Told::report)).collect();
     let shown: Vec<_> = reports.iter().take(SHOWN_MAX).cloned().collect();
     assert!(reports.is_empty(), "{} reports:\n{}", reports.len(), shown.join("\n\n"));
     assert!(watches >= usize::try_from(count / 40).expect("a small number"), "{watches} watches from the cache");
     for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
-        let own = told.iter().filter(cached).filter(|told| told.caller.name == caller.name).count();
+        let own = reported.iter().filter(cached).filter(|reported| reported.caller.name == caller.name).count();
         assert!(own > 0, "nothing from the cache for {}", caller.name);
     }
 }

@@ -160,8 +160,8 @@ async fn node_scope_watch_receives_events_of_own_pods_only() {
     for form in [PROTOBUF, "application/json"] {
         let ask = || RequestSpec::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
         let (mut direct, mut through) = join(node.direct.watch(Node::as_node(ask())), node.through.watch(ask())).await;
-        let same = async |told: &[&str], direct: &mut Watch, through: &mut Watch| {
-            for what in told {
+        let same = async |reported: &[&str], direct: &mut Watch, through: &mut Watch| {
+            for what in reported {
                 assert_eq!(through.telling().await, direct.telling().await, "{form}: {what}");
             }
         };
@@ -175,8 +175,8 @@ async fn node_scope_watch_receives_events_of_own_pods_only() {
         }
         node.direct.create(&node.inside("pods"), pod("n1-end", "n1", "n1")).await;
         node.direct.delete(&node.inside("pods/n1-end")).await;
-        let told = ["n1-9 is new", "n1-9 has a label", "n1-9 goes", "n1-end is new", "n1-end goes"];
-        same(&told, &mut direct, &mut through).await;
+        let reported = ["n1-9 is new", "n1-9 has a label", "n1-9 goes", "n1-end is new", "n1-end goes"];
+        same(&reported, &mut direct, &mut through).await;
     }
     assert_eq!(node.proxy.streams("pods.v1").await, 1);
 }
@@ -212,7 +212,7 @@ async fn node_scope_reads_contain_every_earlier_write() {
     assert!(node.proxy.asked("position").await > 0);
 }
 
-fn told(event: &bed::Event) -> (String, String, u64) {
+fn reported(event: &bed::Event) -> (String, String, u64) {
     (event.kind.clone(), event.name().to_owned(), event.version())
 }
 
@@ -244,7 +244,7 @@ async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     let mut expected = Vec::new();
     // A pod is marked as deleted before its removal.
     for kind in ["MODIFIED", "MODIFIED", "MODIFIED", "ADDED", "MODIFIED", "DELETED"] {
-        expected.push(told(&of_this_one.change().await));
+        expected.push(reported(&of_this_one.change().await));
         assert_eq!(expected.last().map(|(kind, ..)| kind.as_str()), Some(kind));
     }
     node.bed.kill_apiserver().await;
@@ -252,7 +252,7 @@ async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     node.proxy.go_on();
     expected.push(("MODIFIED".to_owned(), "n1-2".to_owned(), version_of(&patch("n1-2", 0).await)));
     for expected in expected {
-        assert_eq!(told(&watch.change().await), expected);
+        assert_eq!(reported(&watch.change().await), expected);
     }
     let metrics = node.proxy.metrics().await;
     let gaps =

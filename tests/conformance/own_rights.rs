@@ -60,9 +60,9 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     assert_eq!(refused.status, 403, "upstream says so itself: {}", refused.text());
     assert!(refused.text().contains(&account.user()), "{}", refused.text());
     let [mut ended, mut open] = watches;
-    let (told, end) = bed::within("its watch ends", ended.rest()).await;
-    assert_eq!(end, Ended::Clean, "{told:?}");
-    assert!(told.iter().all(|event| event.kind != "ADDED"), "{told:?}");
+    let (reported, end) = bed::within("its watch ends", ended.rest()).await;
+    assert_eq!(end, Ended::Clean, "{reported:?}");
+    assert!(reported.iter().all(|event| event.kind != "ADDED"), "{reported:?}");
     let again = client.send(RequestSpec::get(&format!("{maps}?watch=1"))).await;
     assert_eq!(again.status(), 403, "whoever comes again hears it from upstream");
     let port = json!([{"port": 80}]);

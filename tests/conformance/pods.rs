@@ -154,14 +154,18 @@ async fn status_reads_pod_proxies_through_port_forward() {
     for script in [REAL, &by_spdy()] {
         let said = stage.status("admin", script).await;
         assert_eq!(said.code, Some(0), "{said:?}");
-        let told: Value = serde_json::from_str(&said.out).expect("JSON");
-        assert_eq!(told.as_array().map(Vec::len), Some(PODS.len()), "{told:#}");
+        let reported: Value = serde_json::from_str(&said.out).expect("JSON");
+        assert_eq!(reported.as_array().map(Vec::len), Some(PODS.len()), "{reported:#}");
         for (at, pod) in PODS.iter().enumerate() {
-            let told = &told[at];
-            assert_eq!((&told["proxy"], &told["ready"]), (&format!("pod/{pod}").into(), &true.into()), "{told:#}");
-            let feeds = told["feeds"].as_array().expect("feeds");
+            let reported = &reported[at];
+            assert_eq!(
+                (&reported["proxy"], &reported["ready"]),
+                (&format!("pod/{pod}").into(), &true.into()),
+                "{reported:#}"
+            );
+            let feeds = reported["feeds"].as_array().expect("feeds");
             let has = read.map(|resource| feeds.iter().any(|feed| feed["resource"] == format!("{resource}.v1")));
-            assert_eq!(has, [at == 0, at == 1], "{told:#}");
+            assert_eq!(has, [at == 0, at == 1], "{reported:#}");
         }
         say(&format!("{:?}", stage.upgrades()));
     }
@@ -194,8 +198,8 @@ async fn port_forward_works_through_a_proxy() {
     for before in [":", BY_SPDY] {
         let said = stage.status("admin", &format!("{before}; exec \"$KUBECTL\" {through} \"$@\"")).await;
         assert_eq!(said.code, Some(0), "{said:?}");
-        let told: Value = serde_json::from_str(&said.out).expect("JSON");
-        assert_eq!([&told[0]["proxy"], &told[1]["proxy"]], ["pod/one", "pod/two"], "{told:#}");
+        let reported: Value = serde_json::from_str(&said.out).expect("JSON");
+        assert_eq!([&reported[0]["proxy"], &reported[1]["proxy"]], ["pod/one", "pod/two"], "{reported:#}");
     }
     let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
     assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");

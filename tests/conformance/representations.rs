@@ -167,9 +167,9 @@ async fn first_bookmark_of_each_built_in_resource_matches_upstream() {
                 let query = format!("{WATCH_LIST_AT}&resourceVersion={version}");
                 let ask = RequestSpec::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);
                 let (mut ours, mut theirs) = (pair.through.watch(ask.clone()).await, pair.direct.watch(ask).await);
-                let (told, expected) = (ours.telling().await, theirs.telling().await);
-                assert_eq!(told, expected, "{path} as {accept}");
-                assert!(told.contains("BOOKMARK"), "{path} as {accept}: {told}");
+                let (reported, expected) = (ours.telling().await, theirs.telling().await);
+                assert_eq!(reported, expected, "{path} as {accept}");
+                assert!(reported.contains("BOOKMARK"), "{path} as {accept}: {reported}");
             }
         }
         drop(held);

@@ -69,7 +69,7 @@ fn since(before: &Costs, now: &Costs) -> Costs {
 }
 
 /// The costs that are not zero, as text.
-fn told(costs: &Costs) -> String {
+fn reported(costs: &Costs) -> String {
     let some = costs.iter().filter(|(_, cost)| **cost != Cost::default());
     let each = some.map(|(cause, Cost { requests, streams, bytes })| {
         format!("{cause}: {requests} requests, {streams} streams open, {bytes} bytes")
@@ -139,8 +139,8 @@ async fn irrelevant_change_causes_no_upstream_request() {
     let (a, b, c) = tokio::join!(rested(&open, &[]), rested(&idle, &[]), rested(&leased, &OF_A_WATCH));
     let mut before = Vec::new();
     for ((of, _), (all, at_rest)) in proxies.iter().zip([a, b, c]) {
-        say(&format!("{of}: since the start: {}", told(&all)));
-        say(&format!("{of}: at rest: {}", told(&at_rest)));
+        say(&format!("{of}: since the start: {}", reported(&all)));
+        say(&format!("{of}: at rest: {}", reported(&at_rest)));
         before.push(all);
     }
     assert_costs_two_streams(&before[0], proxies[0].0);
@@ -167,7 +167,7 @@ async fn irrelevant_change_causes_no_upstream_request() {
     let (a, b, c) = tokio::join!(rested(&open, &[]), rested(&idle, &[]), rested(&leased, &OF_A_WATCH));
     for (((of, _), before), (now, _)) in proxies.iter().zip(&before).zip([a, b, c]) {
         let more = since(before, &now);
-        say(&format!("{of}: three changes: {}", told(&more)));
+        say(&format!("{of}: three changes: {}", reported(&more)));
         let of_watches: &[&str] = if more["rbac"].streams == 0 { &[] } else { &OF_A_WATCH };
         assert_eq!(requests(&more, of_watches), 0, "{of}: {more:?}");
         let most = |event: u64, streams: u64| event * 6 / 5 + streams * BOOKMARK_BYTES_MAX;

@@ -29,13 +29,13 @@ pub async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until
 }
 
 /// The versions of the changes that each watch received, in order of arrival.
-fn told(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
-    let mut told: HashMap<u64, Vec<u64>> = HashMap::new();
+fn reported(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
+    let mut reported: HashMap<u64, Vec<u64>> = HashMap::new();
     for line in outcome.lines().filter(|line| line["kind"] == "frame" && line["type"] != "BOOKMARK") {
         let (watch, version) = (line["watch"].as_u64().expect("a watch"), line["rv"].as_u64().expect("a version"));
-        told.entry(watch).or_default().push(version);
+        reported.entry(watch).or_default().push(version);
     }
-    told
+    reported
 }
 
 /// Panics unless no watch ended, all received the same, and each received every acknowledged version exactly once and
@@ -44,9 +44,9 @@ pub fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
     let summary = outcome.summary();
     assert_eq!(summary["ended"], json!({"complete": COUNT}), "{summary}");
     assert_eq!(summary["distinct_complete"], 1, "{summary}");
-    let told = told(outcome);
-    assert_eq!(told.len(), COUNT);
-    for (watch, versions) in told {
+    let reported = reported(outcome);
+    assert_eq!(reported.len(), COUNT);
+    for (watch, versions) in reported {
         assert!(versions.is_sorted_by(|a, b| a < b), "watch {watch}: in order, and each once: {versions:?}");
         let missing: Vec<_> = acknowledged.iter().filter(|version| versions.binary_search(version).is_err()).collect();
         assert!(missing.is_empty(), "watch {watch} was not told of {missing:?}");

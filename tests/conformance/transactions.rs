@@ -173,13 +173,13 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
         assert_eq!(state, right, "said to be the state of {version}");
         amid += usize::from(together.contains_key(&(version + 1)) || together.contains_key(&version));
     }
-    let told = events_told(&proxy, &events, first, last).await;
+    let reported = events_told(&proxy, &events, first, last).await;
     for (version, objects) in &together {
-        if told.get(version) != Some(objects) && !is_one {
+        if reported.get(version) != Some(objects) && !is_one {
             proxy.assert_sound();
             return false;
         }
-        assert_eq!(told.get(version), Some(objects), "events of {version}");
+        assert_eq!(reported.get(version), Some(objects), "events of {version}");
     }
     let compared = count.div_ceil(step);
     say(&format!(
@@ -194,12 +194,12 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
 /// The number of events per version that a watch from `first` receives, up to `last`.
 async fn events_told(proxy: &Proxy, events: &str, first: u64, last: u64) -> HashMap<u64, usize> {
     let mut watch = proxy.client().watch(RequestSpec::get(&format!("{events}?watch=1&resourceVersion={first}"))).await;
-    let mut told = HashMap::new();
+    let mut reported = HashMap::new();
     loop {
         let version = watch.change().await.version();
-        *told.entry(version).or_default() += 1;
+        *reported.entry(version).or_default() += 1;
         if version == last {
-            return told;
+            return reported;
         }
     }
 }

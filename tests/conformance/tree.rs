@@ -30,15 +30,15 @@ type Told = Vec<(String, String, u64, Instant)>;
 /// Reads a watch until a version has arrived.
 fn follow(mut watch: Watch, last: tokio::sync::watch::Receiver<u64>) -> JoinHandle<Told> {
     tokio::spawn(async move {
-        let (mut told, mut last) = (Told::new(), last);
+        let (mut reported, mut last) = (Told::new(), last);
         loop {
-            let newest = told.last().map_or(0, |(_, _, version, _)| *version);
+            let newest = reported.last().map_or(0, |(_, _, version, _)| *version);
             if (1..=newest).contains(&*last.borrow()) {
-                return told;
+                return reported;
             }
             tokio::select! {
                 change = watch.change() => {
-                    told.push((change.kind.clone(), change.name().to_owned(), change.version(), Instant::now()));
+                    reported.push((change.kind.clone(), change.name().to_owned(), change.version(), Instant::now()));
                 }
                 // That version may have arrived already.
                 Ok(()) = last.changed() => {}
@@ -84,22 +84,22 @@ async fn tell(
     let (sent, newest) = write(plane, maps, writes, amid).await;
     says_last.send_replace(newest);
     let all = timeout(PATIENCE, join_all(watches)).await.expect("everybody is told everything");
-    let all = all.into_iter().map(|told| told.expect("no panic")).collect();
+    let all = all.into_iter().map(|reported| reported.expect("no panic")).collect();
     (all, direct.await.expect("no panic"), sent)
 }
 
-fn times(told: &[Told], sent: &HashMap<u64, Instant>) -> Times {
+fn times(reported: &[Told], sent: &HashMap<u64, Instant>) -> Times {
     let of = |(_, _, version, came): &(String, String, u64, Instant)| came.duration_since(sent[version]);
-    Times::of(told.iter().flatten().map(of).collect())
+    Times::of(reported.iter().flatten().map(of).collect())
 }
 
-fn assert_all_are(told: &[Told], expected: &Told) {
-    let what = |told: &Told| -> Vec<_> {
-        told.iter().map(|(kind, name, version, _)| (kind.clone(), name.clone(), *version)).collect()
+fn assert_all_are(reported: &[Told], expected: &Told) {
+    let what = |reported: &Told| -> Vec<_> {
+        reported.iter().map(|(kind, name, version, _)| (kind.clone(), name.clone(), *version)).collect()
     };
     let expected = what(expected);
-    for (leaf, told) in told.iter().enumerate() {
-        assert_eq!(what(told), expected, "leaf {leaf}: each change once and in order");
+    for (leaf, reported) in reported.iter().enumerate() {
+        assert_eq!(what(reported), expected, "leaf {leaf}: each change once and in order");
     }
 }
 
@@ -122,16 +122,16 @@ async fn leaves_share_two_zones_and_resume_when_one_is_killed() {
     let zone = grove.zones[0].target();
     let before = bed.settled_watches("configmaps").await;
     let at_one: Vec<_> = (0..number).map(|_| zone.clone()).collect();
-    let (told, direct, sent) = tell(&bed, &maps, &at_one, writes, async || {}).await;
-    assert_all_are(&told, &direct);
-    let one = times(&told, &sent);
+    let (reported, direct, sent) = tell(&bed, &maps, &at_one, writes, async || {}).await;
+    assert_all_are(&reported, &direct);
+    let one = times(&reported, &sent);
     say(&format!("one proxy, {number} watches: {one}"));
     let seen = at_apiserver(&bed).len();
     grove.plant(&bed, usize::try_from(number).expect("a small number")).await;
     let leaves: Vec<_> = grove.leaves.iter().map(Proxy::target).collect();
     let cpu_seconds = || grove.leaves.iter().map(Proxy::cpu_seconds).sum::<f64>();
     let cpu_before = cpu_seconds();
-    let (told, direct, sent) = tell(&bed, &maps, &leaves, writes, async || {
+    let (reported, direct, sent) = tell(&bed, &maps, &leaves, writes, async || {
         let streams = eventually("the apiserver sees the streams of two proxies, and the test's own", async || {
             let streams = bed.open_watches("configmaps").await - before;
             (streams == 3).then_some(streams)
@@ -140,10 +140,10 @@ async fn leaves_share_two_zones_and_resume_when_one_is_killed() {
         say(&format!("{number} leaves behind two zones: {streams} streams at the apiserver, one is the test's own"));
     })
     .await;
-    assert_all_are(&told, &direct);
-    let tree = times(&told, &sent);
+    assert_all_are(&reported, &direct);
+    let tree = times(&reported, &sent);
     say(&format!("{number} leaves behind two zones, a watch each: {tree}"));
-    let deliveries = told.iter().map(Vec::len).sum::<usize>();
+    let deliveries = reported.iter().map(Vec::len).sum::<usize>();
     #[expect(clippy::cast_precision_loss, reason = "few")]
     let cpu_ms = (cpu_seconds() - cpu_before) * 1e3 / deliveries as f64;
     say(&format!("CPU of a leaf for a write that it hands to its one watch, with the watch opened: {cpu_ms:.2} ms"));
@@ -194,15 +194,15 @@ async fn a_zone_is_killed(plane: &Plane, maps: &str, grove: &Grove, leaves: &[Ta
         all.into_iter().sum::<i64>()
     };
     let before = (lists(plane), lists_of_leaves().await);
-    let (told, direct, sent) = tell(plane, maps, leaves, writes, async || grove.zones[0].kill()).await;
-    assert_all_are(&told, &direct);
+    let (reported, direct, sent) = tell(plane, maps, leaves, writes, async || grove.zones[0].kill()).await;
+    assert_all_are(&reported, &direct);
     eventually("the other zone has all leaves", async || {
         let streams = grove.zones[1].metrics().await.sum("kube_fanout_watches_open", &[("resource", RESOURCE)]);
         (streams >= i64::try_from(grove.leaves.len()).expect("few")).then_some(())
     })
     .await;
     let after = (lists(plane), lists_of_leaves().await);
-    let (lost, slowest) = (0, times(&told, &sent));
+    let (lost, slowest) = (0, times(&reported, &sent));
     say(&format!(
         "a zone was killed: {lost} lost, {slowest}; lists (apiserver's, leaves'): {before:?}, then {after:?}"
     ));

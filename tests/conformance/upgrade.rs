@@ -85,12 +85,12 @@ async fn lists(bed: &Plane) -> i64 {
 
 /// Reads a watch until an event contains these bytes. Returns the number of events.
 async fn told_until(watch: &mut Watch, bytes: &[u8]) -> usize {
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         let Some(Frame::Protobuf(frame)) = watch.frame().await else { panic!("it is protobuf, and goes on") };
-        told += 1;
+        reported += 1;
         if frame.windows(bytes.len()).any(|part| part == bytes) {
-            return told;
+            return reported;
         }
     }
 }
@@ -145,16 +145,16 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     direct.create("/api/v1/namespaces/default/configmaps", map).await;
     let mut ended = Vec::new();
     let (_, maps) = watches.iter_mut().find(|(path, _)| path == "/api/v1/configmaps").expect("they are watched");
-    let mut told = told_until(maps, b"\x0a\x05after").await;
+    let mut reported = told_until(maps, b"\x0a\x05after").await;
     let watched = watches.iter_mut().filter(|(path, _)| paths.contains(path));
     let caught_up = join_all(watched.map(async |(path, watch)| (path, watch.catch_up(QUIET).await))).await;
     for (path, frames) in caught_up {
         match frames {
-            Some(frames) => told += frames,
+            Some(frames) => reported += frames,
             None => ended.push(path.clone()),
         }
     }
-    say(&format!("{} watches open, {told} events since; ended: {ended:?}", watches.len()));
+    say(&format!("{} watches open, {reported} events since; ended: {ended:?}", watches.len()));
     assert!(ended.is_empty(), "{ended:?}");
     assert!(relists + renewals <= i64::try_from(watches.len()).expect("few") + 4, "one list a feed");
     assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);

@@ -19,9 +19,9 @@ async fn both(pair: &Pair, path: &str) -> [bed::Watch; 2] {
 /// The next change of both watches, which must be equal to the byte.
 async fn both_tell(watches: &mut [bed::Watch; 2]) -> Event {
     let [direct, through] = watches;
-    let (expected, told) = (direct.change().await, through.change().await);
-    assert_eq!(told.line, expected.line);
-    told
+    let (expected, reported) = (direct.change().await, through.change().await);
+    assert_eq!(reported.line, expected.line);
+    reported
 }
 
 /// The next changes of both watches: one for each of these objects, all of one type.
@@ -31,9 +31,9 @@ async fn both_tell_of_all(watches: &mut [bed::Watch; 2], kind: &str, names: &[St
         events.push(both_tell(watches).await);
     }
     assert!(events.iter().all(|event| event.kind == kind), "{events:?}");
-    let told: BTreeSet<&str> = events.iter().map(Event::name).collect();
+    let reported: BTreeSet<&str> = events.iter().map(Event::name).collect();
     let expected: BTreeSet<&str> = names.iter().map(String::as_str).collect();
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     events
 }
 
@@ -215,15 +215,15 @@ async fn bookmarks_exceed_start_version_and_never_precede_events() {
     let version = pair.maps().await;
     // The timeout may expire before the writes arrive. In that case the watches are opened again with a longer one.
     let mut query = format!("?watch=1&allowWatchBookmarks=1&resourceVersion={version}&timeoutSeconds=4");
-    let told = loop {
-        let told = changes_with_bookmarks(&pair, &query, version).await;
+    let reported = loop {
+        let reported = changes_with_bookmarks(&pair, &query, version).await;
         match bed::longer(&query) {
-            Some(more) if told == 0 => query = more,
-            _ => break told,
+            Some(more) if reported == 0 => query = more,
+            _ => break reported,
         }
     };
-    assert!(told > 0, "changes while the watches were open");
-    say(&format!("{told} changes with bookmarks between them"));
+    assert!(reported > 0, "changes while the watches were open");
+    say(&format!("{reported} changes with bookmarks between them"));
 }
 
 /// Writes while both watches are open, and compares until the timeout of one. Returns the number of changes that both

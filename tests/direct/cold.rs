@@ -63,8 +63,8 @@ async fn concurrent_lists_on_cold_cache_share_upstream_requests() {
         let app = told_nothing(&up).await;
         let connections = join_all((0..3).map(|_| app.multiplexed())).await;
         let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS)));
-        let (lists, told) = tokio::join!(lists, told_when_waiting(&up, &app, 300));
-        let (took, served) = (told.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
+        let (lists, reported) = tokio::join!(lists, told_when_waiting(&up, &app, 300));
+        let (took, served) = (reported.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
         // A read that waited for this long is forwarded. On a machine that stalls this shows nothing.
         if served < 290 && took >= FRESH_MAX {
             continue;

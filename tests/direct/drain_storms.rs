@@ -37,15 +37,15 @@ async fn draining_proxy_serves_new_reads_writes_and_watches() {
     assert!(failed.is_empty(), "{failed:?}");
     let late = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
     let late = join_all(late).await;
-    let told = up.create_pod("default", "p");
+    let reported = up.create_pod("default", "p");
     for watch in &late {
-        watch.reached(told).await;
+        watch.reached(reported).await;
     }
     for (number, watch) in early.iter().chain(&late).enumerate() {
         assert_eq!(watch.ended_in_time(GRACE).await, Ended::Clean);
         let seen: Vec<_> = watch.changes().iter().map(|event| event.rv).collect();
         // An early watch may have been ended before that.
-        assert!(seen == [told] || seen.is_empty() && number < early.len(), "{seen:?}");
+        assert!(seen == [reported] || seen.is_empty() && number < early.len(), "{seen:?}");
     }
     in_time(GRACE, "the end", app.stop()).await;
 }

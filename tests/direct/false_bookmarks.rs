@@ -161,6 +161,6 @@ async fn invalid_bookmark_is_ignored_and_stream_resumes() {
     }
     history.is_told_to(&watches, last).await;
     assert!(watches.iter().all(Watch::is_open));
-    let told = watches.iter().flat_map(Watch::bookmarks).map(|bookmark| bookmark.rv).max();
-    assert!(told.is_none_or(|told| told <= last), "{told:?} after {last}");
+    let reported = watches.iter().flat_map(Watch::bookmarks).map(|bookmark| bookmark.rv).max();
+    assert!(reported.is_none_or(|reported| reported <= last), "{reported:?} after {last}");
 }

@@ -57,10 +57,10 @@ async fn only_trusted_front_proxy_can_assert_identity() {
     let (ada, bob) = (clients.issue("ada"), clients.issue("bob"));
     let says_ada = [("x-remote-user", "ada")];
 
-    let told = ask(&app, showing(&aggregator), &says_ada).await;
-    assert!(told.is_cached(), "{}", told.text());
-    let told = ask(&app, showing(&aggregator), &[("x-remote-user", "bob"), ("x-remote-group", "dev")]).await;
-    assert!(told.text().contains(r#"User \"bob\" cannot list"#), "{}", told.text());
+    let reported = ask(&app, showing(&aggregator), &says_ada).await;
+    assert!(reported.is_cached(), "{}", reported.text());
+    let reported = ask(&app, showing(&aggregator), &[("x-remote-user", "bob"), ("x-remote-group", "dev")]).await;
+    assert!(reported.text().contains(r#"User \"bob\" cannot list"#), "{}", reported.text());
     assert!(ask(&app, showing(&ada), &[]).await.is_cached(), "a certificate by itself");
 
     for (who, pair, headers) in [

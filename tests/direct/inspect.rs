@@ -114,8 +114,8 @@ async fn explain_names_revoked_and_drained_watches() {
     let bobs = join_all((0..40).map(|_| watch("b", Protocol::Http1))).await;
     up.reviews().deny("ada", "*");
     assert_eq!(ada.ended_in_time(PATIENCE).await, Ended::Refused(403));
-    let told = explained("ada").await;
-    assert!(told.contains("WATCH pods.v1: revoked: ") && !told.contains("bob"), "{told}");
+    let reported = explained("ada").await;
+    assert!(reported.contains("WATCH pods.v1: revoked: ") && !reported.contains("bob"), "{reported}");
     assert!(bobs.iter().all(Watch::is_open));
     app.begin_stop();
     // Watches end at moments spread over the drain time: the first soon, the last after a minute, when the proxy exits.
@@ -203,18 +203,19 @@ async fn tail_prints_events() {
     app.reached("pods", written).await;
     let (from, url) = (from.to_string(), app.url());
     // If the machine stalls, a second may pass before anything is read. Then the test reads for longer.
-    let is_told = |stdout: &str| stdout.lines().any(|line| line.starts_with("ADDED") && line.ends_with("default/new"));
-    let mut told = String::new();
+    let is_reported =
+        |stdout: &str| stdout.lines().any(|line| line.starts_with("ADDED") && line.ends_with("default/new"));
+    let mut reported = String::new();
     for seconds in ["1", "5", "25"] {
         let of_pods = ["tail", "pods", "-n", "default", "--proxy", &url, "--from", &from, "--seconds", seconds];
         let tail = asked(&of_pods).await;
         assert_eq!(tail.code, Some(0), "{}", tail.stderr);
-        told = tail.stdout;
-        if is_told(&told) {
+        reported = tail.stdout;
+        if is_reported(&reported) {
             break;
         }
     }
-    assert!(told.contains("served from the cache") && is_told(&told), "{told}");
+    assert!(reported.contains("served from the cache") && is_reported(&reported), "{reported}");
     let refused = asked(&["tail", "pods", "--proxy", &url, "--from", "nonsense", "--seconds", "1"]).await;
     assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
 }

@@ -52,8 +52,8 @@ async fn resource_outgrowing_memory_budget_is_forwarded() {
     })
     .await;
     assert_eq!(growing.ended().await, Ended::Clean, "its client goes on from its last version");
-    let told = growing.events().len();
-    assert!(told > 50, "it was told {told} changes while they fitted");
+    let reported = growing.events().len();
+    assert!(reported > 50, "it was told {reported} changes while they fitted");
     let metrics = process.metrics().await;
     assert_eq!(metric(&metrics, "kube_fanout_memory_budget_bytes", "").total_cmp(&BUDGET), std::cmp::Ordering::Equal);
     assert!(metric(&metrics, "kube_fanout_memory_evictions_total", "what=\"history\"") > 0.0, "before a feed ends");

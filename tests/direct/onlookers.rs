@@ -93,8 +93,8 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     assert_eq!((&second["state"], &second["eventsBehind"]), (&"idle".into(), &0.into()));
     assert_eq!(second["resourceVersion"], last.to_string());
     // A feed reports a version only once it is complete.
-    let told = last.to_string();
-    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == told };
+    let reported = last.to_string();
+    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == reported };
     eventually("the feed has reached it", reached).await;
     assert!(second["bytesSent"].as_u64() > Some(390 * 1000), "{second}");
     assert_eq!((&all["total"], &all["leftOut"]), (&2.into(), &0.into()));

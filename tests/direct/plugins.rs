@@ -82,14 +82,14 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     let client = process.client();
     for (what, failure) in FAILURES {
         plugin.does(failure);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/healthz")] {
             let answer = client.request(method.clone(), path).header("content-type", "application/json").send().await;
             assert!(answer.status >= 500, "{what}, {method} {path}: {}", answer.text());
-            told.push(answer.text());
+            reported.push(answer.text());
         }
-        assert_clean(what, &told.join("\n"));
-        assert!(told[0].contains("the proxy cannot load its upstream credentials"), "{}", told[0]);
+        assert_clean(what, &reported.join("\n"));
+        assert!(reported[0].contains("the proxy cannot load its upstream credentials"), "{}", reported[0]);
         for page in ["/metrics", "/debug/feeds", "/debug/cost", "/readyz"] {
             assert_clean(page, &process.admin(page).await);
         }

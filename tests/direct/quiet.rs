@@ -74,12 +74,12 @@ async fn concurrent_reads_of_quiet_resources_share_freshness_checks() {
                 assert!(answer.is_cached() && answer.items().len() >= objects, "{}: {}", answer.path, answer.status);
             }
             let after = asked(&up);
-            let told = [0, 1, 2].map(|kind| after[kind] - before[kind]);
-            println!("{} resources of {objects}, round {round}: {told:?} for {CLIENTS} clients", QUIET.len());
-            let [positions, equalities, catch_ups] = told;
+            let reported = [0, 1, 2].map(|kind| after[kind] - before[kind]);
+            println!("{} resources of {objects}, round {round}: {reported:?} for {CLIENTS} clients", QUIET.len());
+            let [positions, equalities, catch_ups] = reported;
             // Reads that arrive while a request is under way need another one.
-            assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{told:?}");
-            assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {told:?}");
+            assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{reported:?}");
+            assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {reported:?}");
             good += 1;
             if good == ROUNDS {
                 break;

@@ -30,7 +30,7 @@ async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     (app, ada)
 }
 
-async fn told(watch: &Watch, kind: &str, key: &str) {
+async fn reported(watch: &Watch, kind: &str, key: &str) {
     let is_it = |event: &Event| event.kind == kind && event.key == key;
     watch.until(&format!("{kind} {key}"), |events| events.iter().any(is_it)).await;
 }
@@ -58,8 +58,8 @@ async fn readable_list_is_filtered_by_namespace_permission() {
     .await;
     // Forwarded requests do not contain the parameter.
     ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
-    let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
-    assert!(!up.requests().iter().any(told));
+    let reported = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
+    assert!(!up.requests().iter().any(reported));
 }
 
 #[tokio::test]
@@ -70,16 +70,16 @@ async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
         let watch = ada.watch(READABLE).initial_events().over(protocol).await;
         watch.listed().await;
         // The events may follow the initial state, if the decision for a namespace is late.
-        told(&watch, "ADDED", "a/p").await;
-        told(&watch, "ADDED", "b/p").await;
+        reported(&watch, "ADDED", "a/p").await;
+        reported(&watch, "ADDED", "b/p").await;
         assert_eq!(watch.changes().len(), 2);
         up.create_pod("c", "q");
         watch.reached(up.create_pod("a", "q")).await;
         assert!(!is_told_of(&watch, "c"), "{protocol:?}");
         up.reviews().allow("ada", "c");
-        told(&watch, "ADDED", "c/q").await;
+        reported(&watch, "ADDED", "c/q").await;
         up.reviews().deny("ada", "a");
-        told(&watch, "DELETED", "a/q").await;
+        reported(&watch, "DELETED", "a/q").await;
         let before = watch.changes().len();
         up.create_pod("a", "r");
         watch.reached(up.create_pod("b", "r")).await;
@@ -96,15 +96,15 @@ async fn review_outage_hides_only_new_namespaces() {
     let (_app, ada) = ada(&up).await;
     let watch = ada.watch(READABLE).initial_events().await;
     watch.listed().await;
-    told(&watch, "ADDED", "a/p").await;
-    told(&watch, "ADDED", "b/p").await;
+    reported(&watch, "ADDED", "a/p").await;
+    reported(&watch, "ADDED", "b/p").await;
     up.reviews().refuse(Some(503));
     up.reviews().allow("ada", "new");
     up.create_pod("new", "p");
     watch.reached(up.create_pod("a", "q")).await;
     assert!(!is_told_of(&watch, "new"));
     up.reviews().refuse(None);
-    told(&watch, "ADDED", "new/p").await;
+    reported(&watch, "ADDED", "new/p").await;
 }
 
 /// Upstream would report that Ada may not list pods, which is not the problem.
@@ -123,6 +123,6 @@ async fn expensive_selector_on_readable_request_returns_400() {
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("one namespace at a time"), "{}", answer.text());
     }
-    let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
-    assert!(!up.requests().iter().any(told), "nothing is passed through");
+    let reported = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
+    assert!(!up.requests().iter().any(reported), "nothing is passed through");
 }

@@ -48,8 +48,8 @@ async fn drained_watch_receives_final_bookmark() {
         }
         for watch in &asked {
             assert_eq!(watch.ended().await, Ended::Clean);
-            let told: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
-            assert_eq!(told, [(true, last)], "so that it resumes there, anywhere, without a list");
+            let reported: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
+            assert_eq!(reported, [(true, last)], "so that it resumes there, anywhere, without a list");
         }
         assert_eq!((silent.ended().await, silent.events()), (Ended::Clean, Vec::<Event>::new()));
         return;

@@ -165,7 +165,7 @@ async fn exec_and_attach_on_loopback_port_return_403() {
 async fn tunnel_paths_on_loopback_require_exec_on_loopback() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "reached")) }).await;
     let app = direct::in_front_of(&upstream.url()).unix().run().await;
-    let told = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
+    let reported = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     let within = "/api/v1/namespaces/default";
     for path in [
         format!("{within}/pods/p/portforward?ports=80"),
@@ -190,7 +190,7 @@ async fn tunnel_paths_on_loopback_require_exec_on_loopback() {
             }
         }
         assert!(upstream.seen(route).is_empty(), "{path}");
-        for client in [&app.listener(1), &told] {
+        for client in [&app.listener(1), &reported] {
             assert_eq!(client.get(&path).await.text(), "reached", "{path}");
         }
     }

@@ -259,20 +259,20 @@ async fn zone_keeps_rbac_decisions_for_watches_but_not_requests() {
     zone.discovered().await;
     let leaf = zone.bearing("leaf");
     let _watch = leaf.watch(PODS).from(up.revision()).await;
-    let told = async |cause| reviewed_for(&leaf, "ada", cause).await.1;
+    let reported = async |cause| reviewed_for(&leaf, "ada", cause).await.1;
     let is_kept = || async {
         up.reviews().allow("ada", "*");
-        let before = told("lease_review").await;
+        let before = reported("lease_review").await;
         up.reviews().deny("ada", "*");
-        before == Some(true) && told("lease_review").await == Some(true)
+        before == Some(true) && reported("lease_review").await == Some(true)
     };
     eventually("what was said before serves an open watch", is_kept).await;
-    assert_eq!(told("access_review").await, Some(false), "a request is told what is so now");
-    assert_eq!(told("lease_review").await, Some(true));
+    assert_eq!(reported("access_review").await, Some(false), "a request is told what is so now");
+    assert_eq!(reported("lease_review").await, Some(true));
     let binding = json!({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "r"},
                          "subjects": [{"kind": "User", "name": "ada"}]});
     up.put("clusterrolebindings", binding);
-    eventually("a change ends that", || async { told("lease_review").await == Some(false) }).await;
+    eventually("a change ends that", || async { reported("lease_review").await == Some(false) }).await;
 }
 
 /// The Node authorizer denies requests about a new pod until it has observed the pod. Through a zone, the pod's kubelet

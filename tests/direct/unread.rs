@@ -201,8 +201,8 @@ async fn incomplete_request_body_times_out_and_frees_permit() {
         let status = client.get(SHORT).await.status;
         assert!(status == 429 || asked.elapsed() >= MAX, "there is no other place: {status}");
         eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
-        let told = within("an answer", posting).await.expect("it is told");
-        assert_eq!(told.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
+        let reported = within("an answer", posting).await.expect("it is told");
+        assert_eq!(reported.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
         eventually_in_time(MAX, "upstream is let go", || async { *senders.borrow() == 0 }).await;
     }
     let whole = app.request(Method::POST, POSTED).body("{}").send().await;
@@ -275,13 +275,13 @@ async fn unread_cached_get_times_out_and_frees_permit() {
     let mut shut = None;
     for _ in 0..TRIES_MAX {
         let (began, mut connection) = (Instant::now(), Shut::to(&client).await);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for path in [LARGE, LARGE, LARGE, LARGE, MIDDLING] {
-            told.push(connection.ask(path, "application/json").await);
+            reported.push(connection.ask(path, "application/json").await);
         }
-        told.push(client.get(LARGE).await.status);
+        reported.push(client.get(LARGE).await.status);
         if began.elapsed() < ROOM_HELD {
-            assert_eq!(told, [200, 200, 200, 429, 200, 429], "three have a place, and what is small needs none");
+            assert_eq!(reported, [200, 200, 200, 429, 200, 429], "three have a place, and what is small needs none");
             shut = Some(connection);
             break;
         }

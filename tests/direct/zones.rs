@@ -72,8 +72,8 @@ async fn lagging_zone_is_not_mistaken_for_restored_storage() {
     eventually("the leaf proves what it has by the second zone", asked).await;
     let last = tree.up.churn(10).await;
     tree.watch.reached(last).await;
-    let told = tree.watch.changes();
-    direct::assert_same("the leaf's watch", &told, &tree.history.upto(last).await.all());
+    let reported = tree.watch.changes();
+    direct::assert_same("the leaf's watch", &reported, &tree.history.upto(last).await.all());
     assert!(tree.watch.is_open());
 }
 

@@ -18,8 +18,8 @@ fn trace(seed: u64) -> Vec<String> {
 fn normal(record: Value, began_ns: u64) -> Value {
     match record {
         Value::Object(members) => {
-            let is_told = |name: &str| !matches!(name, "digest" | "bytes" | "metadata" | "patience_ns");
-            let members = members.into_iter().filter(|(name, _)| is_told(name)).map(|(name, value)| {
+            let is_reported = |name: &str| !matches!(name, "digest" | "bytes" | "metadata" | "patience_ns");
+            let members = members.into_iter().filter(|(name, _)| is_reported(name)).map(|(name, value)| {
                 let since = |at: u64| Value::from(at.saturating_sub(began_ns));
                 let value = match value.as_u64() {
                     Some(at) if name.ends_with("_ns") => since(at),

@@ -252,8 +252,8 @@ mod tests {
         let _held = watch.hold();
         let (first, _) = watch.clone().slots().await.expect("there is time to leave");
         futures_util::future::join_all(notices).await;
-        let told = began.elapsed();
-        assert!(told > Duration::ZERO && told <= first - began + Duration::from_millis(1), "{told:?}");
+        let reported = began.elapsed();
+        assert!(reported > Duration::ZERO && reported <= first - began + Duration::from_millis(1), "{reported:?}");
     }
 
     #[tokio::test(start_paused = true)]

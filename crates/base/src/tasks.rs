@@ -185,12 +185,12 @@ mod tests {
     async fn spawn_uses_the_home_runtime_even_when_called_on_a_core() {
         let tasks = BackgroundTasks::beside(CoreRuntimes::start(2).expect("threads"));
         let (say, mut said) = mpsc::unbounded_channel();
-        let told = |what: &'static str| {
+        let reported = |what: &'static str| {
             let say = say.clone();
             async move { say.send((what, CoreWaker::here().map(|bell| bell.number()))).expect("it is heard") }
         };
-        tasks.spawn_on_each("each", || told("each"));
-        let (inner, from_a_core) = (tasks.clone(), told("from a core"));
+        tasks.spawn_on_each("each", || reported("each"));
+        let (inner, from_a_core) = (tasks.clone(), reported("from a core"));
         tasks.spread("spread", async move { inner.spawn("home", from_a_core) });
         drop(say);
         let mut seen = Vec::new();
@@ -208,7 +208,7 @@ mod tests {
 
     impl Drop for Held {
         fn drop(&mut self) {
-            let _ = self.0.take().map(|told| told.send(()));
+            let _ = self.0.take().map(|reported| reported.send(()));
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn join_ends_all_tasks_and_later_spawns_never_run() {
         let tasks = BackgroundTasks::new();
-        let (tx, mut told) = oneshot::channel();
+        let (tx, mut reported) = oneshot::channel();
         let held = Held(Some(tx));
         tasks.spawn("short", async {});
         tasks.spawn("long", async move {
@@ -236,14 +236,14 @@ mod tests {
             pending::<()>().await;
         });
         tasks.join().await;
-        assert_eq!(told.try_recv(), Ok(()), "join waits for the end of it");
-        let (tx, told) = oneshot::channel();
+        assert_eq!(reported.try_recv(), Ok(()), "join waits for the end of it");
+        let (tx, reported) = oneshot::channel();
         let held = Held(Some(tx));
         tasks.spawn("late", async move {
             let _held = held;
             pending::<()>().await;
         });
-        assert_eq!(told.await, Ok(()), "it was not begun");
+        assert_eq!(reported.await, Ok(()), "it was not begun");
         assert!(tasks.running.lock().handles.is_empty());
     }
 }

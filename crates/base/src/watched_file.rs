@@ -148,8 +148,8 @@ impl<T> WatchedFileSource<T> {
             }
             Err(why) => {
                 self.metrics.failed();
-                let told = self.known.lock().trouble.replace(why.clone());
-                if told.as_ref() != Some(&why) {
+                let reported = self.known.lock().trouble.replace(why.clone());
+                if reported.as_ref() != Some(&why) {
                     tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous contents");
                 }
             }

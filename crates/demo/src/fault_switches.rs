@@ -143,7 +143,7 @@ impl FaultSwitches {
     }
 
     /// Returns the version at which a streamed list of a selection ends, if it was taken at `revision`.
-    pub(crate) fn told_of(&self, revision: u64) -> u64 {
+    pub(crate) fn reported_of(&self, revision: u64) -> u64 {
         let (left, old) = &mut *self.behind.lock();
         if *left == 0 {
             return revision;

@@ -303,11 +303,11 @@ mod tests {
         ];
         for (kind, flags, stream, payload, expected) in rows {
             let read = Http2Frame::read(head(*kind, *flags, *stream, payload), payload);
-            let told = read.map(|_| ()).map_err(|fault| match fault {
+            let reported = read.map(|_| ()).map_err(|fault| match fault {
                 Http2Error::Connection(reason, _) => (0, reason),
                 Http2Error::Stream(stream, reason) => (stream, reason),
             });
-            assert_eq!(told, *expected, "{kind} {flags:#x} {stream} {payload:?}");
+            assert_eq!(reported, *expected, "{kind} {flags:#x} {stream} {payload:?}");
         }
     }
 

@@ -249,8 +249,8 @@ mod tests {
         let crumbs = frame(Http2FrameType::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
         let large = frame(Http2FrameType::Continuation, 0, 1, &[0; 99]);
         for more in [crumbs, large] {
-            let told = heard(&[&begun[..], &more].concat(), 1_000);
-            assert!(matches!(told, Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, _))));
+            let reported = heard(&[&begun[..], &more].concat(), 1_000);
+            assert!(matches!(reported, Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, _))));
         }
     }
 

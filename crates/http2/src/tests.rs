@@ -262,17 +262,17 @@ async fn streams_share_connection_window_round_robin() {
     }
     client.server.send(1, &b"event"[..]);
     client.server.send(2, &b"event"[..]);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for _ in 0..4 {
         client.window(0, 1_000).await;
-        told.push(client.next().await.0);
-        if told.last().is_some_and(|head| head.length < 1_000) {
+        reported.push(client.next().await.0);
+        if reported.last().is_some_and(|head| head.length < 1_000) {
             // Another stream uses the rest.
-            told.push(client.next().await.0);
+            reported.push(client.next().await.0);
         }
     }
     for stream in [3, 5] {
-        assert!(told.iter().any(|head| head.stream == stream && head.length == 5), "{stream}: {told:?}");
+        assert!(reported.iter().any(|head| head.stream == stream && head.length == 5), "{stream}: {reported:?}");
     }
 }
 

@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn aggregate_brackets_errors_and_removes_duplicates() {
-        let told = |errors: &[&str]| aggregate(&errors.iter().map(|&error| error.to_owned()).collect::<Vec<_>>());
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&["a"]).as_deref(), Some("a"));
-        assert_eq!(told(&["a", "a"]).as_deref(), Some("a"));
-        assert_eq!(told(&["a", "b", "a"]).as_deref(), Some("[a, b]"));
+        let reported = |errors: &[&str]| aggregate(&errors.iter().map(|&error| error.to_owned()).collect::<Vec<_>>());
+        assert_eq!(reported(&[]), None);
+        assert_eq!(reported(&["a"]).as_deref(), Some("a"));
+        assert_eq!(reported(&["a", "a"]).as_deref(), Some("a"));
+        assert_eq!(reported(&["a", "b", "a"]).as_deref(), Some("[a, b]"));
         // A selector of 16 KiB can have thousands of errors, and is parsed before its sender is authenticated, so the
         // time must not grow quadratically.
         let many: Vec<_> = (0..300_000).map(|number| number.to_string()).collect();

@@ -8,15 +8,15 @@ use super::truth::{GroundTruthChange, ResourceGroundTruth};
 use super::view::ExpectedEvent;
 
 /// Formats an event: `MODIFIED a/x at 7`, `BOOKMARK at 7`.
-pub(super) fn told(history: &RunHistory, told: &ReceivedItem) -> String {
-    let kind = told.kind.as_str();
-    match told.kind {
+pub(super) fn reported(history: &RunHistory, reported: &ReceivedItem) -> String {
+    let kind = reported.kind.as_str();
+    match reported.kind {
         RecordedEventType::Error => kind.to_owned(),
-        RecordedEventType::Bookmark if told.initial_end => {
-            format!("the BOOKMARK at {} that ends the initial events", told.version)
+        RecordedEventType::Bookmark if reported.initial_end => {
+            format!("the BOOKMARK at {} that ends the initial events", reported.version)
         }
-        RecordedEventType::Bookmark => format!("{kind} at {}", told.version),
-        _ => format!("{kind} {} at {}", history.key(told.key), told.version),
+        RecordedEventType::Bookmark => format!("{kind} at {}", reported.version),
+        _ => format!("{kind} {} at {}", history.key(reported.key), reported.version),
     }
 }
 

@@ -136,7 +136,7 @@ impl RunHistory {
         let attributes = attributes.into_values();
         for op in &mut self.operations {
             let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
-            items.chain(&mut op.events).for_each(|told| told.key = place(told.key));
+            items.chain(&mut op.events).for_each(|reported| reported.key = place(reported.key));
             op.truth = op.ask.as_ref().and_then(|ask| resources.get(&ask.resource).copied());
         }
         self.link_told();
@@ -156,12 +156,12 @@ impl RunHistory {
             let Some(at) = op.truth else { continue };
             let truth = &mut self.truths[at];
             let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
-            for told in items.chain(&mut op.events).filter(|told| told.is_object()) {
-                let change = truth.change_at(told.key, told.version);
-                told.set_change(change);
+            for reported in items.chain(&mut op.events).filter(|reported| reported.is_object()) {
+                let change = truth.change_at(reported.key, reported.version);
+                reported.set_change(change);
                 if let Some(change) = change {
                     let learnt = &mut truth.changes[change as usize].learnt_ns;
-                    *learnt = told.at_ns.min(*learnt);
+                    *learnt = reported.at_ns.min(*learnt);
                 }
             }
         }
@@ -196,8 +196,8 @@ impl RunHistory {
         for op in self.operations.iter().filter(|op| op.truth == Some(at)) {
             let answer = op.answer.as_ref().filter(|answer| answer.code == 200);
             points.extend(answer.and_then(|answer| Some((answer.at_ns, answer.version?))));
-            let bookmarks = op.events.iter().filter(|told| told.is_bookmark());
-            points.extend(bookmarks.map(|told: &ReceivedItem| (told.at_ns, told.version)));
+            let bookmarks = op.events.iter().filter(|reported| reported.is_bookmark());
+            points.extend(bookmarks.map(|reported: &ReceivedItem| (reported.at_ns, reported.version)));
         }
         for NumberedHistoryRecord { record: write, .. } in &self.written {
             let done = (200..300).contains(&write.code) && write.resource == truth.resource;

@@ -144,9 +144,9 @@ impl HistoryReader {
     fn answer(&mut self, answer: ResponseRecord, line: u32) -> Result<u64, String> {
         let item = |item: super::record::RecordedItem| {
             let key = self.history.keys.number(&item.key);
-            let mut told = ReceivedItem::new(answer.at_ns, line, RecordedEventType::Added, key, item.version);
-            (told.digest, told.bytes) = (item.digest, item.bytes);
-            told
+            let mut reported = ReceivedItem::new(answer.at_ns, line, RecordedEventType::Added, key, item.version);
+            (reported.digest, reported.bytes) = (item.digest, item.bytes);
+            reported
         };
         let items = answer.items.into_iter().map(item).collect();
         let op = self.operation(answer.op)?;
@@ -182,9 +182,9 @@ impl HistoryReader {
         if op.over.is_some() {
             return Err(format!("an event of operation {}, which is over", event.op));
         }
-        let mut told = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
-        (told.digest, told.bytes, told.initial_end) = (event.digest, event.bytes, event.initial_end);
-        op.events.push(told);
+        let mut reported = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
+        (reported.digest, reported.bytes, reported.initial_end) = (event.digest, event.bytes, event.initial_end);
+        op.events.push(reported);
         if event.kind == RecordedEventType::Error {
             op.errors.push(event.status);
         }

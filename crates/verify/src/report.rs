@@ -65,7 +65,7 @@ fn word(verdict: &RunVerdict) -> (String, &'static str) {
     }
 }
 
-fn told(violation: &GuaranteeViolation) -> String {
+fn reported(violation: &GuaranteeViolation) -> String {
     let GuaranteeViolation { promise, op, expected, got, lines } = violation;
     let of = op.map(|op| format!(", operation {op}")).unwrap_or_default();
     let lines: Vec<_> = lines.iter().map(u32::to_string).collect();
@@ -90,7 +90,7 @@ fn table(judged: &[GuaranteeVerdict]) -> String {
 fn violations(judged: &[GuaranteeVerdict]) -> String {
     let all = judged.iter().flat_map(|judged| judged.violations.iter().take(TOLD_MAX));
     all.fold(String::new(), |mut out, violation| {
-        put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&told(violation))));
+        put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&reported(violation))));
         out
     })
 }

@@ -53,8 +53,8 @@ impl RunNotes {
 
     pub(super) fn take(&self) -> Vec<String> {
         let notes = std::mem::take(&mut *self.0.lock());
-        let told = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
-        notes.into_iter().map(told).collect()
+        let reported = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
+        notes.into_iter().map(reported).collect()
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
             notes.add(note);
         }
         (0..1000).for_each(|n| notes.add(format!("many {n}")));
-        let told = notes.take();
-        assert_eq!((told[0].as_str(), told[1].as_str(), told.len()), ("a (2 times)", "b", NOTES_MAX));
+        let reported = notes.take();
+        assert_eq!((reported[0].as_str(), reported[1].as_str(), reported.len()), ("a (2 times)", "b", NOTES_MAX));
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct GroundTruthRecorder {
     /// The version up to which everything is known.
     to: watch::Sender<u64>,
     /// The time at which the known position was last recorded. It is recorded at intervals, and at the end.
-    told: Mutex<Option<Instant>>,
+    reported: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<GroundTruthError>>,
 }
 
@@ -65,7 +65,7 @@ impl GroundTruthRecorder {
             resource: scene.world.resource.name(),
             from: AtomicU64::new(0),
             to: watch::Sender::new(0),
-            told: Mutex::new(None),
+            reported: Mutex::new(None),
             failure: watch::Sender::new(None),
         })
     }
@@ -83,10 +83,10 @@ impl GroundTruthRecorder {
         }
         self.scene.world.saw(version);
         self.to.send_replace(version);
-        let mut told = self.told.lock();
-        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
-            drop(told);
+        let mut reported = self.reported.lock();
+        if reported.is_none_or(|reported| reported.elapsed() >= TELL_EVERY) {
+            *reported = Some(Instant::now());
+            drop(reported);
             self.tell();
         }
     }

@@ -18,7 +18,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 pub(super) struct DeclarationListener {
     pub(super) from: DeclaringResource,
     pub(super) rights: PermissionRetrier,
-    pub(super) told: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
+    pub(super) reported: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
     pub(super) again: Duration,
@@ -140,7 +140,7 @@ impl DeclarationListener {
 
     async fn tell(&self, news: DeclarationListenerEvent) {
         // Sending fails only during shutdown, when the receiver is dropped.
-        let _ = self.told.send((self.from, news)).await;
+        let _ = self.reported.send((self.from, news)).await;
     }
 }
 

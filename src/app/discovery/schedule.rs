@@ -18,7 +18,7 @@ pub(super) struct DiscoverySchedule {
     unasked: Option<Instant>,
     /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
-    told: ChangeCoverage,
+    reported: ChangeCoverage,
     /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
     /// of proxies that started together do not send their requests together.
     part: f64,
@@ -79,7 +79,7 @@ impl PostChangeChecks {
 impl DiscoverySchedule {
     /// Creates the schedule after a first discovery request.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
-        Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
+        Self { asked, answered, unasked: None, changed: None, reported: ChangeCoverage::Part, part: 1.0 }
     }
 
     /// Records that upstream's resources have changed, or may have changed unobserved.
@@ -95,8 +95,8 @@ impl DiscoverySchedule {
     }
 
     /// Sets how completely changes are observed.
-    pub(super) fn rely(&mut self, told: ChangeCoverage) {
-        self.told = told;
+    pub(super) fn rely(&mut self, reported: ChangeCoverage) {
+        self.reported = reported;
     }
 
     /// Whether a change is the reason for the next discovery request.
@@ -107,7 +107,7 @@ impl DiscoverySchedule {
     /// Returns the time at which the next discovery request is due.
     pub(super) fn due(&self) -> Instant {
         let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
-        let routine = match self.told {
+        let routine = match self.reported {
             ChangeCoverage::All => rarely,
             ChangeCoverage::Part => self.asked + PERIOD.mul_f64(self.part),
             ChangeCoverage::Nothing { again } => {
@@ -135,11 +135,11 @@ mod tests {
     type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
 
     /// Simulates the changes, answers each request immediately, and returns the times of the requests in milliseconds.
-    fn asked(is_told: bool, changes: &[u64], until: u64) -> Vec<u64> {
+    fn asked(is_reported: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = DiscoverySchedule::new(start, start);
-        schedule.rely(if is_told { ChangeCoverage::All } else { ChangeCoverage::Part });
+        schedule.rely(if is_reported { ChangeCoverage::All } else { ChangeCoverage::Part });
         let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
@@ -162,8 +162,8 @@ mod tests {
             ("a change right after an answer waits its turn", true, &[5000, 5150], 60_000, &[5100, 5300, 6150, 8150]),
             ("two changes apart", true, &[5000, 7000], 60_000, &[5100, 6000, 7100, 8000, 10_000]),
         ];
-        for (what, is_told, changes, until, expected) in cases {
-            assert_eq!(asked(is_told, changes, until), expected, "{what}");
+        for (what, is_reported, changes, until, expected) in cases {
+            assert_eq!(asked(is_reported, changes, until), expected, "{what}");
         }
     }
 

@@ -17,7 +17,7 @@ fn request(method: &str, path: &str) -> AccessAttributes {
 }
 
 /// `VERB GROUP RESOURCE/SUBRESOURCE NAMESPACE NAME`, with a dash for an empty part.
-fn told(access: &AccessAttributes) -> String {
+fn reported(access: &AccessAttributes) -> String {
     let word = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     match &access.target {
         AccessTarget::Path(path) => format!("{} {path}", access.verb),
@@ -32,11 +32,11 @@ fn told(access: &AccessAttributes) -> String {
 
 fn steps(mode: &ImpersonationMode) -> Vec<String> {
     let step = |step: &ImpersonationStep| match step {
-        ImpersonationStep::Review(access) => told(access),
+        ImpersonationStep::Review(access) => reported(access),
         ImpersonationStep::AllOrEach(all, each) => {
-            format!("{} or {}", told(all), each.iter().map(told).collect::<Vec<_>>().join(" and "))
+            format!("{} or {}", reported(all), each.iter().map(reported).collect::<Vec<_>>().join(" and "))
         }
-        ImpersonationStep::Never(access, why) => format!("never {}: {why}", told(access)),
+        ImpersonationStep::Never(access, why) => format!("never {}: {why}", reported(access)),
     };
     mode.steps.iter().map(step).collect()
 }

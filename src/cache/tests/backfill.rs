@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::fixture::{POD, Pod, added, change, deleted, drawn_seed, listed, pull_all, ring, rv, told};
+use super::fixture::{POD, Pod, added, change, deleted, drawn_seed, listed, pull_all, reported, ring, rv};
 use super::model::{Fact, Model, State};
 use super::want::Want;
 use crate::cache::{BackfilledEvents, CacheReader, CacheWriter, ObjectChange, WatchStartPosition};
@@ -15,11 +15,11 @@ const NAMES: [&str; 3] = ["p", "q", "r"];
 /// Returns upstream's changes after `from`, up to `until`.
 fn tells(model: &Model, from: u64, until: u64) -> Vec<ObjectChange> {
     let facts = model.facts.iter().filter(|fact| fact.rv > from && fact.rv <= until);
-    facts.map(told_to_all).collect()
+    facts.map(reported_to_all).collect()
 }
 
-fn told_to_all(fact: &Fact) -> ObjectChange {
-    let seen = fact.told_to(Want::Everything).expect("everybody is told");
+fn reported_to_all(fact: &Fact) -> ObjectChange {
+    let seen = fact.reported_to(Want::Everything).expect("everybody is told");
     change(seen.event_type, &seen.pod, seen.rv)
 }
 
@@ -76,7 +76,7 @@ fn is_true_from(reader: &CacheReader, model: &Model, from: u64, unknown: Option<
     let end = model.progress.max(from);
     for want in Want::ALL {
         for after in from..=end {
-            let expected: Vec<_> = model.told(want, after, 0).into_iter().map(|(_, seen)| seen).collect();
+            let expected: Vec<_> = model.reported(want, after, 0).into_iter().map(|(_, seen)| seen).collect();
             let may_start = want.view().goes_by_key() || unknown.is_none_or(|unknown| unknown <= after);
             let expected = may_start.then_some(expected);
             assert_eq!(sees(reader, want, after), expected, "{what}: {want:?} after {after}");
@@ -241,11 +241,13 @@ fn concurrent_backfill_of_the_same_start_is_rejected() {
     let [one, two] = [80, 85].map(|from| joined(&reader, from, vec![change(Modified, &Q, 90)]).expect("it joins"));
     assert!(writer.begin_earlier(one));
     assert!(!writer.begin_earlier(two));
-    assert_eq!(told_behind(&reader, 80), ["MODIFIED a/q 90", "MODIFIED a/p 101", "DELETED a/q 102"]);
+    assert_eq!(reported_behind(&reader, 80), ["MODIFIED a/q 90", "MODIFIED a/p 101", "DELETED a/q 102"]);
 }
 
-fn told_behind(reader: &CacheReader, after: u64) -> Vec<String> {
-    told(&mut reader.open(WatchStartPosition::After(rv(after)), Want::Everything.view()).expect("it is held").cursor)
+fn reported_behind(reader: &CacheReader, after: u64) -> Vec<String> {
+    reported(
+        &mut reader.open(WatchStartPosition::After(rv(after)), Want::Everything.view()).expect("it is held").cursor,
+    )
 }
 
 #[test]
@@ -273,9 +275,9 @@ fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
         writer.apply([change(Modified, &pod, version)]).expect("in order");
     }
     assert_eq!(reader.floor(), rv(90), "the oldest went");
-    assert_eq!(told(&mut early), ["expired 90"]);
-    assert_eq!(told(&mut narrow), ["expired 90"]);
-    assert_eq!(told(&mut behind_list).len(), 4, "others have lost nothing");
+    assert_eq!(reported(&mut early), ["expired 90"]);
+    assert_eq!(reported(&mut narrow), ["expired 90"]);
+    assert_eq!(reported(&mut behind_list).len(), 4, "others have lost nothing");
     assert!(reader.stats().event_bytes > bytes && !reader.may_begin_earlier());
 }
 

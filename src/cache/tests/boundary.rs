@@ -1,13 +1,13 @@
 //! W6–W8: the versions that a watch may start from, and its first events.
 
-use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
+use super::fixture::{POD, Pod, added, deleted, listed, pull_all, reported, ring, rv, snapshot, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, PullResult, WatchStartPosition};
 use kubeapi::ResourceVersion;
 
 /// Returns the events of a watch from `after`, or the error if it cannot be opened.
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {
     match reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything()) {
-        Ok(mut opened) => told(&mut opened.cursor),
+        Ok(mut opened) => reported(&mut opened.cursor),
         Err(too_old) => vec![format!("too old: {}, at least {}", too_old.requested, too_old.floor)],
     }
 }
@@ -48,13 +48,13 @@ fn watch_with_empty_ring_starts_at_the_list_version() {
         let mut opened = reader
             .open(WatchStartPosition::After(rv(after)), CollectionView::everything())
             .expect("nothing is missing");
-        assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+        assert_eq!(reported(&mut opened.cursor), Vec::<String>::new());
         drop(opened);
     }
     let mut opened =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("nothing is missing");
     writer.apply([deleted(&POD, 11)]).expect("in order");
-    assert_eq!(told(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
+    assert_eq!(reported(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
 }
 
 #[test]
@@ -96,11 +96,11 @@ fn watch_from_a_future_version_gets_no_older_events() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
     let mut opened =
         reader.open(WatchStartPosition::After(rv(14)), CollectionView::everything()).expect("the future is no error");
-    assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+    assert_eq!(reported(&mut opened.cursor), Vec::<String>::new());
     for (name, version) in [("r", 13), ("s", 14), ("x", 15), ("y", 16)] {
         writer.apply([added(&Pod { name, ..POD }, version)]).expect("in order");
     }
-    assert_eq!(told(&mut opened.cursor), ["ADDED a/x 15", "ADDED a/y 16"]);
+    assert_eq!(reported(&mut opened.cursor), ["ADDED a/x 15", "ADDED a/y 16"]);
     assert_eq!(opened.cursor.start(), rv(14));
 }
 
@@ -113,7 +113,7 @@ fn watch_from_a_future_version_expires_after_eviction() {
         writer.apply([added(&POD, version)]).expect("in order");
     }
     // No event that it wants is missing, but unprocessed events were evicted, so 410 is the safe result.
-    assert_eq!(told(&mut opened.cursor), ["expired 13"]);
+    assert_eq!(reported(&mut opened.cursor), ["expired 13"]);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn reader_at_the_ring_edge_loses_no_deletion() {
     // The deletion at 11 leaves the ring. The reader is just past it; its next event is the one at 12.
     writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reader.stats().floor, rv(11));
-    assert_eq!(told(&mut opened.cursor), ["DELETED a/q 12", "ADDED a/p 13"]);
+    assert_eq!(reported(&mut opened.cursor), ["DELETED a/q 12", "ADDED a/p 13"]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn relist_expires_all_watches_of_the_old_history() {
     let (mut behind, mut at_the_end) = (open(10), open(12));
     let mut narrow = reader.open(WatchStartPosition::Current, view("a", "", "")).expect("current").cursor;
     for cursor in [&mut at_the_end, &mut narrow] {
-        assert_eq!(told(cursor), Vec::<String>::new());
+        assert_eq!(reported(cursor), Vec::<String>::new());
     }
     // Even a history that continues where the old one stopped: the changes in between are unknown (F6).
     let history = reader.history();
@@ -162,7 +162,7 @@ fn relist_expires_all_watches_of_the_old_history() {
     assert_ne!(reader.history(), history, "what was learned of the old one says nothing of the new one");
     writer.apply([added(&POD, 13)]).expect("in order");
     for cursor in [&mut behind, &mut at_the_end, &mut narrow] {
-        assert_eq!(told(cursor), ["expired 12"]);
+        assert_eq!(reported(cursor), ["expired 12"]);
     }
     assert_eq!(from(&reader, 12), ["MODIFIED a/p 13"]);
 }
@@ -176,7 +176,7 @@ fn relist_at_an_older_version_restarts_from_that_version() {
     assert_eq!(reader.progress().rv, rv(50));
     assert_eq!(reader.snapshot().rv, rv(50));
     writer.apply([added(&POD, 51)]).expect("in order");
-    assert_eq!(told(&mut old), ["expired 50"]);
+    assert_eq!(reported(&mut old), ["expired 50"]);
     assert_eq!(from(&reader, 50), ["MODIFIED a/p 51"]);
     // For a watch, a version of the old history lies in the future: it gets nothing, rather than a mixture.
     assert_eq!(from(&reader, 101), Vec::<String>::new());
@@ -187,10 +187,10 @@ fn ended_feed_expires_its_watches() {
     let (writer, reader) = creating(ring(10), 10, &[11]);
     let mut opened = reader.open(WatchStartPosition::After(rv(11)), CollectionView::everything()).expect("in the ring");
     drop(writer);
-    assert_eq!(told(&mut opened.cursor), ["expired 10"]);
+    assert_eq!(reported(&mut opened.cursor), ["expired 10"]);
     let mut late =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("the ring is still there");
-    assert_eq!(told(&mut late.cursor), ["expired 10"]);
+    assert_eq!(reported(&mut late.cursor), ["expired 10"]);
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn watch_from_now_skips_all_existing_events() {
         let mut opened = reader.open_at_end(view);
         assert!(opened.snapshot.is_none());
         assert_eq!(opened.cursor.start(), rv(20));
-        assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
+        assert_eq!(reported(&mut opened.cursor), Vec::<String>::new());
         writer.apply([deleted(&POD, 21)]).expect("in order");
-        assert_eq!(told(&mut opened.cursor), ["DELETED a/p 21"]);
+        assert_eq!(reported(&mut opened.cursor), ["DELETED a/p 21"]);
     }
 }

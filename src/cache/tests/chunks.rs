@@ -39,8 +39,9 @@ fn pods(namespaces: &[&str], count: usize) -> Vec<ObjectRevision> {
 #[test]
 fn chunks_hold_each_object_once_and_never_span_namespaces() {
     let (snapshot, chunks) = chunks(pods(&["t1", "t1-a", "t1.a"], 400));
-    let told: Vec<_> = chunks.iter().flat_map(|chunk| snapshot.objects_of(chunk)).map(|object| &object.key).collect();
-    assert_eq!(told, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
+    let reported: Vec<_> =
+        chunks.iter().flat_map(|chunk| snapshot.objects_of(chunk)).map(|object| &object.key).collect();
+    assert_eq!(reported, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
     for chunk in &*chunks {
         let objects: Vec<_> = snapshot.objects_of(chunk).collect();
         assert!(objects.iter().all(|object| object.key.namespace() == chunk.first.namespace()));

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use futures_util::FutureExt as _;
 
-use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, told};
+use super::fixture::{POD, Pod, added, deleted, listed, reported, ring, rv};
 use crate::cache::{CacheReader, CacheWriter, CollectionView, WatchStartPosition};
 
 const OTHER: Pod = Pod { name: "q", ..POD };
@@ -56,9 +56,9 @@ fn late_events_below_the_confirmed_version_reach_open_watches_only() {
     let mut between = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("a state").cursor;
     writer.apply([added(&OTHER, 16)]).expect("in order");
     assert_eq!(shown(&reader), (16, 2, 16));
-    assert_eq!(told(&mut before), ["ADDED a/q 12", "DELETED a/q 13", "ADDED a/q 16"]);
+    assert_eq!(reported(&mut before), ["ADDED a/q 12", "DELETED a/q 13", "ADDED a/q 16"]);
     for cursor in [&mut with_state, &mut resumed, &mut between] {
-        assert_eq!(told(cursor), ["ADDED a/q 16"]);
+        assert_eq!(reported(cursor), ["ADDED a/q 16"]);
     }
 }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::fixture::{
-    POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, ring, rv, seen, told, view,
+    POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, reported, ring, rv, seen, view,
 };
 use crate::cache::{CacheReader, CollectionView, FeedCursor, ObjectChange, WatchStartPosition, seen_as};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
@@ -75,10 +75,10 @@ fn node_change_is_deleted_on_old_node_and_added_on_new_node() {
     let moved = Pod { node: "n2", note: 7, ..INSIDE };
     let mut nodes = ["n1", "n2", ""].map(|node| open(&reader, 10, view("", "", &format!("spec.nodeName={node}"))));
     writer.apply([change(Modified, &moved, 11)]).expect("in order");
-    let told: Vec<_> = nodes.iter_mut().map(|cursor| pull_all(cursor).0).collect();
+    let reported: Vec<_> = nodes.iter_mut().map(|cursor| pull_all(cursor).0).collect();
     let gone = Seen { event_type: Deleted, rv: 11, pod: INSIDE };
     let come = Seen { event_type: Added, rv: 11, pod: moved };
-    assert_eq!(told, [vec![gone], vec![come], vec![]]);
+    assert_eq!(reported, [vec![gone], vec![come], vec![]]);
 }
 
 /// #76624: a watch cache that skipped deletions of unknown objects.
@@ -87,8 +87,8 @@ fn deletion_of_an_unknown_object_reaches_matching_watches() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursors = ["", "app=x", "app=y"].map(|labels| open(&reader, 10, view("", labels, "")));
     assert_eq!(writer.apply([deleted(&POD, 11)]), Ok(1));
-    let told = cursors.each_mut().map(told);
-    assert_eq!(told, [vec!["DELETED a/p 11"], vec!["DELETED a/p 11"], vec![]]);
+    let reported = cursors.each_mut().map(reported);
+    assert_eq!(reported, [vec!["DELETED a/p 11"], vec!["DELETED a/p 11"], vec![]]);
     assert_eq!((reader.stats().objects, reader.stats().object_bytes), (0, 0));
 }
 
@@ -182,15 +182,15 @@ proptest! {
         };
         let (mut writer, reader) = listed(ring(10), 10, &listing);
         let mut sides = ["app=x", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
-        let told_of = if event_type == Deleted { was } else { is };
-        writer.apply([change(event_type, &told_of, 11)]).expect("in order");
+        let reported_of = if event_type == Deleted { was } else { is };
+        writer.apply([change(event_type, &reported_of, 11)]).expect("in order");
         let seen = sides.iter_mut().flat_map(|side| pull_all(side).0);
-        let told: Vec<EventType> = seen.map(|seen| seen.event_type).collect();
+        let reported: Vec<EventType> = seen.map(|seen| seen.event_type).collect();
         let crosses = event_type == Modified && (was.app == "x") != (is.app == "x");
         let mut expected = if crosses { vec![Added, Deleted] } else { vec![event_type] };
         if crosses && was.app == "x" {
             expected.reverse();
         }
-        prop_assert_eq!(told, expected);
+        prop_assert_eq!(reported, expected);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::advance;
 
-use super::fixture::{POD, Pod, added, deleted, listed, read_frame, ring, rv, short_lanes, snapshot, told, view};
+use super::fixture::{POD, Pod, added, deleted, listed, read_frame, reported, ring, rv, short_lanes, snapshot, view};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, FeedEvent, WatchStartPosition};
 use kubeapi::EventType::{Added, Deleted};
 
@@ -14,7 +14,7 @@ fn changed(writer: &mut CacheWriter, version: u64) {
 
 fn open(reader: &CacheReader, after: u64) -> Result<Vec<String>, u64> {
     let opened = reader.open(WatchStartPosition::After(rv(after)), CollectionView::everything());
-    opened.map(|mut opened| told(&mut opened.cursor)).map_err(|too_old| too_old.floor.0)
+    opened.map(|mut opened| reported(&mut opened.cursor)).map_err(|too_old| too_old.floor.0)
 }
 
 const AGE: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ async fn events_are_evicted_only_after_the_maximum_age() {
     advance(AGE).await;
     changed(&mut writer, 12);
     assert_eq!(reader.stats().events, 2, "exactly as old as it may be");
-    assert_eq!(open(&reader, 10).map(|told| told.len()), Ok(2));
+    assert_eq!(open(&reader, 10).map(|reported| reported.len()), Ok(2));
     advance(Duration::from_millis(1)).await;
     changed(&mut writer, 13);
     assert_eq!((reader.stats().events, reader.stats().floor), (2, rv(11)));
@@ -65,11 +65,11 @@ async fn slow_reader_of_aged_out_events_expires() {
     let mut current =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     changed(&mut writer, 11);
-    assert_eq!(told(&mut current), ["ADDED a/p 11"]);
+    assert_eq!(reported(&mut current), ["ADDED a/p 11"]);
     advance(AGE * 2).await;
     writer.advance(rv(12), true);
-    assert_eq!(told(&mut stalled), ["expired 11"]);
-    assert_eq!(told(&mut current), Vec::<String>::new());
+    assert_eq!(reported(&mut stalled), ["expired 11"]);
+    assert_eq!(reported(&mut current), Vec::<String>::new());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn event_above_the_byte_limit_is_cached_alone() {
     for version in 11..14 {
         changed(&mut writer, version);
         assert_eq!((reader.stats().events, reader.stats().floor), (1, rv(version - 1)));
-        assert_eq!(told(&mut opened.cursor).len(), 1);
+        assert_eq!(reported(&mut opened.cursor).len(), 1);
     }
 }
 
@@ -122,12 +122,12 @@ fn quiet_lane_reader_survives_eviction_of_other_lanes_events() {
         changed(&mut writer, version);
     }
     writer.apply([deleted(&quiet, 20)]).expect("in order");
-    let told = readers.each_mut().map(told);
-    for (narrow, told) in told[..4].iter().enumerate() {
-        assert_eq!(*told, ["DELETED b/p 20"], "reader {narrow}");
+    let reported = readers.each_mut().map(reported);
+    for (narrow, reported) in reported[..4].iter().enumerate() {
+        assert_eq!(*reported, ["DELETED b/p 20"], "reader {narrow}");
     }
-    for told in &told[4..] {
-        assert_eq!(*told, ["expired 18"]);
+    for reported in &reported[4..] {
+        assert_eq!(*reported, ["expired 18"]);
     }
 }
 
@@ -138,13 +138,13 @@ fn quiet_lane_reader_expires_when_its_own_events_are_evicted() {
     let open = || reader.open(WatchStartPosition::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
     let (mut stalled, mut current) = (open(), open());
     writer.apply([deleted(&quiet, 11)]).expect("in order");
-    assert_eq!(told(&mut current), ["DELETED b/p 11"]);
+    assert_eq!(reported(&mut current), ["DELETED b/p 11"]);
     changed(&mut writer, 12);
     changed(&mut writer, 13);
-    assert_eq!(told(&mut stalled), ["expired 11"]);
-    assert_eq!(told(&mut current), Vec::<String>::new());
+    assert_eq!(reported(&mut stalled), ["expired 11"]);
+    assert_eq!(reported(&mut current), Vec::<String>::new());
     writer.apply([added(&quiet, 14)]).expect("in order");
-    assert_eq!(told(&mut current), ["ADDED b/p 14"]);
+    assert_eq!(reported(&mut current), ["ADDED b/p 14"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,7 +204,7 @@ async fn evicted_events_release_their_bodies() {
     writer.apply([read_frame(upstream.clone())]).expect("in order");
     writer.apply([deleted(&POD, 12)]).expect("in order");
     assert!(!upstream.is_unique(), "the ring has it");
-    assert_eq!(told(&mut narrow).len(), 2);
+    assert_eq!(reported(&mut narrow).len(), 2);
     advance(AGE * 2).await;
     writer.advance(rv(20), false);
     assert!(upstream.is_unique(), "neither store nor ring nor a lane has it");

@@ -114,8 +114,8 @@ pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> ObjectChange 
         let ObjectChange { object, frame, .. } = read_frame(pod.frame(event_type, rv));
         (object, frame.expect("it came in one"))
     };
-    let told = (event_type, *pod, rv);
-    let (object, frame) = READ.with_borrow_mut(|known| known.entry(told).or_insert_with(read).clone());
+    let reported = (event_type, *pod, rv);
+    let (object, frame) = READ.with_borrow_mut(|known| known.entry(reported).or_insert_with(read).clone());
     ObjectChange { event_type, object, frame: Some(frame) }
 }
 
@@ -246,14 +246,14 @@ pub(crate) fn pull_all(cursor: &mut FeedCursor) -> (Vec<Seen>, PullResult) {
 }
 
 /// Pulls everything available, formatted as `ADDED a/p 5` for each event.
-pub(crate) fn told(cursor: &mut FeedCursor) -> Vec<String> {
+pub(crate) fn reported(cursor: &mut FeedCursor) -> Vec<String> {
     let (seen, end) = pull_all(cursor);
-    let mut told: Vec<_> =
+    let mut reported: Vec<_> =
         seen.iter().map(|seen| format!("{} {} {}", seen.event_type, seen.pod.key(), seen.rv)).collect();
     if let PullResult::Expired { oldest } = end {
-        told.push(format!("expired {oldest}"));
+        reported.push(format!("expired {oldest}"));
     }
-    told
+    reported
 }
 
 /// Returns keys and versions of the objects that a view sees in a snapshot, in its order.

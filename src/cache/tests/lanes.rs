@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::fixture::{
-    LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, ring, rv, snapshot, told, view,
+    LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, reported, ring, rv, snapshot, view,
 };
 use super::want::{self, Want};
 use crate::cache::lane::EventLane;
@@ -149,7 +149,7 @@ fn reader_of_old_history_does_not_affect_lanes_after_relist() {
     drop(old);
     assert_eq!(lanes(&reader), 1);
     writer.apply([added(&POD, 21)]).expect("in order");
-    assert_eq!(told(&mut new), ["ADDED a/p 21"]);
+    assert_eq!(reported(&mut new), ["ADDED a/p 21"]);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn late_lane_is_filled_from_the_ring() {
     }
     assert!(reader.open(WatchStartPosition::After(rv(11)), view("a", "", "")).is_err());
     let mut cursor = open(&reader, 12, view("a", "", ""));
-    assert_eq!(told(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
+    assert_eq!(reported(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
 }
 
 /// The second reader starts before the first, which created the lane.
@@ -178,9 +178,9 @@ fn lane_extends_backwards_for_an_older_reader() {
         let mut middle = open(&reader, 12, namespace_view);
         writer.apply([deleted(&POD, 17)]).expect("in order");
         let all = ["ADDED a/p 11", "MODIFIED a/p 13", "MODIFIED a/p 15", "DELETED a/p 17"];
-        assert_eq!(told(&mut young), all[2..]);
-        assert_eq!(told(&mut old), all);
-        assert_eq!(told(&mut middle), all[1..]);
+        assert_eq!(reported(&mut young), all[2..]);
+        assert_eq!(reported(&mut old), all);
+        assert_eq!(reported(&mut middle), all[1..]);
     }
 }
 
@@ -192,7 +192,7 @@ fn recreated_lane_includes_events_missed_while_dropped() {
     writer.apply([added(&POD, 12)]).expect("nobody follows the lane now");
     let mut cursor = open(&reader, 11, view("a", "", ""));
     writer.apply([added(&POD, 13)]).expect("in order");
-    assert_eq!(told(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);
+    assert_eq!(reported(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);
 }
 
 #[test]
@@ -204,10 +204,10 @@ fn object_moving_nodes_is_delivered_once_to_each_node_lane() {
     {
         writer.apply([change(event_type, &Pod { node, ..POD }, version)]).expect("in order");
     }
-    let told = nodes.each_mut().map(told);
-    assert_eq!(told[0], ["MODIFIED a/p 11", "DELETED a/p 12"]);
-    assert_eq!(told[1], ["ADDED a/p 12", "DELETED a/p 13", "ADDED a/p 14", "DELETED a/p 15"]);
-    assert_eq!(told[2], ["ADDED a/p 13", "DELETED a/p 14"]);
+    let reported = nodes.each_mut().map(reported);
+    assert_eq!(reported[0], ["MODIFIED a/p 11", "DELETED a/p 12"]);
+    assert_eq!(reported[1], ["ADDED a/p 12", "DELETED a/p 13", "ADDED a/p 14", "DELETED a/p 15"]);
+    assert_eq!(reported[2], ["ADDED a/p 13", "DELETED a/p 14"]);
 }
 
 /// A set leads to its lane from the value before and from the one after.
@@ -224,7 +224,7 @@ fn object_changing_within_a_value_set_is_delivered_once() {
     ] {
         writer.apply([change(Modified, &Pod { app, ..POD }, version)]).expect("in order");
         // Checked after each event, because the lane does not hold all of them.
-        assert_eq!(told(&mut set), [expected]);
+        assert_eq!(reported(&mut set), [expected]);
     }
 }
 
@@ -275,10 +275,10 @@ fn reader_expires_only_if_its_own_lane_events_are_evicted() {
     for version in 17..25 {
         writer.apply([added(&POD, version)]).expect("in order");
     }
-    assert_eq!(told(&mut slow).len(), 8, "what was evicted was of another lane");
+    assert_eq!(reported(&mut slow).len(), 8, "what was evicted was of another lane");
     let mut slow = open(&reader, 16, view("a", "", ""));
     writer.apply([other(25)]).expect("in order");
-    assert_eq!(told(&mut slow), ["expired 17"]);
+    assert_eq!(reported(&mut slow), ["expired 17"]);
 }
 
 #[test]
@@ -295,8 +295,8 @@ fn cluster_scoped_object_watch_by_name_uses_a_lane() {
     for (name, version) in [("p", 11), ("q", 12), ("p", 13)] {
         writer.apply([added(&Pod { namespace: "", name, ..POD }, version)]).expect("in order");
     }
-    assert_eq!(told(&mut one), ["ADDED p 11", "MODIFIED p 13"]);
-    assert_eq!(told(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
+    assert_eq!(reported(&mut one), ["ADDED p 11", "MODIFIED p 13"]);
+    assert_eq!(reported(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
 }
 
 /// Opens the view among all events, instead of in its lane.
@@ -334,13 +334,13 @@ proptest! {
     ) {
         let (mut writer, reader) = pods(ring(1_000));
         let mut pairs = Vec::new();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (n, Write { pod, delete }) in writes.into_iter().enumerate() {
             if n == opened {
                 // Both start at the same position, regardless of the ring's content.
                 let narrow = |view: CollectionView| reader.open(WatchStartPosition::After(reader.progress().rv), view).expect("now").cursor;
                 pairs = Want::ALL.map(|want| (narrow(want.view()), among_all(&reader, want.view()))).into();
-                told = vec![(Vec::new(), Vec::new()); pairs.len()];
+                reported = vec![(Vec::new(), Vec::new()); pairs.len()];
             }
             let at = 11 + n as u64;
             let last = reader.snapshot().get(&ObjectKey::new(pod.namespace, pod.name)).is_some();
@@ -350,20 +350,23 @@ proptest! {
             let pod = if event_type == Deleted { last_of(&reader, &pod) } else { Pod { note, ..pod } };
             writer.apply([change(event_type, &pod, at)]).expect("in order");
             if n % every == 0 {
-                read(&mut pairs, &mut told);
+                read(&mut pairs, &mut reported);
             }
         }
-        read(&mut pairs, &mut told);
-        for (want, (narrow, all)) in Want::ALL.into_iter().zip(told) {
+        read(&mut pairs, &mut reported);
+        for (want, (narrow, all)) in Want::ALL.into_iter().zip(reported) {
             prop_assert_eq!(narrow, all, "{:?}", want);
         }
     }
 }
 
-fn read(pairs: &mut [(FeedCursor, FeedCursor)], told: &mut [(Vec<super::fixture::Seen>, Vec<super::fixture::Seen>)]) {
-    for ((narrow, all), told) in pairs.iter_mut().zip(told) {
-        told.0.extend(pull_all(narrow).0);
-        told.1.extend(pull_all(all).0);
+fn read(
+    pairs: &mut [(FeedCursor, FeedCursor)],
+    reported: &mut [(Vec<super::fixture::Seen>, Vec<super::fixture::Seen>)],
+) {
+    for ((narrow, all), reported) in pairs.iter_mut().zip(reported) {
+        reported.0.extend(pull_all(narrow).0);
+        reported.1.extend(pull_all(all).0);
     }
 }
 

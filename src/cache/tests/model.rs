@@ -26,7 +26,7 @@ impl Fact {
     }
 
     /// Returns the event for a storage change and a selector (R-EVENT-2): type, content, and the change's own version.
-    pub(super) fn told_to(&self, want: Want) -> Option<Seen> {
+    pub(super) fn reported_to(&self, want: Want) -> Option<Seen> {
         let before = self.before.filter(|pod| want.matches(pod));
         let after = self.after.filter(|pod| want.matches(pod));
         let (event_type, pod) = match (before, after) {
@@ -130,9 +130,9 @@ impl Model {
     }
 
     /// exp(w, a, b): returns the events for `want` from index `from` on that are later than `after`.
-    pub(super) fn told(&self, want: Want, after: u64, from: usize) -> Vec<(usize, Seen)> {
+    pub(super) fn reported(&self, want: Want, after: u64, from: usize) -> Vec<(usize, Seen)> {
         let facts = self.facts.iter().enumerate().skip(from).filter(|(_, fact)| fact.rv > after);
-        facts.filter_map(|(index, fact)| Some((index, fact.told_to(want)?))).collect()
+        facts.filter_map(|(index, fact)| Some((index, fact.reported_to(want)?))).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
+use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, reported, ring, rv, seen, view};
 use crate::cache::{CacheReader, CacheWriter, CollectionView, FeedSnapshot, PullResult, WatchStartPosition};
 use kubeapi::EventType::{Added, Deleted};
 use kubeapi::ResourceVersion;
@@ -39,8 +39,8 @@ fn events_at_one_version_are_delivered_once() {
         let mut current = reader.open(WatchStartPosition::Current, narrow).expect("current").cursor;
         revoke(&mut writer, &NAMES);
         for cursor in [&mut resumed, &mut current] {
-            assert_eq!(told(cursor), ALL_GONE);
-            assert_eq!(told(cursor), Vec::<String>::new());
+            assert_eq!(reported(cursor), ALL_GONE);
+            assert_eq!(reported(cursor), Vec::<String>::new());
         }
         assert_eq!(reader.stats().objects, 0);
     }
@@ -88,7 +88,7 @@ fn changes_of_several_versions_are_applied_in_order() {
     let changes = vec![deleted(&pod("p"), 20), deleted(&pod("q"), 20), added(&pod("p"), 21), deleted(&pod("r"), 20)];
     let error = writer.apply(changes).expect_err("the last one is late");
     assert_eq!((error.rv.0, error.progress.0), (20, 21));
-    assert_eq!(told(&mut cursor), ["DELETED a/p 20", "DELETED a/q 20", "ADDED a/p 21"]);
+    assert_eq!(reported(&mut cursor), ["DELETED a/p 20", "DELETED a/q 20", "ADDED a/p 21"]);
     assert_eq!((reader.progress().rv, reader.stats().objects), (rv(21), 3));
 }
 
@@ -115,7 +115,7 @@ fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_
     let mut before =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     assert_eq!(writer.apply([deleted(&pod("p"), 20)]), Ok(1));
-    assert_eq!(told(&mut before), ALL_GONE[..1]);
+    assert_eq!(reported(&mut before), ALL_GONE[..1]);
     let between = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
     assert_eq!(between.snapshot.map(|state| (state.rv, state.len())), Some((rv(20), 3)));
     let mut from_now = reader.open_at_end(CollectionView::everything()).cursor;
@@ -126,9 +126,9 @@ fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_
     assert_eq!(writer.apply([deleted(&pod("q"), 20)]), Ok(0));
     assert_eq!(writer.apply([added(&POD, 21)]), Ok(1));
     for cursor in [&mut before, &mut { between.cursor }, &mut from_now] {
-        assert_eq!(told(cursor), ["DELETED a/q 20", "ADDED a/p 21"]);
+        assert_eq!(reported(cursor), ["DELETED a/q 20", "ADDED a/p 21"]);
     }
-    assert_eq!(told(&mut resumed), ["ADDED a/p 21"]);
+    assert_eq!(reported(&mut resumed), ["ADDED a/p 21"]);
     assert_eq!((reader.snapshot().rv, reader.stats().objects), (rv(21), 3));
 }
 
@@ -141,7 +141,7 @@ fn more_events_of_one_version_than_the_ring_holds_are_applied() {
         let mut known = Vec::new();
         for name in NAMES {
             revoke(&mut writer, &[name]);
-            known.extend(told(&mut eager));
+            known.extend(reported(&mut eager));
         }
         assert_eq!(known, ALL_GONE, "ring of {events}");
         assert_eq!(reader.stats().objects, 0, "ring of {events}");

@@ -54,12 +54,12 @@ async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
     let view = cursor.view().clone();
     let known = snapshot.iter().flat_map(|snapshot| snapshot.select(&view, true, None));
     let known = known.map(|object| (object.key.to_string(), object.rv.0)).collect();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     poll_fn(|cx| {
         loop {
             let mut frames = Vec::new();
             match cursor.pull(300, Some(cx.waker()), &mut frames) {
-                PullResult::Frames { .. } => told.extend(frames.iter().map(seen)),
+                PullResult::Frames { .. } => reported.extend(frames.iter().map(seen)),
                 PullResult::CaughtUp { progress } if progress.rv.0 == 8 + EVENTS => return Poll::Ready(()),
                 PullResult::CaughtUp { .. } => return Poll::Pending,
                 PullResult::Expired { oldest } => panic!("expired at {oldest} in a ring that holds everything"),
@@ -69,7 +69,7 @@ async fn follow(opened: OpenedWatch) -> (BTreeMap<String, u64>, Vec<Seen>) {
         }
     })
     .await;
-    (known, told)
+    (known, reported)
 }
 
 fn expected(want: Want, after: u64) -> Vec<Seen> {
@@ -78,7 +78,7 @@ fn expected(want: Want, after: u64) -> Vec<Seen> {
         let (event_type, pod) = happens(version);
         model.apply(event_type, pod, version);
     }
-    model.told(want, after, 0).into_iter().map(|(_, seen)| seen).collect()
+    model.reported(want, after, 0).into_iter().map(|(_, seen)| seen).collect()
 }
 
 /// Long enough for any machine, so only a lost wake-up exceeds it.
@@ -94,8 +94,8 @@ async fn no_wakeup_is_lost_under_concurrent_writes() {
         });
         let writer = tokio::spawn(write(writer));
         for (want, reader) in readers {
-            let (_, told) = tokio::time::timeout(STUCK, reader).await.expect("it was woken").expect("no panic");
-            assert_eq!(told, expected(want, 7), "{want:?}");
+            let (_, reported) = tokio::time::timeout(STUCK, reader).await.expect("it was woken").expect("no panic");
+            assert_eq!(reported, expected(want, 7), "{want:?}");
         }
         writer.await.expect("no panic");
     }
@@ -111,9 +111,9 @@ async fn open_on_the_way(reader: CacheReader, want: Want) {
         tokio::task::yield_now().await;
     }
     for (at, follower) in followers {
-        let (known, told) = tokio::time::timeout(STUCK, follower).await.expect("it was woken").expect("no panic");
+        let (known, reported) = tokio::time::timeout(STUCK, follower).await.expect("it was woken").expect("no panic");
         assert_eq!(known, state_at(want, at), "{want:?} at {at}");
-        assert_eq!(told, expected(want, at), "{want:?} behind {at}");
+        assert_eq!(reported, expected(want, at), "{want:?} behind {at}");
     }
 }
 
@@ -160,9 +160,9 @@ async fn watch_opened_during_relist_expires_or_follows_new_history() {
         writer.apply([change(Added, &POD, 101)]).expect("in order");
         for OpenedWatch { snapshot, mut cursor } in opened {
             let at = snapshot.expect("a state was asked for").rv.0;
-            let told = super::fixture::told(&mut cursor);
+            let reported = super::fixture::reported(&mut cursor);
             let expected = if at == 100 { "ADDED a/p 101" } else { "expired 100" };
-            assert_eq!(told, [expected], "opened at {at} in round {round}");
+            assert_eq!(reported, [expected], "opened at {at} in round {round}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 
 use parking_lot::Mutex;
 
-use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
+use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, reported, ring, rv, snapshot, view};
 use crate::cache::{
     CacheReader, CacheWriter, CollectionView, FeedCursor, FeedEndReason, FeedState, PullResult, WatchStartPosition,
 };
@@ -91,7 +91,7 @@ fn event_wakes_its_label_lane_among_many_other_lanes() {
     {
         writer.apply([added(&Pod { app: app_now, ..POD }, version)]).expect("in order");
         assert_eq!(app.woken(), woken, "at {version}");
-        told(&mut app.cursor);
+        reported(&mut app.cursor);
         app.park();
     }
     assert!(others.iter().all(|other| other.woken() == 0));
@@ -115,7 +115,7 @@ fn spurious_wakeup_delivers_no_unmatched_event() {
     parked.park();
     writer.apply([added(&Pod { app: "y", ..POD }, 12)]).expect("in order");
     assert_eq!(parked.woken(), 2);
-    assert_eq!(told(&mut parked.cursor), ["ADDED a/p 12"]);
+    assert_eq!(reported(&mut parked.cursor), ["ADDED a/p 12"]);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn end_of_history_wakes_all_readers() {
         let _writer = end(writer);
         assert_eq!(woken(&readers), [1; KINDS]);
         for parked in &mut readers {
-            assert_eq!(told(&mut parked.cursor), ["expired 10"]);
+            assert_eq!(reported(&mut parked.cursor), ["expired 10"]);
         }
     }
 }
@@ -180,7 +180,7 @@ fn reader_is_woken_once_for_all_events_before_its_next_pull() {
     }
     writer.advance(rv(20), true);
     assert_eq!(parked.woken(), 1);
-    assert_eq!(told(&mut parked.cursor).len(), 3);
+    assert_eq!(reported(&mut parked.cursor).len(), 3);
     writer.apply([added(&POD, 21)]).expect("in order");
     assert_eq!(parked.woken(), 1, "it has looked without a bell since");
 }
@@ -230,7 +230,7 @@ fn last_registered_waker_replaces_the_previous() {
 fn pull_without_a_waker_keeps_the_registered_waker() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, CollectionView::everything());
-    assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
+    assert_eq!(reported(&mut parked.cursor), Vec::<String>::new());
     writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(parked.woken(), 1);
 }
@@ -272,7 +272,7 @@ fn waker_is_dropped_after_wakeup_and_with_its_reader() {
     assert_eq!(Arc::strong_count(&parked.wakes), 2);
     writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(Arc::strong_count(&parked.wakes), 1);
-    assert_eq!(told(&mut parked.cursor).len(), 1);
+    assert_eq!(reported(&mut parked.cursor).len(), 1);
     parked.park();
     let wakes = parked.wakes.clone();
     drop(parked);

@@ -220,7 +220,7 @@ impl World {
             follower.perhaps = true;
             return;
         }
-        let due = self.model.told(follower.want, follower.after, follower.at);
+        let due = self.model.reported(follower.want, follower.after, follower.at);
         if due.is_empty() {
             let PullResult::CaughtUp { progress } = pull else {
                 panic!("{pull:?}, but there is nothing to tell: {got:?}")
@@ -362,7 +362,7 @@ fn fitting(due: &[(usize, Seen)], room: usize) -> usize {
 
 /// Returns the minimum charge of an event: its frame for an unfiltered watch.
 fn frame_len(fact: &Fact) -> usize {
-    let seen = fact.told_to(Want::Everything).expect("everybody who sees everything sees it");
+    let seen = fact.reported_to(Want::Everything).expect("everybody who sees everything sees it");
     seen.pod.frame(seen.event_type, seen.rv).len()
 }
 

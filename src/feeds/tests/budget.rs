@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::advance;
 
-use crate::cache::tests::fixture::{POD, Pod, drawn_seed, rv, told, view};
+use crate::cache::tests::fixture::{POD, Pod, drawn_seed, reported, rv, view};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, ChunkObjectEncoding, CollectionView, EncodedChunkKey, FeedEndReason,
     FeedEvent, FeedSnapshot, FeedState, MemoryKind, MemoryUse, ObjectChange, PlainChunk, ReclaimableMemoryKind,
@@ -268,7 +268,7 @@ fn watch_expires_if_memory_pressure_shortens_its_ring() {
         assert!(total(&feeds) <= MAX);
     }
     let floor = stage.feed.reader.stats().floor;
-    assert_eq!(told(&mut late), [format!("expired {floor}")]);
+    assert_eq!(reported(&mut late), [format!("expired {floor}")]);
     assert!(stage.feed.reader.stats().event_bytes <= MAX / 4 + 3 * OBJECT, "a quarter of the memory");
 }
 
@@ -301,7 +301,7 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     let mut opened = growing.feed.reader.open(WatchStartPosition::Current, view("b", "", "")).expect("it ends at once");
     assert!(opened.snapshot.is_none());
     for cursor in [&mut stuck, &mut opened.cursor] {
-        assert_eq!(told(cursor).len(), 1, "expired: the session looks why");
+        assert_eq!(reported(cursor).len(), 1, "expired: the session looks why");
     }
     small.put("n", version + 1, 100);
     assert_eq!(small.feed.reader.state(), FeedState::Live);

@@ -55,8 +55,8 @@ async fn only_permanent_errors_end_a_feed() {
         (UpstreamError::OtherDocument("/version".to_owned()), None),
         (UpstreamError::HiddenDefinitions, None),
     ] {
-        let told = error.to_string();
-        assert_eq!(end(error), expected, "{told}");
+        let reported = error.to_string();
+        assert_eq!(end(error), expected, "{reported}");
     }
 }
 
@@ -86,8 +86,8 @@ async fn each_error_maps_to_one_failure_kind() {
         (UpstreamError::OtherDocument("/version".to_owned()), Kind::Unreadable),
         (UpstreamError::HiddenDefinitions, Kind::Unreadable),
     ] {
-        let told = error.to_string();
-        assert_eq!(ReflectorStepError::Stream(WatchStreamEnd::Failed(error)).kind(), expected, "{told}");
+        let reported = error.to_string();
+        assert_eq!(ReflectorStepError::Stream(WatchStreamEnd::Failed(error)).kind(), expected, "{reported}");
     }
     let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
     let out_of_order = crate::cache::OutOfOrderChange { key, rv, progress: rv };

@@ -102,13 +102,13 @@ impl FreshnessProver {
         self.upstream.asked(SideRequestReason::Position);
         let lister = self.upstream.lister(SideRequestReason::Position);
         let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
-            Ok(Ok(told)) if told.at >= rv => {
-                self.behind_a_proxy.store(told.is_from_memory, Ordering::Relaxed);
-                if told.is_from_memory {
+            Ok(Ok(reported)) if reported.at >= rv => {
+                self.behind_a_proxy.store(reported.is_from_memory, Ordering::Relaxed);
+                if reported.is_from_memory {
                     // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
                 }
-                VersionReachOutcome::Reached(told.at)
+                VersionReachOutcome::Reached(reported.at)
             }
             Ok(Err(WatchStreamEnd::Failed(error))) if error.is_too_large_version() => VersionReachOutcome::Behind,
             Ok(Err(error)) => {

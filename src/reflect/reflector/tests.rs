@@ -83,7 +83,7 @@ impl Hands {
         self.reflector.pause_after(&broken, &mut ReflectorState::Listed { at: BASE })
     }
 
-    fn told(&mut self, name: &str, rv: u64, at: u64) {
+    fn reported(&mut self, name: &str, rv: u64, at: u64) {
         let pod = self.pod("ADDED", name, rv);
         assert!(matches!(self.take(pod, at), Ok(reached) if reached == rv), "{name} {rv}");
     }
@@ -92,8 +92,8 @@ impl Hands {
 #[tokio::test(start_paused = true)]
 async fn ordered_events_advance_progress_and_duplicates_do_not() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
-    hands.told("b", 13, 11);
+    hands.reported("a", 11, 10);
+    hands.reported("b", 13, 11);
     let known = hands.pod("ADDED", "a", 11);
     assert!(matches!(hands.take(known, 13), Ok(13)));
     let bookmark = hands.item(
@@ -112,8 +112,8 @@ async fn ordered_events_advance_progress_and_duplicates_do_not() {
 #[tokio::test(start_paused = true)]
 async fn out_of_order_event_restarts_the_feed() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
-    hands.told("b", 13, 11);
+    hands.reported("a", 11, 10);
+    hands.reported("b", 13, 11);
     let between = hands.pod("MODIFIED", "b", 12);
     let Err((ReflectorState::Empty, Some(failure))) = hands.take(between, 13) else { panic!("it goes on") };
     assert_eq!(failure.kind(), ReflectorFailureKind::OutOfOrder);
@@ -129,7 +129,7 @@ async fn watch_410_relists_at_the_upstream_window_start_if_later() {
         ("The resourceVersion for the provided watch is too old.", None),
     ] {
         let mut hands = hands();
-        hands.told("a", 11, 10);
+        hands.reported("a", 11, 10);
         let refused = hands.error(410, message);
         let Err((ReflectorState::Expired { at, window: found }, None)) = hands.take(refused, 11) else {
             panic!("{message}")
@@ -142,7 +142,7 @@ async fn watch_410_relists_at_the_upstream_window_start_if_later() {
 #[tokio::test(start_paused = true)]
 async fn watch_410_after_long_silence_relists_the_current_state() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
+    hands.reported("a", 11, 10);
     sleep(seconds(6 * 60)).await;
     let refused = hands.error(410, "too old resource version: 11 (15)");
     let Err((ReflectorState::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
@@ -159,7 +159,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
     // row.
     let cases: [(&str, Follows, u64, bool); 5] = [
         ("nothing", |_| {}, 0, true),
-        ("an item", |hands| hands.told("b", 12, 11), 0, false),
+        ("an item", |hands| hands.reported("b", 12, 11), 0, false),
         ("a quiet stream", |_| {}, 6, false),
         (
             "a clean end",
@@ -171,7 +171,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
     ];
     for (what, then, quiet, is_in_a_row) in cases {
         let mut hands = hands();
-        hands.told("a", 11, 10);
+        hands.reported("a", 11, 10);
         let _ = hands.reflector.relists.next(window, Instant::now());
         hands.reflector.relists.listed(Instant::now());
         then(&mut hands);
@@ -199,7 +199,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
 #[tokio::test(start_paused = true)]
 async fn watch_error_other_than_410_resumes_from_the_same_version() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
+    hands.reported("a", 11, 10);
     let refused = hands.error(500, "etcdserver: leader changed");
     let Err((ReflectorState::Listed { at }, Some(failure))) = hands.take(refused, 11) else { panic!("it goes on") };
     assert_eq!((at, failure.kind()), (ResourceVersion(11), ReflectorFailureKind::Refused));
@@ -207,17 +207,17 @@ async fn watch_error_other_than_410_resumes_from_the_same_version() {
 
 #[tokio::test(start_paused = true)]
 async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
-    for (lived, told, fails) in [(0, false, true), (0, true, false), (2, false, false)] {
+    for (lived, reported, fails) in [(0, false, true), (0, true, false), (2, false, false)] {
         let mut hands = hands();
         sleep(seconds(1)).await;
         let opened = Instant::now();
         sleep(seconds(lived)).await;
-        if told {
-            hands.told("a", 11, 10);
+        if reported {
+            hands.reported("a", 11, 10);
         }
         let ended = hands.reflector.take_in(Err(WatchStreamEnd::Clean), BASE, opened);
         let Err((ReflectorState::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
-        assert_eq!(failure.is_some(), fails, "{lived} s, {told}");
+        assert_eq!(failure.is_some(), fails, "{lived} s, {reported}");
     }
 }
 
@@ -269,7 +269,7 @@ async fn refusal_after_an_outage_is_retried_soon() {
 #[tokio::test(start_paused = true)]
 async fn catch_up_proof_applies_only_to_its_own_history() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
+    hands.reported("a", 11, 10);
     let history = hands.feed.reader.history();
     let change = |hands: &Hands, rv| match hands.pod("ADDED", "b", rv) {
         Ok(StreamItem::Change { change, .. }) => change,
@@ -292,7 +292,7 @@ async fn catch_up_proof_applies_only_to_its_own_history() {
 #[tokio::test(start_paused = true)]
 async fn divergence_discards_the_state_only_if_still_cached() {
     let mut hands = hands();
-    hands.told("a", 11, 10);
+    hands.reported("a", 11, 10);
     let (history, at) = (hands.feed.reader.history(), ResourceVersion(11));
     for (of, name, ours, is_given_up) in [
         (history + 1, "a", Some(11), false),

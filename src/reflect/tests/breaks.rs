@@ -2,7 +2,7 @@
 
 use super::*;
 
-async fn next_is_told(scene: &Scene) {
+async fn next_is_reported(scene: &Scene) {
     let written = scene.up.create_pod("t1", "next");
     scene.until(written).await;
     assert!(scene.is_true());
@@ -51,7 +51,7 @@ async fn lost_connection_resumes_just_before_the_newest_event() {
     scene.up.faults().drop_connections();
     // Events that are written before the loss is noticed may still arrive.
     scene.until_state("lost", |state| state != FeedState::Live).await;
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
     assert_eq!(scene.last_start(), Some(newest - 1));
     assert_eq!(scene.said("mismatch") + scene.said("position"), 0, "the stream itself tells");
     assert_eq!(scene.said("connection_lost") + scene.said("closed_at_once"), 1);
@@ -76,7 +76,7 @@ async fn resumed_stream_without_newest_event_starts_new_history() {
     scene.up.faults().up().await;
     scene.until_state("a new history", |state| state == FeedState::Live).await;
     sleep(seconds(60)).await;
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
     assert_ne!(scene.feed.reader.history(), history);
     assert_eq!((scene.said("rewound"), scene.said("new_history")), (1, 0));
 }
@@ -89,7 +89,7 @@ async fn silent_stream_times_out_and_reconnects() {
     assert!((seconds(60)..=seconds(90)).contains(&took), "{took:?}");
     assert_eq!(scene.said("idle_timeout"), 1);
     scene.up.faults().unhush_watches();
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,7 +99,7 @@ async fn duplicate_event_is_applied_once() {
     scene.until(written).await;
     let history = scene.feed.reader.history();
     scene.up.faults().duplicate_event();
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
     assert_eq!((scene.feed.reader.history(), scene.said("out_of_order")), (history, 0));
     assert_eq!(scene.feed.counts.duplicates.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
@@ -116,7 +116,7 @@ async fn third_unreadable_stream_from_one_version_relists() {
         scene.until_state("live", |state| state == FeedState::Live).await;
     }
     assert_eq!((lists(), scene.said("unreadable")), (2, 3));
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
     // An event in between resets the count.
     for n in 0..6 {
         scene.up.faults().send_malformed();
@@ -135,7 +135,7 @@ async fn truncated_frame_is_reread_in_full() {
     let orders: [fn(&demo::FaultInjector); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
     for order in orders {
         order(&scene.up.faults());
-        next_is_told(&scene).await;
+        next_is_reported(&scene).await;
         sleep(seconds(200)).await;
     }
     assert_eq!(scene.feed.reader.history(), history);
@@ -154,7 +154,7 @@ async fn unavailable_upstream_is_retried_with_backoff_and_found_soon() {
     scene.up.faults().up().await;
     let took = scene.until_state("live", |state| state == FeedState::Live).await;
     assert!(took <= seconds(30), "{took:?}");
-    next_is_told(&scene).await;
+    next_is_reported(&scene).await;
     sleep(seconds(130)).await;
     scene.up.faults().down().await;
     sleep(seconds(5)).await;
@@ -185,7 +185,7 @@ async fn successful_request_wakes_feed_after_earlier_false_wakeups() {
         assert!(scene.ask().await, "it is up");
         let took = scene.until_state("live", |state| state == FeedState::Live).await;
         assert!(took <= seconds(9), "as long again as it was away: {took:?}");
-        next_is_told(&scene).await;
+        next_is_reported(&scene).await;
     }
 }
 

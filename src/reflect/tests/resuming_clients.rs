@@ -97,8 +97,8 @@ async fn fleet_resuming_from_many_versions_costs_few_backfills() {
             comes_back(&scene, from).await
         })
     });
-    let told = join_all(clients.collect::<Vec<_>>()).await;
-    let served = told.iter().filter(|told| told.as_ref().is_ok_and(|(goes_on, _)| *goes_on)).count();
+    let reported = join_all(clients.collect::<Vec<_>>()).await;
+    let served = reported.iter().filter(|reported| reported.as_ref().is_ok_and(|(goes_on, _)| *goes_on)).count();
     assert_eq!(served, FLEET);
     assert!(scene.said("backfill") <= 16, "{} watches", scene.said("backfill"));
     assert_eq!(scene.said("extended"), scene.said("backfill"));

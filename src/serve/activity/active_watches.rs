@@ -139,9 +139,9 @@ impl ActiveWatches {
 
 impl ActiveWatchGuard {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
-    pub(crate) fn told(&self, rv: u64, next: u64, is_parked: bool) {
+    pub(crate) fn reported(&self, rv: u64, next: u64, is_parked: bool) {
         let asked = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
-        self.watch.told.store(rv, Ordering::Relaxed);
+        self.watch.reported.store(rv, Ordering::Relaxed);
         self.watch.next.store(next, Ordering::Relaxed);
         self.watch.asked.store(asked, Ordering::Relaxed);
     }

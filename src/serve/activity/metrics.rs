@@ -100,9 +100,9 @@ impl WatchMetrics {
     }
 
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
-    pub(crate) fn told(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
+    pub(crate) fn reported(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
         if let Some(active_watch) = &self.active_watch {
-            active_watch.told(rv.0, next, is_parked);
+            active_watch.reported(rv.0, next, is_parked);
         }
     }
 

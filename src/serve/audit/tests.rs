@@ -113,9 +113,9 @@ fn audit_event_of_refusal_has_status_and_decision() {
     let refused = ServedLocally { status: Some(status), ..ServedLocally::default() };
     assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(AuditDecision::Denied("no".into())))));
     let (_, event) = next(&mut lines).expect("one record");
-    let told = &event["responseStatus"];
+    let reported = &event["responseStatus"];
     assert_eq!(
-        (&told["code"], &told["status"], &told["reason"]),
+        (&reported["code"], &reported["status"], &reported["reason"]),
         (&json!(401), &json!("Failure"), &json!("Unauthorized"))
     );
     assert_eq!(event["annotations"]["authorization.k8s.io/decision"], "forbid");

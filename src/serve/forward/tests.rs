@@ -7,12 +7,12 @@ use crate::wire::WireError;
 use kubeapi::EventType;
 
 /// Returns the code, reason, retry delay and message.
-fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {
+fn reported(status: &Status) -> (i32, &str, Option<u32>, &str) {
     (status.code, &status.reason, status.retry_after_seconds(), &status.message)
 }
 
 /// Checks the code and message of each failure, and that only a 503 has a retry delay.
-fn assert_told(failures: Vec<(UpstreamError, i32, &str)>) {
+fn assert_reported(failures: Vec<(UpstreamError, i32, &str)>) {
     for (error, code, message) in failures {
         let reason = match code {
             403 => "Forbidden",
@@ -20,9 +20,9 @@ fn assert_told(failures: Vec<(UpstreamError, i32, &str)>) {
             504 => "Timeout",
             _ => "Unknown",
         };
-        assert_eq!(told(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
+        assert_eq!(reported(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
         // A write that may have been applied has no retry delay.
-        assert_eq!(told(&unknown(&error)), (502, "Unknown", None, message));
+        assert_eq!(reported(&unknown(&error)), (502, "Unknown", None, message));
     }
 }
 
@@ -30,7 +30,7 @@ fn assert_told(failures: Vec<(UpstreamError, i32, &str)>) {
 async fn upstream_failure_returns_gateway_error() {
     let broken = UpstreamError::Broken(UpstreamError::broken_off().await);
     let broken_off = broken.to_string();
-    assert_told(vec![
+    assert_reported(vec![
         (UpstreamError::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
         (UpstreamError::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
         (broken, 502, &broken_off),
@@ -44,7 +44,7 @@ fn unsendable_request_is_refused_by_the_proxy() {
     let no_impersonator = "requests with client certificates cannot be forwarded: set delegated.impersonator";
     let nested = "the proxy's own credentials already impersonate a user, and impersonation cannot be nested";
     let unencodable = "the user's name or groups cannot be sent in a header";
-    assert_told(vec![
+    assert_reported(vec![
         (UpstreamError::Unsendable(UnsendableRequest::Nested), 403, nested),
         (UpstreamError::Unsendable(UnsendableRequest::NoImpersonator), 403, no_impersonator),
         (UpstreamError::Unsendable(UnsendableRequest::UnencodableUser), 403, unencodable),
@@ -56,7 +56,7 @@ fn unsendable_request_is_refused_by_the_proxy() {
 fn unusable_upstream_response_returns_502() {
     let version = UpstreamError::OtherDocument("/version".to_owned());
     let representation = UpstreamError::OtherRepresentation { asked: "json".to_owned(), answered: None };
-    assert_told(vec![
+    assert_reported(vec![
         (version, 502, "upstream returned an unexpected document for /version"),
         (representation, 502, "upstream returned an unknown content type, but json was requested"),
         (

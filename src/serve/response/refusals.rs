@@ -141,8 +141,9 @@ mod tests {
                 TooMany { retry_after_seconds: 7 }.to_string(),
             ),
         ] {
-            let told = not_granted(&why, "ada", &AccessAttributes::of(&info));
-            let parts = (told.code, told.reason.as_str(), told.retry_after_seconds(), told.message.as_str());
+            let reported = not_granted(&why, "ada", &AccessAttributes::of(&info));
+            let parts =
+                (reported.code, reported.reason.as_str(), reported.retry_after_seconds(), reported.message.as_str());
             assert_eq!(parts, (code, reason, retry, message.as_str()), "{why:?}");
         }
     }

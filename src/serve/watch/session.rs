@@ -233,7 +233,7 @@ impl WatchSession {
                 break Poll::Ready(Some(()));
             }
         };
-        common.metrics.told(common.last_sent_rv, common.cursor.next(), common.is_parked);
+        common.metrics.reported(common.last_sent_rv, common.cursor.next(), common.is_parked);
         polled
     }
 
@@ -367,7 +367,7 @@ impl WatchSessionContext {
             let mut out = FrameBatch { cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
             if let InitialStateSendProgress::Last(end) = partial.tell(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
-                if self.bookmarks && end.told_older {
+                if self.bookmarks && end.reported_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
                 }
             }

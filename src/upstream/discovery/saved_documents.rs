@@ -23,10 +23,10 @@ pub struct DiscoveryDocuments<'a> {
 impl DiscoveryDocuments<'_> {
     /// Returns the resources that the server of these documents serves. Unreadable documents are ignored.
     pub fn resources(&self) -> Vec<Arc<UpstreamResource>> {
-        let told = self.roots.into_iter().filter_map(versions_in).flatten();
+        let reported = self.roots.into_iter().filter_map(versions_in).flatten();
         let listed =
             self.versions.iter().filter_map(|body| read::<ApiResourceList>(body)).map(ApiResourceList::into_version);
-        let root = DiscoveryRoot { etag: None, versions: told.chain(listed).collect() };
+        let root = DiscoveryRoot { etag: None, versions: reported.chain(listed).collect() };
         let state = DiscoveryState {
             roots: [root, DiscoveryRoot::default()],
             protobuf: self.protobuf,

@@ -52,7 +52,7 @@ pub(super) struct DiscoveryState {
     /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
     pub(super) remote: Option<Vec<ServedGroupVersion>>,
     /// The documents that the proxy's own feeds provide, so that upstream is not asked for them.
-    pub(super) told: PerDeclaringResource<bool>,
+    pub(super) reported: PerDeclaringResource<bool>,
 }
 
 /// The contents of one discovery root.
@@ -95,10 +95,10 @@ impl DiscoveryState {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        if found.asked.definitions && !self.told.definitions {
+        if found.asked.definitions && !self.reported.definitions {
             self.customs = found.customs;
         }
-        if found.asked.services && !self.told.services {
+        if found.asked.services && !self.reported.services {
             self.remote = found.remote;
         }
     }

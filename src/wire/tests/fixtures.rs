@@ -111,7 +111,7 @@ impl Pod {
 }
 
 /// Formats `namespace/name` and version of an event; bookmarks and errors as words.
-pub(super) fn told(item: &WatchItem) -> String {
+pub(super) fn reported(item: &WatchItem) -> String {
     match item {
         WatchItem::Change { event_type, object, .. } => format!("{event_type} {} {}", object.key, object.rv),
         WatchItem::Bookmark { rv, initial_events_end, .. } => format!("bookmark {rv} {initial_events_end}"),

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::fixtures::{FEEDS, Pod, event, reader, told, unknown};
+use super::fixtures::{FEEDS, Pod, event, reader, reported, unknown};
 use crate::wire::{FeedEncoding, FrameSplitter, JsonLayout, WireError};
 
 const FRAME_MAX: usize = 1 << 20;
@@ -88,7 +88,9 @@ fn frame_limit_applies_to_the_whole_frame() {
         let mut splitter = FrameSplitter::new(encoding, max);
         splitter.push(&frame);
         for _ in 0..2 {
-            assert!(matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: told }) if told == max));
+            assert!(
+                matches!(splitter.next_frame(), Err(WireError::FrameTooLarge { max: reported }) if reported == max)
+            );
         }
     }
 }
@@ -149,6 +151,6 @@ fn split<'a>(encoding: FeedEncoding, chunks: impl IntoIterator<Item = &'a [u8]>)
 
 fn items_of<'a>(encoding: FeedEncoding, shape: JsonLayout, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let reader = reader(encoding, shape);
-    let item = |frame| told(&reader.watch_event(frame).expect("well-formed"));
+    let item = |frame| reported(&reader.watch_event(frame).expect("well-formed"));
     split(encoding, chunks).into_iter().map(item).collect()
 }

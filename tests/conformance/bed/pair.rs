@@ -35,9 +35,9 @@ pub async fn assert_same(
     let of =
         |answer: &Answer| (answer.status, answer.content_type().to_owned(), answer.header("retry-after").to_owned());
     assert_eq!(of(&through), of(&direct), "{what}");
-    let (told, expected) = (normal::body(&through, false), normal::body(&direct, false));
-    assert_eq!(told.text, expected.text, "{what}");
-    assert!(ages::all_agree(&told.ages, &expected.ages, took), "{what}: {:?} {:?}", told.ages, expected.ages);
+    let (reported, expected) = (normal::body(&through, false), normal::body(&direct, false));
+    assert_eq!(reported.text, expected.text, "{what}");
+    assert!(ages::all_agree(&reported.ages, &expected.ages, took), "{what}: {:?} {:?}", reported.ages, expected.ages);
     through
 }
 
@@ -120,16 +120,16 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         loop {
             let both = join(timed(&self.direct, ask.clone()), timed(&self.through, ask.clone())).await;
             let ((direct, took), (through, takes)) = both;
-            let [expected, told] = [&direct, &through].map(normal::events);
-            let is_late =
-                is_late(&ask.path, (&expected, took), (&told, takes)) || told == expected && told.len() < events;
+            let [expected, reported] = [&direct, &through].map(normal::events);
+            let is_late = is_late(&ask.path, (&expected, took), (&reported, takes))
+                || reported == expected && reported.len() < events;
             if let Some(path) = longer(&ask.path).filter(|_| is_late && head(&direct) == head(&through)) {
-                say(&format!("{}: its time was up, {} and {} events", ask.path, expected.len(), told.len()));
+                say(&format!("{}: its time was up, {} and {} events", ask.path, expected.len(), reported.len()));
                 ask.path = path;
                 continue;
             }
-            assert_eq!((head(&through), &told), (head(&direct), &expected), "{} {:?}", ask.path, ask.headers);
-            let is_error = told.iter().any(|event| event.contains("ERROR"));
+            assert_eq!((head(&through), &reported), (head(&direct), &expected), "{} {:?}", ask.path, ask.headers);
+            let is_error = reported.iter().any(|event| event.contains("ERROR"));
             let lasts = lasts(&ask.path).filter(|_| through.status == 200 && !is_error).unwrap_or_default();
             assert!(takes >= f64::from(lasts) - 0.5, "{}: it ended after {takes:.1} s", ask.path);
             return (through, [took, takes]);

@@ -186,16 +186,16 @@ impl Plane {
 
     /// Sends the apiserver a signal. `name` has no `SIG` prefix.
     pub fn signal_apiserver(&self, name: &str) {
-        let told = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
-        assert!(told.expect("there is kill").success(), "the apiserver runs");
+        let reported = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
+        assert!(reported.expect("there is kill").success(), "the apiserver runs");
     }
 
     async fn end(&self, what: &str, signal: &str, again: &Mutex<Option<Process>>) {
         let pid = self.pid(what);
-        let told = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
+        let reported = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
         let stat = Path::new("/proc").join(format!("{pid}/stat"));
         // A start that was cancelled has not begun, or ends with its handle.
-        assert!(told.success() || !is_running(&stat), "{what} can be ended");
+        assert!(reported.success() || !is_running(&stat), "{what} can be ended");
         eventually(&format!("{what} is gone"), async || (!is_running(&stat)).then_some(())).await;
         *again.lock().expect("not poisoned") = None;
     }

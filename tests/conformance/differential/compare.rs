@@ -59,7 +59,7 @@ pub struct Seen {
 /// Both answers.
 pub struct Compared {
     pub expected: Seen,
-    pub told: Seen,
+    pub reported: Seen,
     pub verdict: Verdict,
     when: Circumstances,
     /// Whether a server closed the connection without processing the request, which was then sent again.
@@ -211,12 +211,12 @@ impl Servers {
         let unheard = [&direct, &through].iter().any(|came| came.as_ref().is_ok_and(|came| came.unheard));
         let same =
             matches!((&direct, &through), (Ok(direct), Ok(through)) if direct.answer.body == through.answer.body);
-        let [expected, mut told] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
+        let [expected, mut reported] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
         let claims = through.as_ref().ok().filter(|_| !probe.writes());
-        told.body.extend(claims.and_then(|came| claims::impossible(&came.answer, settled)));
+        reported.body.extend(claims.and_then(|came| claims::impossible(&came.answer, settled)));
         let bytes = through.as_ref().map_or_else(|_| Vec::new(), Came::bytes);
-        let verdict = Verdict::of(probe, &expected, &told, when);
-        Compared { expected, told, verdict, when, unheard, cached, watch, bytes }
+        let verdict = Verdict::of(probe, &expected, &reported, when);
+        Compared { expected, reported, verdict, when, unheard, cached, watch, bytes }
     }
 }
 
@@ -229,7 +229,9 @@ impl Compared {
     pub fn explain(&self) -> String {
         let Circumstances { took, through_took, settled, .. } = self.when;
         let mut text = format!("\n  in {took:.2?}, the proxy in {through_took:.2?}; the world is at {settled}");
-        for (who, seen, other) in [("apiserver", &self.expected, &self.told), ("proxy", &self.told, &self.expected)] {
+        for (who, seen, other) in
+            [("apiserver", &self.expected, &self.reported), ("proxy", &self.reported, &self.expected)]
+        {
             let headers: Vec<_> = seen.headers.iter().filter(|header| !other.headers.contains(header)).collect();
             let _ = write!(text, "\n  {who:<9} {} {headers:?}", seen.status);
             if seen.ages != other.ages {

@@ -53,20 +53,20 @@ pub struct Circumstances {
 }
 
 impl Verdict {
-    pub fn of(probe: &Probe, expected: &Seen, told: &Seen, when: Circumstances) -> Self {
+    pub fn of(probe: &Probe, expected: &Seen, reported: &Seen, when: Circumstances) -> Self {
         // A missing answer never equals another one.
-        let alike = told.status != 0 && expected.status == told.status && expected.body == told.body;
-        if alike && expected.headers == told.headers && expected.ages == told.ages {
+        let alike = reported.status != 0 && expected.status == reported.status && expected.body == reported.body;
+        if alike && expected.headers == reported.headers && expected.ages == reported.ages {
             Self::Same
-        } else if alike && is_another_moment(expected, told, when.took) {
+        } else if alike && is_another_moment(expected, reported, when.took) {
             Self::AnotherMoment
-        } else if is_late(probe, expected, told, when.through_took, when.settled)
-            || is_late(probe, told, expected, when.direct_took, when.settled)
-            || is_cut(probe, expected, told, when.through_took)
-            || is_cut(probe, told, expected, when.direct_took)
+        } else if is_late(probe, expected, reported, when.through_took, when.settled)
+            || is_late(probe, reported, expected, when.direct_took, when.settled)
+            || is_cut(probe, expected, reported, when.through_took)
+            || is_cut(probe, reported, expected, when.direct_took)
         {
             Self::Late
-        } else if expected.status == 0 && matches!(told.status, 502 | 503) {
+        } else if expected.status == 0 && matches!(reported.status, 502 | 503) {
             // Here a connection that upstream closes counts as an answer.
             Self::Documented
         } else {
@@ -75,16 +75,16 @@ impl Verdict {
     }
 }
 
-fn is_another_moment(expected: &Seen, told: &Seen, took: Duration) -> bool {
+fn is_another_moment(expected: &Seen, reported: &Seen, took: Duration) -> bool {
     const MODIFIED: &str = "last-modified";
     let others = |seen: &Seen| seen.headers.iter().filter(|(name, _)| name != MODIFIED).cloned().collect::<Vec<_>>();
     let modified = |seen: &Seen| seen.headers.iter().find(|(name, _)| name == MODIFIED).map(|(_, date)| second(date));
-    let of_ages = ages::all_agree(&expected.ages, &told.ages, took);
-    let of_documents = match (modified(expected), modified(told)) {
+    let of_ages = ages::all_agree(&expected.ages, &reported.ages, took);
+    let of_documents = match (modified(expected), modified(reported)) {
         (Some(Some(one)), Some(Some(other))) => one.abs_diff(other) <= took.as_secs() + 1,
         (one, other) => one == other,
     };
-    others(expected) == others(told) && of_ages && of_documents
+    others(expected) == others(reported) && of_ages && of_documents
 }
 
 /// The second of the day of an HTTP date such as `Mon, 23 Nov 2026 00:28:42 GMT`.
@@ -100,8 +100,8 @@ fn second(date: &str) -> Option<u64> {
 /// one of a requested version, does not count.
 ///
 /// A stalled apiserver gives the same answer.
-fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled: u64) -> bool {
-    let Some((first, others)) = told.body.split_first() else { return false };
+fn is_late(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration, settled: u64) -> bool {
+    let Some((first, others)) = reported.body.split_first() else { return false };
     // A WebSocket also sends its close.
     let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
     let Some((head, rest)) = first.split_once(TOO_LARGE) else { return false };
@@ -111,8 +111,8 @@ fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled:
     let waited = lasts.is_some_and(|lasts| took >= lasts);
     let of_now = probe.first("resourceVersion").is_none_or(str::is_empty);
     is_all
-        && expected.status == told.status
-        && expected.headers == told.headers
+        && expected.status == reported.status
+        && expected.headers == reported.headers
         && head.contains("ERROR")
         && is_there
         && waited
@@ -120,17 +120,17 @@ fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled:
 }
 
 /// Whether a watch lasted until its timeout and sent only a prefix of the other one's events.
-fn is_cut(probe: &Probe, expected: &Seen, told: &Seen, took: Duration) -> bool {
+fn is_cut(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration) -> bool {
     // A WebSocket also sends its close.
     let events = |seen: &Seen| {
         let events = seen.body.iter().filter(|message| !message.starts_with("Ok(Close("));
         events.cloned().collect::<Vec<_>>()
     };
     let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    expected.status == told.status
-        && expected.headers == told.headers
+    expected.status == reported.status
+        && expected.headers == reported.headers
         && lasts.is_some_and(|lasts| !lasts.is_zero() && took >= lasts)
-        && is_cut_short(&events(told), &events(expected))
+        && is_cut_short(&events(reported), &events(expected))
 }
 
 /// The outcomes of the requests of a run.
@@ -228,7 +228,8 @@ mod tests {
         let now = [("timeoutSeconds", "1"), ("watch", "1")];
         let error =
             |version: u64| seen(200, &format!("ERROR Too large resource version: {version}, current: M"), &[], "");
-        let of = |probe: &Probe, told: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), told, when);
+        let of =
+            |probe: &Probe, reported: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), reported, when);
         assert_eq!(of(&probe(&now), &error(501), WHEN), Verdict::Late);
         assert_eq!(of(&probe(&now), &error(502), WHEN), Verdict::Different);
         let directly = |when| Verdict::of(&probe(&now), &error(501), &seen(200, "ADDED", &[], ""), when);
@@ -249,7 +250,7 @@ mod tests {
         };
         let probe = probe(&[("watch", "1"), ("timeoutSeconds", "1")]);
         let whole = watch(&["ADDED a", "ADDED b", "Ok(Close(None))"]);
-        let of = |told: &[&str], when| Verdict::of(&probe, &whole, &watch(told), when);
+        let of = |reported: &[&str], when| Verdict::of(&probe, &whole, &watch(reported), when);
         assert_eq!(of(&["ADDED a"], WHEN), Verdict::Late);
         assert_eq!(of(&["ADDED a", "Ok(Close(None))"], WHEN), Verdict::Late);
         assert_eq!(of(&[], WHEN), Verdict::Late);

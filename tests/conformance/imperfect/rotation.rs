@@ -77,8 +77,8 @@ impl Watched {
     /// Checks that the open watch receives a change, and that a consistent list contains it.
     async fn goes_on(&mut self, direct: &Http, name: &str) {
         let made = version_of(&direct.create(&self.path, json!({"metadata": {"name": name}})).await);
-        let told = self.watch.change().await;
-        assert_eq!((told.name(), told.version()), (name, made), "once and in order");
+        let reported = self.watch.change().await;
+        assert_eq!((reported.name(), reported.version()), (name, made), "once and in order");
         assert!(version_of(&self.proxy.client().json(&self.path).await) >= made);
     }
 }

@@ -28,8 +28,8 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
         let result = &line["result"];
         assert!(result.is_object() && result["compact_revision"].is_null(), "{line}");
         let events = result["events"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let told = events.iter().map(|event| change(event, &prefix));
-        changes.extend(told.filter(|(version, ..)| *version <= to).map(|(_, kind, object)| (kind, object)));
+        let reported = events.iter().map(|event| change(event, &prefix));
+        changes.extend(reported.filter(|(version, ..)| *version <= to).map(|(_, kind, object)| (kind, object)));
         if events.iter().any(|event| number(&event["kv"]["mod_revision"]) >= to) {
             return changes;
         }

@@ -70,8 +70,8 @@ impl Evidence {
         self.records.push(HistoryRecord::Truth(records::truth(&self.resource, kind, &object, at_ns)));
         // Other watches receive the same bytes, so each object is parsed only once.
         for event in [Some(event.clone()), gone].into_iter().flatten() {
-            let told = self.event(0, &event, at_ns);
-            self.records.push(HistoryRecord::Event(told));
+            let reported = self.event(0, &event, at_ns);
+            self.records.push(HistoryRecord::Event(reported));
         }
         self.newest = self.newest.max(event.rv);
     }
@@ -91,8 +91,8 @@ impl Evidence {
             code: 200,
             ..ResponseRecord::default()
         }));
-        let (told, ended) = watch.told();
-        for (event, at_ns) in &told {
+        let (reported, ended) = watch.reported();
+        for (event, at_ns) in &reported {
             let record = self.event(op, event, *at_ns);
             self.newest = self.newest.max(record.version);
             self.records.push(HistoryRecord::Event(record));

@@ -52,10 +52,10 @@ impl History {
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;
         // The events are read once, because changes may follow the initial events at any moment.
-        let told = watch.events();
-        let from = told.last().expect("a bookmark").rv;
+        let reported = watch.events();
+        let from = reported.last().expect("a bookmark").rv;
         let mut start = BTreeMap::new();
-        told.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
+        reported.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
         let (path, begun_ns) = (path.to_owned(), now_ns());
         Self {
             client,
@@ -90,7 +90,7 @@ impl History {
             && let Some(watch) = &self.open
         {
             watch.reached(rv).await;
-            (self.changes, self.learnt_ns) = watch.told().0.into_iter().unzip();
+            (self.changes, self.learnt_ns) = watch.reported().0.into_iter().unzip();
         } else if known < rv {
             let watch = self.client.watch(&self.path).from(known).await;
             watch.reached(rv).await;

@@ -215,7 +215,7 @@ impl Watch {
     }
 
     /// All events with their arrival times, and how and when the watch ended.
-    pub(super) fn told(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
+    pub(super) fn reported(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
         // The end is read first, so that the events read after it are complete.
         let ended = self.log.ended.lock().clone().map(|(ended, moment)| (ended, moment.at_ns));
         let events = self.log.events.lock().iter().map(|(event, moment)| (event.clone(), moment.at_ns)).collect();

@@ -46,11 +46,11 @@ async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
     command.args(["-port", port, "-path", "/any", "-timeout", "120s"]).args(arguments);
     let output = command.output().await;
     let output = output.expect("it runs");
-    let (told, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (reported, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{people}");
-    let outcomes: Vec<_> = told.lines().filter_map(|line| line.split_once(' ')).collect();
+    let outcomes: Vec<_> = reported.lines().filter_map(|line| line.split_once(' ')).collect();
     let with = |wanted: &str| outcomes.iter().filter(|(outcome, _)| *outcome == wanted).count();
-    assert!(with("passed") > 100, "{told}\n{people}");
+    assert!(with("passed") > 100, "{reported}\n{people}");
     say(&format!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped")));
     let failed = outcomes.iter().filter(|(outcome, _)| *outcome == "failed");
     let failed: BTreeSet<_> = failed.map(|(_, name)| name.split(' ').next().unwrap_or_default().to_owned()).collect();

@@ -52,7 +52,7 @@ fn watch(stream: u32) -> Vec<u8> {
     get(stream, &format!("{PODS}?watch=1&resourceVersion=0"))
 }
 
-fn told(heard: &Heard, stream: u32, name: &str) -> bool {
+fn reported(heard: &Heard, stream: u32, name: &str) -> bool {
     heard.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
 }
 
@@ -68,15 +68,15 @@ async fn reset_stream_ends_only_its_watch() {
         let app = served_by(codec, direct::app(&up)).run().await;
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
-        let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| told(heard, *stream, "ADDED"));
+        let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| reported(heard, *stream, "ADDED"));
         wire.wait("three watches", all).await;
         until_watches(&app, 3).await;
         wire.send(&reset(3, CANCEL)).await;
         wire.settle().await;
         until_watches(&app, 2).await;
         up.create_pod("default", "later");
-        wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
-        assert!(!told(&wire.heard, 3, "later"));
+        wire.wait("the others", |heard| reported(heard, 1, "later") && reported(heard, 5, "later")).await;
+        assert!(!reported(&wire.heard, 3, "later"));
         // Window updates of a closed stream are ignored, and no other stream receives them.
         wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
         wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
@@ -106,7 +106,7 @@ async fn connection_ends_when_client_closes_sending_side() {
         let app = served_by(codec, direct::app(&up)).run().await;
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello(), watch(1)].concat()).await;
-        wire.wait("a watch", |heard| told(heard, 1, "ADDED")).await;
+        wire.wait("a watch", |heard| reported(heard, 1, "ADDED")).await;
         wire.finish().await;
         wire.until("the end", |heard| heard.is_over).await;
         until_watches(&app, 0).await;

@@ -73,10 +73,10 @@ async fn watch_arrives_complete_with_one_byte_window() {
             wire.wait("a byte", |heard| heard.streams[&1].body.len() == given).await;
         }
         assert!(wire.heard.streams[&1].frames.iter().all(|bytes| *bytes <= 1), "one by one");
-        let told = String::from_utf8_lossy(&wire.heard.streams[&1].body).into_owned();
-        let lines: Vec<_> = told.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+        let reported = String::from_utf8_lossy(&wire.heard.streams[&1].body).into_owned();
+        let lines: Vec<_> = reported.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
         let whole = lines.iter().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
-        assert!(whole && told.matches("\"ADDED\"").count() > lines.len().saturating_sub(2), "{told}");
+        assert!(whole && reported.matches("\"ADDED\"").count() > lines.len().saturating_sub(2), "{reported}");
         assert!(beside.is_open());
     }
 }

@@ -77,12 +77,12 @@ impl Member {
                 () = watch.more_than(usize::MAX) => {}
                 () = reaches(&watch, habits.until.clone()) => {}
             }
-            let (ended, told) = (watch.end(), watch.events().last().map(|event| event.rv));
+            let (ended, reported) = (watch.end(), watch.events().last().map(|event| event.rv));
             if ended.is_none() {
                 watch.leave().await;
             }
             chain.watches.push(watch);
-            from = from.max(told.unwrap_or(0));
+            from = from.max(reported.unwrap_or(0));
             let is_over = habits.until.borrow().is_some_and(|until| from >= until);
             match ended {
                 None => return chain,

@@ -80,8 +80,8 @@ fn has_token(headers: &HeaderMap) -> bool {
 }
 
 fn assert_is_somebody(user: &User) {
-    let is_told = |group: &String| group == User::AUTHENTICATED || group == User::UNAUTHENTICATED;
-    assert!(!user.name.is_empty() && (user.is_anonymous() || user.groups.iter().any(is_told)), "{user:?}");
+    let is_reported = |group: &String| group == User::AUTHENTICATED || group == User::UNAUTHENTICATED;
+    assert!(!user.name.is_empty() && (user.is_anonymous() || user.groups.iter().any(is_reported)), "{user:?}");
 }
 
 /// A CA of the test bed, and a time at which it is valid.

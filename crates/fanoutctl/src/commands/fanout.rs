@@ -30,7 +30,7 @@ async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     match verb {
         FanoutSubcommand::State(admin) => {
             let (proxies, _held) = proxies(&admin).await?;
-            Ok(told(status(&proxies).await.map_err(wrong)?, admin.output))
+            Ok(reported(status(&proxies).await.map_err(wrong)?, admin.output))
         }
         FanoutSubcommand::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
@@ -48,12 +48,12 @@ async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
         FanoutSubcommand::Explain { admin, user, agent, resource, limit } => {
             let order = ExplainOptions { user, agent, resource, limit };
             let (proxies, _held) = proxies(&admin).await?;
-            Ok(told(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
+            Ok(reported(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
         }
         FanoutSubcommand::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
             let order = DiffOptions { resource, namespace, proxy, upstream };
-            Ok(told(diff(&order).await.map_err(wrong)?, output))
+            Ok(reported(diff(&order).await.map_err(wrong)?, output))
         }
         FanoutSubcommand::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
             let proxy = reach(&server, Some(server.proxy.clone()))?;
@@ -67,7 +67,7 @@ async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     }
 }
 
-fn told(findings: InspectReport, output: OutputFormat) -> CommandOutput {
+fn reported(findings: InspectReport, output: OutputFormat) -> CommandOutput {
     let InspectReport { text, json, is_well } = findings;
     let text = if output == OutputFormat::Json { format!("{json:#}\n") } else { text };
     CommandOutput { text, is_well }

@@ -11,7 +11,7 @@ pub(super) struct InformerStore {
     staged: Option<Vec<u64>>,
     /// The version to resume from; `None` if the informer must relist.
     at: Option<u64>,
-    told: VecDeque<u64>,
+    reported: VecDeque<u64>,
     judged_to: u64,
     pub(super) counts: InformerCounts,
 }
@@ -29,8 +29,8 @@ pub(super) struct InformerCounts {
 
 impl InformerStore {
     pub(super) fn new(objects: usize) -> Self {
-        let (held, told) = (vec![0; objects], VecDeque::new());
-        Self { held, staged: None, at: None, told, judged_to: 0, counts: InformerCounts::default() }
+        let (held, reported) = (vec![0; objects], VecDeque::new());
+        Self { held, staged: None, at: None, reported, judged_to: 0, counts: InformerCounts::default() }
     }
 
     /// Returns the version to resume from; `None` if the informer must relist.
@@ -61,7 +61,7 @@ impl InformerStore {
             Some(place) => *place = held,
             None => self.counts.wrong += 1,
         }
-        self.told.push_back(version);
+        self.reported.push_back(version);
         self.at = Some(version);
     }
 
@@ -71,7 +71,7 @@ impl InformerStore {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {
             // The initial state includes all earlier events.
             (self.held, self.judged_to) = (staged, version);
-            self.told.clear();
+            self.reported.clear();
             self.counts.states += 1;
             self.at = Some(version);
         } else if self.staged.is_none() && self.at.is_none_or(|at| version > at) {
@@ -105,17 +105,17 @@ impl InformerStore {
             return;
         }
         for version in ledger.between(self.judged_to, to) {
-            while self.told.front().is_some_and(|told| *told < version) {
-                self.told.pop_front();
+            while self.reported.front().is_some_and(|reported| *reported < version) {
+                self.reported.pop_front();
                 self.counts.wrong += 1;
             }
-            match self.told.front() {
-                Some(told) if *told == version => drop(self.told.pop_front()),
+            match self.reported.front() {
+                Some(reported) if *reported == version => drop(self.reported.pop_front()),
                 _ => self.counts.lost += 1,
             }
         }
-        while self.told.front().is_some_and(|told| *told <= to) {
-            self.told.pop_front();
+        while self.reported.front().is_some_and(|reported| *reported <= to) {
+            self.reported.pop_front();
             self.counts.wrong += 1;
         }
         self.judged_to = to;
@@ -147,9 +147,9 @@ mod tests {
         (ledger, seen)
     }
 
-    fn judged(told: &[u64]) -> (u64, u64) {
+    fn judged(reported: &[u64]) -> (u64, u64) {
         let (ledger, mut seen) = world();
-        told.iter().for_each(|version| seen.takes(0, *version, false));
+        reported.iter().for_each(|version| seen.takes(0, *version, false));
         seen.judge_all(&ledger);
         (seen.counts.lost, seen.counts.wrong)
     }

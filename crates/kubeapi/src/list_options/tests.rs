@@ -133,8 +133,9 @@ fn conflicting_options_are_reported_together() {
         let options = options(query).defaulted();
         let refused = options.validate(options.watch).err();
         let problem_list = refused.and_then(|status| status.details).map(|it| it.causes).unwrap_or_default();
-        let told: Vec<_> = problem_list.iter().map(|cause| (cause.field.as_str(), cause.message.as_str())).collect();
-        assert_eq!(told, problems, "{query}");
+        let reported: Vec<_> =
+            problem_list.iter().map(|cause| (cause.field.as_str(), cause.message.as_str())).collect();
+        assert_eq!(reported, problems, "{query}");
     }
 }
 

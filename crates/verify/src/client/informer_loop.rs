@@ -14,7 +14,7 @@ const PAGES_MAX: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ClientPosition {
     version: u64,
-    told_by: OperationId,
+    reported_by: OperationId,
 }
 
 struct InformerLoop<'a> {
@@ -48,7 +48,7 @@ impl InformerLoop<'_> {
         match (self.place, role) {
             (Some(place), _) => {
                 let from = ClientWatchStart::Version(place.version);
-                self.watch(from, Some(place.told_by)).await
+                self.watch(from, Some(place.reported_by)).await
             }
             (None, ClientRole::Streamer) if !self.lists_instead => {
                 let version = self.version_to_begin_with();
@@ -95,7 +95,7 @@ impl InformerLoop<'_> {
     }
 
     fn watched(&mut self, op: OperationId, over: &EndedWatch) -> Duration {
-        self.place = over.place.map(|version| ClientPosition { version, told_by: op });
+        self.place = over.place.map(|version| ClientPosition { version, reported_by: op });
         if over.is_expired {
             self.expired();
             return self.failed(0);
@@ -166,7 +166,7 @@ impl InformerLoop<'_> {
             };
             let Some(token) = read.token else {
                 self.failures = 0;
-                self.place = read.version.map(|version| ClientPosition { version, told_by: op });
+                self.place = read.version.map(|version| ClientPosition { version, reported_by: op });
                 return Duration::ZERO;
             };
             query = selects.clone().with_some("limit", limit.as_deref()).with("continue", &token);

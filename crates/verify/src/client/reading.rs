@@ -185,23 +185,23 @@ impl<'a> RecordingClient<'a> {
             Err(error) => return self.broke(op, &error),
         };
         let asked = self.behaviour.encoding;
-        let mut told = ResponseRecord { op, code: code.as_u16(), from_memory, ..ResponseRecord::default() };
+        let mut reported = ResponseRecord { op, code: code.as_u16(), from_memory, ..ResponseRecord::default() };
         if !code.is_success() {
             let (status, retry_after) = decode::status(&body);
-            told.status = status;
-            self.returned(told);
+            reported.status = status;
+            self.returned(reported);
             return ReadOutcome::Refused { code: code.as_u16(), retry_after };
         }
-        told.encoding = encoding.filter(|encoding| *encoding != asked);
+        reported.encoding = encoding.filter(|encoding| *encoding != asked);
         let Some(read) = decode(encoding.unwrap_or(asked), &body) else {
             self.scene.notes.add(format!("a response in {asked:?} could not be parsed"));
-            told.code = 0;
-            self.returned(told);
+            reported.code = 0;
+            self.returned(reported);
             return ReadOutcome::Broken;
         };
-        fill(&read, &mut told);
-        self.scene.world.saw(told.version.unwrap_or_default());
-        self.returned(told);
+        fill(&read, &mut reported);
+        self.scene.world.saw(reported.version.unwrap_or_default());
+        self.returned(reported);
         ReadOutcome::With(op, read)
     }
 
@@ -235,17 +235,17 @@ impl<'a> RecordingClient<'a> {
             }
         };
         let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
-        let mut told = ResponseRecord { op, code, from_memory, ..ResponseRecord::default() };
+        let mut reported = ResponseRecord { op, code, from_memory, ..ResponseRecord::default() };
         if !answer.status.is_success() {
             let (body, _) = answer.body.read(REFUSAL_BYTES_MAX).await.unwrap_or_default();
             let (status, retry_after) = decode::status(&body);
-            told.status = status;
-            self.returned(told);
+            reported.status = status;
+            self.returned(reported);
             return ReadOutcome::Refused { code, retry_after };
         }
         let encoding = encoding_in(&answer, self.behaviour.encoding).unwrap_or(self.behaviour.encoding);
-        told.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
-        self.returned(told);
+        reported.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
+        self.returned(reported);
         let follower = WatchStreamRecorder::new(self.scene, op, encoding, from);
         let (over, is_at_end) = follower.follow(answer.body, length.cut).await;
         if !is_at_end && self.behaviour.transport == ClientTransport::H1 {
@@ -292,7 +292,7 @@ struct WatchStreamRecorder<'a> {
     encoding: RecordedEncoding,
     from: ClientWatchStart,
     place: Option<u64>,
-    told: WatchStreamContent,
+    reported: WatchStreamContent,
 }
 
 /// The kind of events that a stream has sent so far.
@@ -313,7 +313,7 @@ impl<'a> WatchStreamRecorder<'a> {
             ClientWatchStart::Version(version) => Some(version),
             ClientWatchStart::Initial(_) | ClientWatchStart::Anything { .. } => None,
         };
-        Self { scene, op, encoding, from, place, told: WatchStreamContent::Nothing }
+        Self { scene, op, encoding, from, place, reported: WatchStreamContent::Nothing }
     }
 
     /// Follows the stream to its end. Also returns whether the server ended it, which permits reuse of its connection.
@@ -336,7 +336,7 @@ impl<'a> WatchStreamRecorder<'a> {
                 Some(Ok(chunk)) => {
                     let at_ns = now_ns();
                     let fed = frames.feed(&chunk, |frame| self.frame(frame, at_ns));
-                    if fed.is_err() || self.told == WatchStreamContent::Malformed {
+                    if fed.is_err() || self.reported == WatchStreamContent::Malformed {
                         break WatchEnding::Torn;
                     }
                 }
@@ -344,28 +344,29 @@ impl<'a> WatchStreamRecorder<'a> {
                 None if frames.is_whole() => break WatchEnding::Clean,
                 None => break WatchEnding::Torn,
             }
-            if matches!(self.told, WatchStreamContent::Error | WatchStreamContent::Expired) {
+            if matches!(self.reported, WatchStreamContent::Error | WatchStreamContent::Expired) {
                 until = until.min(Instant::now() + AFTER_ERROR);
             }
         };
         self.scene.recorder.put(&HistoryRecord::End(WatchEndRecord { op: self.op, at_ns: now_ns(), how }));
-        let is_short = how != WatchEnding::Left && began.elapsed() < SHORT && self.told != WatchStreamContent::Events;
-        let over = EndedWatch { place: self.place, is_expired: self.told == WatchStreamContent::Expired, is_short };
+        let is_short =
+            how != WatchEnding::Left && began.elapsed() < SHORT && self.reported != WatchStreamContent::Events;
+        let over = EndedWatch { place: self.place, is_expired: self.reported == WatchStreamContent::Expired, is_short };
         (over, how == WatchEnding::Clean)
     }
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
         let Some(event) = self.scene.frames.event(self.encoding, frame) else {
             self.scene.notes.add("a watch frame was not an event");
-            self.told = WatchStreamContent::Malformed;
+            self.reported = WatchStreamContent::Malformed;
             return;
         };
         let DecodedEvent { kind, item, initial_end, status } = &*event;
         let (kind, initial_end) = (*kind, *initial_end);
-        self.told = match (kind, self.told) {
+        self.reported = match (kind, self.reported) {
             (RecordedEventType::Error, _) if status.code == StatusCode::GONE.as_u16() => WatchStreamContent::Expired,
             (RecordedEventType::Error, _) => WatchStreamContent::Error,
-            (_, told @ (WatchStreamContent::Error | WatchStreamContent::Expired)) => told,
+            (_, reported @ (WatchStreamContent::Error | WatchStreamContent::Expired)) => reported,
             _ => WatchStreamContent::Events,
         };
         let version = item.version;

@@ -13,11 +13,11 @@ pub(super) fn bookmarkable(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Bookmarkable);
     for op in history.watches(ApiserverGuarantee::Bookmarkable) {
         let asked = op.ask.as_ref().is_some_and(|ask| ask.bookmarks);
-        for told in op.events.iter().filter(|told| told.is_bookmark()) {
+        for reported in op.events.iter().filter(|reported| reported.is_bookmark()) {
             judged.instances += 1;
             if !asked {
-                judged.violation(op, &[told.line], || {
-                    ("no bookmarks, because none were requested".to_owned(), event_text::told(history, told))
+                judged.violation(op, &[reported.line], || {
+                    ("no bookmarks, because none were requested".to_owned(), event_text::reported(history, reported))
                 });
             }
         }
@@ -30,26 +30,29 @@ pub(super) fn bookmarkable(history: &RunHistory) -> GuaranteeVerdict {
 /// Checks that a bookmark is not below anything sent before it, and that everything sent after it is above it.
 fn rising(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     // The last bookmark, and the highest version sent, with its line.
-    let end = op.events[..op.live_from].last().filter(|told| told.initial_end);
+    let end = op.events[..op.live_from].last().filter(|reported| reported.initial_end);
     let mut bookmark = end.copied();
     let mut newest = (op.start().unwrap_or(0), op.line);
-    for told in op.live() {
-        let behind = |bookmark: &ReceivedItem| told.is_object() && told.version <= bookmark.version;
-        if told.is_bookmark() && told.version < newest.0 {
-            judged.violation(op, &[newest.1, told.line], || {
-                (format!("bookmarks at {} and later", newest.0), event_text::told(history, told))
+    for reported in op.live() {
+        let behind = |bookmark: &ReceivedItem| reported.is_object() && reported.version <= bookmark.version;
+        if reported.is_bookmark() && reported.version < newest.0 {
+            judged.violation(op, &[newest.1, reported.line], || {
+                (format!("bookmarks at {} and later", newest.0), event_text::reported(history, reported))
             });
         }
         if let Some(bookmark) = bookmark.filter(|bookmark| behind(bookmark)) {
-            judged.violation(op, &[bookmark.line, told.line], || {
-                (format!("events above {} after that bookmark", bookmark.version), event_text::told(history, told))
+            judged.violation(op, &[bookmark.line, reported.line], || {
+                (
+                    format!("events above {} after that bookmark", bookmark.version),
+                    event_text::reported(history, reported),
+                )
             });
         }
-        if told.is_bookmark() {
-            bookmark = Some(*told);
+        if reported.is_bookmark() {
+            bookmark = Some(*reported);
         }
-        if (told.is_object() || told.is_bookmark()) && told.version > newest.0 {
-            newest = (told.version, told.line);
+        if (reported.is_object() || reported.is_bookmark()) && reported.version > newest.0 {
+            newest = (reported.version, reported.line);
         }
     }
 }
@@ -58,11 +61,11 @@ fn missed(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVe
     let Some((truth, view)) = history.view(op) else { return };
     follow(truth, view, op, |step| {
         let EventMatch::Missed { position, event } = step else { return };
-        let (told, expected) = (&op.live()[event], &view.events[position]);
-        if told.is_bookmark() {
+        let (reported, expected) = (&op.live()[event], &view.events[position]);
+        if reported.is_bookmark() {
             let line = truth.changes[expected.change as usize].line;
-            judged.violation(op, &[line, told.line], || {
-                let got = format!("{} without it", event_text::told(history, told));
+            judged.violation(op, &[line, reported.line], || {
+                let got = format!("{} without it", event_text::reported(history, reported));
                 (format!("{} first", event_text::expected(history, truth, expected)), got)
             });
         }

@@ -37,18 +37,18 @@ pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
                 (event_text::encoding(op.encoding).to_owned(), event_text::encoding(encoding).to_owned())
             });
         }
-        for told in answer.items.iter().chain(&op.events).filter(|told| told.is_object()) {
-            let Some(bytes) = told.bytes else { continue };
-            let gone = told.kind == RecordedEventType::Deleted;
-            let spelled = (ask.collection.as_str(), op.encoding, op.verb, told.key, told.version, gone);
+        for reported in answer.items.iter().chain(&op.events).filter(|reported| reported.is_object()) {
+            let Some(bytes) = reported.bytes else { continue };
+            let gone = reported.kind == RecordedEventType::Deleted;
+            let spelled = (ask.collection.as_str(), op.encoding, op.verb, reported.key, reported.version, gone);
             let Some(seen) = first.get(&spelled) else {
-                first.insert(spelled, FirstEncodedContent { bytes, line: told.line, op });
+                first.insert(spelled, FirstEncodedContent { bytes, line: reported.line, op });
                 continue;
             };
             if is_judged {
                 judged.instances += 1;
                 if seen.bytes != bytes {
-                    other(history, op, told, seen, &mut judged);
+                    other(history, op, reported, seen, &mut judged);
                 }
             }
         }
@@ -59,15 +59,15 @@ pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
 fn other(
     history: &RunHistory,
     op: &RecordedOperation,
-    told: &ReceivedItem,
+    reported: &ReceivedItem,
     seen: &FirstEncodedContent<'_>,
     judged: &mut GuaranteeVerdict,
 ) {
-    judged.violation(op, &[seen.op.line, seen.line, told.line], || {
+    judged.violation(op, &[seen.op.line, seen.line, reported.line], || {
         let who =
             if seen.op.server == RequestServerRole::Direct { "the apiserver's response" } else { "another response" };
         let encoding = event_text::encoding(op.encoding);
-        let object = format!("{} at {} in {encoding}", history.key(told.key), told.version);
+        let object = format!("{} at {} in {encoding}", history.key(reported.key), reported.version);
         (format!("{object} with the same bytes as in {who}"), "different bytes".to_owned())
     });
 }

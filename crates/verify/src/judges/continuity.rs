@@ -86,13 +86,13 @@ fn watch(
     mut held: ClientObjectVersions,
     judged: &mut GuaranteeVerdict,
 ) -> Option<ClientObjectVersions> {
-    for told in op.live() {
-        match told.kind {
-            RecordedEventType::Added | RecordedEventType::Modified => held.put(told),
-            RecordedEventType::Deleted => held.drop(told),
+    for reported in op.live() {
+        match reported.kind {
+            RecordedEventType::Added | RecordedEventType::Modified => held.put(reported),
+            RecordedEventType::Deleted => held.drop(reported),
             RecordedEventType::Bookmark => {
-                held.moment = told.version;
-                judge(history, op, truth, view, &held, told.line, judged)?;
+                held.moment = reported.version;
+                judge(history, op, truth, view, &held, reported.line, judged)?;
             }
             RecordedEventType::Error => break,
         }
@@ -135,23 +135,23 @@ fn judge(
 }
 
 impl ClientObjectVersions {
-    fn of<'a>(told: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
+    fn of<'a>(reported: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
         let mut held = Self::default();
-        told.for_each(|told| held.put(told));
+        reported.for_each(|reported| held.put(reported));
         (held.event, held.moment) = (version, version);
         held
     }
 
-    fn put(&mut self, told: &ReceivedItem) {
-        self.drop(told);
-        self.sum.add(told.key, told.version);
-        self.objects.insert(told.key, told.version);
+    fn put(&mut self, reported: &ReceivedItem) {
+        self.drop(reported);
+        self.sum.add(reported.key, reported.version);
+        self.objects.insert(reported.key, reported.version);
     }
 
-    fn drop(&mut self, told: &ReceivedItem) {
-        if let Some(version) = self.objects.remove(&told.key) {
-            self.sum.take(told.key, version);
+    fn drop(&mut self, reported: &ReceivedItem) {
+        if let Some(version) = self.objects.remove(&reported.key) {
+            self.sum.take(reported.key, version);
         }
-        (self.event, self.moment) = (told.version, told.version);
+        (self.event, self.moment) = (reported.version, reported.version);
     }
 }

@@ -12,11 +12,11 @@ pub(super) fn difference<'a>(
     history: &RunHistory,
     truth: &ResourceGroundTruth,
     expected: impl Iterator<Item = (&'a ObjectKeyId, &'a u32)>,
-    told: impl Iterator<Item = (ObjectKeyId, u64)>,
+    reported: impl Iterator<Item = (ObjectKeyId, u64)>,
 ) -> Option<(String, String, u32)> {
-    let mut told_of: BTreeMap<ObjectKeyId, u64> = BTreeMap::new();
-    for (key, version) in told {
-        if told_of.insert(key, version).is_some() {
+    let mut reported_of: BTreeMap<ObjectKeyId, u64> = BTreeMap::new();
+    for (key, version) in reported {
+        if reported_of.insert(key, version).is_some() {
             let key = history.key(key);
             return Some((format!("{key} once"), format!("with {key} twice"), 0));
         }
@@ -24,7 +24,7 @@ pub(super) fn difference<'a>(
     for (key, change) in expected {
         let change = &truth.changes[*change as usize];
         let name = || format!("{} at {}", history.key(*key), change.version);
-        match told_of.remove(key) {
+        match reported_of.remove(key) {
             None => return Some((name(), "without it".to_owned(), change.line)),
             Some(version) if version != change.version => {
                 return Some((name(), format!("with it at {version}"), change.line));
@@ -32,11 +32,11 @@ pub(super) fn difference<'a>(
             Some(_) => {}
         }
     }
-    let (key, version) = told_of.pop_first()?;
+    let (key, version) = reported_of.pop_first()?;
     Some((format!("no {}", history.key(key)), format!("with {} at {version}", history.key(key)), 0))
 }
 
 /// Converts delivered objects into the input of [`difference`].
-pub(super) fn objects(told: &[ReceivedItem]) -> impl Iterator<Item = (ObjectKeyId, u64)> {
-    told.iter().map(|told| (told.key, told.version))
+pub(super) fn objects(reported: &[ReceivedItem]) -> impl Iterator<Item = (ObjectKeyId, u64)> {
+    reported.iter().map(|reported| (reported.key, reported.version))
 }

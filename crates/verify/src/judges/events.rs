@@ -14,17 +14,17 @@ pub(super) fn filtered(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Filtered);
     for op in history.watches(ApiserverGuarantee::Filtered) {
         let Some((truth, view)) = history.view(op) else { continue };
-        for (at, told) in objects(op) {
+        for (at, reported) in objects(op) {
             judged.instances += 1;
-            let is_covered = view.selection.covers(history.key(told.key));
-            let is_foreign = told.change().is_some_and(|change| {
-                let is_live = at >= op.live_from && told.version > truth.from;
+            let is_covered = view.selection.covers(history.key(reported.key));
+            let is_foreign = reported.change().is_some_and(|change| {
+                let is_live = at >= op.live_from && reported.version > truth.from;
                 if is_live { view.position(change).is_none() } else { !view.matches(change) }
             });
             if !is_covered || is_foreign {
-                let line = told.change().map_or(0, |change| truth.changes[change as usize].line);
-                judged.violation(op, &[line, told.line], || {
-                    ("events of selected objects".to_owned(), event_text::told(history, told))
+                let line = reported.change().map_or(0, |change| truth.changes[change as usize].line);
+                judged.violation(op, &[line, reported.line], || {
+                    ("events of selected objects".to_owned(), event_text::reported(history, reported))
                 });
             }
         }
@@ -37,10 +37,10 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Typed);
     for op in history.watches(ApiserverGuarantee::Typed) {
         let Some((truth, view)) = history.view(op) else { continue };
-        for (at, told) in objects(op) {
-            let Some(change) = told.change() else { continue };
+        for (at, reported) in objects(op) {
+            let Some(change) = reported.change() else { continue };
             let is_live = at >= op.live_from;
-            if is_live && told.version <= truth.from {
+            if is_live && reported.version <= truth.from {
                 continue;
             }
             let kind = if is_live {
@@ -51,15 +51,16 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
             };
             judged.instances += 1;
             let content = content(op, truth, change, kind);
-            let is_other = told.digest.zip(content).is_some_and(|(got, expected)| got != expected);
-            if told.kind != kind || is_other {
+            let is_other = reported.digest.zip(content).is_some_and(|(got, expected)| got != expected);
+            if reported.kind != kind || is_other {
                 let line = truth.changes[change as usize].line;
-                judged.violation(op, &[line, told.line], || {
-                    let mut expected = *told;
+                judged.violation(op, &[line, reported.line], || {
+                    let mut expected = *reported;
                     expected.kind = kind;
-                    let [expected, got] = [(&expected, content), (told, told.digest)].map(|(told, digest)| {
-                        format!("{} {}", event_text::told(history, told), event_text::content(digest))
-                    });
+                    let [expected, got] =
+                        [(&expected, content), (reported, reported.digest)].map(|(reported, digest)| {
+                            format!("{} {}", event_text::reported(history, reported), event_text::content(digest))
+                        });
                     (expected, got)
                 });
             }
@@ -69,7 +70,7 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
 }
 
 fn objects(op: &RecordedOperation) -> impl Iterator<Item = (usize, &ReceivedItem)> {
-    op.events.iter().enumerate().filter(|(_, told)| told.is_object())
+    op.events.iter().enumerate().filter(|(_, reported)| reported.is_object())
 }
 
 /// Returns the expected content of an event. A deletion, or a change that leaves the selection, has the previous

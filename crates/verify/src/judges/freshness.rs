@@ -57,11 +57,11 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
 
 /// Checks that a watch that begins with the next event begins after everything known.
 fn next(history: &RunHistory, op: &RecordedOperation, known: u64, judged: &mut GuaranteeVerdict) {
-    let Some(told) = op.events.iter().find(|told| told.is_object()) else { return };
+    let Some(reported) = op.events.iter().find(|reported| reported.is_object()) else { return };
     judged.instances += 1;
-    if told.version <= known {
-        judged.violation(op, &[told.line], || {
-            (format!("events after {known}, which was known before"), event_text::told(history, told))
+    if reported.version <= known {
+        judged.violation(op, &[reported.line], || {
+            (format!("events after {known}, which was known before"), event_text::reported(history, reported))
         });
     }
 }
@@ -102,8 +102,8 @@ fn seen<'a>(history: &'a RunHistory, waived: &[u64]) -> HashMap<FreshnessCacheKe
             let key = (op.server, ask.collection.as_str(), op.encoding, period(waived, at_ns));
             points.entry(key).or_default().push((at_ns, version));
         };
-        for told in op.events.iter().filter(|told| told.is_bookmark()) {
-            add(told.at_ns, told.version);
+        for reported in op.events.iter().filter(|reported| reported.is_bookmark()) {
+            add(reported.at_ns, reported.version);
         }
         // With a limit, the response may come from the store.
         let is_memory = match ask.plan {

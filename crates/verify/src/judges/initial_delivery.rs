@@ -60,13 +60,13 @@ pub(super) fn begins_once(history: &RunHistory) -> GuaranteeVerdict {
 
 /// Returns the last error event of a watch.
 fn refused(history: &RunHistory, op: &RecordedOperation) -> Option<RefusedResume> {
-    let at = op.events.iter().rposition(|told| told.kind == RecordedEventType::Error)?;
-    let (told, position) = (&op.events[at], position(history, op, &op.events[..at]));
+    let at = op.events.iter().rposition(|reported| reported.kind == RecordedEventType::Error)?;
+    let (reported, position) = (&op.events[at], position(history, op, &op.events[..at]));
     let also = (0..history.run.also.len()).filter_map(|place| u8::try_from(place).ok());
     let mut servers = std::iter::once(RequestServerRole::Subject).chain(also.map(RequestServerRole::Also));
-    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, told.at_ns));
+    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, reported.at_ns));
     let expired = op.errors.last().is_some_and(|status| status.code == 410);
-    Some(RefusedResume { line: told.line, by_all: expired && by_all })
+    Some(RefusedResume { line: reported.line, by_all: expired && by_all })
 }
 
 /// Whether the operation delivered a whole state.

@@ -17,14 +17,14 @@ pub(super) fn initial_events(history: &RunHistory) -> GuaranteeVerdict {
     for op in history.watches(ApiserverGuarantee::InitialEvents) {
         let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ExpectedReadVersion::State(_)));
         let stray = if begins { op.live() } else { &op.events };
-        for told in stray.iter().filter(|told| told.initial_end) {
-            judged.violation(op, &[told.line], || {
+        for reported in stray.iter().filter(|reported| reported.initial_end) {
+            judged.violation(op, &[reported.line], || {
                 let expected = if begins {
                     "one bookmark that ends the initial events"
                 } else {
                     "no initial events, because none were requested"
                 };
-                (expected.to_owned(), event_text::told(history, told))
+                (expected.to_owned(), event_text::reported(history, reported))
             });
         }
         if begins && (op.state.is_some() || op.is_no_state) {
@@ -37,7 +37,7 @@ pub(super) fn initial_events(history: &RunHistory) -> GuaranteeVerdict {
 
 fn state(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     let Some(version) = op.state else {
-        let line = op.events.get(op.live_from).map_or(0, |told| told.line);
+        let line = op.events.get(op.live_from).map_or(0, |reported| reported.line);
         judged.violation(op, &[line], || {
             (
                 "initial events that form the state at some version".to_owned(),
@@ -46,18 +46,19 @@ fn state(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVer
         });
         return;
     };
-    let end = op.events[..op.live_from].last().map_or(0, |told| told.line);
-    let odd =
-        |told: &&super::super::operation::ReceivedItem| told.kind != RecordedEventType::Added || told.version > version;
-    if let Some(told) = op.initial().iter().find(odd) {
-        judged.violation(op, &[told.line, end], || {
-            (format!("initial events ADDED up to {version}"), event_text::told(history, told))
+    let end = op.events[..op.live_from].last().map_or(0, |reported| reported.line);
+    let odd = |reported: &&super::super::operation::ReceivedItem| {
+        reported.kind != RecordedEventType::Added || reported.version > version
+    };
+    if let Some(reported) = op.initial().iter().find(odd) {
+        judged.violation(op, &[reported.line, end], || {
+            (format!("initial events ADDED up to {version}"), event_text::reported(history, reported))
         });
         return;
     }
     let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { return };
     let mut sum = ObjectStateFingerprint::default();
-    op.initial().iter().for_each(|told| sum.add(told.key, told.version));
+    op.initial().iter().for_each(|reported| sum.add(reported.key, reported.version));
     if sum != view.sum_at(version) && judged.has_room() {
         let mut replay = view.replay(truth);
         let Some((expected, got, line)) = difference(history, truth, replay.at(version).iter(), objects(op.initial()))

@@ -51,5 +51,5 @@ fn words(seconds: &RangeInclusive<u64>) -> String {
 
 /// Returns the lines of the last event and of the end.
 fn lines(op: &RecordedOperation, end: u32) -> Vec<u32> {
-    op.events.last().map(|told| told.line).into_iter().chain([end]).collect()
+    op.events.last().map(|reported| reported.line).into_iter().chain([end]).collect()
 }

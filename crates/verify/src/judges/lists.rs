@@ -46,12 +46,12 @@ pub(super) fn list_snapshot(history: &RunHistory) -> GuaranteeVerdict {
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
         // How many objects were returned up to the end of each page.
-        let mut told: HashMap<OperationId, usize> = HashMap::new();
+        let mut reported: HashMap<OperationId, usize> = HashMap::new();
         for (_, version, op) in of_view {
             let state = replay.at(*version);
-            let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| told.get(&op).copied()) };
+            let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| reported.get(&op).copied()) };
             if let Some(count) = page(history, op, state, &ends, truth, view, before, &mut judged) {
-                told.extend(before.map(|before| (op.op, before + count)));
+                reported.extend(before.map(|before| (op.op, before + count)));
             }
         }
     }

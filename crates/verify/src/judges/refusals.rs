@@ -40,17 +40,17 @@ pub(super) fn expired(history: &RunHistory) -> GuaranteeVerdict {
 }
 
 fn errors(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
-    let errors = op.events.iter().enumerate().filter(|(_, told)| told.kind == RecordedEventType::Error);
-    for ((at, told), status) in errors.zip(&op.errors) {
+    let errors = op.events.iter().enumerate().filter(|(_, reported)| reported.kind == RecordedEventType::Error);
+    for ((at, reported), status) in errors.zip(&op.errors) {
         judged.instances += 1;
         if let Some(next) = op.events.get(at + 1) {
-            judged.violation(op, &[told.line, next.line], || {
-                ("no event after an error".to_owned(), event_text::told(history, next))
+            judged.violation(op, &[reported.line, next.line], || {
+                ("no event after an error".to_owned(), event_text::reported(history, next))
             });
         }
         let position = position(history, op, &op.events[..at]);
-        if status.code == 410 && !is_forgotten(history, op, position, told.at_ns) {
-            judged.violation(op, &[told.line], || {
+        if status.code == 410 && !is_forgotten(history, op, position, reported.at_ns) {
+            judged.violation(op, &[reported.line], || {
                 let expected = format!("the events after {position}, which were still in the history");
                 (expected, format!("410 {}", status.message))
             });
@@ -59,8 +59,8 @@ fn errors(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVe
 }
 
 /// Returns how far a watch had got, by the events sent to it.
-pub(super) fn position(history: &RunHistory, op: &RecordedOperation, told: &[ReceivedItem]) -> u64 {
-    let live = told.get(op.live_from..).unwrap_or_default().iter().map(|told| told.version).max();
+pub(super) fn position(history: &RunHistory, op: &RecordedOperation, reported: &[ReceivedItem]) -> u64 {
+    let live = reported.get(op.live_from..).unwrap_or_default().iter().map(|reported| reported.version).max();
     // A watch that was still sending the state, or nothing, was at the server's position.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
     live.map_or(start, |live| live.max(start))
@@ -128,27 +128,29 @@ fn behind(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &m
     }
     judged.instances += 1;
     let mut errors = op.errors.iter();
-    for told in &op.events {
-        let got = match told.kind {
+    for reported in &op.events {
+        let got = match reported.kind {
             RecordedEventType::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
                 // While the watch waits, later changes may happen and be forgotten.
-                let is_gone = is_forgotten(history, op, version, told.at_ns);
+                let is_gone = is_forgotten(history, op, version, reported.at_ns);
                 let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
-            RecordedEventType::Bookmark => (told.version < version).then(|| event_text::told(history, told)),
-            _ => (told.version <= version).then(|| event_text::told(history, told)),
+            RecordedEventType::Bookmark => {
+                (reported.version < version).then(|| event_text::reported(history, reported))
+            }
+            _ => (reported.version <= version).then(|| event_text::reported(history, reported)),
         };
         if let Some(got) = got {
-            judged.violation(op, &[told.line], || (format!("the events after {version}, a future version"), got));
+            judged.violation(op, &[reported.line], || (format!("the events after {version}, a future version"), got));
         }
     }
 }
 
 fn refused(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &mut GuaranteeVerdict) {
-    let error = op.events.iter().find(|told| told.kind == RecordedEventType::Error).zip(op.errors.first());
-    let error = error.map(|(told, status)| (told.at_ns, told.line, status));
+    let error = op.events.iter().find(|reported| reported.kind == RecordedEventType::Error).zip(op.errors.first());
+    let error = error.map(|(reported, status)| (reported.at_ns, reported.line, status));
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));
     let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_of_the_future(status)) else { return };
     judged.instances += 1;

@@ -39,7 +39,7 @@ fn moments(history: &RunHistory, op: &RecordedOperation) -> Vec<(u64, u32)> {
     let is_to_come =
         matches!(plan, Some(ExpectedReadVersion::Behind(version)) if version > history.witnessed(op, op.at_ns));
     let answer = op.answer.as_ref().filter(|_| !is_to_come).map(|answer| (answer.at_ns, answer.line));
-    let events = op.events.iter().map(|told| (told.at_ns, told.line));
+    let events = op.events.iter().map(|reported| (reported.at_ns, reported.line));
     let over = op.over.map(|over| (over.at_ns, over.line));
     answer.into_iter().chain(events).chain(over).collect()
 }

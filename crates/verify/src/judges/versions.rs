@@ -68,7 +68,7 @@ pub(super) fn shown(history: &RunHistory, op: &RecordedOperation) -> Option<Resp
     match (op.verb, answer.code) {
         (ReadVerb::List, 200) => Some(ResponseVersion::State { version: answer.version?, line: answer.line }),
         (ReadVerb::Watch, 200) => {
-            let line = op.events[..op.live_from].last().map_or(answer.line, |told| told.line);
+            let line = op.events[..op.live_from].last().map_or(answer.line, |reported| reported.line);
             Some(ResponseVersion::State { version: op.state?, line })
         }
         (ReadVerb::Get, 200) => {

@@ -125,10 +125,10 @@ fn uncovered_refusals_are_reported() {
         call(7, "list", "resourceVersion=1&resourceVersionMatch=Exact"),
         answer(7, 410, "gone"),
     ];
-    let told = verdict(&(run(11) + &more.concat()), &VerdictRequirements::default());
-    let words: Vec<_> = told.refused.iter().map(ToString::to_string).collect();
+    let reported = verdict(&(run(11) + &more.concat()), &VerdictRequirements::default());
+    let words: Vec<_> = reported.refused.iter().map(ToString::to_string).collect();
     assert_eq!(words, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
-    let text = told.text(&BTreeMap::new());
+    let text = reported.text(&BTreeMap::new());
     assert!(text.contains("\nNot covered by a guarantee:\n  2 lists refused with 429: later\n"), "{text}");
 }
 

@@ -83,13 +83,13 @@ impl ApiserverTruthSource {
     ) -> Result<(), GroundTruthError> {
         let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         while let Ok(Some(Ok(chunk))) = timeout(SILENCE_MAX, body.chunk()).await {
-            let mut told = Ok(());
+            let mut reported = Ok(());
             let fed = frames.feed(&chunk, |line| {
-                if told.is_ok() {
-                    told = Self::line(line, learnt, living, at);
+                if reported.is_ok() {
+                    reported = Self::line(line, learnt, living, at);
                 }
             });
-            told?;
+            reported?;
             if fed.is_err() {
                 return Err(malformed("a line of a watch"));
             }

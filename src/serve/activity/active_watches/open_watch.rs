@@ -17,7 +17,7 @@ pub(crate) struct OpenWatchEntry {
     protocol: WatchTransport,
     /// The time at which the watch opened, in microseconds since the registry was created.
     opened: u64,
-    pub(super) told: AtomicU64,
+    pub(super) reported: AtomicU64,
     pub(super) next: AtomicU64,
     /// Only the watch's own [`ActiveWatchGuard`](super::ActiveWatchGuard) adds to it.
     pub(super) bytes: AtomicU64,
@@ -102,8 +102,8 @@ impl OpenWatchEntry {
         protocol: WatchTransport,
         opened: Duration,
     ) -> Self {
-        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { who, follower, representation, protocol, opened: micros(opened), told, next, bytes, asked }
+        let [reported, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { who, follower, representation, protocol, opened: micros(opened), reported, next, bytes, asked }
     }
 
     /// Returns which kinds of selector the watch uses, but not their values.
@@ -181,7 +181,7 @@ impl OpenWatchEntry {
             protocol: self.protocol.as_str(),
             open_seconds: self.open_for(began, now).as_secs(),
             bytes_sent: self.bytes.load(Ordering::Relaxed),
-            resource_version: self.told.load(Ordering::Relaxed).to_string(),
+            resource_version: self.reported.load(Ordering::Relaxed).to_string(),
             feed_resource_version: self.follower.progress().rv.to_string(),
             events_behind,
             events_behind_at_least,

@@ -62,7 +62,7 @@ struct NamespaceViewChange {
     /// Whether a bookmark must follow the objects of the initial state.
     end_bookmark: bool,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
-    told_older: bool,
+    reported_older: bool,
 }
 
 /// The decision about an event of a partial view.
@@ -85,7 +85,7 @@ pub(super) struct NamespaceViewChangeResult {
     /// The resourceVersion of the mark.
     pub(super) at: ResourceVersion,
     /// Whether the view change's frames were older than the mark, so that the client needs the watch's current version.
-    pub(super) told_older: bool,
+    pub(super) reported_older: bool,
 }
 
 impl NamespaceFilteredView {
@@ -202,7 +202,7 @@ impl NamespaceFilteredView {
         if turn.go(places, out)? == InitialStateSendProgress::More {
             return Ok(InitialStateSendProgress::More);
         }
-        let end = NamespaceViewChangeResult { at, told_older: turn.told_older };
+        let end = NamespaceViewChangeResult { at, reported_older: turn.reported_older };
         self.turn = None;
         // Decisions that have changed during this turn need another one.
         *stale = true;
@@ -213,7 +213,7 @@ impl NamespaceFilteredView {
 impl NamespaceViewChange {
     fn new(mark: SnapshotWithPosition, pin: TimedSnapshotPin, coming: VecDeque<Arc<str>>) -> Self {
         let (going, next) = (None, String::new());
-        Self { mark, pin, coming, going, next, begins: false, end_bookmark: false, told_older: false }
+        Self { mark, pin, coming, going, next, begins: false, end_bookmark: false, reported_older: false }
     }
 
     /// Sends the objects of added namespaces as ADDED events.
@@ -239,7 +239,7 @@ impl NamespaceViewChange {
             }
             let before = out.batch.len();
             let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, FrameBatch::added)?;
-            self.told_older |= !self.begins && out.batch.len() > before;
+            self.reported_older |= !self.begins && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
@@ -267,7 +267,7 @@ impl NamespaceViewChange {
                 going.pop_front();
                 continue;
             };
-            self.told_older = true;
+            self.reported_older = true;
             let gone = |out: &FrameBatch<'_>, object: &Arc<ObjectRevision>| {
                 let known = left.knows(&object.key).then(|| object.restamped(at));
                 known.map(|body| out.cursor.renderer().frame(EventType::Deleted, &body)).transpose()

@@ -43,13 +43,13 @@ fn response_410_for_available_history_is_a_violation() {
     // Another server has forgotten it.
     wrong(&[&open, &error(410, 300), &line("window", r#""version":11,"at_ns":300,"server":{"also":0}"#)]);
     // The watch had got further than its beginning.
-    let told = events("ADDED a/y 11");
+    let reported = events("ADDED a/y 11");
     let further = "the events after 11, which were still in the history";
     broken(
         Expired,
         further,
         "410 m",
-        &[&open, &told, &error(410, 300), &line("compacted", r#""version":12,"at_ns":1"#)],
+        &[&open, &reported, &error(410, 300), &line("compacted", r#""version":12,"at_ns":1"#)],
     );
     let list = |query| list(1, query, r#""code":410,"status":{"code":410,"message":"m"}"#);
     let exact = "resourceVersion=11&resourceVersionMatch=Exact";

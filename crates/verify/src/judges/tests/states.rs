@@ -25,8 +25,8 @@ fn initial_events_equal_to_state_at_their_version_pass() {
 
 #[test]
 fn wrong_or_non_added_initial_events_are_a_violation() {
-    let wrong = |expected: &str, got: &str, told: &str| {
-        broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(told)]);
+    let wrong = |expected: &str, got: &str, reported: &str| {
+        broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(reported)]);
     };
     let expected = "the state at 14, with a-b/z at 14";
     wrong(expected, "initial events without it", "ADDED a/x 12, END - 14, ADDED a-b/z 14");
@@ -124,10 +124,10 @@ fn get_of_nonexistent_object_version_is_a_violation() {
 #[test]
 fn client_that_lists_watches_and_resumes_has_true_state() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10&allowWatchBookmarks=true")];
-    let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
+    let reported = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
     // At the bookmark, at the end of the watch, and at the end of the next one.
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "DELETED a/y 13, ADDED a-b/z 14")];
-    kept(Continuity, 3, &[&start.concat(), &told, &next.concat()]);
+    kept(Continuity, 3, &[&start.concat(), &reported, &next.concat()]);
     let state = [watch(1, STATE), events("ADDED a/x 5, END - 10, ADDED a/y 11")];
     let next = [resume(2, 1, "resourceVersion=11"), events_of(2, "MODIFIED a/x 12")];
     kept(Continuity, 2, &[&state.concat(), &next.concat()]);
@@ -144,10 +144,10 @@ fn lost_event_or_torn_list_is_a_continuity_violation() {
     let expected = "a client that holds the state at 12, with a/y at 11";
     wrong(expected, "one without it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
     // A change between two watches is lost.
-    let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
+    let reported = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "ADDED a-b/z 14")].concat();
     let expected = "a client that holds the state at 14, with no a/y";
-    wrong(expected, "one with a/y at 11", &[&start, &told, &next]);
+    wrong(expected, "one with a/y at 11", &[&start, &reported, &next]);
     // The list was torn.
     let torn = [list(1, "", &answer(12, "a/x 5, a/y 11", "")), resume(2, 1, "resourceVersion=12")].concat();
     let expected = "a client that holds the state at 13, with a/x at 12";

@@ -290,7 +290,7 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     };
     let ops: Vec<_> = it.records.iter().filter_map(its_op).collect();
     let is_refusal = |record: &HistoryRecord| match record {
-        HistoryRecord::Event(told) => told.kind == RecordedEventType::Error && ops.contains(&told.op),
+        HistoryRecord::Event(reported) => reported.kind == RecordedEventType::Error && ops.contains(&reported.op),
         _ => false,
     };
     if it.records.iter().any(is_refusal) {

@@ -36,8 +36,8 @@ async fn drained_watch_within_a_version_sends_the_rest_first() {
     assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED p 20".to_owned()])));
     let (_writer, _ending) = stage.drain(Duration::from_secs(20)).await;
     pass(17).await;
-    let told = client.told();
-    assert_eq!((&told[0], told.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{told:?}");
+    let reported = client.reported();
+    assert_eq!((&reported[0], reported.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{reported:?}");
 }
 
 /// A codec does not poll a parked watch again.
@@ -62,5 +62,5 @@ async fn watch_that_starts_after_a_version_does_not_wait_for_its_events() {
     let gone = vec![deleted("p", "x", 20), deleted("q", "x", 20)];
     assert_eq!(stage.writer.apply(gone), Ok(2));
     pass(5).await;
-    assert_eq!(client.told(), ["over"]);
+    assert_eq!(client.reported(), ["over"]);
 }

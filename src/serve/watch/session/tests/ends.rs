@@ -23,13 +23,13 @@ async fn watch_ends_after_requested_timeout() {
     let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(5) });
     pass_ms(4_999).await;
     stage.put("p", "x", 11);
-    assert_eq!(client.told(), ["ADDED p 11"]);
+    assert_eq!(client.reported(), ["ADDED p 11"]);
     let woken = client.woken();
     pass_ms(1).await;
     assert!(client.woken() > woken, "its clock wakes it");
-    assert_eq!(client.told(), ["over"], "cleanly, on a frame's boundary");
+    assert_eq!(client.reported(), ["over"], "cleanly, on a frame's boundary");
     stage.put("p", "x", 12);
-    assert_eq!(client.told(), ["over"], "nothing follows");
+    assert_eq!(client.reported(), ["over"], "nothing follows");
 }
 
 /// Before the watch starts, the request may have waited for history or for a proof.
@@ -40,12 +40,12 @@ async fn watch_timeout_counts_from_request_arrival() {
     let mut waited = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(5) });
     pass_ms(1_999).await;
     stage.put("q", "x", 11);
-    assert_eq!(waited.told(), ["ADDED q 11"]);
+    assert_eq!(waited.reported(), ["ADDED q 11"]);
     pass_ms(1).await;
-    assert_eq!(waited.told(), ["over"]);
+    assert_eq!(waited.reported(), ["over"]);
     stage.waited = Duration::from_secs(5);
     assert_eq!(
-        stage.watch_current(CollectionView::everything(), lasting(5)).told(),
+        stage.watch_current(CollectionView::everything(), lasting(5)).reported(),
         ["over"],
         "it has waited for all of it"
     );
@@ -59,7 +59,7 @@ async fn watch_without_timeout_lasts_30_to_60_minutes() {
         let mut clients: Vec<_> =
             (0..50).map(|_| stage.watch_after(10, WatchOptions { timeout_seconds, ..TERMS })).collect();
         let over = |clients: &mut Vec<Client>| {
-            clients.retain_mut(|client| client.told() != ["over"]);
+            clients.retain_mut(|client| client.reported() != ["over"]);
             50 - clients.len()
         };
         pass(1799).await;
@@ -78,9 +78,9 @@ async fn watch_without_timeout_uses_upstream_minimum() {
     let lasts_min = Duration::from_secs(300);
     let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchOptions { lasts_min, ..TERMS })).collect();
     pass(299).await;
-    assert!(clients.iter_mut().all(|client| client.told() != ["over"]));
+    assert!(clients.iter_mut().all(|client| client.reported() != ["over"]));
     pass(302).await;
-    assert!(clients.iter_mut().all(|client| client.told() == ["over"]));
+    assert!(clients.iter_mut().all(|client| client.reported() == ["over"]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,10 +89,14 @@ async fn negative_timeout_ends_watch_immediately() {
     // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
         let terms = || WatchOptions { end_bookmark: true, ..lasting(seconds) };
-        assert_eq!(stage.watch_current(CollectionView::everything(), terms()).told(), ["over"], "{seconds}: no state");
+        assert_eq!(
+            stage.watch_current(CollectionView::everything(), terms()).reported(),
+            ["over"],
+            "{seconds}: no state"
+        );
         let mut client = stage.watch_after(10, terms());
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
-        assert_eq!(client.told(), ["over"], "{seconds}: no events");
+        assert_eq!(client.reported(), ["over"], "{seconds}: no events");
     }
 }
 
@@ -100,9 +104,9 @@ async fn negative_timeout_ends_watch_immediately() {
 async fn very_long_timeout_does_not_overflow() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(9_223_372_036) });
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     pass(300 * 24 * 3600).await;
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,15 +114,15 @@ async fn watch_beyond_evicted_history_gets_one_410_and_ends() {
     let mut stage = small_ring();
     let mut client = stage.watch_after(10, TERMS);
     stage.put("p", "x", 11);
-    assert_eq!(client.told(), ["ADDED p 11"]);
+    assert_eq!(client.reported(), ["ADDED p 11"]);
     for rv in 12..=20 {
         stage.put("p", "x", rv);
     }
     stage.bookmark(30);
-    assert_eq!(client.told(), ["ERROR 410 Expired: too old resource version: 11 (18)", "over"]);
+    assert_eq!(client.reported(), ["ERROR 410 Expired: too old resource version: 11 (18)", "over"]);
     stage.put("p", "x", 31);
     pass(600).await;
-    assert_eq!(client.told(), ["over"], "nothing follows an ERROR");
+    assert_eq!(client.reported(), ["over"], "nothing follows an ERROR");
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,15 +133,15 @@ async fn relist_expires_watches_with_410() {
         stage.watch_current(CollectionView::everything(), WATCH_LIST),
         stage.watch_after(10, WatchOptions { bookmarks: false, ..TERMS }),
     ];
-    assert_eq!(clients[0].told(), NOTHING);
-    assert_eq!(clients[2].told(), NOTHING);
+    assert_eq!(clients[0].reported(), NOTHING);
+    assert_eq!(clients[2].reported(), NOTHING);
     stage.writer.replace(FeedSnapshot::from_objects(ResourceVersion(20), Vec::new()));
     assert_eq!(clients.each_ref().map(Client::woken), [1, 0, 1]);
     let expired = "ERROR 410 Expired: too old resource version: 10 (20)";
-    assert_eq!(clients[0].told(), [expired, "over"]);
-    assert_eq!(clients[2].told(), [expired, "over"]);
+    assert_eq!(clients[0].reported(), [expired, "over"]);
+    assert_eq!(clients[2].reported(), [expired, "over"]);
     // The initial state of one version is sent completely, even if that version has expired. Then the error follows.
-    assert_eq!(clients[1].told(), ["ADDED p 5", "BOOKMARK 10 end", expired, "over"]);
+    assert_eq!(clients[1].reported(), ["ADDED p 5", "BOOKMARK 10 end", expired, "over"]);
 }
 
 /// The resource is gone, or the proxy may no longer read it; no version has expired.
@@ -147,10 +151,10 @@ async fn ended_feed_ends_its_watches_without_error() {
         let mut stage = Stage::empty();
         let mut client = stage.watch_after(10, TERMS);
         stage.put("p", "x", 11);
-        assert_eq!(client.told(), ["ADDED p 11"]);
+        assert_eq!(client.reported(), ["ADDED p 11"]);
         let _proxy = stage.end_feed(end);
         assert_eq!(client.woken(), 1);
-        assert_eq!(client.told(), ["over"], "{end:?}");
+        assert_eq!(client.reported(), ["over"], "{end:?}");
     }
 }
 
@@ -161,7 +165,7 @@ async fn watch_that_cannot_start_sends_error_and_ends() {
     client.session.end_with(&Status::too_large(99, 10), WatchEndReason::TooLarge);
     stage.put("p", "x", 11);
     let text = "ERROR 504 Timeout: Timeout: Too large resource version: 99, current: 10";
-    assert_eq!(client.told(), [text, "over"], "instead of the state, not behind it");
+    assert_eq!(client.reported(), [text, "over"], "instead of the state, not behind it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,7 +173,7 @@ async fn error_after_end_of_watch_is_not_sent() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, lasting(-1));
     client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired);
-    assert_eq!(client.told(), ["over"]);
+    assert_eq!(client.reported(), ["over"]);
 }
 
 const GRACE: Duration = Duration::from_secs(100);
@@ -179,13 +183,13 @@ const GRACE: Duration = Duration::from_secs(100);
 async fn drain_spreads_watch_ends_over_grace_period() {
     let stage = Stage::empty();
     let mut clients: Vec<_> = (0..50).map(|_| stage.watch_after(10, TERMS)).collect();
-    assert!(clients.iter_mut().all(|client| client.told().is_empty()));
+    assert!(clients.iter_mut().all(|client| client.reported().is_empty()));
     let (_writer, drained) = stage.drain(GRACE).await;
     let mut ended = Vec::new();
     for _ in 0..10 {
         pass(10).await;
         let before = clients.len();
-        clients.retain_mut(|client| client.told() != ["over"]);
+        clients.retain_mut(|client| client.reported() != ["over"]);
         ended.push(before - clients.len());
     }
     assert!(clients.is_empty(), "all within the grace period: {ended:?}");
@@ -199,7 +203,7 @@ async fn drain_spreads_watch_ends_over_grace_period() {
 async fn lagging_watch_ends_at_its_drain_time() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     for version in 11..20 {
         stage.put("p", "x", version);
     }
@@ -207,7 +211,7 @@ async fn lagging_watch_ends_at_its_drain_time() {
     assert_eq!(client.pieces(1).len(), 1);
     let (_writer, ending) = stage.drain(GRACE).await;
     pass(80).await;
-    assert_eq!(client.told(), ["over"]);
+    assert_eq!(client.reported(), ["over"]);
     drop(client);
     assert!(ending.await.expect("no panic"));
 }
@@ -222,14 +226,14 @@ async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
     ] {
         let mut stage = Stage::empty();
         let mut client = stage.watch_after(10, terms);
-        assert_eq!(client.told(), NOTHING);
+        assert_eq!(client.reported(), NOTHING);
         stage.advance(20);
         let (mut writer, ending) = stage.drain(GRACE).await;
         pass(80).await;
         if pending {
             writer.apply([added("p", "x", 21)]).expect("in order");
         }
-        assert_eq!(client.told(), expected, "pending: {pending}");
+        assert_eq!(client.reported(), expected, "pending: {pending}");
         drop(client);
         assert!(ending.await.expect("no panic"));
     }
@@ -241,17 +245,20 @@ async fn draining_watch_sends_events_until_its_end_time() {
     // The watch may leave after the minute in which a bookmark is due.
     let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..TERMS });
     let (mut writer, ending) = stage.drain(GRACE).await;
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let mut rv = 10;
-    while told.last().is_none_or(|last| last != "over") {
+    while reported.last().is_none_or(|last| last != "over") {
         rv += 1;
         writer.apply([added("p", "x", rv)]).expect("in order");
-        told.extend(client.told());
+        reported.extend(client.reported());
         pass(1).await;
         assert!(rv < 200, "it never ends");
     }
-    told.pop();
-    assert!(told.iter().all(|told| told.starts_with("ADDED p ") || told.starts_with("MODIFIED p ")), "{told:?}");
+    reported.pop();
+    assert!(
+        reported.iter().all(|reported| reported.starts_with("ADDED p ") || reported.starts_with("MODIFIED p ")),
+        "{reported:?}"
+    );
     drop(client);
     assert!(ending.await.expect("no panic"));
 }
@@ -263,7 +270,7 @@ async fn ended_watch_releases_its_permit() {
     let mut client = stage.watch_after(10, lasting(5));
     assert_eq!(stage.free_places(), before - 1);
     pass(5).await;
-    assert_eq!(client.told(), ["over"]);
+    assert_eq!(client.reported(), ["over"]);
     drop(client);
     assert_eq!(stage.free_places(), before);
 }
@@ -273,32 +280,32 @@ async fn ended_watch_releases_its_permit() {
 fn each_watch_end_is_counted_once_with_its_reason() {
     type Ending = fn(&Runtime, Stage, Client);
     let endings: [(&str, i64, Ending); 9] = [
-        ("timeout", -1, |_, _, mut client| assert_eq!(client.told(), ["over"])),
+        ("timeout", -1, |_, _, mut client| assert_eq!(client.reported(), ["over"])),
         ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired)),
         ("timeout", 5, |runtime, _stage, mut client| {
             runtime.block_on(pass(5));
-            assert_eq!(client.told(), ["over"]);
+            assert_eq!(client.reported(), ["over"]);
         }),
         ("expired", 100, |_, mut stage, mut client| {
             stage.writer.replace(FeedSnapshot::from_objects(ResourceVersion(20), Vec::new()));
-            assert_eq!(client.told().len(), 2);
+            assert_eq!(client.reported().len(), 2);
         }),
         ("too_large", 100, |_, _stage, mut client| {
             client.session.end_with(&Status::too_large(99, 10), WatchEndReason::TooLarge);
-            assert_eq!(client.told().len(), 2);
+            assert_eq!(client.reported().len(), 2);
         }),
         ("feed_ended", 100, |_, stage, mut client| {
             let _proxy = stage.end_feed(FeedEndReason::Gone);
-            assert_eq!(client.told(), ["over"]);
+            assert_eq!(client.reported(), ["over"]);
         }),
         ("drained", 1_000, |runtime, mut stage, mut client| {
             stage.advance(20);
             let _ending = runtime.block_on(stage.drain(GRACE));
-            assert_eq!(client.told(), NOTHING);
+            assert_eq!(client.reported(), NOTHING);
             runtime.block_on(pass(80));
-            assert_eq!(client.told(), ["BOOKMARK 20", "over"]);
+            assert_eq!(client.reported(), ["BOOKMARK 20", "over"]);
         }),
-        ("client_closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
+        ("client_closed", 100, |_, _stage, mut client| assert_eq!(client.reported(), NOTHING)),
         // The client went away before it took the error.
         ("client_closed", 100, |_, _stage, mut client| {
             client.session.end_with(&Status::too_old(1, 10), WatchEndReason::Expired);

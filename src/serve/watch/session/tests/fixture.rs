@@ -254,20 +254,20 @@ impl Stage {
 impl Client {
     /// Returns all frames that are available now, one per frame. ` end` marks the end of an initial state, and `over`
     /// the end of the watch.
-    pub(super) fn told(&mut self) -> Vec<String> {
-        let mut told = Vec::new();
+    pub(super) fn reported(&mut self) -> Vec<String> {
+        let mut reported = Vec::new();
         // A thousand polls at one instant would be a loop.
         for _ in 0..1_000 {
             match self.poll(ROOM) {
-                Poll::Ready(Some(frames)) => told.extend(frames),
+                Poll::Ready(Some(frames)) => reported.extend(frames),
                 Poll::Ready(None) => {
-                    told.push("over".to_owned());
-                    return told;
+                    reported.push("over".to_owned());
+                    return reported;
                 }
-                Poll::Pending => return told,
+                Poll::Pending => return reported,
             }
         }
-        panic!("it never stops: {told:?}")
+        panic!("it never stops: {reported:?}")
     }
 
     /// Returns the next pieces as the sink receives them.

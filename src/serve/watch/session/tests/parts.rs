@@ -16,7 +16,7 @@ fn stage() -> Stage {
 }
 
 fn readable() -> ReadableNamespaces {
-    ReadableNamespaces::told(&[
+    ReadableNamespaces::reported(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Denied),
         ("c", NamespaceAccess::Allowed),
@@ -31,13 +31,13 @@ fn watch_list(stage: &Stage, readable: &ReadableNamespaces) -> Client {
 async fn unreadable_namespaces_are_hidden_in_state_and_events() {
     let mut stage = stage();
     let mut client = watch_list(&stage, &readable());
-    assert_eq!(client.told(), ["ADDED p 1", "ADDED c/p 4", "BOOKMARK 10 end"]);
+    assert_eq!(client.reported(), ["ADDED p 1", "ADDED c/p 4", "BOOKMARK 10 end"]);
     stage.put("b/p", "x", 11);
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     stage.put("c/p", "x", 12);
     stage.delete("b/q", "x", 13);
     stage.bookmark(14);
-    assert_eq!(client.told(), ["MODIFIED c/p 12", "BOOKMARK 14"]);
+    assert_eq!(client.reported(), ["MODIFIED c/p 12", "BOOKMARK 14"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -45,45 +45,45 @@ async fn newly_readable_namespace_is_added_at_watch_position() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
-    client.told();
+    client.reported();
     stage.put("b/q", "x", 11);
     let woken = client.woken();
     readable.tell("b", NamespaceAccess::Allowed);
     stage.put("a/p", "x", 12);
     assert!(client.woken() > woken);
-    assert_eq!(client.told(), ["MODIFIED p 12", "ADDED b/p 2", "ADDED b/q 11", "BOOKMARK 12"]);
+    assert_eq!(client.reported(), ["MODIFIED p 12", "ADDED b/p 2", "ADDED b/q 11", "BOOKMARK 12"]);
     stage.put("b/p", "x", 13);
-    assert_eq!(client.told(), ["MODIFIED b/p 13"]);
+    assert_eq!(client.reported(), ["MODIFIED b/p 13"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_deletes_only_known_objects() {
     let mut stage = stage();
-    let readable = ReadableNamespaces::told(&[
+    let readable = ReadableNamespaces::reported(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Allowed),
         ("c", NamespaceAccess::Denied),
     ]);
     let mut client = watch_list(&stage, &readable);
-    client.told();
+    client.reported();
     // All of this happens before the client has room again.
     stage.put("b/p", "x", 11);
     stage.put("b/r", "x", 12);
     stage.put("b/p", "x", 13);
     readable.tell("b", NamespaceAccess::Denied);
     stage.put("a/p", "x", 14);
-    let told = ["DELETED b/p 11 as of 2", "MODIFIED p 14", "DELETED b/q 14 as of 3", "BOOKMARK 14"];
-    assert_eq!(client.told(), told);
+    let reported = ["DELETED b/p 11 as of 2", "MODIFIED p 14", "DELETED b/q 14 as of 3", "BOOKMARK 14"];
+    assert_eq!(client.reported(), reported);
     stage.delete("b/q", "x", 15);
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     readable.tell("b", NamespaceAccess::Allowed);
-    assert_eq!(client.told(), ["ADDED b/p 13", "ADDED b/r 12", "BOOKMARK 15"], "and again");
+    assert_eq!(client.reported(), ["ADDED b/p 13", "ADDED b/r 12", "BOOKMARK 15"], "and again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     let stage = stage();
-    let readable = ReadableNamespaces::told(&[
+    let readable = ReadableNamespaces::reported(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Allowed),
         ("c", NamespaceAccess::Allowed),
@@ -94,7 +94,7 @@ async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     }
     readable.tell("b", NamespaceAccess::Denied);
     readable.tell("c", NamespaceAccess::Denied);
-    assert_eq!(client.told(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
+    assert_eq!(client.reported(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,22 +102,22 @@ async fn watch_waits_for_decision_on_new_namespace() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
-    client.told();
+    client.reported();
     stage.put("d/p", "x", 11);
     stage.put("a/p", "x", 12);
-    assert_eq!(client.told(), NOTHING, "in order");
+    assert_eq!(client.reported(), NOTHING, "in order");
     assert!(readable.is_asked("d"));
     readable.tell("d", NamespaceAccess::Allowed);
-    assert_eq!(client.told(), ["ADDED d/p 11", "MODIFIED p 12"]);
+    assert_eq!(client.reported(), ["ADDED d/p 11", "MODIFIED p 12"]);
     stage.put("e/p", "x", 13);
     stage.put("f/p", "x", 14);
     stage.put("a/p", "x", 15);
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     readable.tell("e", NamespaceAccess::Denied);
     readable.tell("f", NamespaceAccess::Unclear);
-    assert_eq!(client.told(), ["MODIFIED p 15"], "no answer does not hold up the others");
+    assert_eq!(client.reported(), ["MODIFIED p 15"], "no answer does not hold up the others");
     readable.tell("f", NamespaceAccess::Allowed);
-    assert_eq!(client.told(), ["ADDED f/p 14", "BOOKMARK 15"]);
+    assert_eq!(client.reported(), ["ADDED f/p 14", "BOOKMARK 15"]);
 }
 
 /// The charge is the same as for watches without restrictions.
@@ -129,11 +129,11 @@ async fn derived_frames_of_restricted_watch_are_charged() {
     let readable = readable();
     let slice = stage.take_slice();
     let mut client = stage.watch_metadata_of_part(&readable, WATCH_LIST);
-    assert_eq!(client.told().len(), cost::GLANCE / cost::DERIVED, "the rest waits for a slice");
+    assert_eq!(client.reported().len(), cost::GLANCE / cost::DERIVED, "the rest waits for a slice");
     drop(slice);
     super::fixture::pass(1).await;
-    assert_eq!(client.told().len(), 100 - cost::GLANCE / cost::DERIVED + 1);
-    assert_eq!(watch_list(&stage, &readable).told().len(), 101, "what goes out as it came costs nothing");
+    assert_eq!(client.reported().len(), 100 - cost::GLANCE / cost::DERIVED + 1);
+    assert_eq!(watch_list(&stage, &readable).reported().len(), 101, "what goes out as it came costs nothing");
 }
 
 /// A minute passes, and the due bookmark does not make a waiting watch spin.
@@ -142,26 +142,26 @@ async fn watch_waiting_for_decision_does_not_spin() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
-    client.told();
+    client.reported();
     stage.put("d/p", "x", 11);
     super::fixture::pass(61).await;
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
 }
 
 #[tokio::test(start_paused = true)]
 async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     let mut stage = stage();
     stage.delete("c/p", "x", 11);
-    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed), ("b", NamespaceAccess::Allowed)]);
+    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed), ("b", NamespaceAccess::Allowed)]);
     let after = WatchStartPosition::After(ResourceVersion(10));
     let mut client = stage.watch_part(&readable, after, CollectionView::everything(), TERMS);
-    assert_eq!(client.told(), NOTHING);
+    assert_eq!(client.reported(), NOTHING);
     assert!(readable.is_asked("c"), "it had objects at version 10");
     readable.tell("c", NamespaceAccess::Allowed);
-    assert_eq!(client.told(), ["DELETED c/p 11"]);
+    assert_eq!(client.reported(), ["DELETED c/p 11"]);
     readable.tell("b", NamespaceAccess::Denied);
-    let told = ["DELETED b/p 11 as of 2", "DELETED b/q 11 as of 3", "BOOKMARK 11"];
-    assert_eq!(client.told(), told);
+    let reported = ["DELETED b/p 11 as of 2", "DELETED b/q 11 as of 3", "BOOKMARK 11"];
+    assert_eq!(client.reported(), reported);
 }
 
 /// The state of a client: its objects and their versions.
@@ -197,7 +197,7 @@ async fn informers_converge_on_readable_objects() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut stage = Stage::new(CacheConfig { window_events_max: 1_000, ..CacheConfig::default() }, &[]);
-        let readable = ReadableNamespaces::told(&[]);
+        let readable = ReadableNamespaces::reported(&[]);
         let namespaces = ["a", "b", "b-c", "d"];
         let view = if rng.bool() { CollectionView::everything() } else { app_x() };
         let selects = !view.is_everything();

@@ -33,16 +33,16 @@ async fn initial_state_is_in_key_order_with_one_end_bookmark() {
     let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     let mut expected = STATE.map(str::to_owned).to_vec();
     expected.push("BOOKMARK 10 end".to_owned());
-    assert_eq!(client.told(), expected);
+    assert_eq!(client.reported(), expected);
     pass(600).await;
-    assert_eq!(client.told(), ["BOOKMARK 10"]);
+    assert_eq!(client.reported(), ["BOOKMARK 10"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn end_bookmark_is_sent_only_for_watch_list() {
     let stage = stage();
     for terms in [TERMS, WatchOptions { bookmarks: false, ..TERMS }] {
-        assert_eq!(stage.watch_current(CollectionView::everything(), terms).told(), STATE);
+        assert_eq!(stage.watch_current(CollectionView::everything(), terms).reported(), STATE);
     }
 }
 
@@ -50,31 +50,31 @@ async fn end_bookmark_is_sent_only_for_watch_list() {
 async fn watch_from_version_has_no_initial_state_or_end_bookmark() {
     let mut stage = stage();
     let mut client = stage.watch_after(10, TERMS);
-    assert_eq!(client.told(), Vec::<String>::new());
+    assert_eq!(client.reported(), Vec::<String>::new());
     stage.put("p", "x", 11);
-    assert_eq!(client.told(), ["MODIFIED p 11"]);
+    assert_eq!(client.reported(), ["MODIFIED p 11"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn selector_filters_initial_state() {
     let stage = stage();
     let mut client = stage.watch_current(app_x(), WATCH_LIST);
-    assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
+    assert_eq!(client.reported(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
 }
 
 /// A client that waits for the mark would wait forever without it (R-CLIENT-1).
 #[tokio::test(start_paused = true)]
 async fn empty_initial_state_gets_end_bookmark() {
     let mut empty = Stage::empty();
-    assert_eq!(empty.watch_current(CollectionView::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    assert_eq!(empty.watch_current(CollectionView::everything(), WATCH_LIST).reported(), ["BOOKMARK 10 end"]);
     let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
-    assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).reported(), ["BOOKMARK 10 end"]);
     // Without the mark, no frames are sent, but the watch is woken for later events.
     let mut silent = empty.watch_current(CollectionView::everything(), TERMS);
-    assert_eq!(silent.told(), Vec::<String>::new());
+    assert_eq!(silent.reported(), Vec::<String>::new());
     empty.put("p", "x", 11);
     assert_eq!(silent.woken(), 1);
-    assert_eq!(silent.told(), ["ADDED p 11"]);
+    assert_eq!(silent.reported(), ["ADDED p 11"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -83,9 +83,9 @@ async fn initial_state_is_sent_in_pieces_that_fit_the_buffer() {
     for room in [0, 1, 100, 250, 400, 100_000] {
         let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
         let sips = sips(&mut client, room);
-        let told = sips.concat();
-        assert_eq!(told[..4], STATE, "room for {room}");
-        assert_eq!(told[4..], ["BOOKMARK 10 end"], "room for {room}");
+        let reported = sips.concat();
+        assert_eq!(reported[..4], STATE, "room for {room}");
+        assert_eq!(reported[4..], ["BOOKMARK 10 end"], "room for {room}");
         // At most the frames that fit and one more, in addition to the mark.
         let longest = sips.iter().map(Vec::len).max().expect("something came");
         assert!(longest <= room / 100 + 2, "room for {room}: {sips:?}");
@@ -98,10 +98,10 @@ async fn events_during_initial_state_follow_end_bookmark() {
     for before in 0..=PODS.len() {
         let mut stage = stage();
         let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for _ in 0..before {
             let Poll::Ready(Some(frames)) = client.poll(1) else { panic!("there is more of the state") };
-            told.extend(frames);
+            reported.extend(frames);
         }
         // An object that was already sent and one that was not are deleted. Another one is added, and one is modified.
         stage.delete("p", "x", 11);
@@ -109,10 +109,10 @@ async fn events_during_initial_state_follow_end_bookmark() {
         stage.put("t", "x", 13);
         stage.put("r", "x", 14);
         stage.bookmark(20);
-        told.extend(sips(&mut client, 1).concat());
-        assert_eq!(told[..4], STATE, "after {before}");
+        reported.extend(sips(&mut client, 1).concat());
+        assert_eq!(reported[..4], STATE, "after {before}");
         let rest = ["BOOKMARK 10 end", "DELETED p 11", "DELETED s 12", "ADDED t 13", "MODIFIED r 14", "BOOKMARK 20"];
-        assert_eq!(told[4..], rest, "after {before}");
+        assert_eq!(reported[4..], rest, "after {before}");
     }
 }
 
@@ -122,11 +122,11 @@ async fn initial_objects_are_not_newer_than_end_bookmark() {
     stage.put("p", "x", 15);
     stage.advance(20);
     let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
-    let told = client.told();
-    assert_eq!(told.last().map(String::as_str), Some("BOOKMARK 20 end"));
-    assert_eq!(told[0], "ADDED p 15");
+    let reported = client.reported();
+    assert_eq!(reported.last().map(String::as_str), Some("BOOKMARK 20 end"));
+    assert_eq!(reported[0], "ADDED p 15");
     pass(59).await;
-    assert_eq!(client.told(), Vec::<String>::new(), "20 has been said");
+    assert_eq!(client.reported(), Vec::<String>::new(), "20 has been said");
 }
 
 /// A client that reads the state slowly must not receive an error while the history still has the following events.
@@ -137,8 +137,8 @@ async fn slow_initial_state_does_not_expire_while_history_suffices() {
     assert!(client.poll(1).is_ready());
     stage.put("p", "x", 11);
     stage.put("p", "x", 12);
-    let told = sips(&mut client, 1).concat();
-    assert_eq!(told[3..], ["BOOKMARK 10 end", "MODIFIED p 11", "MODIFIED p 12"]);
+    let reported = sips(&mut client, 1).concat();
+    assert_eq!(reported[3..], ["BOOKMARK 10 end", "MODIFIED p 11", "MODIFIED p 12"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,9 +149,9 @@ async fn too_slow_initial_state_expires_after_end_bookmark() {
     for rv in 11..=13 {
         stage.put("p", "x", rv);
     }
-    let told = sips(&mut client, 1).concat();
-    assert_eq!(told[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
-    assert_eq!(client.told(), ["over"]);
+    let reported = sips(&mut client, 1).concat();
+    assert_eq!(reported[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
+    assert_eq!(client.reported(), ["over"]);
 }
 
 /// A sink that accepts several frames in one piece receives the same bytes, in memory that all watches share.
@@ -179,7 +179,7 @@ async fn initial_state_chunks_are_shared_between_watches() {
     let mut client = stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST);
     all(&mut client);
     stage.put("p", "x", 11);
-    assert_eq!(client.told(), ["ADDED p 11"]);
+    assert_eq!(client.reported(), ["ADDED p 11"]);
 }
 
 /// Typically, ten thousand watches are idle. Each also has a timer, its cursor's view, which many watches share, and
@@ -200,19 +200,19 @@ async fn sparse_initial_state_is_scanned_in_slices() {
     let mut client = stage.watch_current(app_x(), WATCH_LIST);
     let mut other = stage.watch_after(10, TERMS);
     let mut pauses = 0;
-    let told = loop {
+    let reported = loop {
         match client.poll(ROOM) {
             Poll::Ready(Some(frames)) => break frames,
             Poll::Ready(None) => panic!("it is over"),
             Poll::Pending => pauses += 1,
         }
         stage.put("q", "y", 10 + pauses);
-        assert_eq!(other.told().len(), 1, "others go on");
+        assert_eq!(other.reported().len(), 1, "others go on");
         let woken = client.woken();
         pass_ms(64).await;
         assert!(client.woken() > woken, "it comes back by itself");
     };
-    assert_eq!(told, ["ADDED z 6", "BOOKMARK 10 end"]);
+    assert_eq!(reported, ["ADDED z 6", "BOOKMARK 10 end"]);
     assert!((1..5).contains(&pauses), "{pauses}");
 }
 
@@ -233,7 +233,7 @@ async fn sparse_history_is_scanned_in_slices() {
     }
     assert!(pauses >= 1, "{pauses}");
     stage.put("p", "x", 4_012);
-    assert_eq!(client.told(), ["MODIFIED p 4012"]);
+    assert_eq!(client.reported(), ["MODIFIED p 4012"]);
 }
 
 /// Watches that all scan many objects share the CPU time that other work leaves.
@@ -270,21 +270,21 @@ async fn expensive_selector_waits_for_cpu_slice_when_events_grow() {
     let mut stage = Stage::empty();
     let (mut dear, mut plain) = (stage.watch_current(everything_dearly(), TERMS), stage.watch_current(app_x(), TERMS));
     let others = stage.take_slice();
-    let mut told = [0, 0];
+    let mut reported = [0, 0];
     for rv in 11..1_011 {
         stage.put("p", "x", rv);
-        for (told, client) in told.iter_mut().zip([&mut dear, &mut plain]) {
-            *told += client.told().len();
+        for (reported, client) in reported.iter_mut().zip([&mut dear, &mut plain]) {
+            *reported += client.reported().len();
         }
     }
-    assert!((100..500).contains(&told[0]), "a glance, and no more: {told:?}");
-    assert_eq!(told[1], 1_000);
+    assert!((100..500).contains(&reported[0]), "a glance, and no more: {reported:?}");
+    assert_eq!(reported[1], 1_000);
     drop(others);
     pass_ms(64).await;
-    told[0] += dear.told().len();
-    assert_eq!(told[0], 1_000, "nothing is lost");
+    reported[0] += dear.reported().len();
+    assert_eq!(reported[0], 1_000, "nothing is lost");
     stage.put("p", "x", 1_011);
-    assert_eq!(dear.told(), ["MODIFIED p 1011"]);
+    assert_eq!(dear.reported(), ["MODIFIED p 1011"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,12 +295,12 @@ async fn matching_state_is_charged_for_expensive_selector() {
     let (mut dear, mut plain) =
         (stage.watch_current(everything_dearly(), WATCH_LIST), stage.watch_current(app_x(), WATCH_LIST));
     let others = stage.take_slice();
-    let told = dear.told().len();
-    assert!((100..1_000).contains(&told), "{told}");
-    assert_eq!(plain.told().len(), 2_001);
+    let reported = dear.reported().len();
+    assert!((100..1_000).contains(&reported), "{reported}");
+    assert_eq!(plain.reported().len(), 2_001);
     drop(others);
     pass_ms(64).await;
-    assert_eq!(told + dear.told().len(), 2_001);
+    assert_eq!(reported + dear.reported().len(), 2_001);
 }
 
 /// A large body is a piece of its own, between the head and the end of its event.

@@ -27,14 +27,14 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
     let stage = stage();
     let state = stage.watch_current(CollectionView::everything(), WatchOptions { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
-    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed)]);
+    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed)]);
     let part = stage.watch_part(&readable, WatchStartPosition::Current, CollectionView::everything(), lasting(20));
     let mut polled = stage.watch_current(CollectionView::everything(), lasting(20));
-    assert_eq!(polled.told(), ["ADDED p 5", "ADDED q 6"]);
+    assert_eq!(polled.reported(), ["ADDED p 5", "ADDED q 6"]);
     assert_eq!(stage.feeds.pins().len(), 2, "who has been told its state has none any more");
     seconds(24).await;
     assert!([&state, &live, &part, &polled].iter().all(|client| client.cut.why().is_none()), "it may end by itself");
-    assert_eq!(polled.told(), ["over"]);
+    assert_eq!(polled.reported(), ["over"]);
     seconds(3).await;
     for client in [&state, &live, &part] {
         assert_eq!(client.cut.why(), Some("timeout"));
@@ -47,7 +47,7 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
 #[tokio::test(start_paused = true)]
 async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     let stage = stage();
-    let readable = ReadableNamespaces::told(&[("a", NamespaceAccess::Allowed)]);
+    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed)]);
     let stuck = [
         stage.watch_current(CollectionView::everything(), WATCH_LIST),
         stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST),
@@ -63,7 +63,7 @@ async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     assert!(stuck.iter().all(|client| client.cut.why() == Some("stalled")));
     assert_eq!(slow.cut.why(), None);
     seconds(40).await;
-    assert_eq!(slow.told(), ["ADDED q 6", "BOOKMARK 10 end", "BOOKMARK 10"]);
+    assert_eq!(slow.reported(), ["ADDED q 6", "BOOKMARK 10 end", "BOOKMARK 10"]);
     seconds(600).await;
     assert_eq!(slow.cut.why(), None, "from here on it has its place, and keeps nothing else");
 }
@@ -76,7 +76,7 @@ async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
     stage.put("p", "x", 11);
     assert_eq!(behind.pieces(1).len(), 1, "and not polled again");
     let mut reads = stage.watch_after(10, TERMS);
-    assert_eq!(reads.told(), ["MODIFIED p 11"]);
+    assert_eq!(reads.reported(), ["MODIFIED p 11"]);
     let (_writer, ending) = stage.drain(GRACE).await;
     for _ in 0..8 {
         reads.poll(1_000).map(|_| ()).is_ready();
