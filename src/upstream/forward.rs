@@ -83,7 +83,7 @@ fn apply_identity(acting_as: &RequestIdentity, headers: &mut HeaderMap) -> Resul
     match acting_as {
         // Impersonation that the sender requests is kept: upstream decides about it.
         RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => {
-            drop_asserted(headers)
+            drop_asserted(headers);
         }
         RequestIdentity::User(user) => {
             strip_identity(headers);
