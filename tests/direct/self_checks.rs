@@ -135,9 +135,18 @@ async fn unanswered_self_check_does_not_delay_drain() {
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
     up.faults().hold_lists();
-    let last = up.create_pod("default", "new");
-    watch.reached(last).await;
-    direct::within("a comparison is under way", up.faults().lists_waiting(1)).await;
+    // The first change may precede the state from which changes are compared.
+    let changes = async {
+        loop {
+            up.churn(20).await;
+            watch.reached(up.update_pod("default", "changed")).await;
+        }
+    };
+    let faults = up.faults();
+    let compares = async {
+        tokio::select! { () = faults.lists_waiting(1) => {}, () = changes => {} }
+    };
+    direct::within("a comparison is under way", Box::pin(compares)).await;
     // Everything is served during the self-check.
     assert!(app.get(CACHED).await.is_cached());
     watch.reached(up.create_pod("default", "newer")).await;
