@@ -40,6 +40,7 @@ pub use http2::IdleAwareBody;
 pub use address::{ListenAddress, ListenAddressError, is_loopback};
 pub use connection::{ConnectionPeer, DownstreamConnection, PeerAddress};
 pub use connection_limits::{ConnectionLimits, Http2Codec};
+pub use filtered_stream::{FilteredStream, ReadFilter};
 pub use inherited::InheritedSockets;
 pub use listener::{InMemoryConnector, Listener, bind_tcp_beside_peers, bind_unix};
 pub use metrics::describe;

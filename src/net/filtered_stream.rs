@@ -6,13 +6,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A byte stream whose reads pass a filter. Writes go to the stream itself.
 #[derive(Debug)]
-pub(super) struct FilteredStream<I, F> {
-    pub(super) io: I,
-    pub(super) filter: F,
+pub struct FilteredStream<I, F> {
+    /// The stream without the filter.
+    pub io: I,
+    pub filter: F,
 }
 
 /// The way in which a stream is read.
-pub(super) trait ReadFilter<I> {
+pub trait ReadFilter<I> {
+    /// Reads from `io`, as [`AsyncRead::poll_read`] does.
+    ///
+    /// # Errors
+    /// Those of `io`, and those of the filter.
     fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>>;
 }
 

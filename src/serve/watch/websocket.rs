@@ -25,6 +25,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSoc
 
 use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
+use crate::net::{FilteredStream, ReadFilter};
 use crate::serve::response::{ReplyBody, plain};
 use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
@@ -163,7 +164,7 @@ pub(crate) async fn run(upgrade: OnUpgrade, encoding: FeedEncoding, session: Wat
 
 async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
     let Ok(upgraded) = upgrade.await else { return };
-    let io = WebSocketInboundBudget::new(TokioIo::new(upgraded));
+    let io = FilteredStream { io: TokioIo::new(upgraded), filter: WebSocketInboundBudget::new() };
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
     let mut batch = Vec::new();
     let code = loop {
@@ -185,7 +186,7 @@ async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: Watch
             more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
                 None => break Some(CloseCode::Normal),
                 Some(()) => {
-                    socket.get_mut().note_sent(batch.len());
+                    socket.get_mut().filter.note_sent(batch.len());
                     if send(&mut socket, encoding, &batch).await.is_err() { return }
                 }
             },
@@ -198,7 +199,7 @@ async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: Watch
             Some(code) => socket.close(Some(CloseFrame { code, reason: Utf8Bytes::default() })).await,
             None => socket.flush().await,
         };
-        let io = socket.get_mut().io();
+        let io = &mut socket.get_mut().io;
         let _ = io.shutdown().await;
         // Closing a socket with unread data resets it, which can discard the last bytes sent.
         if code.is_some_and(|code| code != CloseCode::Normal) {
@@ -259,12 +260,11 @@ where
     socket.flush().await
 }
 
-/// The byte stream of a watch over WebSocket, with a budget for what the client sends. A watch ignores all of it, and
-/// each frame costs the server as much as the client. The budget counts bytes, because a fragment or an empty frame is
-/// not a message that could be counted.
+/// The budget for what the client of a watch over WebSocket sends. A watch ignores all of it, and each frame costs the
+/// server as much as the client. The budget counts bytes, because a fragment or an empty frame is not a message that
+/// could be counted.
 #[derive(Debug)]
-struct WebSocketInboundBudget<I> {
-    io: I,
+struct WebSocketInboundBudget {
     left: usize,
     /// The time at which `left` was last increased.
     since: Instant,
@@ -282,14 +282,9 @@ const BYTES_PER_SECOND: usize = 8 << 10;
 /// The additional inbound budget per sent event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
 
-impl<I> WebSocketInboundBudget<I> {
-    fn new(io: I) -> Self {
-        Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
-    }
-
-    /// Returns the underlying stream, without the budget.
-    fn io(&mut self) -> &mut I {
-        &mut self.io
+impl WebSocketInboundBudget {
+    fn new() -> Self {
+        Self { left: AT_ONCE_BYTES_MAX, since: Instant::now() }
     }
 
     /// Adds inbound budget for sent events.
@@ -314,38 +309,12 @@ impl<I> WebSocketInboundBudget<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for WebSocketInboundBudget<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl<I: AsyncRead + Unpin> ReadFilter<I> for WebSocketInboundBudget {
+    fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        ready!(Pin::new(io).poll_read(cx, buf))?;
         let read = buf.filled().len() - before;
         Poll::Ready(if read == 0 { Ok(()) } else { self.spend(read).map_err(io::Error::other) })
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for WebSocketInboundBudget<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -405,8 +374,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn inbound_budget_refills_with_time_and_sent_events() {
-        let mut budget = WebSocketInboundBudget::new(());
-        let spends = |budget: &mut WebSocketInboundBudget<()>, bytes| budget.spend(bytes).is_ok();
+        let mut budget = WebSocketInboundBudget::new();
+        let spends = |budget: &mut WebSocketInboundBudget, bytes| budget.spend(bytes).is_ok();
         assert!(spends(&mut budget, AT_ONCE_BYTES_MAX) && !spends(&mut budget, 1));
         advance(Duration::from_secs(1)).await;
         assert!(spends(&mut budget, BYTES_PER_SECOND) && !spends(&mut budget, 1));
