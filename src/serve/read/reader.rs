@@ -161,7 +161,7 @@ impl ReadHandler {
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
-                self.scans.permitted_namespaces(request, part, &snapshot, from, LIST_RETRY_SECONDS).await
+                self.scans.reviewed_namespaces(request, part, &snapshot, from, LIST_RETRY_SECONDS).await
             {
                 return Ok(*refusal);
             }
@@ -214,8 +214,8 @@ impl ScanScheduler {
         ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
     }
 
-    /// Returns the namespaces that have matching objects, once the permission for each of them is decided.
-    pub(crate) async fn permitted_namespaces(
+    /// Returns the namespaces that have matching objects, permitted or not, once the permission for each is decided.
+    pub(crate) async fn reviewed_namespaces(
         &self,
         request: &ReadRequest,
         part: &ReadableNamespaces,

@@ -129,7 +129,7 @@ impl WatchOpener {
     ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
         let (Some(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
-        self.scans.permitted_namespaces(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
+        self.scans.reviewed_namespaces(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
     }
 
     /// Returns the session of a watch at the cursor's position.
