@@ -28,7 +28,7 @@ mod policy_changes;
 mod rbac_bindings;
 mod recheck_schedule;
 mod review_cache;
-mod review_client;
+mod review_permission;
 mod review_queue;
 #[cfg(test)]
 mod tests;

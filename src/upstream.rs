@@ -52,7 +52,7 @@ pub use peer::UpstreamServer;
 pub use plugins::{CredentialPluginRunner, run_plugins_by};
 pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
-pub use review::{ACCESS_REVIEWS, AccessReviewResult, TOKEN_REVIEWS, TokenReviewResult};
+pub use review::{ACCESS_REVIEWS, AccessReviewResult, ReviewClient, ReviewFuture, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
 
 /// The maximum size in bytes of a response body that is read as a whole: a page of a LIST, a discovery document, a

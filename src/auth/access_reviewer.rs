@@ -7,10 +7,12 @@ use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_client::{ReviewClient, ReviewTopic};
-use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
+use super::review_permission::ReviewTopic;
+use super::review_queue::{
+    LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit,
+};
 use super::{AffectedUsers, AuthConfig, GrantError};
-use crate::upstream::{AccessReviewResult, UpstreamCause};
+use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamCause};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -35,7 +37,7 @@ struct Sha256Hasher(digest::Context);
 #[derive(Debug, Clone)]
 pub(super) struct AccessDecision {
     /// A time before the access review was sent.
-    pub(super) asked: Instant,
+    pub(super) sent: Instant,
     is_allowed: bool,
     /// The authorizer's reason for a decision.
     pub(super) reason: Arc<str>,
@@ -77,7 +79,19 @@ impl AccessReviewer {
         since: Option<Instant>,
     ) -> Result<AccessDecision, GrantError> {
         let key = AccessDecisionKey::of(user, access);
-        let review = || self.review(key, user, access, purpose);
+        let review = || async {
+            let (class, cause) = class_and_cause(user, purpose);
+            let charge = ReviewCharge { class, payer: ReviewPayer::User(FlowDistinguisher::of(user)) };
+            let (sent, verdict) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
+            self.queue.count(if verdict.allowed { "allowed" } else { "denied" });
+            let decision = AccessDecision::new(sent, verdict, user.clone(), access);
+            // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
+            // return one that is too old for requests.
+            if cause == UpstreamCause::LeaseReview && !decision.is_allowed {
+                self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
+            }
+            Ok(decision)
+        };
         let decision = self.decisions.get_or_review(purpose, &key, since, review).await?;
         if decision.is_allowed { Ok(decision) } else { Err(GrantError::Denied(decision.reason)) }
     }
@@ -94,7 +108,7 @@ impl AccessReviewer {
     ) -> Result<(), GrantError> {
         let known = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::of(user, access)).await;
         let is_upheld =
-            known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.asked, self.config.recheck_rbac));
+            known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.sent, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
         self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
     }
@@ -107,8 +121,8 @@ impl AccessReviewer {
         since: Instant,
     ) -> Option<(Instant, AccessReviewResult)> {
         let known = self.decisions.get(ReviewPurpose::Request, &AccessDecisionKey::of(user, access)).await;
-        let known = known.filter(|known| known.asked >= since)?;
-        Some((known.asked, AccessReviewResult { allowed: known.is_allowed, reason: known.reason.to_string() }))
+        let known = known.filter(|known| known.sent >= since)?;
+        Some((known.sent, AccessReviewResult { allowed: known.is_allowed, reason: known.reason.to_string() }))
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
@@ -119,14 +133,14 @@ impl AccessReviewer {
         &self,
         (user, access): (User, AccessAttributes),
         cause: UpstreamCause,
-        asked: Instant,
+        sent: Instant,
         verdict: AccessReviewResult,
     ) {
         if user.len_bytes() > LEARNED_USER_BYTES_MAX {
             return;
         }
         let key = AccessDecisionKey::of(&user, &access);
-        let decision = AccessDecision::new(asked, verdict, Arc::new(user), &access);
+        let decision = AccessDecision::new(sent, verdict, Arc::new(user), &access);
         if cause == UpstreamCause::AccessReview {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
@@ -142,33 +156,18 @@ impl AccessReviewer {
             }
         }
     }
+}
 
-    async fn review(
-        &self,
-        key: AccessDecisionKey,
-        user: &Arc<User>,
-        access: &Arc<AccessAttributes>,
-        purpose: ReviewPurpose,
-    ) -> Result<AccessDecision, GrantError> {
-        let (class, cause) = match purpose {
-            ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
-                (ReviewClass::Guess, UpstreamCause::AccessReview)
-            }
-            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamCause::AccessReview),
-            ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamCause::AccessReview),
-            ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamCause::LeaseReview),
-            ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamCause::LeaseReview),
-        };
-        let turn = self.queue.turn(class, ReviewPayer::User(FlowDistinguisher::of(user)));
-        let (asked, verdict) = self.queue.send(class, turn, self.reviews.access(cause, user, access)).await?;
-        self.queue.came_to(if verdict.allowed { "allowed" } else { "denied" });
-        let decision = AccessDecision::new(asked, verdict, user.clone(), access);
-        // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
-        // return one that is too old for requests.
-        if cause == UpstreamCause::LeaseReview && !decision.is_allowed {
-            self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
+/// Returns the class of a review, and the cause that an upstream proxy receives.
+fn class_and_cause(user: &User, purpose: ReviewPurpose) -> (ReviewClass, UpstreamCause) {
+    match purpose {
+        ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
+            (ReviewClass::Guess, UpstreamCause::AccessReview)
         }
-        Ok(decision)
+        ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamCause::AccessReview),
+        ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamCause::AccessReview),
+        ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamCause::LeaseReview),
+        ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamCause::LeaseReview),
     }
 }
 
@@ -209,11 +208,11 @@ impl Hasher for Sha256Hasher {
 }
 
 impl AccessDecision {
-    fn new(asked: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &AccessAttributes) -> Self {
+    fn new(sent: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &AccessAttributes) -> Self {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
-        Self { asked, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
+        Self { sent, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
     }
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.
@@ -239,8 +238,8 @@ impl AccessDecision {
 }
 
 impl ReviewResult for AccessDecision {
-    fn asked(&self) -> Instant {
-        self.asked
+    fn sent(&self) -> Instant {
+        self.sent
     }
 }
 

@@ -8,10 +8,9 @@ use tokio::time::Instant;
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{CertificateAuthorities, CertificateHolder, CertificateRejection};
 use super::credential::{AuthenticatedIdentity, Credential};
-use super::review_client::ReviewClient;
-use super::token_reviewer::{self, TokenReviewer};
+use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
 use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
-use crate::upstream::CredentialId;
+use crate::upstream::{CredentialId, ReviewClient};
 use base::{ReadinessTracker, WallClock, WatchedFile};
 use kubeapi::{FlowDistinguisher, User};
 
@@ -127,8 +126,8 @@ impl Authenticator {
 
     /// Keeps `ready` from being ready while the proxy may not create reviews. Never returns.
     pub(super) fn keep_ready(&self, ready: &ReadinessTracker) -> BoxFuture<'static, ()> {
-        let rights = [&self.token_reviewer.queue.right, &self.access_reviewer.queue.right];
-        let guards = rights.map(|right| right.clone().keep_ready(self.reviews.clone(), ready.clone()));
+        let permissions = [&self.token_reviewer.queue.permission, &self.access_reviewer.queue.permission];
+        let guards = permissions.map(|permission| permission.clone().keep_ready(self.reviews.clone(), ready.clone()));
         Box::pin(join_all(guards).map(drop))
     }
 
@@ -137,15 +136,15 @@ impl Authenticator {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
         let mut add = |part: &[u8]| add(&mut hmac, part);
         match credential {
-            Credential::Anonymous => add(b"nobody"),
+            Credential::Anonymous => add(b"anonymous"),
             Credential::Token(token) => {
                 add(b"token");
                 add(token.reveal().as_bytes());
             }
-            Credential::Certificate(shown) => return self.chain_id(shown),
-            Credential::Asserted(shown, user) => {
+            Credential::Certificate(chain) => return self.chain_id(chain),
+            Credential::Asserted(chain, user) => {
                 add(b"asserted");
-                add(self.chain_id(shown).as_bytes());
+                add(self.chain_id(chain).as_bytes());
                 add(user.name.as_bytes());
                 add(user.uid.as_bytes());
                 add(format!("{:?}{:?}", user.groups, user.extra).as_bytes());
@@ -154,20 +153,20 @@ impl Authenticator {
         named(hmac)
     }
 
-    fn chain_id(&self, shown: &PeerCertChain) -> CredentialId {
-        shown.id(|chain| {
+    fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {
+        chain.id(|certificates| {
             let mut hmac = ring::hmac::Context::with_key(&self.key);
             add(&mut hmac, b"certificate");
-            chain.iter().for_each(|certificate| add(&mut hmac, certificate));
+            certificates.iter().for_each(|certificate| add(&mut hmac, certificate));
             named(hmac)
         })
     }
 
     /// Returns the time until which a chain authenticates a front proxy; `None` if it does not.
-    fn front_proxy(&self, shown: &PeerCertChain) -> Option<SystemTime> {
+    fn front_proxy(&self, chain: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
-            shown.holder(CertificateAuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
+            chain.holder(CertificateAuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
@@ -179,18 +178,18 @@ impl Authenticator {
         &self,
         id: CredentialId,
         credential: &Credential,
-        asks: token_reviewer::TokenReviewPurpose<'_>,
+        purpose: TokenReviewPurpose<'_>,
     ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
-        let asked = Instant::now();
+        let reviewed = Instant::now();
         let identity = match credential {
-            Credential::Anonymous => AuthenticatedIdentity { asked, user: Arc::new(anonymous()), until: None },
-            Credential::Token(token) => self.token_reviewer.identify(id, token, asks).await?,
-            Credential::Certificate(shown) => {
-                let Some(holder) = self.holder(shown)? else { return Ok(None) };
-                AuthenticatedIdentity { asked, user: holder.user, until: Some(holder.until) }
+            Credential::Anonymous => AuthenticatedIdentity { reviewed, user: Arc::new(anonymous()), until: None },
+            Credential::Token(token) => self.token_reviewer.identify(id, token, purpose).await?,
+            Credential::Certificate(chain) => {
+                let Some(holder) = self.holder(chain)? else { return Ok(None) };
+                AuthenticatedIdentity { reviewed, user: holder.user, until: Some(holder.until) }
             }
-            Credential::Asserted(shown, user) => match self.front_proxy(shown) {
-                Some(until) => AuthenticatedIdentity { asked, user: user.clone(), until: Some(until) },
+            Credential::Asserted(chain, user) => match self.front_proxy(chain) {
+                Some(until) => AuthenticatedIdentity { reviewed, user: user.clone(), until: Some(until) },
                 // The peer is not a trusted front proxy. Its certificate is still a credential, and is tried next.
                 None => return Ok(None),
             },
@@ -199,9 +198,9 @@ impl Authenticator {
     }
 
     /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.
-    fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, GrantError> {
+    fn holder(&self, chain: &PeerCertChain) -> Result<Option<CertificateHolder>, GrantError> {
         let authorities = self.client_authorities.as_ref().ok_or(GrantError::Unauthenticated)?.current();
-        match shown.holder(CertificateAuthorityRole::Client, &authorities, self.clock.now()) {
+        match chain.holder(CertificateAuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
             Err(CertificateRejection::NoCommonName) => Ok(None),
             Err(_) => Err(GrantError::Unauthenticated),

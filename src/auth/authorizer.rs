@@ -8,18 +8,19 @@ use tokio::time::{Instant, timeout};
 use super::authenticator::{
     AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities, anonymous,
 };
-use super::credential::{AuthenticatedIdentity, Credential, asserted, token_of};
+use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::review_cache::ReviewPurpose;
-use super::review_client::ReviewClient;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,
 };
-use crate::upstream::{AccessReviewResult, KubernetesRelease, RequestIdentity, UpstreamCause, UpstreamClient};
+use crate::upstream::{
+    AccessReviewResult, KubernetesRelease, RequestIdentity, ReviewClient, UpstreamCause, UpstreamClient,
+};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
 use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
 use tokio::sync::watch;
@@ -75,11 +76,15 @@ impl Authorizer {
     /// Creates an authorizer that delegates every decision to upstream.
     pub fn delegated(config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
         let reviews = Arc::new(parts.client.clone());
-        Self::asking(reviews, config, parts)
+        Self::with_review_client(reviews, config, parts)
     }
 
     /// Creates an authorizer that sends its reviews to `reviews`.
-    pub(super) fn asking(reviews: Arc<dyn ReviewClient>, config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
+    pub(super) fn with_review_client(
+        reviews: Arc<dyn ReviewClient>,
+        config: AuthConfig,
+        parts: DelegatedAuthDeps,
+    ) -> Self {
         let DelegatedAuthDeps { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let changes = Arc::new(PolicyChanges::new());
@@ -180,14 +185,14 @@ impl Authorizer {
     pub async fn impersonation(
         &self,
         caller: &Caller,
-        wanted: &Impersonation,
+        impersonation: &Impersonation,
         info: Option<&RequestInfo>,
     ) -> Result<User, ImpersonationDenied> {
         let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
             return Err(ImpersonationDenied::unknown());
         };
         let request = if shared.constrains_impersonation().await { info.map(AccessAttributes::of) } else { None };
-        let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
+        let judged = impersonation.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
         judged.inspect_err(|impeded| metrics::refused(&impeded.refused))
     }
 
@@ -220,10 +225,10 @@ impl Authorizer {
 
     /// Records whether policy changes are received as they happen. If not, they are received later, or the watches
     /// restart.
-    pub fn hears_policy(&self, is_heard: bool) {
-        metrics::policy_watched(is_heard);
+    pub fn hears_policy(&self, is_watched: bool) {
+        metrics::policy_watched(is_watched);
         if let Some(shared) = &self.delegated {
-            shared.changes.set_open(is_heard);
+            shared.changes.set_open(is_watched);
         }
     }
 
@@ -244,11 +249,11 @@ impl Authorizer {
         &self,
         of: (User, AccessAttributes),
         cause: UpstreamCause,
-        asked: Instant,
+        sent: Instant,
         verdict: AccessReviewResult,
     ) {
-        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.changes.moved()) {
-            shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| sent >= shared.changes.moved()) {
+            shared.authenticator.access_reviewer.learns(of, cause, sent, verdict).await;
         }
     }
 
@@ -265,11 +270,15 @@ impl Authorizer {
 
 impl DelegatedAuthorizer {
     async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
+        let purpose = TokenReviewPurpose::Request { source: sender.address };
+        let credentials = Credential::all_of(sender, headers).map_err(|error| {
+            tracing::debug!(%error, "malformed bearer token; request rejected with 401");
+            GrantError::Unauthenticated
+        })?;
         let mut refused = None;
-        let address = sender.address;
-        for credential in shown(sender, headers)? {
+        for credential in credentials {
             let id = self.authenticator.id(&credential);
-            match self.authenticator.identify(id, &credential, TokenReviewPurpose::Request { source: address }).await {
+            match self.authenticator.identify(id, &credential, purpose).await {
                 Ok(None) => {}
                 // A front proxy that names the anonymous user authenticates no caller.
                 Ok(Some(AuthenticatedIdentity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -295,7 +304,7 @@ impl DelegatedAuthorizer {
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
-            lease.state.stands_on(&known.user, &allowed);
+            lease.state.record_decision(&known.user, &allowed);
         }
         Ok(ReadGrant { access, lease, reason: allowed.reason })
     }
@@ -335,16 +344,16 @@ impl DelegatedAuthorizer {
     /// If that cannot be determined, the constraints are not used. On a release without them, a caller with all verbs
     /// would pass them.
     async fn constrains_impersonation(&self) -> bool {
-        let asking = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
-        let release = Box::pin(self.release.try_get_with((), asking)).await;
+        let release = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
+        let release = Box::pin(self.release.try_get_with((), release)).await;
         release.is_ok_and(|release| release >= CONSTRAINED_SINCE)
     }
 
     async fn is_us(&self, user: &User) -> bool {
         // If the proxy's own identity cannot be determined, no caller has it.
-        let asking =
+        let identity =
             async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
-        Box::pin(self.ourselves.try_get_with((), asking)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
+        Box::pin(self.ourselves.try_get_with((), identity)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
     }
 }
 
@@ -354,27 +363,8 @@ async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, 
     loop {
         let affected = changes.next(&mut rounds).await;
         authenticator.access_reviewer.forget(&affected).await;
-        leases.doubt(&affected).await;
+        leases.recheck(&affected).await;
     }
-}
-
-/// Returns the credentials of a request, in the order in which they are tried.
-fn shown(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Credential>, GrantError> {
-    let mut shown = Vec::new();
-    if let Some(chain) = sender.certificates {
-        let user = asserted(headers).map(Arc::new);
-        shown.extend(user.map(|user| Credential::Asserted(chain.clone(), user)));
-        shown.push(Credential::Certificate(chain));
-    }
-    match token_of(headers) {
-        Ok(token) => shown.extend(token.map(Credential::Token)),
-        Err(_) if !shown.is_empty() => {}
-        Err(why) => {
-            tracing::debug!(error = %why, "malformed bearer token; request rejected with 401");
-            return Err(GrantError::Unauthenticated);
-        }
-    }
-    Ok(shown)
 }
 
 impl std::fmt::Debug for Authorizer {

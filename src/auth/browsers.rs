@@ -104,13 +104,13 @@ impl CrossOriginCheck {
         if let Some(text) = host
             && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
         {
-            return Err(CrossOriginRejection::Host(shown(text)));
+            return Err(CrossOriginRejection::Host(shortened(text)));
         }
         let own = self.own(host.unwrap_or_default());
         if let (Some(named), Some(header)) = (named, header)
             && (own.is_none() || own != self.own(header))
         {
-            return Err(CrossOriginRejection::TwoHosts { target: shown(named), host: shown(header) });
+            return Err(CrossOriginRejection::TwoHosts { target: shortened(named), host: shortened(header) });
         }
         if let Some(value) = only(headers, &ORIGIN)? {
             let Some(origin) = origin(value) else { return Err(CrossOriginRejection::page(ORIGIN, value)) };
@@ -165,13 +165,13 @@ fn is_own(site: &HeaderValue) -> Result<(), CrossOriginRejection> {
     if site == "none" || site == "same-origin" { Ok(()) } else { Err(CrossOriginRejection::page(SEC_FETCH_SITE, site)) }
 }
 
-fn shown(text: &str) -> String {
+fn shortened(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
 impl CrossOriginRejection {
     fn page(name: HeaderName, value: &HeaderValue) -> Self {
-        Self::Page { name, value: shown(&String::from_utf8_lossy(value.as_bytes())) }
+        Self::Page { name, value: shortened(&String::from_utf8_lossy(value.as_bytes())) }
     }
 }
 
@@ -197,7 +197,7 @@ impl FromStr for WebOrigin {
             let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(in_scheme);
             Authority::parse(authority).filter(|_| is_scheme).map(|authority| Self::new(scheme, authority))
         };
-        parse().ok_or_else(|| InvalidWebOrigin(shown(text)))
+        parse().ok_or_else(|| InvalidWebOrigin(shortened(text)))
     }
 }
 

@@ -209,8 +209,8 @@ impl CertificateAuthorities {
 
     /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
     pub fn next_start(&self, chain: &CertificateChain, now: SystemTime) -> Option<SystemTime> {
-        let shown = chain.iter().filter_map(validity);
-        let starts = shown.chain(self.roots.iter().map(|root| root.validity));
+        let validities = chain.iter().filter_map(validity);
+        let starts = validities.chain(self.roots.iter().map(|root| root.validity));
         let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(validity.from));
         starts.filter(|start| *start > now).min()
     }
@@ -374,15 +374,15 @@ impl<'a> SignatureCheckCache<'a> {
 
 impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
     fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
-        let mut asked = digest::Context::new(&digest::SHA256);
+        let mut inputs = digest::Context::new(&digest::SHA256);
         // Lengths first, so that no two inputs have the same encoding.
         for part in [key, message, signature] {
-            asked.update(&(part.len() as u64).to_be_bytes());
-            asked.update(part);
+            inputs.update(&(part.len() as u64).to_be_bytes());
+            inputs.update(part);
         }
-        let asked = asked.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let inputs = inputs.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
         let check = || self.algorithm.verify_signature(key, message, signature).is_ok();
-        if *self.known.lock().entry(asked).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
+        if *self.known.lock().entry(inputs).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
     }
 
     fn public_key_alg_id(&self) -> AlgorithmIdentifier {

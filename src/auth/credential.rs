@@ -45,7 +45,7 @@ pub(super) enum Credential {
 #[derive(Debug, Clone)]
 pub(super) struct AuthenticatedIdentity {
     /// The time at which the identity was determined: for a token, a time before its review was sent.
-    pub(super) asked: Instant,
+    pub(super) reviewed: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
@@ -78,8 +78,29 @@ impl ClientConnectionInfo {
             // All unix socket peers share a limit, because they run on one machine.
             PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
         };
-        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));
-        Self { certificates: peer.certificates.as_ref().map(shown), address }
+        let chain = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));
+        Self { certificates: peer.certificates.as_ref().map(chain), address }
+    }
+}
+
+impl Credential {
+    /// Returns the credentials of a request, in the order in which they are tried.
+    ///
+    /// # Errors
+    /// The token of a WebSocket is malformed, and there is no other credential.
+    pub(super) fn all_of(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Self>, MalformedCredential> {
+        let mut credentials = Vec::new();
+        if let Some(chain) = sender.certificates {
+            let user = asserted(headers).map(Arc::new);
+            credentials.extend(user.map(|user| Self::Asserted(chain.clone(), user)));
+            credentials.push(Self::Certificate(chain));
+        }
+        match token_of(headers) {
+            Ok(token) => credentials.extend(token.map(Self::Token)),
+            Err(_) if !credentials.is_empty() => {}
+            Err(why) => return Err(why),
+        }
+        Ok(credentials)
     }
 }
 
@@ -126,8 +147,8 @@ pub fn token_of(headers: &HeaderMap) -> Result<Option<BearerToken>, MalformedCre
 }
 
 fn bearer(headers: &HeaderMap) -> Option<BearerToken> {
-    let mut words = headers.get(AUTHORIZATION).and_then(text)?.trim().splitn(3, ' ');
-    let (scheme, token) = (words.next()?, words.next()?);
+    let mut parts = headers.get(AUTHORIZATION).and_then(text)?.trim().splitn(3, ' ');
+    let (scheme, token) = (parts.next()?, parts.next()?);
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| BearerToken::new(token))
 }
 

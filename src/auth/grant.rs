@@ -189,7 +189,7 @@ impl ReadableNamespaces {
     pub fn reported(reported: &[(&str, NamespaceAccess)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default())
-            .expect("nothing is asked");
+            .expect("nothing is sent");
         let authenticator = super::authenticator::Authenticator::new(
             Arc::new(client),
             &super::AuthConfig::default(),
@@ -214,7 +214,7 @@ impl ReadableNamespaces {
     }
 
     pub fn is_asked(&self, namespace: &str) -> bool {
-        self.verdicts.is_wanted(namespace)
+        self.verdicts.is_pending(namespace)
     }
 }
 
@@ -238,6 +238,6 @@ mod tests {
         }
         let all = grant("/api/v1/configmaps?fieldSelector=metadata.name!%3Da");
         assert!([None, Some("a")].into_iter().all(|name| all.covers(&maps, true, None, name)));
-        assert!(!all.covers(&maps, true, Some("t1"), None), "that of all is asked for as such");
+        assert!(!all.covers(&maps, true, Some("t1"), None), "a grant for all namespaces is not one for t1");
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::review_client::ReviewTopic;
+use super::review_permission::ReviewTopic;
 use crate::upstream::UpstreamError;
 use kubeapi::{AccessAttributes, User};
 
@@ -65,7 +65,7 @@ impl GrantError {
     }
 
     /// Whether the reason is that no decision could be obtained.
-    pub(super) fn is_doubt(&self) -> bool {
+    pub(super) fn is_inconclusive(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
     }
 
@@ -90,7 +90,7 @@ mod tests {
             (refused(404), "unavailable"),
             (refused(429), "unavailable"),
             (refused(500), "unavailable"),
-            (UpstreamError::Unreachable("nobody listens".into()), "unavailable"),
+            (UpstreamError::Unreachable("connection refused".into()), "unavailable"),
             (UpstreamError::Timeout(FORBIDDEN_GRACE), "unavailable"),
             (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
             (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),

@@ -32,7 +32,7 @@ use base::{BackgroundTasks, random};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
 
-/// The decisions that an open watch depends on. They are checked as long as it is held.
+/// The decisions that an open watch depends on. They are checked until it is dropped.
 #[derive(Debug)]
 pub(super) struct GrantLease {
     pub(super) state: Arc<GrantLeaseState>,
@@ -51,8 +51,8 @@ pub(super) struct GrantLeaseState {
     pub(super) verdicts: Option<Arc<NamespaceDecisions>>,
     /// The time at which the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
-    doubt: Mutex<Option<GrantLeaseRecheckRequest>>,
-    doubted: Notify,
+    recheck: Mutex<Option<GrantLeaseRecheckRequest>>,
+    recheck_requested: Notify,
     /// Why it has ended.
     revoked: OnceLock<Box<RevokedPermission>>,
     /// Cancelled when the watch must end.
@@ -76,11 +76,11 @@ pub(super) struct GrantLeases {
     tasks: BackgroundTasks,
     /// The leases by key, in a sharded map. One, two and four threads find a lease in 415, 633 and 1,326 ns. With one
     /// lock, it takes 497, 813 and 2,108 ns.
-    held: DashMap<GrantLeaseKey, Weak<GrantLease>>,
+    leases: DashMap<GrantLeaseKey, Weak<GrantLease>>,
     /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
     /// The number of leases that continue although their permissions cannot be checked.
-    in_doubt: Mutex<usize>,
+    uncertain: Mutex<usize>,
 }
 
 /// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
@@ -96,13 +96,13 @@ struct UncertainLeaseGuard<'a> {
 struct GrantLeaseKeeper {
     leases: Arc<GrantLeases>,
     state: Arc<GrantLeaseState>,
-    /// Cancelled when the lease is not held any more.
+    /// Cancelled when the lease is dropped.
     ended: CancellationToken,
     terms: GrantLeaseTerms,
     until: Option<SystemTime>,
-    good: LastReviewTimes,
+    reviewed: LastReviewTimes,
     /// The times before which no decision is accepted for the lease.
-    needed: LastReviewTimes,
+    oldest_accepted: LastReviewTimes,
     /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
     /// reviewed again then.
     settles: Instant,
@@ -124,8 +124,8 @@ impl GrantLeases {
         config: AuthConfig,
         tasks: BackgroundTasks,
     ) -> Self {
-        let (held, count, in_doubt) = (DashMap::new(), watch::Sender::default(), Mutex::default());
-        Self { authenticator, changes, config, tasks, held, count, in_doubt }
+        let (leases, count, uncertain) = (DashMap::new(), watch::Sender::default(), Mutex::default());
+        Self { authenticator, changes, config, tasks, leases, count, uncertain }
     }
 
     /// The lease of a caller for an access: an existing one, or a new one with its keeper.
@@ -136,13 +136,13 @@ impl GrantLeases {
         verdicts: Option<Arc<NamespaceDecisions>>,
     ) -> Arc<GrantLease> {
         let key = (caller.id, access.clone(), verdicts.is_some());
-        let held = self.held.entry(key.clone());
-        if let Entry::Occupied(held) = &held
-            && let Some(lease) = held.get().upgrade().filter(|lease| lease.state.revoked().is_none())
+        let entry = self.leases.entry(key.clone());
+        if let Entry::Occupied(entry) = &entry
+            && let Some(lease) = entry.get().upgrade().filter(|lease| lease.state.revoked().is_none())
         {
             return lease;
         }
-        let is_another = matches!(held, Entry::Vacant(_));
+        let is_another = matches!(entry, Entry::Vacant(_));
         let state = Arc::new(GrantLeaseState {
             id: caller.id,
             credential: caller.credential.clone(),
@@ -150,14 +150,14 @@ impl GrantLeases {
             user: Mutex::new(caller.user.clone()),
             verdicts,
             by_policy: Mutex::default(),
-            doubt: Mutex::default(),
-            doubted: Notify::new(),
+            recheck: Mutex::default(),
+            recheck_requested: Notify::new(),
             revoked: OnceLock::new(),
             over: CancellationToken::new(),
         });
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease { state: state.clone(), _keeper: ended.clone().drop_guard() });
-        drop(held.insert(Arc::downgrade(&lease)));
+        drop(entry.insert(Arc::downgrade(&lease)));
         if is_another {
             self.count_lease(true);
         }
@@ -168,8 +168,8 @@ impl GrantLeases {
             ended: ended.clone(),
             terms,
             until: caller.until,
-            good: LastReviewTimes::at(Instant::now()),
-            needed: LastReviewTimes::at(Instant::now()),
+            reviewed: LastReviewTimes::at(Instant::now()),
+            oldest_accepted: LastReviewTimes::at(Instant::now()),
             settles: terms.settled_after(self.changes.moved()),
         };
         let leases = self.clone();
@@ -180,7 +180,7 @@ impl GrantLeases {
             }
             // Another lease may have replaced one that was revoked.
             let is_over = |lease: Arc<GrantLease>| lease.state.revoked().is_some();
-            if leases.held.remove_if(&key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
+            if leases.leases.remove_if(&key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
                 leases.count_lease(false);
             }
         });
@@ -188,11 +188,11 @@ impl GrantLeases {
     }
 
     /// Makes the keepers of affected leases check them again. Decisions from before now are not accepted.
-    pub(super) async fn doubt(&self, affected: &AffectedUsers) {
+    pub(super) async fn recheck(&self, affected: &AffectedUsers) {
         let since = Instant::now();
-        let held: Vec<_> = self.held.iter().map(|lease| lease.value().clone()).collect();
+        let leases: Vec<_> = self.leases.iter().map(|lease| lease.value().clone()).collect();
         let mut touched = Vec::new();
-        for (count, lease) in held.into_iter().enumerate() {
+        for (count, lease) in leases.into_iter().enumerate() {
             if count % LOOKED_AT == LOOKED_AT - 1 {
                 yield_now().await;
             }
@@ -201,7 +201,7 @@ impl GrantLeases {
             match &state.verdicts {
                 // A watch across namespaces depends on the rights in each of them.
                 Some(verdicts) => {
-                    affected.reach(&user).into_iter().for_each(|reach| verdicts.doubt(&reach, since));
+                    affected.reach(&user).into_iter().for_each(|reach| verdicts.recheck(&reach, since));
                 }
                 None if affected.contains(&user, state.access.namespace()) => touched.push(state),
                 None => {}
@@ -209,7 +209,7 @@ impl GrantLeases {
         }
         let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
         for state in touched {
-            state.doubt(GrantLeaseRecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
+            state.request_recheck(GrantLeaseRecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -259,47 +259,47 @@ impl GrantLeaseState {
     }
 
     /// Records a decision on the user's permission.
-    pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
+    pub(super) fn record_decision(&self, user: &User, allowed: &AccessDecision) {
         let of = self.user.lock();
         if **of != *user {
             return;
         }
         let mut known = self.by_policy.lock();
         if allowed.is_by_policy() {
-            *known = (*known).max(Some(allowed.asked));
-        } else if known.is_none_or(|before| before <= allowed.asked) {
+            *known = (*known).max(Some(allowed.sent));
+        } else if known.is_none_or(|before| before <= allowed.sent) {
             *known = None;
         }
     }
 
     /// Returns the time at which the last review was sent, if its reason was RBAC and the time is after `since`.
     fn given_by_policy(&self, since: Instant) -> Option<Instant> {
-        self.by_policy.lock().filter(|asked| *asked >= since)
+        self.by_policy.lock().filter(|sent| *sent >= since)
     }
 
-    fn doubt(&self, doubt: GrantLeaseRecheckRequest) {
-        let mut now = self.doubt.lock();
+    fn request_recheck(&self, request: GrantLeaseRecheckRequest) {
+        let mut pending = self.recheck.lock();
         // One review covers all changes until it is sent.
-        let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
-        *now = Some(GrantLeaseRecheckRequest { begins, ..doubt });
-        drop(now);
-        self.doubted.notify_one();
+        let begins = pending.map_or(request.begins, |before| before.begins.min(request.begins));
+        *pending = Some(GrantLeaseRecheckRequest { begins, ..request });
+        drop(pending);
+        self.recheck_requested.notify_one();
     }
 
     /// Completes when a policy change requires a review. Returns the time before which no decision is accepted.
-    async fn doubted(&self) -> Instant {
+    async fn recheck_due(&self) -> Instant {
         loop {
-            let Some(begins) = self.doubt.lock().map(|doubt| doubt.begins) else {
-                self.doubted.notified().await;
+            let Some(begins) = self.recheck.lock().map(|request| request.begins) else {
+                self.recheck_requested.notified().await;
                 continue;
             };
             tokio::select! {
                 biased;
                 () = sleep_until(begins) => {}
-                () = self.doubted.notified() => continue,
+                () = self.recheck_requested.notified() => continue,
             }
-            if let Some(doubt) = self.doubt.lock().take() {
-                return doubt.since;
+            if let Some(request) = self.recheck.lock().take() {
+                return request.since;
             }
         }
     }
@@ -334,34 +334,34 @@ impl GrantLeaseKeeper {
         let (mut due, mut unsure_since) = (self.next(ttls), None);
         let mut authorities = leases.authenticator.authorities(&state.credential);
         loop {
-            let before = self.good;
+            let before = self.reviewed;
             // Policy changes do not affect the identity.
             let since = tokio::select! {
                 biased;
-                () = sleep_until(due) => Some(self.good.wanted(ttls)),
-                since = state.doubted() => {
+                () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
+                since = state.recheck_due() => {
                     self.settles = self.terms.settled_after(since);
                     // Until a review after the change succeeds, no older decision is accepted.
-                    self.needed.right = since;
+                    self.oldest_accepted.right = since;
                     None
                 }
                 () = replaced(&mut authorities) => {
-                    self.needed = LastReviewTimes::at(Instant::now());
-                    Some(self.needed)
+                    self.oldest_accepted = LastReviewTimes::at(Instant::now());
+                    Some(self.oldest_accepted)
                 }
             };
             match timeout(ASSERT_MAX, self.check(since)).await.unwrap_or_else(|_| Err(late())) {
                 Ok(()) => {
                     unsure.set(false);
                     unsure_since = None;
-                    ttls = self.terms.next(ttls, before, self.good);
+                    ttls = self.terms.next(ttls, before, self.reviewed);
                     due = self.next(ttls);
                 }
                 // The credential has expired by its own terms, so no review is needed.
-                Err(why) if why.is_doubt() && self.is_over() => {
+                Err(why) if why.is_inconclusive() && self.is_over() => {
                     return GrantError::Unauthenticated;
                 }
-                Err(why) if why.is_doubt() => {
+                Err(why) if why.is_inconclusive() => {
                     unsure.set(true);
                     let since = *unsure_since.get_or_insert(due.min(Instant::now()));
                     let ends = since + why.grace(self.terms.grace);
@@ -382,17 +382,17 @@ impl GrantLeaseKeeper {
     async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), GrantError> {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let Some(since) = since else {
-            self.good.right = self.allowed(self.needed.right).await?;
+            self.reviewed.right = self.review_right(self.oldest_accepted.right).await?;
             return Ok(());
         };
-        let wanted = since.identity.max(self.needed.identity);
+        let oldest = since.identity.max(self.oldest_accepted.identity);
         let mut is_another = false;
-        if self.good.identity < wanted || self.is_over() {
+        if self.reviewed.identity < oldest || self.is_over() {
             let payer = FlowDistinguisher::of(&state.user.lock());
-            let asks = TokenReviewPurpose::Lease { since: wanted, payer: &payer };
-            let identified = leases.authenticator.identify(state.id, &state.credential, asks).await?;
-            let AuthenticatedIdentity { asked, user, until } = identified.ok_or(GrantError::Unauthenticated)?;
-            (self.good.identity, self.until) = (asked, until);
+            let purpose = TokenReviewPurpose::Lease { since: oldest, payer: &payer };
+            let identified = leases.authenticator.identify(state.id, &state.credential, purpose).await?;
+            let AuthenticatedIdentity { reviewed, user, until } = identified.ok_or(GrantError::Unauthenticated)?;
+            (self.reviewed.identity, self.until) = (reviewed, until);
             is_another = state.replace_user(&user);
             if let Some(verdicts) = &state.verdicts {
                 verdicts.is_of(&user);
@@ -400,41 +400,41 @@ impl GrantLeaseKeeper {
         }
         if state.verdicts.is_some() {
             // The right in each namespace is reviewed separately.
-            self.good.right = Instant::now();
+            self.reviewed.right = Instant::now();
             return Ok(());
         }
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
-            self.needed.right = Instant::now();
+            self.oldest_accepted.right = Instant::now();
             self.settles = self.terms.settled_after(leases.changes.moved());
         }
-        let wanted = since.right.max(self.needed.right);
-        let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
-        if self.good.right < wanted {
-            let by_policy = state.given_by_policy(self.needed.right.max(self.settles));
+        let oldest = since.right.max(self.oldest_accepted.right);
+        let oldest = self.terms.least_behind(self.settles).map_or(oldest, |least| oldest.max(least));
+        if self.reviewed.right < oldest {
+            let by_policy = state.given_by_policy(self.oldest_accepted.right.max(self.settles));
             // A right that is checked this rarely in any case is not extended further.
-            self.good.right = match by_policy.filter(|_| self.terms.by_policy > self.terms.of_right) {
-                Some(asked) if leases.changes.upholds(asked, self.terms.by_policy) => Instant::now(),
-                _ => self.allowed(wanted).await?,
+            self.reviewed.right = match by_policy.filter(|_| self.terms.by_policy > self.terms.of_right) {
+                Some(sent) if leases.changes.upholds(sent, self.terms.by_policy) => Instant::now(),
+                _ => self.review_right(oldest).await?,
             };
         }
         Ok(())
     }
 
     /// Reviews the right, unless it was reviewed since `since`. Returns when.
-    async fn allowed(&self, since: Instant) -> Result<Instant, GrantError> {
+    async fn review_right(&self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
         let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
-        self.state.stands_on(&user, &allowed);
-        Ok(allowed.asked)
+        self.state.record_decision(&user, &allowed);
+        Ok(allowed.sent)
     }
 
     /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
     /// change has settled.
     fn next(&self, ttls: DecisionTtls) -> Instant {
-        let due = self.good.due(ttls);
-        let is_settled = self.state.verdicts.is_some() || self.good.right >= self.settles;
+        let due = self.reviewed.due(ttls);
+        let is_settled = self.state.verdicts.is_some() || self.reviewed.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }
 
@@ -468,9 +468,9 @@ impl<'a> UncertainLeaseGuard<'a> {
 
     fn set(&self, is: bool) {
         if std::mem::replace(&mut *self.is.lock(), is) != is {
-            let mut in_doubt = self.leases.in_doubt.lock();
-            *in_doubt = if is { *in_doubt + 1 } else { in_doubt.saturating_sub(1) };
-            metrics::outage(*in_doubt);
+            let mut uncertain = self.leases.uncertain.lock();
+            *uncertain = if is { *uncertain + 1 } else { uncertain.saturating_sub(1) };
+            metrics::outage(*uncertain);
         }
     }
 }

@@ -143,8 +143,7 @@ async fn ask(
     subject: &Arc<User>,
     access: &AccessAttributes,
 ) -> Result<(), ImpersonationDenied> {
-    let asked = Arc::new(access.clone());
-    let decided = access_reviewer.decide(subject, &asked, ReviewPurpose::Request, None).await;
+    let decided = access_reviewer.decide(subject, &Arc::new(access.clone()), ReviewPurpose::Request, None).await;
     decided.map(drop).map_err(|refused| ImpersonationDenied { access: access.clone(), refused })
 }
 

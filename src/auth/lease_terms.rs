@@ -51,11 +51,11 @@ impl GrantLeaseTerms {
     pub(super) fn of(config: &AuthConfig, credential: &Credential, user: &User) -> Self {
         let of_right = config.recheck_of(user);
         // A certificate needs no review: it has its own identity and expiry.
-        let is_asked_about = matches!(credential, Credential::Token(_));
+        let is_reviewed = matches!(credential, Credential::Token(_));
         Self {
             of_right,
             by_policy: config.recheck_rbac,
-            of_identity: if is_asked_about { config.recheck.max(config.recheck_tokens) } else { of_right },
+            of_identity: if is_reviewed { config.recheck.max(config.recheck_tokens) } else { of_right },
             behind: config.recheck,
             grace: config.outage_grace,
         }
@@ -107,12 +107,12 @@ impl LastReviewTimes {
     }
 
     /// Returns the oldest accepted review times for a lease check. A part that is not due keeps its time.
-    pub(super) fn wanted(self, ttls: DecisionTtls) -> Self {
+    pub(super) fn oldest_accepted(self, ttls: DecisionTtls) -> Self {
         let now = Instant::now();
-        let wanted = |asked: Instant, ttls: Duration| {
-            let is_due = asked + ttls.mul_f64(NEARLY) <= now;
-            if is_due { now.checked_sub(ttls.mul_f64(SHARED)).unwrap_or(now) } else { asked }
+        let oldest = |reviewed: Instant, ttl: Duration| {
+            let is_due = reviewed + ttl.mul_f64(NEARLY) <= now;
+            if is_due { now.checked_sub(ttl.mul_f64(SHARED)).unwrap_or(now) } else { reviewed }
         };
-        Self { identity: wanted(self.identity, ttls.identity), right: wanted(self.right, ttls.right) }
+        Self { identity: oldest(self.identity, ttls.identity), right: oldest(self.right, ttls.right) }
     }
 }

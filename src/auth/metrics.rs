@@ -10,7 +10,7 @@ pub fn describe() {
         "requests refused by authentication or authorization, by reason"
     );
     describe_counter!("kube_fanout_auth_revoked_total", "permissions of open watches that ended, by reason");
-    describe_gauge!("kube_fanout_auth_leases", "access decisions held for open watches");
+    describe_gauge!("kube_fanout_auth_leases", "access decisions that open watches depend on");
     describe_gauge!(
         "kube_fanout_auth_outage_grace_active",
         "1 while watches continue although their permissions cannot be checked"

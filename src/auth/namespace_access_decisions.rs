@@ -29,8 +29,8 @@ pub(super) struct NamespaceDecisions {
     user: Mutex<Arc<User>>,
     verdicts: watch::Sender<NamespaceAccessMap>,
     /// The namespaces that occurred in an open watch and wait for a review.
-    wanted: Mutex<BTreeSet<Arc<str>>>,
-    asked: Notify,
+    pending: Mutex<BTreeSet<Arc<str>>>,
+    occurred: Notify,
     /// The review times of each namespace; set for a watch only.
     kept: Option<NamespaceRecheckState>,
 }
@@ -104,8 +104,8 @@ impl NamespaceDecisions {
             access,
             user: Mutex::new(user),
             verdicts: watch::Sender::default(),
-            wanted: Mutex::default(),
-            asked: Notify::new(),
+            pending: Mutex::default(),
+            occurred: Notify::new(),
             kept,
         }
     }
@@ -130,25 +130,25 @@ impl NamespaceDecisions {
         let known = self.verdicts.borrow().clone();
         let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
         self.begin(&unknown)?;
-        let found_out = self.decide(&user, from_now(&unknown), ReviewPurpose::Request, |namespace, began, outcome| {
+        let decided = self.decide(&user, from_now(&unknown), ReviewPurpose::Request, |namespace, began, outcome| {
             self.learn(namespace, began, outcome?);
             Ok(())
         });
-        let found_out = found_out.await;
+        let decided = decided.await;
         unknown.iter().for_each(|namespace| self.drop_out(namespace));
-        found_out
+        decided
     }
 
     /// Sets the current user. If the user differs, all namespaces are reviewed again.
     pub(super) fn is_of(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
-            self.doubt(&AffectedNamespaces::Everywhere, Instant::now());
+            self.recheck(&AffectedNamespaces::Everywhere, Instant::now());
         }
     }
 
     /// Records a policy change. Only the namespaces that the change affects are reviewed again.
-    pub(super) fn doubt(&self, reach: &AffectedNamespaces, at: Instant) {
+    pub(super) fn recheck(&self, reach: &AffectedNamespaces, at: Instant) {
         if let Some(kept) = &self.kept
             && kept.schedule.lock().change(reach, at)
         {
@@ -159,8 +159,8 @@ impl NamespaceDecisions {
     /// Reviews known namespaces again, each in its time.
     ///
     /// Completes when nothing may be served any more, because upstream has not answered for longer than `grace`, or
-    /// because there is too much to review. It calls `in_doubt` with whether reviews fail.
-    pub(super) async fn keep(&self, grace: Duration, in_doubt: impl Fn(bool)) -> GrantError {
+    /// because there is too much to review. It calls `is_failing` with whether reviews fail.
+    pub(super) async fn keep(&self, grace: Duration, is_failing: impl Fn(bool)) -> GrantError {
         let Some(kept) = &self.kept else { return std::future::pending().await };
         let mut busy_since = None;
         loop {
@@ -178,10 +178,10 @@ impl NamespaceDecisions {
                 return self.authenticator.access_reviewer.queue.over_budget();
             }
             match self.assert_due(kept, now).await {
-                Ok(()) => in_doubt(false),
+                Ok(()) => is_failing(false),
                 Err(why @ GrantError::TooMany { .. }) => return why,
                 Err(why) => {
-                    in_doubt(true);
+                    is_failing(true);
                     // Upstream caused the delay.
                     busy_since = None;
                     let oldest = kept.schedule.lock().oldest();
@@ -198,8 +198,8 @@ impl NamespaceDecisions {
         let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
         let again = now + AGAIN;
-        let (mut doubt, mut answers) = (Ok(()), false);
-        let asserting = self.decide(&user, taken, ReviewPurpose::Namespace, |namespace, since, outcome| {
+        let (mut result, mut answers) = (Ok(()), false);
+        let reviews = self.decide(&user, taken, ReviewPurpose::Namespace, |namespace, since, outcome| {
             match outcome {
                 Ok(verdict) => {
                     kept.schedule.lock().answered(&namespace, since);
@@ -208,17 +208,17 @@ impl NamespaceDecisions {
                 }
                 Err(why) => {
                     kept.schedule.lock().unanswered(&namespace, again);
-                    doubt = Err(why);
+                    result = Err(why);
                 }
             }
             Ok(())
         });
-        asserting.await?;
+        reviews.await?;
         // As long as upstream answers some reviews, a failing one does not delay the others.
-        if doubt.is_err() && !answers {
+        if result.is_err() && !answers {
             kept.schedule.lock().put_off(Instant::now() + AGAIN);
         }
-        doubt
+        result
     }
 
     /// Reserves room for the verdicts of namespaces before the namespaces are reviewed.
@@ -245,16 +245,16 @@ impl NamespaceDecisions {
     /// # Errors
     /// There are too many namespaces.
     pub(super) fn want(&self, namespace: &str) -> Result<(), GrantError> {
-        let mut wanted = self.wanted.lock();
-        let count = self.verdicts.borrow().len() + wanted.len() + 1;
+        let mut pending = self.pending.lock();
+        let count = self.verdicts.borrow().len() + pending.len() + 1;
         if count > NAMESPACES_MAX {
             return Err(too_many());
         }
-        if !wanted.contains(namespace) {
+        if !pending.contains(namespace) {
             let namespace = Arc::from(namespace);
             self.begin(std::slice::from_ref(&namespace))?;
-            wanted.insert(namespace);
-            self.asked.notify_one();
+            pending.insert(namespace);
+            self.occurred.notify_one();
         }
         Ok(())
     }
@@ -269,18 +269,18 @@ impl NamespaceDecisions {
             };
             tokio::select! {
                 biased;
-                () = self.asked.notified() => {}
+                () = self.occurred.notified() => {}
                 () = sleep(AGAIN), if !unclear.is_empty() => {}
             }
-            let mut wanted = self.wanted.lock().clone();
-            wanted.extend(unclear);
+            let mut pending = self.pending.lock().clone();
+            pending.extend(unclear);
             let user = self.user.lock().clone();
-            let asked: Vec<_> = wanted.iter().cloned().collect();
-            let answering = async {
-                self.begin(&asked)?;
-                self.decide(&user, from_now(&asked), ReviewPurpose::Request, |namespace, began, outcome| {
+            let batch: Vec<_> = pending.iter().cloned().collect();
+            let reviews = async {
+                self.begin(&batch)?;
+                self.decide(&user, from_now(&batch), ReviewPurpose::Request, |namespace, began, outcome| {
                     if let Ok(verdict) = outcome {
-                        self.wanted.lock().remove(&namespace);
+                        self.pending.lock().remove(&namespace);
                         self.learn(namespace, began, verdict);
                     }
                     Ok(())
@@ -288,9 +288,9 @@ impl NamespaceDecisions {
                 .await
             };
             // A namespace whose review is late is not served, and does not delay others.
-            let _: Result<_, _> = timeout(ANSWER_MAX, answering).await;
-            for namespace in asked {
-                self.wanted.lock().remove(&namespace);
+            let _: Result<_, _> = timeout(ANSWER_MAX, reviews).await;
+            for namespace in batch {
+                self.pending.lock().remove(&namespace);
                 self.drop_out(&namespace);
                 if !is_known(&self.verdicts.borrow(), &namespace) {
                     self.put(namespace, NamespaceAccess::Unclear);
@@ -300,8 +300,8 @@ impl NamespaceDecisions {
     }
 
     #[cfg(test)]
-    pub(super) fn is_wanted(&self, namespace: &str) -> bool {
-        self.wanted.lock().contains(namespace)
+    pub(super) fn is_pending(&self, namespace: &str) -> bool {
+        self.pending.lock().contains(namespace)
     }
 
     /// Reviews each namespace, until `take` returns an error. A denial is `Ok` too.
@@ -312,7 +312,7 @@ impl NamespaceDecisions {
         purpose: ReviewPurpose,
         mut take: impl FnMut(Arc<str>, Instant, Result<NamespaceAccess, GrantError>) -> Result<(), GrantError>,
     ) -> Result<(), GrantError> {
-        let ask = |namespace: Arc<str>, since| async move {
+        let review = |namespace: Arc<str>, since| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.within(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
@@ -322,16 +322,16 @@ impl NamespaceDecisions {
             };
             (namespace, since, outcome)
         };
-        let mut asking = FuturesUnordered::new();
+        let mut reviews = FuturesUnordered::new();
         for (namespace, since) in namespaces {
-            if asking.len() >= IN_FLIGHT_MAX
-                && let Some((namespace, since, outcome)) = asking.next().await
+            if reviews.len() >= IN_FLIGHT_MAX
+                && let Some((namespace, since, outcome)) = reviews.next().await
             {
                 take(namespace, since, outcome)?;
             }
-            asking.push(ask(namespace, since));
+            reviews.push(review(namespace, since));
         }
-        while let Some((namespace, since, outcome)) = asking.next().await {
+        while let Some((namespace, since, outcome)) = reviews.next().await {
             take(namespace, since, outcome)?;
         }
         Ok(())
@@ -343,7 +343,7 @@ impl NamespaceDecisions {
             return;
         }
         if let Some(kept) = &self.kept {
-            kept.schedule.lock().found_out(&namespace, began);
+            kept.schedule.lock().reviewed(&namespace, began);
             kept.changed.notify_one();
         }
         self.put(namespace, verdict);
@@ -374,14 +374,14 @@ impl ReviewedNamespaceLimit {
 impl ReviewedNamespacePermits {
     /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
     pub(super) fn reach(&self, count: usize) -> bool {
-        let mut held = self.0.lock();
-        let Ok(more) = u32::try_from(count.saturating_sub(held[0].num_permits())) else { return false };
-        let acquire = |held: &OwnedSemaphorePermit| held.semaphore().clone().try_acquire_many_owned(more);
+        let mut permits = self.0.lock();
+        let Ok(more) = u32::try_from(count.saturating_sub(permits[0].num_permits())) else { return false };
+        let acquire = |permit: &OwnedSemaphorePermit| permit.semaphore().clone().try_acquire_many_owned(more);
         // One after the other, because a user above its own limit must not take permits of all, not even briefly.
-        let Ok(own) = acquire(&held[0]) else { return false };
-        let Ok(all) = acquire(&held[1]) else { return false };
-        held[0].merge(own);
-        held[1].merge(all);
+        let Ok(own) = acquire(&permits[0]) else { return false };
+        let Ok(all) = acquire(&permits[1]) else { return false };
+        permits[0].merge(own);
+        permits[1].merge(all);
         true
     }
 }

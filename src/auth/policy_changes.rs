@@ -71,7 +71,7 @@ const GATHERED_MAX: Duration = Duration::from_secs(1);
 
 impl PolicyChanges {
     pub(super) fn new() -> Self {
-        let (fresh, now) = (AffectedUsers::nobody(), Instant::now());
+        let (fresh, now) = (AffectedUsers::none(), Instant::now());
         let state = WatchState { fresh, began: None, is_open: false, moved: now, whole_since: now };
         Self { state: Mutex::new(state), came: Notify::new() }
     }
@@ -80,7 +80,7 @@ impl PolicyChanges {
     pub(super) fn add(&self, affected: &AffectedUsers) {
         let mut state = self.state.lock();
         state.moved = Instant::now();
-        state.fresh = std::mem::replace(&mut state.fresh, AffectedUsers::nobody()).and(affected);
+        state.fresh = std::mem::replace(&mut state.fresh, AffectedUsers::none()).and(affected);
         drop(state);
         self.came.notify_one();
     }
@@ -115,14 +115,14 @@ impl PolicyChanges {
         state.is_open.then_some(state.moved)
     }
 
-    /// Whether a permission from RBAC, as reviewed at `asked`, still holds.
+    /// Whether a permission from RBAC, as reviewed at `sent`, still holds.
     ///
-    /// It holds if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
+    /// It holds if every change is seen, including those that upstream's authorizers may not have known at `sent`. The
     /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
     /// so the result is false after `max`.
-    pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {
+    pub(super) fn upholds(&self, sent: Instant, max: Duration) -> bool {
         let state = self.state.lock();
-        asked.elapsed() < max && state.is_open && asked >= state.whole_since + SETTLES
+        sent.elapsed() < max && state.is_open && sent >= state.whole_since + SETTLES
     }
 
     /// Completes at the next review round. Returns the affected users.
@@ -139,8 +139,8 @@ impl PolicyChanges {
                 }
             }
             let (fresh, missed) = self.state.lock().take_due();
-            if is_quiet && fresh.is_nobody() {
-                if missed.is_nobody() {
+            if is_quiet && fresh.is_none() {
+                if missed.is_none() {
                     continue;
                 }
                 return missed;
@@ -148,9 +148,9 @@ impl PolicyChanges {
             let due =
                 [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), AffectedUsers::and);
             rounds.ago.rotate_right(1);
-            rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_nobody());
+            rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_none());
             rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(random::f64());
-            if !due.is_nobody() {
+            if !due.is_none() {
                 return due;
             }
         }
@@ -161,10 +161,10 @@ impl WatchState {
     /// The changes since the last call, and everyone if everything must be reviewed now, because of changes that were
     /// missed before the watches began.
     fn take_due(&mut self) -> (AffectedUsers, AffectedUsers) {
-        let fresh = std::mem::replace(&mut self.fresh, AffectedUsers::nobody());
+        let fresh = std::mem::replace(&mut self.fresh, AffectedUsers::none());
         let now = Instant::now();
         let Some(since) = self.began.filter(|began| began.due() <= now) else {
-            return (fresh, AffectedUsers::nobody());
+            return (fresh, AffectedUsers::none());
         };
         // A watch that began a moment ago is too recent for this round, and gets another.
         self.began = (since.last + SETTLES > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
@@ -243,9 +243,9 @@ mod tests {
         written.await.expect("a task");
         assert!(rounds.len() <= 8, "{} rounds", rounds.len());
         for user in 0..1_000 {
-            let asked: Vec<_> = rounds.iter().filter(|(_, affected)| touches(affected, user)).collect();
-            assert_eq!(asked.len(), 3, "{user}");
-            let (first, last) = (asked[0].0, asked[2].0);
+            let touching: Vec<_> = rounds.iter().filter(|(_, affected)| touches(affected, user)).collect();
+            assert_eq!(touching.len(), 3, "{user}");
+            let (first, last) = (touching[0].0, touching[2].0);
             let came = Duration::from_millis(2) * u32::try_from(user).expect("a small number");
             assert!(first <= came + BEAT + JITTER + Duration::from_millis(10), "{user}: {first:?} after {came:?}");
             assert!(
@@ -276,12 +276,12 @@ mod tests {
             let (all, some): (Vec<_>, Vec<_>) = rounds.iter().partition(|(_, affected)| touches(affected, 2));
             let last = began + Duration::from_millis(600);
             assert_eq!(all.len(), 1, "{rounds:?}");
-            let asked = began + all[0].0;
-            assert!(asked >= last + SETTLES && asked <= last + Duration::from_millis(4_100), "{rounds:?}");
+            let last_review = began + all[0].0;
+            assert!(last_review >= last + SETTLES && last_review <= last + Duration::from_millis(4_100), "{rounds:?}");
             let of_change = some.len() + all.iter().filter(|_| with_change && some.len() == 2).count();
             assert!(with_change && (2..=3).contains(&some.len()) && of_change >= 3 || some.is_empty(), "{rounds:?}");
             let first = some.first().map_or(Duration::from_millis(800), |(at, _)| *at);
-            assert_eq!(first, Duration::from_millis(800), "a change is asked about at once all the same");
+            assert_eq!(first, Duration::from_millis(800), "a change is reviewed at once in any case");
         }
     }
 

@@ -162,11 +162,11 @@ impl RbacBinding {
 }
 
 impl AffectedUsers {
-    pub fn nobody() -> Self {
+    pub fn none() -> Self {
         Self::Only(Arc::default())
     }
 
-    pub fn is_nobody(&self) -> bool {
+    pub fn is_none(&self) -> bool {
         matches!(self, Self::Only(subjects) if subjects.is_empty())
     }
 
@@ -301,7 +301,7 @@ mod tests {
             {"kind": "ServiceAccount", "name": "sa", "namespace": "t2"}]);
         let all = ["group dev", "system:serviceaccount:t1:sa", "system:serviceaccount:t2:sa"];
 
-        assert_eq!(named(policy.apply(Role, change("ADDED", &role()))), [""; 0], "bound to nobody");
+        assert_eq!(named(policy.apply(Role, change("ADDED", &role()))), [""; 0], "bound to no user");
         let first = change("ADDED", &binding("a", "Role", ada));
         assert_eq!(named(policy.apply(RoleBinding, first)), ["ada"]);
         assert_eq!(named(policy.apply(Role, change("MODIFIED", &role()))), ["ada"]);
@@ -347,7 +347,7 @@ mod tests {
             assert_eq!(touched.collect::<Vec<_>>(), namespaces, "{user:?}");
         }
         assert!(AffectedUsers::Everyone.contains(&user("ada", &[]), "t1"));
-        assert!(AffectedUsers::nobody().is_nobody() && !AffectedUsers::nobody().contains(&user("ada", &[]), ""));
+        assert!(AffectedUsers::none().is_none() && !AffectedUsers::none().contains(&user("ada", &[]), ""));
     }
 
     #[test]
@@ -357,11 +357,10 @@ mod tests {
         assert_eq!(both.reach(&user("ada", &[])), Some(AffectedNamespaces::Within(namespaces)));
         assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(AffectedNamespaces::Everywhere));
         let many = |count: usize| {
-            (0..count)
-                .fold(AffectedUsers::nobody(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
+            (0..count).fold(AffectedUsers::none(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
         };
         assert!(matches!(many(PAIRS_MAX), AffectedUsers::Only(_)));
         assert_eq!(many(PAIRS_MAX + 1), AffectedUsers::Everyone);
-        assert_eq!(many(PAIRS_MAX + 1).and(&AffectedUsers::nobody()), AffectedUsers::Everyone);
+        assert_eq!(many(PAIRS_MAX + 1).and(&AffectedUsers::none()), AffectedUsers::Everyone);
     }
 }

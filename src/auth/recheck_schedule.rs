@@ -57,20 +57,20 @@ impl NamespaceRecheckSchedule {
         self.items.contains_key(namespace)
     }
 
-    /// Records the answer to a namespace's review that was sent at `asked`.
-    pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
+    /// Records the answer to a namespace's review that was sent at `sent`.
+    pub(super) fn answered(&mut self, namespace: &Arc<str>, sent: Instant) {
         let before = self.items.get(namespace);
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
         // different times. Later ones follow once per period.
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
-        let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
-        let due = changed.unwrap_or(asked + self.period.mul_f64(share));
-        self.put(namespace, ScheduledNamespaceRecheck { asserted: asked, is_known: true, due: Some(due), changed });
+        let changed = before.and_then(|item| item.changed).filter(|changed| *changed > sent);
+        let due = changed.unwrap_or(sent + self.period.mul_f64(share));
+        self.put(namespace, ScheduledNamespaceRecheck { asserted: sent, is_known: true, due: Some(due), changed });
     }
 
     /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or shortly
     /// before.
-    pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
+    pub(super) fn reviewed(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
             // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
@@ -200,7 +200,7 @@ mod tests {
                 schedule.answered(&namespace, now);
             }
         }
-        assert!(last.values().all(|asked| asked.elapsed() <= PERIOD), "all of them");
+        assert!(last.values().all(|sent| sent.elapsed() <= PERIOD), "all of them");
     }
 
     #[tokio::test]

@@ -38,7 +38,7 @@ pub(super) struct ReviewCache<K, V>(Cache<(ReviewPurpose, K), V>);
 /// A review result that can be cached.
 pub(super) trait ReviewResult {
     /// Returns a time before the review was sent.
-    fn asked(&self) -> Instant;
+    fn sent(&self) -> Instant;
 }
 
 /// The TTL of an entry, by its purpose and its result.
@@ -76,7 +76,7 @@ where
         F: Future<Output = Result<V, GrantError>>,
     {
         let key = (purpose, key.clone());
-        let is_accepted = |result: &V| since.is_none_or(|since| result.asked() >= since);
+        let is_accepted = |result: &V| since.is_none_or(|since| result.sent() >= since);
         loop {
             match self.0.get(&key).await {
                 Some(result) if is_accepted(&result) => return Ok(result),
@@ -97,7 +97,7 @@ where
     /// Stores the result of a review, unless a newer one is cached.
     pub(super) async fn put(&self, purpose: ReviewPurpose, key: &K, result: V) {
         let key = (purpose, key.clone());
-        if self.0.get(&key).await.is_none_or(|known| known.asked() <= result.asked()) {
+        if self.0.get(&key).await.is_none_or(|known| known.sent() <= result.sent()) {
             self.0.insert(key, result).await;
         }
     }

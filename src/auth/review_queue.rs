@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::review_client::{ReviewFuture, ReviewPermission, ReviewTopic};
+use super::review_permission::{ReviewPermission, ReviewTopic};
 use super::{GrantError, metrics};
+use crate::upstream::ReviewFuture;
 use base::{KeyedSemaphores, LogRateLimit};
 use kubeapi::FlowDistinguisher;
 
@@ -32,7 +33,7 @@ pub(super) enum ReviewClass {
 /// The queue of reviews of one topic, with limits on rate, concurrency and time. Every review passes it.
 pub(super) struct ReviewQueue {
     /// Whether the proxy may create reviews of the topic.
-    pub(super) right: Arc<ReviewPermission>,
+    pub(super) permission: Arc<ReviewPermission>,
     failures: LogRateLimit,
     /// The lanes of pending reviews, in the order of the classes.
     lanes: [ReviewClassLimits; 5],
@@ -44,6 +45,13 @@ struct ReviewClassLimits {
     slots: Semaphore,
     /// The limits per payer: one payer may use half of the slots.
     shares: KeyedSemaphores<ReviewPayer>,
+}
+
+/// The limits against which a review counts.
+#[derive(Debug)]
+pub(super) struct ReviewCharge {
+    pub(super) class: ReviewClass,
+    pub(super) payer: ReviewPayer,
 }
 
 /// The party to which a review is charged.
@@ -86,8 +94,7 @@ pub(super) struct ReviewRate {
 
 /// The time at which the rate of a payer allows its next review.
 #[derive(Debug)]
-pub(super) struct ReviewReservation {
-    pub(super) payer: ReviewPayer,
+struct ReviewReservation {
     at: Instant,
     /// The latest time at which the review may be sent.
     by: Instant,
@@ -98,7 +105,7 @@ pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The number of payers that are tracked even if they are idle.
 const KEPT_MAX: usize = 1_024;
 /// The maximum time for a review, including the wait for a slot.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const RESPONSE_MAX: Duration = Duration::from_secs(10);
 /// The `Retry-After` of a caller that has exceeded a limit, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
@@ -125,79 +132,76 @@ impl ReviewQueue {
                 shares: KeyedSemaphores::new(slots / 2),
             }
         });
-        Self { right: Arc::new(ReviewPermission::new(topic)), failures: LogRateLimit::default(), lanes }
+        Self { permission: Arc::new(ReviewPermission::new(topic)), failures: LogRateLimit::default(), lanes }
     }
 
-    /// Reserves the payer's next turn in a class; `None` if it comes too late.
-    pub(super) fn turn(&self, class: ReviewClass, payer: ReviewPayer) -> Option<ReviewReservation> {
-        self.lanes[class as usize].rate.turn(payer)
-    }
-
-    /// Sends a review in its turn. Returns the answer, and a time before anything was sent.
+    /// Sends a review under the first of the charges whose payer has a turn in time. Returns a time before it was sent,
+    /// and the response.
     ///
     /// # Errors
-    /// There is no turn in time, or upstream does not answer.
+    /// There is no turn in time, or upstream does not respond.
     pub(super) async fn send<T>(
         &self,
-        class: ReviewClass,
-        turn: Option<ReviewReservation>,
-        review: ReviewFuture<T>,
+        charges: &[ReviewCharge],
+        review: ReviewFuture<'_, T>,
     ) -> Result<(Instant, T), GrantError> {
-        let lane = &self.lanes[class as usize];
-        let turn = match turn {
-            Some(turn) if lane.rate.wait(&turn).await => turn,
+        let turn = charges.iter().find_map(|ReviewCharge { class, payer }| {
+            let lane = &self.lanes[*class as usize];
+            Some((lane, payer, lane.rate.reserve(payer.clone())?))
+        });
+        let (lane, payer) = match turn {
+            Some((lane, payer, turn)) if lane.rate.wait(&turn).await => (lane, payer),
             // A lease continues for the grace of an outage.
-            _ if class == ReviewClass::Lease => {
-                self.came_to("timeout");
-                let refusal = self.right.topic.refusal;
+            _ if charges.iter().any(|charge| charge.class == ReviewClass::Lease) => {
+                self.count("timeout");
+                let refusal = self.permission.topic.refusal;
                 return Err(GrantError::Unavailable(format!("{refusal}: too many pending reviews")));
             }
             _ => return Err(self.over_budget()),
         };
-        let asking = async {
-            let share = lane.shares.of(&turn.payer);
+        let sending = async {
+            let share = lane.shares.of(payer);
             let _own = share.acquire().await;
             let _slot = lane.slots.acquire().await;
-            let asked = Instant::now();
-            (asked, review.await)
+            (Instant::now(), review.await)
         };
-        let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
-            self.came_to("timeout");
-            self.log_failure(&format_args!("no response within {ANSWER_MAX:?}"));
-            GrantError::Unavailable(format!("{}: the apiserver did not respond in time", self.right.topic.refusal))
+        let (sent, response) = timeout(RESPONSE_MAX, sending).await.map_err(|_| {
+            self.count("timeout");
+            self.log_failure(&format_args!("no response within {RESPONSE_MAX:?}"));
+            GrantError::Unavailable(format!("{}: the apiserver did not respond in time", self.permission.topic.refusal))
         })?;
-        self.right.note(&answer);
-        let answer = answer.map_err(|error| {
-            self.came_to("error");
+        self.permission.note(&response);
+        let response = response.map_err(|error| {
+            self.count("error");
             self.log_failure(&error);
-            GrantError::unanswered(&error, self.right.topic)
+            GrantError::unanswered(&error, self.permission.topic)
         })?;
         if let Some(failures) = self.failures.unlogged(Instant::now()) {
             tracing::info!(
-                resource = self.right.topic.resource,
+                resource = self.permission.topic.resource,
                 failures,
                 "review requests to the apiserver succeed again"
             );
         }
-        Ok((asked, answer))
+        Ok((sent, response))
     }
 
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failures) = self.failures.failed(Instant::now()) {
-            let resource = self.right.topic.resource;
+            let resource = self.permission.topic.resource;
             tracing::warn!(resource, failures, %error, "review request to the apiserver failed");
         }
     }
 
     /// Counts a review by its result.
-    pub(super) fn came_to(&self, result: &'static str) {
-        metrics::reviewed(self.right.topic.label, result);
+    pub(super) fn count(&self, result: &'static str) {
+        metrics::reviewed(self.permission.topic.label, result);
     }
 
     /// Returns the error for a caller that has exceeded a limit.
     pub(super) fn over_budget(&self) -> GrantError {
-        self.came_to("over_budget");
+        self.count("over_budget");
         GrantError::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
@@ -216,10 +220,10 @@ impl ReviewRateLimit {
     }
 
     /// Reserves the payer's next turn; `None` if it comes too late.
-    fn turn(&self, payer: ReviewPayer) -> Option<ReviewReservation> {
+    fn reserve(&self, payer: ReviewPayer) -> Option<ReviewReservation> {
         let now = Instant::now();
-        let at = self.take(Some(payer.clone()), self.each, now + self.each_wait_max)?;
-        Some(ReviewReservation { payer, at, by: now + self.all_wait_max })
+        let at = self.take(Some(payer), self.each, now + self.each_wait_max)?;
+        Some(ReviewReservation { at, by: now + self.all_wait_max })
     }
 
     /// Waits until the review may be sent. Returns false if that would be too late.
@@ -291,12 +295,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn rate_limit_allows_a_burst_then_paces_each_holder() {
         let (patient, began) = (limit(ReviewRate::new(10, 3), LATE), Instant::now());
-        let turn = |number| patient.turn(payer(number)).map(|turn| turn.at - began);
+        let turn = |number| patient.reserve(payer(number)).map(|turn| turn.at - began);
         let milliseconds = |count| Some(Duration::from_millis(count));
         assert_eq!([turn(1), turn(1), turn(1), turn(1)], [0, 0, 0, 100].map(milliseconds));
         assert_eq!(turn(2), milliseconds(0), "others have turns of their own");
         assert_eq!(patient.take(Some(payer(1)), patient.each, began), None, "its turn is later");
-        assert_eq!(turn(1), milliseconds(200), "what was not wanted was not taken");
+        assert_eq!(turn(1), milliseconds(200), "a refused turn is not taken");
         advance(Duration::from_secs(10)).await;
         assert_eq!([turn(1), turn(1), turn(1), turn(1)], [10_000, 10_000, 10_000, 10_100].map(milliseconds));
     }
@@ -305,7 +309,7 @@ mod tests {
     async fn payers_whose_time_is_over_are_forgotten() {
         let limit = limit(ReviewRate::new(1_000, 1), Duration::ZERO);
         for number in 0..10 * KEPT_MAX {
-            assert!(limit.turn(payer(number)).is_some());
+            assert!(limit.reserve(payer(number)).is_some());
             advance(Duration::from_millis(1)).await;
         }
         assert!(limit.next.lock().by_payer.len() <= 2 * KEPT_MAX);
@@ -315,10 +319,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_reviews_of_one_payer_delay_no_others() {
         let limit = limit(ReviewRate::new(1, 1), Duration::from_secs(10));
-        let turns: Vec<_> = (0..20).map_while(|_| limit.turn(payer(1))).collect();
+        let turns: Vec<_> = (0..20).map_while(|_| limit.reserve(payer(1))).collect();
         assert_eq!(turns.len(), 11, "later ones come too late");
         let began = Instant::now();
-        let other = limit.turn(payer(2)).expect("others have turns of their own");
+        let other = limit.reserve(payer(2)).expect("others have turns of their own");
         assert!(limit.wait(&other).await);
         assert_eq!(began.elapsed(), Duration::ZERO);
         for (second, turn) in (0..).zip(&turns) {

@@ -41,15 +41,15 @@ fn scene_with(config: AuthConfig) -> Scene {
 impl Scene {
     /// Opens a watch.
     async fn watch(&self, token: &str, uri: &str) -> ReadGrant {
-        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("authenticated");
         self.authorizer.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
 
     /// The number of access reviews and of token reviews since the last call.
     fn counted(&self) -> (usize, usize) {
-        let asked = self.stub.asked();
-        let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
-        (accesses, asked.len() - accesses)
+        let reviews = self.stub.reviews();
+        let accesses = reviews.iter().filter(|review| review.namespace.is_some()).count();
+        (accesses, reviews.len() - accesses)
     }
 
     /// Opens a watch of the readable ones of these namespaces.
@@ -64,7 +64,7 @@ impl Scene {
         namespaces: &[String],
     ) -> Result<ReadableNamespaces, GrantError> {
         self.stub.deny(token, "");
-        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("somebody");
+        let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("authenticated");
         let permit = self.authorizer.readable(&caller, &info(uri)).await?;
         let part = permit.part().expect("it is not for all").clone();
         part.find_out(namespaces.iter().map(String::as_str)).await?;

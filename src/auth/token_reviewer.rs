@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_client::{ReviewClient, ReviewTopic};
-use super::review_queue::{ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
+use super::review_permission::ReviewTopic;
+use super::review_queue::{ReviewCharge, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
 use super::{AuthConfig, GrantError};
-use crate::upstream::CredentialId;
+use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult};
 use base::WallClock;
 use kubeapi::{FlowDistinguisher, User};
 
@@ -20,7 +20,7 @@ pub(super) struct TokenReviewer {
     reviews: Arc<dyn ReviewClient>,
     clock: WallClock,
     audiences: Arc<[String]>,
-    answers: ReviewCache<CredentialId, CachedTokenReview>,
+    results: ReviewCache<CredentialId, CachedTokenReview>,
     /// The users of tokens that upstream accepted at their last review. Such tokens have a rate limit of their own, so
     /// that they do not compete with guessed tokens from the same address.
     regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
@@ -39,14 +39,15 @@ pub(super) enum TokenReviewPurpose<'a> {
 /// The result of a token review; no user if the token was not accepted.
 #[derive(Debug, Clone)]
 struct CachedTokenReview {
-    asked: Instant,
+    /// A time before the review was sent.
+    sent: Instant,
     user: Option<Arc<User>>,
     /// The expiry time in the token's own claims.
     until: Option<SystemTime>,
 }
 
 /// The maximum number of cached results; each takes a few bytes.
-const ANSWERS_MAX: u64 = 65_536;
+const RESULTS_MAX: u64 = 65_536;
 /// The maximum number of tokens that are known, and how long an accepted token stays known after its last use.
 const REGULARS_MAX: u64 = 32_768;
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
@@ -56,7 +57,7 @@ impl TokenReviewer {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
-        let ttl = move |purpose, answer: &CachedTokenReview| match (purpose, &answer.user) {
+        let ttl = move |purpose, result: &CachedTokenReview| match (purpose, &result.user) {
             (ReviewPurpose::Lease, Some(_)) => longest,
             _ => token_ttl,
         };
@@ -64,7 +65,7 @@ impl TokenReviewer {
             reviews,
             clock,
             audiences: config.audiences.clone().into(),
-            answers: ReviewCache::new(ANSWERS_MAX, |_| 1, ttl),
+            results: ReviewCache::new(RESULTS_MAX, |_| 1, ttl),
             regulars: moka::sync::Cache::builder().max_capacity(REGULARS_MAX).time_to_idle(REGULAR_IDLE_MAX).build(),
             queue: queue(config),
         }
@@ -78,56 +79,70 @@ impl TokenReviewer {
         &self,
         id: CredentialId,
         token: &BearerToken,
-        asks: TokenReviewPurpose<'_>,
+        purpose: TokenReviewPurpose<'_>,
     ) -> Result<AuthenticatedIdentity, GrantError> {
         if token.reveal().len() > TOKEN_BYTES_MAX {
             return Err(GrantError::Unauthenticated);
         }
-        let (purpose, since) = match asks {
+        let (cached_for, since) = match purpose {
             TokenReviewPurpose::Request { .. } => (ReviewPurpose::Request, None),
             TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
         };
-        let answer = self.answers.get_or_review(purpose, &id, since, || self.ask(id, token, asks)).await?;
-        let user = answer.user.ok_or(GrantError::Unauthenticated)?;
+        let review = || async {
+            let charges = self.charges(&id, purpose);
+            let review = self.reviews.review_token(token.reveal(), &self.audiences);
+            let (sent, result) = self.queue.send(&charges, review).await?;
+            let result = self.accept(id, token, sent, result);
+            // Requests may use the result of a lease's review.
+            if cached_for == ReviewPurpose::Lease {
+                self.results.put(ReviewPurpose::Request, &id, result.clone()).await;
+            }
+            Ok(result)
+        };
+        let CachedTokenReview { sent, user, until } =
+            self.results.get_or_review(cached_for, &id, since, review).await?;
+        let user = user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
-        if answer.until.is_some_and(|until| until <= self.clock.now()) {
+        if until.is_some_and(|until| until <= self.clock.now()) {
             return Err(GrantError::Unauthenticated);
         }
-        Ok(AuthenticatedIdentity { asked: answer.asked, user, until: answer.until })
+        Ok(AuthenticatedIdentity { reviewed: sent, user, until })
     }
 
-    async fn ask(
+    /// Returns the limits against which a review counts, in order of preference.
+    fn charges(&self, id: &CredentialId, purpose: TokenReviewPurpose<'_>) -> Vec<ReviewCharge> {
+        let charge = |class, payer| ReviewCharge { class, payer };
+        match purpose {
+            TokenReviewPurpose::Lease { payer, .. } => {
+                vec![charge(ReviewClass::Lease, ReviewPayer::User(payer.clone()))]
+            }
+            TokenReviewPurpose::Request { source } => {
+                let known = self.regulars.get(id).map(|user| charge(ReviewClass::Known, ReviewPayer::User(user)));
+                // If one user's tokens exceed its share, they count as unknown ones.
+                let unknown = charge(ReviewClass::Guess, ReviewPayer::Address(network(source)));
+                known.into_iter().chain([unknown]).collect()
+            }
+        }
+    }
+
+    /// Interprets the result of a review that was sent at `sent`, and counts it.
+    fn accept(
         &self,
         id: CredentialId,
         token: &BearerToken,
-        asks: TokenReviewPurpose<'_>,
-    ) -> Result<CachedTokenReview, GrantError> {
-        let turn = |class, payer| (class, self.queue.turn(class, payer));
-        let (class, turn) = match asks {
-            TokenReviewPurpose::Lease { payer, .. } => turn(ReviewClass::Lease, ReviewPayer::User(payer.clone())),
-            TokenReviewPurpose::Request { source } => {
-                let known = self.regulars.get(&id).map(|user| turn(ReviewClass::Known, ReviewPayer::User(user)));
-                // If one user's tokens exceed its share, they count as unknown ones.
-                let known = known.filter(|(_, turn)| turn.is_some());
-                known.unwrap_or_else(|| turn(ReviewClass::Guess, ReviewPayer::Address(network(source))))
-            }
-        };
-        let (asked, verdict) = self.queue.send(class, turn, self.reviews.token(token, &self.audiences)).await?;
-        let meant = self.audiences.is_empty() || verdict.audiences.iter().any(|of| self.audiences.contains(of));
-        let user = verdict.user.filter(|_| meant);
+        sent: Instant,
+        TokenReviewResult { user, audiences }: TokenReviewResult,
+    ) -> CachedTokenReview {
+        let is_for_us = self.audiences.is_empty() || audiences.iter().any(|of| self.audiences.contains(of));
+        let user = user.filter(|_| is_for_us);
         match &user {
             Some(user) => self.regulars.insert(id, FlowDistinguisher::of(user)),
             None => self.regulars.invalidate(&id),
         }
-        self.queue.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
+        self.queue.count(if user.is_some() { "authenticated" } else { "unauthenticated" });
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        let answer = CachedTokenReview { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
-        // Requests may use the result of a lease's review.
-        if matches!(asks, TokenReviewPurpose::Lease { .. }) {
-            self.answers.put(ReviewPurpose::Request, &id, answer.clone()).await;
-        }
-        Ok(answer)
+        CachedTokenReview { sent, user: user.map(|user| Arc::new(user.authenticated())), until }
     }
 }
 
@@ -149,8 +164,8 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
 }
 
 impl ReviewResult for CachedTokenReview {
-    fn asked(&self) -> Instant {
-        self.asked
+    fn sent(&self) -> Instant {
+        self.sent
     }
 }
 

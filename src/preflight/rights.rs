@@ -4,7 +4,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{UpstreamClient, UpstreamError};
+use crate::upstream::{ReviewClient as _, UpstreamClient, UpstreamError};
 use kubeapi::{AccessAttributes, AccessTarget, Gvr, ResourceAccessAttributes};
 
 /// The features of a proxy that need permissions.

@@ -1,6 +1,7 @@
 //! Reviews of callers: who owns a token, and what a user may do. Nothing is cached here; `auth` does that.
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
 };
@@ -46,43 +47,68 @@ const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectre
 pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-impl UpstreamClient {
-    /// Sends a TokenReview to upstream.
-    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, UpstreamError> {
-        let spec = TokenReviewSpec {
-            token: Some(token.to_owned()),
-            audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
-        };
-        let asked = TokenReview { spec, ..TokenReview::default() };
-        let answered = self.create(UpstreamCause::TokenReview, TOKEN_REVIEWS, &asked).await?;
-        Ok(TokenReviewResult::of(answered.status.unwrap_or_default()))
-    }
+/// Creates reviews: upstream does, or a stub in tests.
+pub trait ReviewClient: Send + Sync {
+    /// Reviews whose token it is.
+    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult>;
 
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
-    pub async fn review_access(
-        &self,
+    fn review_access<'a>(
+        &'a self,
         cause: UpstreamCause,
-        user: &User,
-        access: &AccessAttributes,
-    ) -> Result<AccessReviewResult, UpstreamError> {
-        let answered = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
-        Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
-    }
+        user: &'a User,
+        access: &'a AccessAttributes,
+    ) -> ReviewFuture<'a, AccessReviewResult>;
 
     /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
-    pub async fn review_own_access(&self, access: &AccessAttributes) -> Result<AccessReviewResult, UpstreamError> {
-        let (resource_attributes, non_resource_attributes) = attributes(access);
-        let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
-        let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let answered = self.create(UpstreamCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
-        Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
+    fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult>;
+}
+
+/// The future of a review. It is boxed, because it is large and rarely created.
+pub type ReviewFuture<'a, T> = BoxFuture<'a, Result<T, UpstreamError>>;
+
+impl ReviewClient for UpstreamClient {
+    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
+        Box::pin(async move {
+            let spec = TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
+            };
+            let review = TokenReview { spec, ..TokenReview::default() };
+            let review = self.create(UpstreamCause::TokenReview, TOKEN_REVIEWS, &review).await?;
+            Ok(TokenReviewResult::of(review.status.unwrap_or_default()))
+        })
     }
 
+    fn review_access<'a>(
+        &'a self,
+        cause: UpstreamCause,
+        user: &'a User,
+        access: &'a AccessAttributes,
+    ) -> ReviewFuture<'a, AccessReviewResult> {
+        Box::pin(async move {
+            let review = self.create(cause, ACCESS_REVIEWS, &access_review(user, access)).await?;
+            Ok(AccessReviewResult::of(review.status.unwrap_or_default()))
+        })
+    }
+
+    fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult> {
+        Box::pin(async move {
+            let (resource_attributes, non_resource_attributes) = attributes(access);
+            let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
+            let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+            let review = self.create(UpstreamCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &review).await?;
+            Ok(AccessReviewResult::of(review.status.unwrap_or_default()))
+        })
+    }
+}
+
+impl UpstreamClient {
     /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, UpstreamError> {
-        let answered =
+        let review =
             self.create(UpstreamCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
-        let info = answered.status.and_then(|status| status.user_info);
+        let info = review.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
 
@@ -91,9 +117,9 @@ impl UpstreamClient {
         &self,
         cause: UpstreamCause,
         path: &str,
-        asked: &R,
+        review: &R,
     ) -> Result<R, UpstreamError> {
-        let body = serde_json::to_vec(asked).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
+        let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
         let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
         let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
         read(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
@@ -123,12 +149,12 @@ impl AccessReviewResult {
 
     /// The user and the access in a review request, if it has exactly the form that a proxy writes. Then it contains
     /// nothing else that the response could depend on.
-    pub fn question(asked: &[u8]) -> Option<(User, AccessAttributes)> {
-        let SubjectAccessReview { spec, .. } = read(asked)?;
-        let access = asked_access(&spec)?;
+    pub fn requested(request: &[u8]) -> Option<(User, AccessAttributes)> {
+        let SubjectAccessReview { spec, .. } = read(request)?;
+        let access = requested_access(&spec)?;
         let SubjectAccessReviewSpec { user: username, uid, groups, extra, .. } = spec;
         let user = user(UserInfo { username, uid, groups, extra });
-        (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
+        (serde_json::to_vec(&access_review(&user, &access)).ok()? == request).then_some((user, access))
     }
 
     /// Returns the review response with this result for `user` and `access`.
@@ -136,8 +162,8 @@ impl AccessReviewResult {
         let Self { allowed, reason } = self;
         let status =
             SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
-        let answered = SubjectAccessReview { status: Some(status), ..access_question(user, access) };
-        serde_json::to_vec(&answered).ok().map(Bytes::from)
+        let review = SubjectAccessReview { status: Some(status), ..access_review(user, access) };
+        serde_json::to_vec(&review).ok().map(Bytes::from)
     }
 
     /// Whether the reason of an allow decision names RBAC.
@@ -173,7 +199,7 @@ fn user(info: UserInfo) -> User {
 }
 
 /// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
-fn access_question(user: &User, access: &AccessAttributes) -> SubjectAccessReview {
+fn access_review(user: &User, access: &AccessAttributes) -> SubjectAccessReview {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     let spec = SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
@@ -186,25 +212,31 @@ fn access_question(user: &User, access: &AccessAttributes) -> SubjectAccessRevie
     SubjectAccessReview { spec, ..SubjectAccessReview::default() }
 }
 
-fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<AccessAttributes> {
-    let text = |said: &Option<String>| said.clone().unwrap_or_default();
+fn requested_access(spec: &SubjectAccessReviewSpec) -> Option<AccessAttributes> {
+    let owned = |text: &Option<String>| text.clone().unwrap_or_default();
     match (&spec.resource_attributes, &spec.non_resource_attributes) {
-        (Some(asked), None) => {
+        (Some(attributes), None) => {
             let target = ResourceAccessAttributes {
-                group: text(&asked.group),
-                version: text(&asked.version),
-                resource: text(&asked.resource),
-                subresource: text(&asked.subresource),
-                namespace: text(&asked.namespace),
-                name: text(&asked.name),
-                field_selector: asked.field_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
-                label_selector: asked.label_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
+                group: owned(&attributes.group),
+                version: owned(&attributes.version),
+                resource: owned(&attributes.resource),
+                subresource: owned(&attributes.subresource),
+                namespace: owned(&attributes.namespace),
+                name: owned(&attributes.name),
+                field_selector: attributes
+                    .field_selector
+                    .as_ref()
+                    .map_or_else(String::new, |selector| owned(&selector.raw_selector)),
+                label_selector: attributes
+                    .label_selector
+                    .as_ref()
+                    .map_or_else(String::new, |selector| owned(&selector.raw_selector)),
             };
-            Some(AccessAttributes { verb: text(&asked.verb), target: AccessTarget::Resource(Box::new(target)) })
+            Some(AccessAttributes { verb: owned(&attributes.verb), target: AccessTarget::Resource(Box::new(target)) })
         }
-        (None, Some(asked)) => {
-            let target = AccessTarget::Path(asked.path.clone()?);
-            Some(AccessAttributes { verb: asked.verb.clone()?, target })
+        (None, Some(attributes)) => {
+            let target = AccessTarget::Path(attributes.path.clone()?);
+            Some(AccessAttributes { verb: attributes.verb.clone()?, target })
         }
         _ => None,
     }
@@ -267,7 +299,7 @@ mod tests {
             ..ResourceAccessAttributes::default()
         };
         let access = AccessAttributes { verb: "watch".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
-        let spec = serde_json::to_value(access_question(&user, &access).spec).expect("JSON");
+        let spec = serde_json::to_value(access_review(&user, &access).spec).expect("JSON");
         let expected = json!({
             "user": "ada", "uid": "7", "groups": ["dev"], "extra": {"scopes": ["a"]},
             "resourceAttributes": {
@@ -279,7 +311,7 @@ mod tests {
         assert_eq!(spec, expected);
     }
 
-    /// If an attribute were missing from the cache key, a result would apply to more than was asked.
+    /// If an attribute were missing from the cache key, a result would apply to more than was reviewed.
     #[test]
     fn review_with_unknown_fields_is_not_cacheable() {
         let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
@@ -290,12 +322,12 @@ mod tests {
         };
         for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
             let access = AccessAttributes { verb: "watch".to_owned(), target };
-            let asked = serde_json::to_value(access_question(&node, &access)).expect("JSON");
-            let read = |asked: &serde_json::Value| AccessReviewResult::question(asked.to_string().as_bytes());
-            let written = serde_json::to_vec(&access_question(&node, &access));
-            assert_eq!(AccessReviewResult::question(&written.expect("JSON")), Some((node.clone(), access.clone())));
+            let request = serde_json::to_value(access_review(&node, &access)).expect("JSON");
+            let read = |request: &serde_json::Value| AccessReviewResult::requested(request.to_string().as_bytes());
+            let written = serde_json::to_vec(&access_review(&node, &access));
+            assert_eq!(AccessReviewResult::requested(&written.expect("JSON")), Some((node.clone(), access.clone())));
             for (at, said) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
-                let mut more = asked.clone();
+                let mut more = request.clone();
                 let (parent, key) = at.rsplit_once('/').expect("a path");
                 let parent = if parent.is_empty() { Some(&mut more) } else { more.pointer_mut(parent) };
                 let parent = parent.and_then(serde_json::Value::as_object_mut).expect("an object");
@@ -306,7 +338,7 @@ mod tests {
             let answer = verdict.clone().answer(&node, &access).expect("JSON");
             assert_eq!(AccessReviewResult::read(&answer), Some(verdict));
         }
-        assert_eq!(AccessReviewResult::question(b"{}"), None);
+        assert_eq!(AccessReviewResult::requested(b"{}"), None);
     }
 
     #[test]

@@ -140,14 +140,14 @@ fn untrusted_or_unusable_certificates_are_rejected() {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     };
     let nameless = |params: &mut CertificateParams| params.distinguished_name = DistinguishedName::new();
-    for (what, shown) in [
+    for (what, presented) in [
         ("another authority's", chain([&theirs.issue(&|_| {})])),
         ("a server's", chain([&ours.issue(&for_servers)])),
         ("nameless", chain([&ours.issue(&nameless)])),
         ("garbage", chain([&CertificateDer::from(vec![0x30, 0x82])])),
         ("none", chain([])),
     ] {
-        assert!(authorities.verify(&shown, at(0)).is_err(), "{what}");
+        assert!(authorities.verify(&presented, at(0)).is_err(), "{what}");
     }
     assert!(CertificateAuthorities::from_pem(b"").is_err());
     let cut = &ours.pem.as_bytes()[..ours.pem.len() / 2];
@@ -164,8 +164,8 @@ fn certificate_with_any_byte_changed_is_rejected() {
         for change in [1, 0x20, 0x80, 0xff] {
             let mut damaged = leaf.to_vec();
             damaged[at_byte] ^= change;
-            let shown = chain([&CertificateDer::from(damaged)]);
-            assert!(authorities.verify(&shown, at(0)).is_err(), "byte {at_byte} changed by {change:#x}");
+            let presented = chain([&CertificateDer::from(damaged)]);
+            assert!(authorities.verify(&presented, at(0)).is_err(), "byte {at_byte} changed by {change:#x}");
         }
         let cut = CertificateDer::from(leaf[..at_byte].to_vec());
         assert!(authorities.verify(&chain([&cut]), at(0)).is_err(), "cut at {at_byte}");
@@ -290,10 +290,10 @@ fn chain_of_maximum_length_verifies_in_either_order() {
 #[test]
 fn next_start_returns_when_the_next_certificate_becomes_valid() {
     let root = Authority::with("root", KeyPair::generate().expect("key"), &valid(10, 100));
-    let shown = chain([&root.issue(&valid(20, 100))]);
+    let presented = chain([&root.issue(&valid(20, 100))]);
     let authorities = root.trusted();
     for (now, next) in [(0, Some(10)), (9, Some(10)), (10, Some(20)), (20, None), (99, None)] {
-        assert_eq!(authorities.next_start(&shown, at(now)), next.map(at), "at {now}");
+        assert_eq!(authorities.next_start(&presented, at(now)), next.map(at), "at {now}");
     }
     assert_eq!(authorities.next_start(&chain([&CertificateDer::from(vec![0x30])]), at(50)), None);
 }

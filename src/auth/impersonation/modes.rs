@@ -42,24 +42,28 @@ const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys
 /// The number of groups or extra values from which on one review for all of them is sent first.
 const MANY: usize = 4;
 
-/// Returns the modes in which `requestor` may impersonate `wanted` in a request, in upstream's order.
+/// Returns the modes in which `requestor` may impersonate `target_user` in a request, in upstream's order.
 ///
 /// `request` is `None` if upstream does not support constrained impersonation.
-pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&AccessAttributes>) -> Vec<ImpersonationMode> {
-    let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
-    let mut steps = vec![ImpersonationStep::Review(LEGACY.name(&wanted.name))];
-    steps.extend(LEGACY.uid(wanted));
-    steps.extend(wanted.groups.iter().map(|group| ImpersonationStep::Review(LEGACY.group_named(group))));
-    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(ImpersonationStep::Review));
-    let legacy = ImpersonationMode { subject: None, steps, user: wanted.clone() };
+pub(super) fn modes(
+    requestor: &User,
+    target_user: &User,
+    request: Option<&AccessAttributes>,
+) -> Vec<ImpersonationMode> {
+    let constrained = request.map(|request| constrained(requestor, target_user, request)).unwrap_or_default();
+    let mut steps = vec![ImpersonationStep::Review(LEGACY.name(&target_user.name))];
+    steps.extend(LEGACY.uid(target_user));
+    steps.extend(target_user.groups.iter().map(|group| ImpersonationStep::Review(LEGACY.group_named(group))));
+    steps.extend(LEGACY.extras(&target_user.extra).into_iter().map(ImpersonationStep::Review));
+    let legacy = ImpersonationMode { subject: None, steps, user: target_user.clone() };
     constrained.into_iter().chain([legacy]).collect()
 }
 
-fn constrained(requestor: &User, wanted: &User, request: &AccessAttributes) -> Vec<ImpersonationMode> {
-    let is_bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
-    match ImpersonatedNameKind::of(&wanted.name) {
+fn constrained(requestor: &User, target_user: &User, request: &AccessAttributes) -> Vec<ImpersonationMode> {
+    let is_bare = target_user.uid.is_empty() && target_user.groups.is_empty() && target_user.extra.is_empty();
+    match ImpersonatedNameKind::of(&target_user.name) {
         ImpersonatedNameKind::Node(node) if is_bare => {
-            let user = User { groups: vec![NODES.to_owned()], ..wanted.clone() };
+            let user = User { groups: vec![NODES.to_owned()], ..target_user.clone() };
             let mode = |mode: &str, name: &str, subject| {
                 let verb = format!("impersonate:{mode}");
                 let name = ImpersonationVerb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
@@ -77,39 +81,41 @@ fn constrained(requestor: &User, wanted: &User, request: &AccessAttributes) -> V
             let verb = ImpersonationVerb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
             let steps = vec![
                 ImpersonationStep::Review(on("serviceaccount", request)),
-                ImpersonationStep::Review(verb.name(&wanted.name)),
+                ImpersonationStep::Review(verb.name(&target_user.name)),
             ];
-            vec![ImpersonationMode { subject: None, steps, user: wanted.clone() }]
+            vec![ImpersonationMode { subject: None, steps, user: target_user.clone() }]
         }
         ImpersonatedNameKind::Node(_) | ImpersonatedNameKind::ServiceAccount { .. } => Vec::new(),
-        ImpersonatedNameKind::Other => vec![user_info(wanted, request)],
+        ImpersonatedNameKind::Other => vec![user_info(target_user, request)],
     }
 }
 
 /// Returns the mode for a user that is neither a node nor a service account, with all parts of the user.
-fn user_info(wanted: &User, request: &AccessAttributes) -> ImpersonationMode {
+fn user_info(target_user: &User, request: &AccessAttributes) -> ImpersonationMode {
     let verb = ImpersonationVerb { verb: "impersonate:user-info", group: AUTHENTICATION };
-    let mut steps =
-        vec![ImpersonationStep::Review(on("user-info", request)), ImpersonationStep::Review(verb.name(&wanted.name))];
-    steps.extend(verb.uid(wanted));
-    if let Some((group, why)) = wrong_group(&wanted.groups) {
+    let mut steps = vec![
+        ImpersonationStep::Review(on("user-info", request)),
+        ImpersonationStep::Review(verb.name(&target_user.name)),
+    ];
+    steps.extend(verb.uid(target_user));
+    if let Some((group, why)) = wrong_group(&target_user.groups) {
         steps.push(ImpersonationStep::Never(verb.group_named(group), why.to_owned()));
     } else {
-        let groups: Vec<_> = wanted.groups.iter().map(|group| verb.group_named(group)).collect();
-        steps.extend(asked(groups, wanted.groups.len() >= MANY, || verb.group_named("*")));
+        let groups: Vec<_> = target_user.groups.iter().map(|group| verb.group_named(group)).collect();
+        steps.extend(reviews_of(groups, target_user.groups.len() >= MANY, || verb.group_named("*")));
     }
-    if let Some(why) = wrong_extra(&wanted.extra) {
+    if let Some(why) = wrong_extra(&target_user.extra) {
         steps.push(ImpersonationStep::Never(verb.extra("", ""), why));
     } else {
-        let extras = verb.extras(&wanted.extra);
+        let extras = verb.extras(&target_user.extra);
         // Values count, not keys.
         let are_many = extras.len() >= MANY;
-        steps.extend(asked(extras, are_many, || verb.extra("*", "*")));
+        steps.extend(reviews_of(extras, are_many, || verb.extra("*", "*")));
     }
-    ImpersonationMode { subject: None, steps, user: wanted.clone() }
+    ImpersonationMode { subject: None, steps, user: target_user.clone() }
 }
 
-fn asked(
+fn reviews_of(
     each: Vec<AccessAttributes>,
     are_many: bool,
     all: impl FnOnce() -> AccessAttributes,
@@ -178,9 +184,9 @@ impl ImpersonationVerb<'_> {
         self.target("groups", "", "", group)
     }
 
-    fn uid(self, wanted: &User) -> Option<ImpersonationStep> {
+    fn uid(self, target_user: &User) -> Option<ImpersonationStep> {
         let verb = Self { group: AUTHENTICATION, ..self };
-        (!wanted.uid.is_empty()).then(|| ImpersonationStep::Review(verb.target("uids", "", "", &wanted.uid)))
+        (!target_user.uid.is_empty()).then(|| ImpersonationStep::Review(verb.target("uids", "", "", &target_user.uid)))
     }
 
     fn extra(self, key: &str, value: &str) -> AccessAttributes {

@@ -9,7 +9,7 @@ fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, InvalidI
     for (name, value) in lines {
         headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    Impersonation::of(&headers).map(|asked| asked.map(|Impersonation(user)| user))
+    Impersonation::of(&headers).map(|read| read.map(|Impersonation(user)| user))
 }
 
 fn request(method: &str, path: &str) -> AccessAttributes {
@@ -47,9 +47,9 @@ fn user(name: &str) -> User {
 
 /// The modes for a request that lists pods, each with its steps.
 fn ways(requestor: &User, lines: &[(&'static str, &'static str)]) -> Vec<Vec<String>> {
-    let wanted = read(lines).expect("well formed").expect("somebody");
+    let target_user = read(lines).expect("well formed").expect("a user");
     let request = request("GET", "/api/v1/namespaces/t1/pods");
-    modes(requestor, &wanted, Some(&request)).iter().map(steps).collect()
+    modes(requestor, &target_user, Some(&request)).iter().map(steps).collect()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn impersonation_header_parsing_matches_the_apiserver() {
         ("impersonate-extra-%41cme.io%2f%4bey", "d"),
         ("impersonate-extra-", "e"),
     ]);
-    let all = all.expect("well formed").expect("somebody");
+    let all = all.expect("well formed").expect("a user");
     assert_eq!((all.name.as_str(), all.uid.as_str()), ("ada", "7"));
     assert_eq!(all.groups, ["dev", ""]);
     let extra: Vec<_> = all.extra.iter().map(|(key, values)| (key.as_str(), values.join(","))).collect();
@@ -80,10 +80,10 @@ fn impersonation_header_parsing_matches_the_apiserver() {
 
 #[test]
 fn impersonation_without_user_fails_with_the_apiserver_message() {
-    for nobody in [&[("x-other", "a")][..], &[("impersonate-user", "")], &[("impersonate-else", "a")]] {
-        assert_eq!(read(nobody), Ok(None), "{nobody:?}");
+    for no_user in [&[("x-other", "a")][..], &[("impersonate-user", "")], &[("impersonate-else", "a")]] {
+        assert_eq!(read(no_user), Ok(None), "{no_user:?}");
     }
-    let why = |lines| read(lines).expect_err("nobody").to_string();
+    let why = |lines| read(lines).expect_err("rejected").to_string();
     for (lines, who) in [
         (
             &[("impersonate-group", "system:masters")][..],
@@ -230,8 +230,8 @@ fn many_groups_or_extras_try_one_wildcard_review_first() {
     assert_eq!(ways[0].last(), Some(&format!("{} or {each}", group("*"))));
     assert_eq!(ways[1].len(), 5, "not without constraints");
     let extras = ["a.b/a", "a.b/b"].map(|key| (key.to_owned(), vec!["1".to_owned(), "2".to_owned()]));
-    let wanted = User { extra: extras.into_iter().collect(), ..user("ada") };
-    let ways = modes(&bob, &wanted, Some(&request("GET", "/api/v1/pods")));
+    let target_user = User { extra: extras.into_iter().collect(), ..user("ada") };
+    let ways = modes(&bob, &target_user, Some(&request("GET", "/api/v1/pods")));
     assert!(steps(&ways[0]).last().expect("a step").contains("userextras/* - * or "), "{:?}", steps(&ways[0]));
 }
 

@@ -52,7 +52,7 @@ async fn review_repeats_when_authorizer_lags_after_policy_change() {
 #[tokio::test(start_paused = true)]
 async fn revocation_during_watch_authorization_ends_the_watch() {
     let scene = scene();
-    scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
     scene.stub.decides_first();
     scene.stub.slow("ada", seconds(8));
     let change = async {
@@ -74,17 +74,17 @@ async fn unrelated_policy_change_sends_no_reviews() {
     let scene = scene();
     let _watch = scene.watch("ada", &pods(1)).await;
     let _everything = scene.watch("ada", "/api/v1/pods?watch=1").await;
-    scene.stub.asked();
+    scene.stub.reviews();
     for affected in [change("bob", ""), change("ada", "t10"), change("ada", "t")] {
         scene.authorizer.policy_changed(&affected);
     }
     sleep(seconds(5)).await;
-    assert_eq!(scene.stub.asked(), []);
+    assert_eq!(scene.stub.reviews(), []);
     scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(seconds(5)).await;
-    let asked = scene.stub.asked();
-    assert_eq!(asked.len(), 3, "once a round: {asked:?}");
-    assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
+    let reviews = scene.stub.reviews();
+    assert_eq!(reviews.len(), 3, "once a round: {reviews:?}");
+    assert!(reviews.iter().all(|review| review.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
 }
 
 /// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream
@@ -96,14 +96,14 @@ async fn thousand_binding_changes_cost_few_reviews_per_lease() {
     for namespace in 0..100 {
         watches.push(scene.watch("ada", &pods(namespace)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     for number in 0..1_000 {
         scene.authorizer.policy_changed(&change("ada", &format!("t{}", number % 100)));
         sleep(Duration::from_millis(1)).await;
     }
     sleep(seconds(5)).await;
-    let asked = scene.stub.asked().len();
-    assert!((300..=700).contains(&asked), "{asked} questions");
+    let reviews = scene.stub.reviews().len();
+    assert!((300..=700).contains(&reviews), "{reviews} reviews");
 }
 
 /// If a change affects very many leases, the rate of reviews stays within its limit.
@@ -118,16 +118,16 @@ async fn lease_reviews_stay_within_the_configured_rate() {
     for number in 0..1_000 {
         watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     scene.authorizer.policy_changed(&AffectedUsers::Everyone);
     sleep(seconds(30)).await;
-    let asked = scene.stub.asked();
-    let accesses: Vec<_> = asked.iter().filter(|asked| asked.namespace.is_some()).map(|asked| asked.at).collect();
+    let reviews = scene.stub.reviews();
+    let accesses: Vec<_> = reviews.iter().filter(|review| review.namespace.is_some()).map(|review| review.at).collect();
     for window in accesses.windows(126 + 2) {
         assert!(window[127] - window[0] > Duration::from_millis(990), "more than 125 in a second");
     }
-    let places: std::collections::HashSet<_> = asked.iter().filter_map(|asked| asked.namespace.clone()).collect();
-    assert_eq!(places.len(), 1_000, "and everything is asked about");
+    let places: std::collections::HashSet<_> = reviews.iter().filter_map(|review| review.namespace.clone()).collect();
+    assert_eq!(places.len(), 1_000, "and every permission is reviewed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,12 +137,12 @@ async fn leases_of_one_token_share_its_token_review() {
     for namespace in 0..200 {
         watches.push(scene.watch("ada", &pods(namespace)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     sleep(seconds(600)).await;
-    let asked = scene.stub.asked();
-    let tokens = asked.iter().filter(|asked| asked.namespace.is_none()).count();
+    let reviews = scene.stub.reviews();
+    let tokens = reviews.iter().filter(|review| review.namespace.is_none()).count();
     assert!((10..=17).contains(&tokens), "{tokens} questions about one token in ten minutes");
-    assert!((2_000..=2_700).contains(&(asked.len() - tokens)), "each right about once a minute: {}", asked.len());
+    assert!((2_000..=2_700).contains(&(reviews.len() - tokens)), "each right about once a minute: {}", reviews.len());
 }
 
 fn scene_of_many_tokens() -> Scene {
@@ -162,11 +162,11 @@ async fn asked_for_a_thousand(token: impl Fn(usize) -> String, uri: impl Fn(usiz
     for number in 0..1_000 {
         watches.push(scene.watch(&token(number), &uri(number)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     sleep(seconds(600)).await;
-    let asked = scene.stub.asked();
-    let accesses = asked.iter().filter(|asked| asked.namespace.is_some()).count();
-    [asked.len() - accesses, accesses]
+    let reviews = scene.stub.reviews();
+    let accesses = reviews.iter().filter(|review| review.namespace.is_some()).count();
+    [reviews.len() - accesses, accesses]
 }
 
 /// A shared part is reviewed once per period, and a separate part once for each lease.
@@ -190,11 +190,11 @@ async fn policy_change_sends_one_shared_review_per_round() {
     for number in 0..1_000 {
         watches.push(scene.watch(&format!("ada~{number}"), &pods(1)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(seconds(5)).await;
-    let asked = scene.stub.asked();
-    assert_eq!(asked.len(), 3, "one in each of three rounds: {asked:?}");
+    let reviews = scene.stub.reviews();
+    assert_eq!(reviews.len(), 3, "one in each of three rounds: {reviews:?}");
 }
 
 /// If a thousand proxies start together, the leases of each begin together.
@@ -205,12 +205,12 @@ async fn reviews_of_simultaneous_leases_are_spread_over_time() {
     for number in 0..1_000 {
         watches.push(scene.watch("ada", &pods(number)).await);
     }
-    scene.stub.asked();
+    scene.stub.reviews();
     let began = Instant::now();
     sleep(seconds(180)).await;
     let mut per_second = [0; 181];
-    for asked in scene.stub.asked() {
-        per_second[usize::try_from((asked.at - began).as_secs()).expect("soon")] += 1;
+    for reviews in scene.stub.reviews() {
+        per_second[usize::try_from((reviews.at - began).as_secs()).expect("soon")] += 1;
     }
     let busiest = per_second.iter().max();
     assert!(busiest <= Some(&60), "{per_second:?}");

@@ -70,8 +70,8 @@ async fn request_burst_does_not_delay_revocation() {
     let watch = scene.watch("ada", PODS).await;
     // Half of the crowd uses her token and asks for the same access. A lease does not wait with them.
     scene.stub.slow("ada", SLOW);
-    let ada = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
-    let bob = scene.authorizer.known("bob", [127, 0, 0, 1]).await.expect("somebody");
+    let ada = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
+    let bob = scene.authorizer.known("bob", [127, 0, 0, 1]).await.expect("authenticated");
     scene.stub.slow("bob", SLOW);
     scene.authorizer.policy_changed(&change("ada", "t1"));
     sleep(Duration::from_millis(10)).await;
@@ -129,14 +129,14 @@ async fn long_selector_is_reviewed_once_until_policy_changes() {
     let values = (0..2_500).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let uri = format!("/api/v1/namespaces/t1/pods?labelSelector=app%20in%20({values})");
     assert!(uri.len() > 12_000);
-    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
     for put in [1, 1] {
-        scene.stub.asked();
+        scene.stub.reviews();
         for _ in 0..50 {
             scene.authorizer.grant(&caller, &info(&uri)).await.expect("it is allowed");
         }
-        let asked = scene.stub.asked();
-        assert_eq!(asked.iter().filter(|asked| asked.namespace.is_some()).count(), put);
+        let reviews = scene.stub.reviews();
+        assert_eq!(reviews.iter().filter(|review| review.namespace.is_some()).count(), put);
         scene.authorizer.policy_changed(&change("ada", "t1"));
         // Cached decisions are dropped a moment later.
         sleep(seconds(1)).await;
@@ -148,7 +148,7 @@ async fn long_selector_is_reviewed_once_until_policy_changes() {
 #[tokio::test(start_paused = true)]
 async fn node_authorizer_missing_pod_denial_is_not_cached() {
     let scene = scene();
-    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
     let no_pod = "no relationship found between node 'n1' and this object";
     for (reason, is_granted) in [("", false), (no_pod, true), ("node: no relationship found between node 'n1'", true)] {
         scene.stub.because(reason);
@@ -164,7 +164,7 @@ async fn node_authorizer_missing_pod_denial_is_not_cached() {
 #[tokio::test(start_paused = true)]
 async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
     let scene = scene();
-    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
     let watch = info("/api/v1/namespaces/t1/configmaps?watch=1&fieldSelector=metadata.name%3Dc");
     scene.stub.because("no relationship found between node 'n1' and this object");
     let granted = scene.authorizer.grant(&caller, &watch).await.expect("it is allowed");
@@ -176,14 +176,14 @@ async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
         sleep(seconds(1)).await;
     }
     scene.stub.allow("ada", "t1");
-    scene.authorizer.grant(&caller, &watch).await.expect("it is asked about again");
+    scene.authorizer.grant(&caller, &watch).await.expect("it is reviewed again");
 }
 
 /// A decision is for a user with all its attributes, and not for another user of that name (A3).
 #[tokio::test(start_paused = true)]
 async fn decisions_are_cached_per_full_user_identity() {
     let stub = Arc::new(StubReviewClient::default());
-    let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::remembering_for_a_day());
+    let reviewer = AccessReviewer::new(stub.clone(), &AuthConfig::remembering_for_a_day());
     let access = Arc::new(AccessAttributes::of(&info(PODS)));
     let ada = User { name: "ada".into(), ..User::default() };
     let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
@@ -191,9 +191,9 @@ async fn decisions_are_cached_per_full_user_identity() {
     let with_extra = |value: &str| User { extra: BTreeMap::from([("k".into(), vec![value.into()])]), ..ada.clone() };
     let others = ["1", "2"].map(|of| [of_uid(of), of_group(of), with_extra(of)]).concat();
     for user in [vec![ada.clone()], others].concat().into_iter().map(Arc::new) {
-        for asked in [1, 0] {
+        for reviews in [1, 0] {
             reviewer.decide(&user, &access, ReviewPurpose::Request, None).await.expect("it is allowed");
-            assert_eq!(stub.asked().len(), asked, "{user:?}");
+            assert_eq!(stub.reviews().len(), reviews, "{user:?}");
         }
     }
 }
@@ -210,7 +210,7 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
         ..AuthConfig::default()
     };
     let stub = Arc::new(StubReviewClient::default());
-    let reviewer = Arc::new(AccessReviewer::new(Arc::new(stub.clone()), &config));
+    let reviewer = Arc::new(AccessReviewer::new(stub.clone(), &config));
     let access = Arc::new(AccessAttributes::of(&info(PODS)));
     let worker = |worker: usize| {
         let (stub, reviewer, access) = (stub.clone(), reviewer.clone(), access.clone());

@@ -7,13 +7,13 @@ use tokio::time::sleep;
 use super::*;
 use crate::auth::NamespaceAccess;
 
-fn places(asked: &[StubReview]) -> BTreeSet<&str> {
-    asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()
+fn places(reviews: &[StubReview]) -> BTreeSet<&str> {
+    reviews.iter().filter_map(|review| review.namespace.as_deref()).collect()
 }
 
 /// The number of reviews in the busiest second.
-fn most_in_a_second(asked: &[StubReview]) -> usize {
-    let times: Vec<_> = asked.iter().map(|asked| asked.at).collect();
+fn most_in_a_second(reviews: &[StubReview]) -> usize {
+    let times: Vec<_> = reviews.iter().map(|review| review.at).collect();
     let within = |at: usize| times[at..].iter().take_while(|time| **time < times[at] + seconds(1)).count();
     (0..times.len()).map(within).max().unwrap_or_default()
 }
@@ -27,14 +27,14 @@ async fn change_in_one_namespace_reviews_only_that_namespace() {
     let scene = scene();
     let readable = scene.readable("ada", &named(500)).await.expect("it is let in");
     sleep(seconds(1)).await;
-    scene.stub.asked();
+    scene.stub.reviews();
     scene.stub.deny("ada", "t7");
     scene.authorizer.policy_changed(&change("ada", "t7"));
     scene.authorizer.policy_changed(&change("ada", "t70000"));
     sleep(Duration::from_millis(50)).await;
     assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Denied), "at once");
-    let asked = scene.stub.asked();
-    assert!(places(&asked).contains("t7") && asked.len() < 20, "{asked:?}");
+    let reviews = scene.stub.reviews();
+    assert!(places(&reviews).contains("t7") && reviews.len() < 20, "{reviews:?}");
     scene.stub.allow("ada", "t7");
     scene.authorizer.policy_changed(&change("ada", "t7"));
     sleep(seconds(5)).await;
@@ -45,19 +45,19 @@ async fn change_in_one_namespace_reviews_only_that_namespace() {
 async fn unchanged_namespaces_are_reviewed_once_a_minute_spread_out() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
-    scene.stub.asked();
+    scene.stub.reviews();
     sleep(seconds(300)).await;
-    let asked = scene.stub.asked();
+    let reviews = scene.stub.reviews();
     let mut last = BTreeMap::new();
-    for StubReview { at, namespace, .. } in asked.iter().filter(|asked| asked.namespace.is_some()) {
+    for StubReview { at, namespace, .. } in reviews.iter().filter(|review| review.namespace.is_some()) {
         if let Some(before) = last.insert(namespace.clone(), *at) {
             assert!(*at - before <= seconds(61), "{namespace:?}");
         }
     }
     assert_eq!(last.len(), 1_000);
     assert!(last.values().all(|at| at.elapsed() <= seconds(61)));
-    assert!(most_in_a_second(&asked) < 80, "{} in a second", most_in_a_second(&asked));
-    assert!(asked.len() < 7_500, "{} questions in five minutes", asked.len());
+    assert!(most_in_a_second(&reviews) < 80, "{} in a second", most_in_a_second(&reviews));
+    assert!(reviews.len() < 7_500, "{} reviews in five minutes", reviews.len());
     // A right ends without a reported change.
     scene.stub.deny("ada", "t5");
     sleep(seconds(75)).await;
@@ -71,16 +71,16 @@ async fn cluster_wide_change_reviews_all_namespaces_within_rate_limit() {
     let namespaces = named(2_000);
     let readable = scene.readable("ada", &namespaces).await.expect("it is let in");
     sleep(seconds(1)).await;
-    scene.stub.asked();
+    scene.stub.reviews();
     namespaces.iter().for_each(|namespace| scene.stub.deny("ada", namespace));
     scene.authorizer.policy_changed(&change("ada", ""));
     sleep(seconds(5)).await;
-    let shown =
+    let visible =
         namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(NamespaceAccess::Denied)).count();
-    assert_eq!(shown, 0);
+    assert_eq!(visible, 0);
     sleep(seconds(10)).await;
-    let asked = scene.stub.asked();
-    assert!(most_in_a_second(&asked) <= 500 + 125, "{} in a second", most_in_a_second(&asked));
+    let reviews = scene.stub.reviews();
+    assert!(most_in_a_second(&reviews) <= 500 + 125, "{} in a second", most_in_a_second(&reviews));
     assert!(!lease(&readable).is_cancelled());
 }
 
@@ -122,8 +122,8 @@ async fn upstream_outage_ends_namespace_access_after_grace_period() {
     scene.stub.silent(true);
     sleep(seconds(200)).await;
     assert_eq!(readable.verdict("t1"), Some(NamespaceAccess::Allowed));
-    let asked = scene.stub.asked().len();
-    assert!(asked < 5_000, "{asked} questions to somebody who does not answer");
+    let reviews = scene.stub.reviews().len();
+    assert!(reviews < 5_000, "{reviews} reviews that fail");
     let took = until(&lease(&readable)).await;
     assert!(took <= seconds(165), "{took:?}");
     assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("unavailable"));
@@ -143,7 +143,7 @@ async fn namespace_with_failing_review_does_not_delay_others() {
     assert_eq!(readable.verdict("t8"), Some(NamespaceAccess::Denied));
     scene.stub.deny("ada", "t9");
     sleep(seconds(75)).await;
-    assert_eq!(readable.verdict("t9"), Some(NamespaceAccess::Denied), "nor what is asked once a minute");
+    assert_eq!(readable.verdict("t9"), Some(NamespaceAccess::Denied), "nor what is reviewed once a minute");
     assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Allowed), "for as long as the grace");
     let took = until(&lease(&readable)).await;
     assert!(took <= seconds(200), "{took:?}");
@@ -159,7 +159,7 @@ async fn change_during_namespace_review_triggers_another_review() {
     let finding = scene.readable("ada", &namespaces);
     let change = async {
         // The right to the whole has been denied, and the namespace is being reviewed.
-        while !places(&stub.asked()).contains("t0") {
+        while !places(&stub.reviews()).contains("t0") {
             sleep(Duration::from_millis(10)).await;
         }
         stub.deny("ada", "elsewhere");
@@ -167,7 +167,7 @@ async fn change_during_namespace_review_triggers_another_review() {
     };
     let (readable, ()) = tokio::join!(finding, change);
     let readable = readable.expect("it is let in");
-    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Allowed), "as it was when upstream was asked");
+    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Allowed), "as it was when the review was sent");
     scene.stub.deny("ada", "t0");
     sleep(Duration::from_millis(1_200)).await;
     assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Denied));

@@ -41,7 +41,7 @@ async fn rbac_granted_access_is_reviewed_rarely_while_rbac_is_watched() {
         let scene = scene_of(reason);
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(10)).await;
-        assert_eq!(accesses(&scene), 2, "{reason}: as the watch begins, and as changes begin to be heard");
+        assert_eq!(accesses(&scene), 2, "{reason}: as the watch begins, and as changes begin to be watched");
         sleep(seconds(30 * 60)).await;
         let (accesses, tokens) = scene.counted();
         assert!((least..=most).contains(&accesses), "{reason}: {accesses} in half an hour");
@@ -200,8 +200,8 @@ async fn node_access_is_reviewed_every_ten_minutes_others_each_minute() {
         let scene = scene();
         let watch = scene.watch(name, PODS).await;
         sleep(seconds(30 * 60)).await;
-        let asked = accesses(&scene);
-        assert!((least..=most).contains(&asked), "{name}: {asked} in half an hour");
+        let reviews = accesses(&scene);
+        assert!((least..=most).contains(&reviews), "{name}: {reviews} in half an hour");
         scene.stub.deny(name, "t1");
         let took = until(&watch.over()).await;
         assert!(took <= BOUND, "{name}: {took:?}");
@@ -214,9 +214,9 @@ async fn node_access_is_reviewed_every_ten_minutes_others_each_minute() {
 async fn decision_learned_for_a_downstream_proxy_is_reused() {
     for allowed in [true, false] {
         let scene = scene();
-        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
         let pods = info(PODS);
-        let (user, access) = (caller.user().expect("somebody"), AccessAttributes::of(&pods));
+        let (user, access) = (caller.user().expect("authenticated"), AccessAttributes::of(&pods));
         let before = Instant::now();
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
         let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
@@ -252,15 +252,15 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
 async fn downstream_proxy_access_is_reviewed_as_rarely_as_a_watch() {
     for (reason, least, most) in [("", 27, 31), (RBAC, 2, 4)] {
         let scene = scene_of(reason);
-        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
+        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
         let asks = info("/api/v1/namespaces/t1/pods");
         sleep(seconds(10)).await;
         for _ in 0..300 {
             assert!(scene.authorizer.lets_proxy(&caller, &asks).await);
             sleep(seconds(6)).await;
         }
-        let asked = accesses(&scene);
-        assert!((least..=most).contains(&asked), "{reason}: {asked} in half an hour");
+        let reviews = accesses(&scene);
+        assert!((least..=most).contains(&reviews), "{reason}: {reviews} in half an hour");
         scene.stub.deny("ada", "t1");
         scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(seconds(4)).await;

@@ -53,13 +53,13 @@ async fn clock_steps_end_no_watch_and_send_no_extra_reviews() {
     let scene = scene();
     let token = token(&scene.stub.clock, 24 * 3600);
     let watch = scene.watch(&token, PODS).await;
-    scene.stub.asked();
+    scene.stub.reviews();
     for step in [-HOUR, 2 * HOUR, -30 * HOUR, 29 * HOUR] {
         scene.stub.clock.step(step);
         sleep(seconds(150)).await;
         assert_eq!(watch.why(), None, "by {step} s");
     }
     // The identity and the right, every 48 to 60 s each.
-    let asked = scene.stub.asked().len();
-    assert!((16..=27).contains(&asked), "{asked}");
+    let reviews = scene.stub.reviews().len();
+    assert!((16..=27).contains(&reviews), "{reviews}");
 }

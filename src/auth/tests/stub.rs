@@ -9,11 +9,11 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::auth::credential::BearerToken;
-use crate::auth::review_client::{ReviewClient, ReviewFuture, ReviewTopic};
+use crate::auth::review_permission::ReviewTopic;
 use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
 use crate::upstream::{
-    AccessReviewResult, CredentialSource, TokenReviewResult, UpstreamCause, UpstreamClient, UpstreamError,
+    AccessReviewResult, CredentialSource, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamCause, UpstreamClient,
+    UpstreamError,
 };
 use base::{BackgroundTasks, WallClock};
 use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, UrlQuery, User};
@@ -41,13 +41,13 @@ struct StubReviewRules {
     mute: Option<String>,
     /// The reason of allow decisions.
     reason: &'static str,
-    asked: Vec<StubReview>,
+    reviews: Vec<StubReview>,
     /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
     /// The answer to every review of the proxy's own permissions.
     own_rights: Option<StubErrorFn>,
     /// The number of reviews of the proxy's own permissions.
-    own_asked: u32,
+    own_reviews: u32,
 }
 
 /// A review that was sent.
@@ -114,48 +114,51 @@ impl StubReviewClient {
     }
 
     /// The number of reviews of the proxy's own permissions.
-    pub(in crate::auth) fn own_asked(&self) -> u32 {
-        self.rules.lock().own_asked
+    pub(in crate::auth) fn own_reviews(&self) -> u32 {
+        self.rules.lock().own_reviews
     }
 
     /// Takes the reviews sent since the last call.
-    pub(in crate::auth) fn asked(&self) -> Vec<StubReview> {
-        std::mem::take(&mut self.rules.lock().asked)
+    pub(in crate::auth) fn reviews(&self) -> Vec<StubReview> {
+        std::mem::take(&mut self.rules.lock().reviews)
     }
 
-    fn ask(&self, user: &str, namespace: Option<&str>) -> (Duration, bool) {
+    fn sent(&self, user: &str, namespace: Option<&str>) -> (Duration, bool) {
         let mut rules = self.rules.lock();
-        let asked = StubReview { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
-        rules.asked.push(asked);
+        let review = StubReview { at: Instant::now(), user: user.to_owned(), namespace: namespace.map(str::to_owned) };
+        rules.reviews.push(review);
         let group = user.split('-').next().unwrap_or_default();
         let mute = namespace.is_some() && rules.mute.as_deref() == namespace;
         (rules.slow.get(group).copied().unwrap_or(Duration::from_millis(2)), rules.silent || mute)
     }
 }
 
-impl ReviewClient for Arc<StubReviewClient> {
-    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool> {
-        let answer = {
+impl ReviewClient for StubReviewClient {
+    fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult> {
+        let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
+        let result = {
             let mut rules = self.rules.lock();
-            rules.own_asked += 1;
+            rules.own_reviews += 1;
             match &rules.own_rights {
                 Some(refusal) => Err(refusal()),
-                None => Ok(!rules.lacking.contains(&topic.resource)),
+                None => {
+                    let allowed = !rules.lacking.contains(target.resource.as_str());
+                    Ok(AccessReviewResult { allowed, reason: String::new() })
+                }
             }
         };
-        Box::pin(async move { answer })
+        Box::pin(async move { result })
     }
 
-    fn token(&self, token: &BearerToken, _: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
-        let (stub, name) = (self.clone(), token.reveal().to_owned());
+    fn review_token<'a>(&'a self, token: &'a str, _: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
         Box::pin(async move {
-            let (slow, silent) = stub.ask(&name, None);
+            let (slow, silent) = self.sent(token, None);
             sleep(slow).await;
             if silent {
                 return Err(UpstreamError::Timeout(slow));
             }
-            let is_known = !name.starts_with("guess") && !stub.rules.lock().unknown.contains(&name);
-            let holder = name.split('~').next().unwrap_or_default().to_owned();
+            let is_known = !token.starts_with("guess") && !self.rules.lock().unknown.contains(token);
+            let holder = token.split('~').next().unwrap_or_default().to_owned();
             let is_node = holder.starts_with("system:node:");
             let groups = if is_node { vec!["system:nodes".to_owned()] } else { Vec::new() };
             let user = is_known.then(|| User { name: holder, groups, ..User::default() });
@@ -163,25 +166,25 @@ impl ReviewClient for Arc<StubReviewClient> {
         })
     }
 
-    fn access(
-        &self,
+    fn review_access<'a>(
+        &'a self,
         _: UpstreamCause,
-        user: &Arc<User>,
-        access: &Arc<AccessAttributes>,
-    ) -> ReviewFuture<AccessReviewResult> {
-        let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
+        user: &'a User,
+        access: &'a AccessAttributes,
+    ) -> ReviewFuture<'a, AccessReviewResult> {
         Box::pin(async move {
             let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
-            let (slow, silent) = stub.ask(&user, Some(&target.namespace));
-            let denied = |namespace: &str| stub.rules.lock().denied.contains(&(user.clone(), namespace.to_owned()));
+            let (slow, silent) = self.sent(&user.name, Some(&target.namespace));
+            let denied =
+                |namespace: &str| self.rules.lock().denied.contains(&(user.name.clone(), namespace.to_owned()));
             let is_allowed = || !denied(&target.namespace) && !denied("*");
             let first = is_allowed();
             sleep(slow).await;
             if silent {
                 return Err(UpstreamError::Timeout(slow));
             }
-            let allowed = if stub.rules.lock().decides_first { first } else { is_allowed() };
-            Ok(AccessReviewResult { allowed, reason: stub.rules.lock().reason.to_owned() })
+            let allowed = if self.rules.lock().decides_first { first } else { is_allowed() };
+            Ok(AccessReviewResult { allowed, reason: self.rules.lock().reason.to_owned() })
         })
     }
 }
@@ -203,7 +206,7 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
         UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default()).expect("nothing is sent");
     let clock = stub.clock.clone();
     let parts = DelegatedAuthDeps { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
-    (Authorizer::asking(Arc::new(stub.clone()), config, parts), stub, tasks)
+    (Authorizer::with_review_client(stub.clone(), config, parts), stub, tasks)
 }
 
 impl Authorizer {

@@ -29,13 +29,13 @@ fn names(ready: &ReadinessTracker) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn process_is_ready_after_both_rights_pass_and_rechecks_nothing() {
-    let (ready, stub, _gate, _tasks) = process();
+    let (ready, stub, _authorizer, _tasks) = process();
     assert_eq!(names(&ready), ["subjectaccessreviews", "tokenreviews"], "before anything is answered");
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
-    assert_eq!(stub.own_asked(), 2);
+    assert_eq!(stub.own_reviews(), 2);
     sleep(Duration::from_secs(24 * 3600)).await;
-    assert_eq!(stub.own_asked(), 2, "no bytes at rest");
+    assert_eq!(stub.own_reviews(), 2, "no bytes at rest");
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,9 +48,9 @@ async fn missing_right_keeps_process_unready_and_is_named() {
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
-        let words = format!("grant the proxy's account create on {}.{}", topic.resource, topic.group);
-        assert!(only.what == topic.resource && only.to_string().contains(&words), "{only}");
-        assert!(stub.own_asked() < 30, "{} questions in five minutes", stub.own_asked());
+        let remedy = format!("grant the proxy's account create on {}.{}", topic.resource, topic.group);
+        assert!(only.what == topic.resource && only.to_string().contains(&remedy), "{only}");
+        assert!(stub.own_reviews() < 30, "{} reviews in five minutes", stub.own_reviews());
         stub.lack(topic, false);
         sleep(RECHECKED).await;
         assert!(ready.is_ready(), "{:?}", ready.pending());
@@ -59,37 +59,37 @@ async fn missing_right_keeps_process_unready_and_is_named() {
 
 #[tokio::test(start_paused = true)]
 async fn rejected_review_makes_process_unready_until_one_succeeds() {
-    let (ready, stub, _gate, _tasks) = process();
+    let (ready, stub, _authorizer, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
     let right = ReviewPermission::new(ReviewTopic::ACCESS);
     let refused = |code| Err::<(), _>(refusal(code));
     for (code, is_about_the_right) in [(500, false), (429, false), (401, true), (403, true)] {
-        right.set(ReviewPermissionState::Held);
+        right.set(ReviewPermissionState::Granted);
         right.note(&refused(code));
-        assert_eq!(*right.state.borrow() != ReviewPermissionState::Held, is_about_the_right, "{code}");
+        assert_eq!(*right.state.borrow() != ReviewPermissionState::Granted, is_about_the_right, "{code}");
     }
     right.note(&Ok(()));
-    assert_eq!(*right.state.borrow(), ReviewPermissionState::Held);
+    assert_eq!(*right.state.borrow(), ReviewPermissionState::Granted);
     // The same with the task that follows it.
     let right = Arc::new(right);
-    tokio::spawn(right.clone().keep_ready(Arc::new(stub.clone()), ready.clone()));
+    tokio::spawn(right.clone().keep_ready(stub.clone(), ready.clone()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
     stub.lack(ReviewTopic::ACCESS, true);
-    let asked = stub.own_asked();
+    let checks = stub.own_reviews();
     right.note(&refused(403));
     sleep(Duration::from_millis(1)).await;
     assert_eq!(names(&ready), ["subjectaccessreviews"]);
     right.note(&Ok(()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
-    assert_eq!(stub.own_asked(), asked, "a review that succeeds is proof enough");
+    assert_eq!(stub.own_reviews(), checks, "a review that succeeds is proof enough");
     right.note(&refused(403));
     sleep(RECHECKED * 2).await;
     assert!(!ready.is_ready());
     stub.lack(ReviewTopic::ACCESS, false);
     sleep(RECHECKED).await;
-    assert!(ready.is_ready(), "no request comes to a process that is not ready, so it asks itself");
+    assert!(ready.is_ready(), "no request comes to a process that is not ready, so it checks itself");
 }
 
 #[tokio::test(start_paused = true)]

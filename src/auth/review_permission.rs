@@ -1,13 +1,11 @@
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::credential::BearerToken;
-use crate::upstream::{AccessReviewResult, TokenReviewResult, UpstreamCause, UpstreamClient, UpstreamError};
+use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamError};
 use base::{Backoff, BackoffBounds, ReadinessGuard, ReadinessTracker};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
+use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 use tokio::sync::watch;
 
 /// The topic of a review about a caller.
@@ -22,26 +20,6 @@ pub(super) struct ReviewTopic {
     pub(super) refusal: &'static str,
 }
 
-/// Creates reviews of callers: upstream, or a stub in tests.
-pub(super) trait ReviewClient: Send + Sync {
-    /// Sends a token review.
-    fn token(&self, token: &BearerToken, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult>;
-
-    /// Reviews whether the user may perform the access. `cause` is the purpose of the review, for upstream.
-    fn access(
-        &self,
-        cause: UpstreamCause,
-        user: &Arc<User>,
-        access: &Arc<AccessAttributes>,
-    ) -> ReviewFuture<AccessReviewResult>;
-
-    /// Reviews whether the proxy itself may create reviews of the topic.
-    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool>;
-}
-
-/// The future of a review. It is boxed, because it is large and rarely created.
-pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, UpstreamError>> + Send>>;
-
 /// Whether the proxy's account may create reviews of one topic, according to the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewPermission {
@@ -53,7 +31,7 @@ pub(super) struct ReviewPermission {
 enum ReviewPermissionState {
     /// No review has been answered yet, so the permission is unknown.
     Unproven,
-    Held,
+    Granted,
     /// Upstream refused a review with this status code, 401 or 403.
     Refused(u16),
 }
@@ -75,37 +53,16 @@ impl ReviewTopic {
         resource: "subjectaccessreviews",
         refusal: "cannot authorize",
     };
-}
 
-impl ReviewClient for UpstreamClient {
-    fn token(&self, token: &BearerToken, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
-        let (client, token, audiences) = (self.clone(), token.clone(), audiences.clone());
-        Box::pin(async move { client.review_token(token.reveal(), &audiences).await })
-    }
-
-    fn access(
-        &self,
-        cause: UpstreamCause,
-        user: &Arc<User>,
-        access: &Arc<AccessAttributes>,
-    ) -> ReviewFuture<AccessReviewResult> {
-        let (client, user, access) = (self.clone(), user.clone(), access.clone());
-        Box::pin(async move { client.review_access(cause, &user, &access).await })
-    }
-
-    fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool> {
-        let client = self.clone();
-        Box::pin(async move {
-            let target = ResourceAccessAttributes {
-                group: topic.group.to_owned(),
-                version: "v1".to_owned(),
-                resource: topic.resource.to_owned(),
-                ..ResourceAccessAttributes::default()
-            };
-            let access =
-                AccessAttributes { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
-            client.review_own_access(&access).await.map(|verdict| verdict.allowed)
-        })
+    /// Returns the access that creates reviews of the topic.
+    fn creation(self) -> AccessAttributes {
+        let target = ResourceAccessAttributes {
+            group: self.group.to_owned(),
+            version: "v1".to_owned(),
+            resource: self.resource.to_owned(),
+            ..ResourceAccessAttributes::default()
+        };
+        AccessAttributes { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 }
 
@@ -117,7 +74,7 @@ impl ReviewPermission {
     /// Records the answer to a review. An error that does not concern the permission changes nothing.
     pub(super) fn note<T>(&self, answer: &Result<T, UpstreamError>) {
         match answer {
-            Ok(_) => self.set(ReviewPermissionState::Held),
+            Ok(_) => self.set(ReviewPermissionState::Granted),
             Err(error) => {
                 if let Some(code @ (401 | 403)) = error.code() {
                     self.set(ReviewPermissionState::Refused(code));
@@ -132,7 +89,7 @@ impl ReviewPermission {
 
     /// Keeps `ready` from being ready until the permission is proven, and again whenever upstream refuses a review.
     ///
-    /// A missing permission is checked with backoff, and no check is sent while it is held. The guard is registered at
+    /// A missing permission is checked with backoff, and no check is sent while it is granted. The guard is registered at
     /// once; the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
@@ -148,10 +105,10 @@ impl ReviewPermission {
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
-        let mut was_asked = false;
+        let mut was_checked = false;
         loop {
             let now = *state.borrow_and_update();
-            if now == ReviewPermissionState::Held {
+            if now == ReviewPermissionState::Granted {
                 if guard.take().is_some() {
                     tracing::info!(resource, "the proxy's account may create reviews");
                 }
@@ -163,7 +120,7 @@ impl ReviewPermission {
             }
             let lost = guard.is_none();
             guard.get_or_insert_with(|| self.not_ready(ready));
-            if was_asked || lost {
+            if was_checked || lost {
                 if let ReviewPermissionState::Refused(code) = now {
                     tracing::warn!(
                         resource,
@@ -175,40 +132,40 @@ impl ReviewPermission {
                 tokio::select! {
                     biased;
                     // `self` owns the sender, so waiting cannot fail.
-                    _ = state.wait_for(|state| *state == ReviewPermissionState::Held) => continue,
+                    _ = state.wait_for(|state| *state == ReviewPermissionState::Granted) => continue,
                     () = sleep(pause) => {}
                 }
             }
-            was_asked = true;
-            self.ask(reviews).await;
+            was_checked = true;
+            self.check(reviews).await;
         }
     }
 
     /// Checks whether the proxy may create reviews of the topic.
-    async fn ask(&self, reviews: &dyn ReviewClient) {
-        match reviews.own_right(self.topic).await {
-            Ok(true) => self.set(ReviewPermissionState::Held),
-            Ok(false) => self.set(ReviewPermissionState::Refused(403)),
+    async fn check(&self, reviews: &dyn ReviewClient) {
+        match reviews.review_own_access(&self.topic.creation()).await {
+            Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewPermissionState::Granted),
+            Ok(_) => self.set(ReviewPermissionState::Refused(403)),
             Err(error) if error.code() == Some(401) => self.set(ReviewPermissionState::Refused(401)),
             // A cluster may forbid every account to check its own rights. Then only the next review can prove the
             // right, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
                 tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
-                self.set(ReviewPermissionState::Held);
+                self.set(ReviewPermissionState::Granted);
             }
             Err(error) => tracing::debug!(%error, "cannot check the permission to create reviews"),
         }
     }
 
     fn not_ready(self: &Arc<Self>, ready: &ReadinessTracker) -> ReadinessGuard {
-        let right = self.clone();
-        ready.register(self.topic.resource).because(move || Some(right.reason()))
+        let permission = self.clone();
+        ready.register(self.topic.resource).because(move || Some(permission.reason()))
     }
 
     fn reason(&self) -> String {
         match *self.state.borrow() {
             ReviewPermissionState::Unproven => "the permission to create them is not checked yet".to_owned(),
-            ReviewPermissionState::Held => "being checked".to_owned(),
+            ReviewPermissionState::Granted => "being checked".to_owned(),
             ReviewPermissionState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             ReviewPermissionState::Refused(code) => {
                 let ReviewTopic { group, resource, .. } = self.topic;
