@@ -1,0 +1,249 @@
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+
+use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
+use crate::serve::audit::{AuditDecision, AuditLog};
+use crate::serve::forward::ForwardHandler;
+use crate::serve::limits::ConcurrencyLimits;
+use crate::serve::peers::PeerReviewHandler;
+use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, UnauthenticatedRequest};
+use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, too_many, too_many_wait, unavailable};
+use crate::serve::route::readable::CollectionExtent;
+use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
+use crate::serve::serve_config::ServeConfig;
+use crate::serve::watch::WatchOpener;
+use crate::upstream::{ResourceCatalog, UpstreamResource, is_impersonation};
+use crate::wire::Representation;
+use base::Reloadable;
+use kubeapi::{Gvr, Status};
+
+/// Answers the requests of authenticated callers: routes each, authorizes it, and passes it to the part that serves or
+/// forwards it.
+#[derive(Debug)]
+pub(super) struct RequestRouter {
+    pub(super) reader: ReadHandler,
+    pub(super) watches: WatchOpener,
+    pub(super) forwarding: ForwardHandler,
+    pub(super) discovery: DiscoveryCache,
+    pub(super) reviews: PeerReviewHandler,
+    pub(super) authorizer: Authorizer,
+    pub(super) catalog: ResourceCatalog,
+    pub(super) config: Reloadable<ServeConfig>,
+    pub(super) concurrency: Arc<ConcurrencyLimits>,
+    pub(super) audit: AuditLog,
+}
+
+/// The minimum interval between discovery refreshes caused by unknown resources.
+const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
+/// How long a request waits for a refresh of discovery.
+const REDISCOVER_MAX: Duration = Duration::from_secs(5);
+/// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
+const REROUTES_MAX: u32 = 2;
+
+impl RequestRouter {
+    /// Routes a request, authorizes it, and serves or forwards it.
+    pub(super) async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ReplyBody> {
+        let mut reroutes = 0;
+        // The request is routed again if its feed ends while it waits.
+        loop {
+            let input = ReadRouteInput {
+                method: request.http.method(),
+                info: &request.info,
+                query: &request.query,
+                accept: request.context.accept.as_deref(),
+                user_agent: request.context.user_agent.as_deref(),
+                impersonates: request.http.headers().keys().any(is_impersonation),
+                fills_a_feed: request.fills_a_feed(),
+                readable: request.readable,
+            };
+            let resource = match self.resource(&request.caller, &input).await {
+                Ok(resource) => resource,
+                Err(status) => return request.context.status(&status),
+            };
+            let config = self.config.get();
+            let (resource, route) = match route(&input, resource.as_deref(), &config.coverage) {
+                Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
+                Err(ForwardReason::Verb) if PeerReviewHandler::has(&request) => {
+                    return Box::pin(self.review(request)).await;
+                }
+                Err(reason) => return self.forward(request, reason).await,
+                Ok(_) if !self.authorizer.serves(&request.caller) => {
+                    return self.forward(request, ForwardReason::Anonymous).await;
+                }
+                Ok(routed) => routed,
+            };
+            // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the
+            // request.
+            let permission = match self.authorize(&mut request, resource).await {
+                Ok(permission) => permission,
+                Err(why) => return request.turned_away(&why),
+            };
+            let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
+            let payer = request.caller.payer();
+            // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
+            let served = match route {
+                ReadRoute::Refuse(status) => Err(NotServable::Refuse(status)),
+                ReadRoute::Get(read) => {
+                    let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
+                    let served = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    served.unwrap_or_else(|shed| Err(shed.into()))
+                }
+                ReadRoute::List(read) => {
+                    let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
+                    let served = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    served.unwrap_or_else(|shed| Err(shed.into()))
+                }
+                ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
+                    if permission.part().is_some() =>
+                {
+                    Err(NotServable::Forward(ForwardReason::Table))
+                }
+                ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
+            };
+            let mut response = match served {
+                Ok(response) => response,
+                Err(NotServable::FeedEnded) if reroutes < REROUTES_MAX => {
+                    reroutes += 1;
+                    continue;
+                }
+                Err(why) => self.answer_not_servable(request, why).await,
+            };
+            if let Some(decision) = decision {
+                response.extensions_mut().insert(decision);
+            }
+            return response;
+        }
+    }
+    /// Returns the resource of a request as discovery knows it. Discovery is refreshed if the resource is unknown and
+    /// the request is a read that the cache could answer.
+    ///
+    /// # Errors
+    /// Upstream has been unreachable since the process started, or too many requests are waiting. The read is not
+    /// forwarded: it could at best reach an upstream that has just returned, and a watch would stay forwarded.
+    async fn resource(
+        &self,
+        caller: &Caller,
+        input: &ReadRouteInput<'_>,
+    ) -> Result<Option<Arc<UpstreamResource>>, Status> {
+        let info = input.info;
+        if !info.is_resource || info.resource.is_empty() {
+            return Ok(None);
+        }
+        let gvr = Gvr::new(&info.group, &info.version, &info.resource);
+        if let Some(resource) = self.catalog.find(&gvr) {
+            return Ok(Some(resource));
+        }
+        // Anonymous callers, and requests that are forwarded in any case, do not cause a refresh.
+        if matches!(caller, Caller::Anonymous) || check_kind(input).is_err() {
+            return Ok(None);
+        }
+        let mut refreshed = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
+        match self.concurrency.waiting.while_waiting(caller.payer().as_ref(), refreshed.as_mut()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(failure)) if failure.is_outage => {
+                return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
+            }
+            Ok(Err(failure)) => {
+                tracing::debug!(resource = %gvr, error = failure.why, "cannot look up a resource: discovery failed");
+            }
+            Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
+        }
+        Ok(self.catalog.find(&gvr))
+    }
+
+    /// Returns the caller's permission for a read. If the readable part of a collection is requested, the permission
+    /// may cover only a part.
+    async fn authorize(
+        &self,
+        request: &mut ReadRequest,
+        resource: &UpstreamResource,
+    ) -> Result<ReadPermission, GrantError> {
+        let payer = request.caller.payer();
+        let is_for_readable = request.is_for_readable(resource);
+        let (caller, info) = (&request.caller, &request.info);
+        let mut permitted = Box::pin(async move {
+            if is_for_readable {
+                self.authorizer.readable(caller, info).await
+            } else {
+                self.authorizer.grant(caller, info).await.map(ReadPermission::Whole)
+            }
+        });
+        let permitted = self.concurrency.waiting.while_waiting(payer.as_ref(), permitted.as_mut()).await;
+        let permission = permitted.map_err(too_many_wait).flatten()?;
+        if is_for_readable {
+            let is_part = permission.part().is_some();
+            request.context.extent = Some(if is_part { CollectionExtent::Some } else { CollectionExtent::All });
+        }
+        Ok(permission)
+    }
+
+    /// Answers an authorized read that the cache cannot answer.
+    async fn answer_not_servable(&self, request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
+        match why {
+            NotServable::FeedEnded => self.forward(request, ForwardReason::Unavailable).await,
+            // Upstream would deny a collection that the caller may read only in part.
+            NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
+                if request.context.extent == Some(CollectionExtent::Some) =>
+            {
+                let why = "the readable part of this collection is not known yet; try again";
+                request.context.status(&unavailable(why))
+            }
+            NotServable::Forward(reason) => self.forward(request, reason).await,
+            NotServable::Late(status) | NotServable::Refuse(status) => request.context.status(&status),
+        }
+    }
+
+    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
+    /// request is forwarded.
+    async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
+        if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller)) {
+            let answering = pin!(async {
+                let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
+                let hops = self.forwarding.hops_with_us(request.http.headers());
+                let mut response = self.discovery.answer(&request, &key, hops).await?;
+                response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
+                Some(response)
+            });
+            let payer = request.caller.payer();
+            if let Ok(Some(response)) = self.concurrency.waiting.while_waiting(payer.as_ref(), answering).await {
+                return response;
+            }
+        }
+        self.forward(request, ForwardReason::NonResource).await
+    }
+
+    /// Answers a review request of a downstream proxy, if the proxy may send it.
+    async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
+        let is_allowed = {
+            let allowed = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
+            self.concurrency.waiting.while_waiting(request.caller.payer().as_ref(), allowed).await.unwrap_or(false)
+        };
+        if !is_allowed {
+            return self.forward(request, ForwardReason::Verb).await;
+        }
+        let hops = self.forwarding.hops_with_us(request.http.headers());
+        Box::pin(self.reviews.answer(request, hops)).await
+    }
+
+    async fn forward(&self, request: Box<ReadRequest>, reason: ForwardReason) -> Response<ReplyBody> {
+        // Boxed, so that requests that are answered here have no room for it.
+        Box::pin(async move {
+            let ReadRequest { http: request, caller, info, query, context, .. } = *request;
+            self.forwarding.forward(request, &caller, Some(&info), &query, &context, reason).await
+        })
+        .await
+    }
+
+    /// Forwards a request whose path names no resource.
+    pub(super) async fn forward_unparsed(
+        &self,
+        request: Box<UnauthenticatedRequest>,
+        caller: Caller,
+    ) -> Response<ReplyBody> {
+        let UnauthenticatedRequest { http: request, query, context, .. } = *request;
+        self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
+    }
+}

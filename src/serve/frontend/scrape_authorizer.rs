@@ -1,0 +1,38 @@
+use http::HeaderMap;
+
+use crate::auth::{Authorizer, ClientConnectionInfo, CrossOriginCheck, GrantError};
+use crate::serve::response::not_granted;
+use base::Reloadable;
+use kubeapi::{AccessAttributes, RequestInfo, Status, UrlQuery};
+
+/// Allows callers to read metrics if upstream allows them to `get` the path `/metrics`.
+#[derive(Clone)]
+pub struct ScrapeAuthorizer {
+    authorizer: Authorizer,
+    browsers: Reloadable<CrossOriginCheck>,
+}
+
+impl ScrapeAuthorizer {
+    /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
+    /// certificate for any page.
+    pub fn new(authorizer: Authorizer, browsers: Reloadable<CrossOriginCheck>) -> Self {
+        Self { authorizer, browsers }
+    }
+
+    /// Checks whether the sender of a request may read the metrics.
+    ///
+    /// # Errors
+    /// The sender is not authorized, or that cannot be determined.
+    pub async fn admit(self, sender: ClientConnectionInfo, headers: HeaderMap) -> Result<(), Status> {
+        let info = RequestInfo::parse("GET", "/metrics", &UrlQuery::default());
+        let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
+        let refused = |why: &GrantError, user: &str| not_granted(why, user, &AccessAttributes::of(&info));
+        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
+        if caller.shows_certificate() {
+            let site = self.browsers.get().check_site(&headers);
+            site.map_err(|foreign| Status::from_code(403, &foreign.to_string()))?;
+        }
+        let granted = self.authorizer.grant(&caller, &info).await;
+        granted.map(drop).map_err(|why| refused(&why, caller.name()))
+    }
+}
