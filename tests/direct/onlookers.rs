@@ -55,7 +55,7 @@ async fn activity_pages_require_token_with_permission() {
     assert_eq!((text("user"), text("resource"), text("namespace")), parts(["zebediah", "pods.v1", "default"]));
     assert_eq!((text("selectors"), text("state"), text("protocol")), parts(["labels", "idle", "h1"]));
     let refused = shown("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
-    assert_eq!((&refused["method"], &refused["asked"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
+    assert_eq!((&refused["method"], &refused["request"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
     assert!(refused["reason"].as_str().is_some_and(|reason| reason.starts_with("403 ")), "{refused}");
     // Without upstream no caller can be authenticated.
     up.reviews().refuse(Some(503));
@@ -119,13 +119,13 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     let recent = app.admin("/debug/recent").await.json();
     let first = |kind: &str| recent[kind][0].clone();
     assert_eq!(
-        (&first("ended")["reason"], &first("ended")["asked"]),
+        (&first("ended")["reason"], &first("ended")["request"]),
         (&"expired".into(), &"pods.v1".into()),
         "{recent}"
     );
     let passed = first("passedThrough");
     assert_eq!(
-        (&passed["asked"], &passed["reason"], &passed["times"]),
+        (&passed["request"], &passed["reason"], &passed["times"]),
         (&"/healthz".into(), &"non_resource".into(), &2.into())
     );
     assert!(first("refused")["reason"].as_str().is_some_and(|reason| reason.starts_with("400 ")), "{recent}");

@@ -1,4 +1,4 @@
-//! The open watches and the recent events (ended watches, refusals, forwarded requests) shown on the debug pages. Only
+//! The open watches and the recent events (ended watches, refusals, forwarded requests) of the debug pages. Only
 //! authorized operators can read these pages. Object contents are never recorded.
 
 mod open_watch;
@@ -90,10 +90,10 @@ impl ActiveWatches {
     /// Builds rows only for the watches within the limit, because there may be a hundred thousand watches.
     fn watches(&self, filter: &DebugPageFilter) -> WatchesPage {
         let (began, now) = (self.0.began, Instant::now());
-        let asked_for = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
+        let matching = self.0.watches.iter().filter(|entry| filter.takes_watch(entry.value()));
         // Ties are sorted by age, oldest first, so that reloading the page keeps the order.
         let ranked =
-            asked_for.map(|entry| (entry.value().rank(filter.sort, began, now), *entry.key(), entry.value().clone()));
+            matching.map(|entry| (entry.value().rank(filter.sort, began, now), *entry.key(), entry.value().clone()));
         let mut found: Vec<_> = ranked.collect();
         found.sort_unstable_by(|(a, first, _), (b, second, _)| {
             let by_rank = if filter.is_up { a.cmp(b) } else { b.cmp(a) };
@@ -140,10 +140,10 @@ impl ActiveWatches {
 impl ActiveWatchGuard {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn reported(&self, rv: u64, next: u64, is_parked: bool) {
-        let asked = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
+        let polled = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
         self.watch.reported.store(rv, Ordering::Relaxed);
         self.watch.next.store(next, Ordering::Relaxed);
-        self.watch.asked.store(asked, Ordering::Relaxed);
+        self.watch.polled.store(polled, Ordering::Relaxed);
     }
 
     pub(crate) fn sent(&self, bytes: u64) {
@@ -200,7 +200,7 @@ impl DebugPageFilter {
     }
 
     fn takes_recent(&self, row: &RecentRequestRow) -> bool {
-        self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.asked)
+        self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.request)
     }
 
     fn takes(&self, user: Option<&str>, agent: Option<&str>, resource: &str) -> bool {

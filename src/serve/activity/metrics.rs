@@ -125,14 +125,14 @@ impl WatchMetrics {
     }
 }
 
-/// Counts a watch that is held until its state is proven. Dropping it ends the count.
+/// Counts a watch that waits until its state is proven. Dropping it ends the count.
 pub(crate) struct PendingWatchGuard(Gauge);
 
 impl PendingWatchGuard {
     pub(crate) fn new() -> Self {
-        let held = gauge!("kube_fanout_watches_waiting");
-        held.increment(1.0);
-        Self(held)
+        let waiting = gauge!("kube_fanout_watches_waiting");
+        waiting.increment(1.0);
+        Self(waiting)
     }
 }
 

@@ -130,12 +130,14 @@ fn happened(row: &Value, kind: &str) -> String {
         1 => String::new(),
         times => format!(", {} times", grouped(times)),
     };
-    let (reason, method, asked) = (text("reason"), text("method"), text("asked"));
+    let (reason, method, request) = (text("reason"), text("method"), text("request"));
     let why = match kind {
         "refused" => refusal(reason.split(' ').next().unwrap_or_default()),
         _ => meaning(reason),
     };
-    format!("{ago} ago{times}: {}, {method} {asked}: {reason}: {why}", who(row)).trim_end_matches([' ', ':']).to_owned()
+    format!("{ago} ago{times}: {}, {method} {request}: {reason}: {why}", who(row))
+        .trim_end_matches([' ', ':'])
+        .to_owned()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::cache::{LaneFollower, PendingEventCount};
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
 
-/// An open watch with the counters shown on the debug pages.
+/// An open watch with the counters of the debug pages.
 pub(crate) struct OpenWatchEntry {
     pub(super) who: UserAndAgent,
     follower: LaneFollower,
@@ -23,7 +23,7 @@ pub(crate) struct OpenWatchEntry {
     pub(super) bytes: AtomicU64,
     /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
     /// left by one bit. The lowest bit is set if the watch was idle then.
-    pub(super) asked: AtomicU64,
+    pub(super) polled: AtomicU64,
 }
 
 /// One row of `/debug/watches`.
@@ -102,8 +102,8 @@ impl OpenWatchEntry {
         protocol: WatchTransport,
         opened: Duration,
     ) -> Self {
-        let [reported, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { who, follower, representation, protocol, opened: micros(opened), reported, next, bytes, asked }
+        let [reported, next, bytes, polled] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { who, follower, representation, protocol, opened: micros(opened), reported, next, bytes, polled }
     }
 
     /// Returns which kinds of selector the watch uses, but not their values.
@@ -129,7 +129,7 @@ impl OpenWatchEntry {
     /// Returns the sort key of the watch. With [`WatchSortColumn::Behind`], ties are sorted by the time since the last
     /// poll.
     pub(super) fn rank(&self, by: WatchSortColumn, began: Instant, now: Instant) -> WatchSortKey {
-        let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
+        let silent = u64::MAX - (self.polled.load(Ordering::Relaxed) >> 1);
         let (user, agent) = self.who.names();
         let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
         match by {
@@ -158,13 +158,13 @@ impl OpenWatchEntry {
 
     /// Builds the debug row of the watch as of `now`. `began` is when the registry was created.
     pub(super) fn row(&self, began: Instant, now: Instant) -> DebugWatchRow {
-        let asked = self.asked.load(Ordering::Relaxed);
+        let polled = self.polled.load(Ordering::Relaxed);
         let (events_behind, events_behind_at_least) = match self.waiting() {
             PendingEventCount::Exactly(events) => (events, false),
             PendingEventCount::AtLeast(events) | PendingEventCount::Lost(events) => (events, true),
         };
-        let since = now.saturating_duration_since(began + Duration::from_micros(asked >> 1));
-        let state = if asked & 1 == 1 && events_behind == 0 {
+        let since = now.saturating_duration_since(began + Duration::from_micros(polled >> 1));
+        let state = if polled & 1 == 1 && events_behind == 0 {
             "idle"
         } else if since <= SENDING_MAX {
             "sending"

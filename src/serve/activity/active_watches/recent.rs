@@ -17,7 +17,7 @@ struct RecentRequestEntry {
     at: Instant,
     who: UserAndAgent,
     method: &'static str,
-    asked: Arc<str>,
+    request: Arc<str>,
     reason: Arc<str>,
     times: u64,
 }
@@ -34,7 +34,7 @@ pub(super) struct RecentRequestRow {
     pub(super) user_agent: Option<String>,
     method: &'static str,
     /// The path of the request without its query, or the resource of a watch.
-    pub(super) asked: String,
+    pub(super) request: String,
     reason: String,
 }
 
@@ -44,14 +44,11 @@ const KEPT_MAX: usize = 256;
 const ALIKE_AMONG: usize = 8;
 
 impl RecentRequestLog {
-    pub(super) fn note(&self, who: &UserAndAgent, method: &str, asked: &str, reason: Arc<str>) {
-        let (at, asked, method) = (Instant::now(), shortened(asked), known(method));
+    pub(super) fn note(&self, who: &UserAndAgent, method: &str, request: &str, reason: Arc<str>) {
+        let (at, request, method) = (Instant::now(), shortened(request), known(method));
         let mut kept = self.0.lock();
-        let is_alike = |happening: &&mut RecentRequestEntry| {
-            happening.method == method
-                && happening.asked == asked
-                && happening.reason == reason
-                && happening.who == *who
+        let is_alike = |entry: &&mut RecentRequestEntry| {
+            entry.method == method && entry.request == request && entry.reason == reason && entry.who == *who
         };
         if let Some(alike) = kept.iter_mut().rev().take(ALIKE_AMONG).find(is_alike) {
             (alike.at, alike.times) = (at, alike.times + 1);
@@ -60,11 +57,11 @@ impl RecentRequestLog {
         if kept.len() >= KEPT_MAX {
             kept.pop_front();
         }
-        kept.push_back(RecentRequestEntry { at, who: who.clone(), method, asked, reason, times: 1 });
+        kept.push_back(RecentRequestEntry { at, who: who.clone(), method, request, reason, times: 1 });
     }
 
     /// Returns the matching rows, latest first, up to `limit`.
-    pub(super) fn rows(&self, is_wanted: impl Fn(&RecentRequestRow) -> bool, limit: usize) -> Vec<RecentRequestRow> {
+    pub(super) fn rows(&self, matches: impl Fn(&RecentRequestRow) -> bool, limit: usize) -> Vec<RecentRequestRow> {
         let now = Instant::now();
         let row = |of: &RecentRequestEntry| RecentRequestRow {
             seconds_ago: now.saturating_duration_since(of.at).as_secs(),
@@ -72,11 +69,11 @@ impl RecentRequestLog {
             user: of.who.user_name(),
             user_agent: of.who.agent.as_deref().map(str::to_owned),
             method: of.method,
-            asked: of.asked.to_string(),
+            request: of.request.to_string(),
             reason: of.reason.to_string(),
         };
         let kept = self.0.lock();
-        kept.iter().rev().map(row).filter(|row| is_wanted(row)).take(limit).collect()
+        kept.iter().rev().map(row).filter(|row| matches(row)).take(limit).collect()
     }
 }
 
