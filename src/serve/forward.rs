@@ -101,8 +101,8 @@ impl ForwardHandler {
     ) -> Result<Response<ReplyBody>, Status> {
         let (payer, lane) = (caller.payer(), lane_of(request.headers(), request.method(), info));
         let acting_as = {
-            let found_out = pin!(self.acting_as(caller, request.headers(), info));
-            self.concurrency.waiting.while_waiting(payer.as_ref(), found_out).await
+            let acting_as = pin!(self.acting_as(caller, request.headers(), info));
+            self.concurrency.waiting.while_waiting(payer.as_ref(), acting_as).await
         };
         let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(acting_as) => acting_as,
@@ -124,10 +124,10 @@ impl ForwardHandler {
             (ForwardPoolKind::Short, _) => &self.concurrency.forwards,
             (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.concurrency.streams,
         };
-        let place = pool.take(payer.as_ref().filter(|_| !is_anonymous));
-        let place = Arc::new(place.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
+        let permit = pool.take(payer.as_ref().filter(|_| !is_anonymous));
+        let permit = Arc::new(permit.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
         if lane == ForwardPoolKind::Tunnel {
-            return self.tunnel(request, &acting_as, context, place).await;
+            return self.tunnel(request, &acting_as, context, permit).await;
         }
         let is_alike = match reason {
             ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
@@ -139,7 +139,7 @@ impl ForwardHandler {
             && lane == ForwardPoolKind::Short
             && !is_anonymous
             && request.body().is_end_stream()
-            && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &place).await?
+            && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &permit).await?
         {
             return Ok(response);
         }
@@ -159,7 +159,7 @@ impl ForwardHandler {
         let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
-            Ok(response) => Ok(self.passed(response, is_short, place, context)),
+            Ok(response) => Ok(self.passed(response, is_short, permit, context)),
             Err(_) if is_broken.load(Ordering::Relaxed) => Err(Status::bad_request(BROKEN_BODY)),
             Err(error) if !is_repeatable && error.may_have_been_carried_out() => Err(unknown(&error)),
             Err(error) => Err(unreachable(&error)),
@@ -177,15 +177,15 @@ impl ForwardHandler {
         &self,
         response: Response<UpstreamResponseBody>,
         is_short: bool,
-        place: Arc<ConcurrencyPermit>,
+        permit: Arc<ConcurrencyPermit>,
         context: &ResponseContext,
     ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
         let deadline = is_short.then(|| (&self.slow_readers, context.cut.clone()));
-        response.map(|body| ReplyBody::forwarded(body, place, deadline))
+        response.map(|body| ReplyBody::forwarded(body, permit, deadline))
     }
 
-    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is held
+    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is kept
     /// until the last caller stops waiting and the upstream request has ended.
     ///
     /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each
@@ -196,7 +196,7 @@ impl ForwardHandler {
         payer: Option<FlowDistinguisher>,
         acting_as: RequestIdentity,
         context: &ResponseContext,
-        place: &Arc<ConcurrencyPermit>,
+        permit: &Arc<ConcurrencyPermit>,
     ) -> Result<Option<Response<ReplyBody>>, Status> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
@@ -207,11 +207,11 @@ impl ForwardHandler {
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
-        let (held, headers) = (place.clone(), request.headers().clone());
+        let (request_permit, headers) = (permit.clone(), request.headers().clone());
         let parts = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
-        let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+        let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let ((client, forwarder, concurrency), acting_as) = (parts.clone(), acting_as.clone());
-            let (held, payer) = (held.clone(), payer.clone());
+            let (request_permit, payer) = (request_permit.clone(), payer.clone());
             let mut request = Request::new(no_body());
             *request.uri_mut() = Uri::from(path.clone());
             request.headers_mut().clone_from(&headers);
@@ -222,15 +222,15 @@ impl ForwardHandler {
                     Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
                     body => body?,
                 };
-                drop(held);
+                drop(request_permit);
                 headers.remove(CONTENT_LENGTH);
-                let place = room_for(&body, &concurrency, payer.as_ref())?;
-                Ok(CoalescedResponse { status, headers, body, place })
+                let permit = permit_for(&body, &concurrency, payer.as_ref())?;
+                Ok(CoalescedResponse { status, headers, body, permit })
             })
         };
-        match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
-            Some(Ok(CoalescedResponse { status, headers, body, place: room })) => {
-                let whole = BufferedResponseBody::of(body, vec![place.clone(), room]);
+        match self.coalesced.send(key, &self.tasks, Arc::new(send)).await {
+            Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
+                let whole = BufferedResponseBody::of(body, vec![permit.clone(), bytes_permit]);
                 let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
@@ -255,7 +255,7 @@ impl ForwardHandler {
         mut request: Request<RequestBody>,
         acting_as: &RequestIdentity,
         context: &ResponseContext,
-        place: Arc<ConcurrencyPermit>,
+        permit: Arc<ConcurrencyPermit>,
     ) -> Result<Response<ReplyBody>, Status> {
         let downstream = hyper::upgrade::on(&mut request);
         self.make_outgoing(request.headers_mut(), acting_as);
@@ -263,7 +263,7 @@ impl ForwardHandler {
         for name in [CONTENT_LENGTH, EXPECT] {
             request.headers_mut().remove(name);
         }
-        let held = self.drain.hold();
+        let drain_hold = self.drain.hold();
         let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPoolKind::Tunnel, request));
         let answer =
             if *acting_as == RequestIdentity::Anonymous { self.in_time(answering).await } else { answering.await };
@@ -274,7 +274,7 @@ impl ForwardHandler {
             return Err(Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(self.passed(response, true, place, context));
+            return Ok(self.passed(response, true, permit, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {
@@ -284,7 +284,7 @@ impl ForwardHandler {
                     tracing::debug!(%error, "upgraded connection closed with an error");
                 }
             }
-            drop((place, held));
+            drop((permit, drain_hold));
         });
         Ok(response.map(|_| ReplyBody::empty()))
     }
@@ -360,7 +360,7 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 
 /// Takes a permit for the response's bytes. All requests that share the response hold the permit together, because each
 /// may keep the bytes until its deadline.
-fn room_for(
+fn permit_for(
     body: &Bytes,
     concurrency: &ConcurrencyLimits,
     payer: Option<&FlowDistinguisher>,

@@ -1,9 +1,9 @@
 //! What the proxy answers to proxies below it: its health, and reviews of their callers.
 //!
-//! **Reviews.** Identical concurrent reviews are coalesced into one request to
-//! upstream. Its response also serves later reviews for a short time, unless a change of permissions is observed.
+//! **Reviews.** Identical concurrent reviews are coalesced into one request to upstream. Its response also serves later
+//! reviews for a short time, unless a change of permissions is observed.
 //!
-//! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
+//! Reviews are sent with this proxy's identity, so only callers that may create reviews are answered here. A review's
 //! result depends only on its body.
 //!
 //! Responses are cached here and not in `auth::ReviewCache`, because they are sent on as they are. A token is not read,
@@ -167,12 +167,12 @@ impl PeerReviewHandler {
         if kind != PeerReviewKind::Token {
             return self.ask_whether(kind, hops, body).await;
         }
-        let asked = Instant::now();
+        let sent = Instant::now();
         let answer = self.client.review(UpstreamCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(TimedResponse { asked, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
+        Ok(TimedResponse { asked: sent, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
@@ -183,24 +183,24 @@ impl PeerReviewHandler {
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<TimedResponse<CachedPeerReview>, UpstreamError> {
-        let question = AccessReviewResult::question(&body);
+        let requested = AccessReviewResult::requested(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
-        if let (Some((user, access)), Some(since)) = (&question, since)
-            && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
+        if let (Some((user, access)), Some(since)) = (&requested, since)
+            && let Some((sent, verdict)) = self.authorizer.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
-            return Ok(TimedResponse { asked, value: self.kept(answer, &verdict) });
+            return Ok(TimedResponse { asked: sent, value: self.kept(answer, &verdict) });
         }
         let cause =
             if kind == PeerReviewKind::Lease { UpstreamCause::LeaseReview } else { UpstreamCause::AccessReview };
-        let asked = Instant::now();
+        let sent = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessReviewResult::read(&answer);
-        if let (Some(question), Some(verdict)) = (question, &verdict) {
-            self.authorizer.learns(question, cause, asked, verdict.clone()).await;
+        if let (Some(requested), Some(verdict)) = (requested, &verdict) {
+            self.authorizer.learns(requested, cause, sent, verdict.clone()).await;
         }
         let nothing = AccessReviewResult { allowed: false, reason: String::new() };
-        Ok(TimedResponse { asked, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
+        Ok(TimedResponse { asked: sent, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
     fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedPeerReview {
@@ -306,7 +306,7 @@ mod tests {
         let at = |second: u64| zero + Duration::from_secs(second);
         let change = LastPermissionChange { seen: at(5), settled: at(60) };
         let (by_rbac, by_others) = (600, 10);
-        for (kind, asked, now, lease_ttl, expected) in [
+        for (kind, sent, now, lease_ttl, expected) in [
             (PeerReviewKind::Access, 4, 6, by_rbac, false),
             (PeerReviewKind::Access, 6, 15, by_rbac, true),
             (PeerReviewKind::Access, 6, 16, by_rbac, false),
@@ -327,8 +327,8 @@ mod tests {
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
             let kept =
-                TimedResponse { asked: at(asked), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
-            let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
+                TimedResponse { asked: at(sent), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
+            let case = format!("{kind:?}, sent at {sent} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == PeerReviewKind::Token && expected;
             assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");

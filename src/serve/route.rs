@@ -141,12 +141,12 @@ pub(crate) struct ReadRouteInput<'a> {
 /// # Errors
 /// The request must be forwarded, for the returned reason.
 pub(crate) fn route<'a>(
-    asked: &ReadRouteInput<'_>,
+    input: &ReadRouteInput<'_>,
     resource: Option<&'a UpstreamResource>,
     coverage: &CacheCoverage,
 ) -> Result<(&'a UpstreamResource, ReadRoute), ForwardReason> {
-    check_kind(asked)?;
-    let info = asked.info;
+    check_kind(input)?;
+    let info = input.info;
     let resource = resource.ok_or(ForwardReason::Unknown)?;
     if resource.origin == ResourceOrigin::Aggregated {
         return Err(ForwardReason::Aggregated);
@@ -168,14 +168,14 @@ pub(crate) fn route<'a>(
     if scoped_wrongly {
         return Err(ForwardReason::AmbiguousUrl);
     }
-    if asked.query.first("shardSelector").is_some() {
+    if input.query.first("shardSelector").is_some() {
         return Err(ForwardReason::UnsupportedParameter);
     }
     let scope = coverage.scope(resource)?;
-    if !covers(&scope, asked.info) {
+    if !covers(&scope, input.info) {
         return Err(ForwardReason::OutOfScope);
     }
-    match read(asked, resource, &scope) {
+    match read(input, resource, &scope) {
         Ok(read) => Ok((resource, read)),
         Err(NotCacheable::Refuse(status)) => Ok((resource, ReadRoute::Refuse(status))),
         Err(NotCacheable::Forward(reason)) => Err(reason),
@@ -186,18 +186,18 @@ pub(crate) fn route<'a>(
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.
-pub(crate) fn check_kind(asked: &ReadRouteInput<'_>) -> Result<(), ForwardReason> {
-    let info = asked.info;
+pub(crate) fn check_kind(input: &ReadRouteInput<'_>) -> Result<(), ForwardReason> {
+    let info = input.info;
     if !info.is_resource {
         return Err(ForwardReason::NonResource);
     }
-    if *asked.method != Method::GET || !matches!(info.verb, RequestVerb::Get | RequestVerb::List | RequestVerb::Watch) {
+    if *input.method != Method::GET || !matches!(info.verb, RequestVerb::Get | RequestVerb::List | RequestVerb::Watch) {
         return Err(ForwardReason::Verb);
     }
-    if asked.impersonates {
+    if input.impersonates {
         return Err(ForwardReason::Impersonation);
     }
-    if !info.is_canonical || !asked.query.is_lossless() {
+    if !info.is_canonical || !input.query.is_lossless() {
         return Err(ForwardReason::AmbiguousUrl);
     }
     if !info.subresource.is_empty() {
@@ -207,8 +207,8 @@ pub(crate) fn check_kind(asked: &ReadRouteInput<'_>) -> Result<(), ForwardReason
 }
 
 /// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
-fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedScope) -> Result<ReadRoute, NotCacheable> {
-    let ReadRouteInput { info, query, accept, user_agent, .. } = *asked;
+fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedScope) -> Result<ReadRoute, NotCacheable> {
+    let ReadRouteInput { info, query, accept, user_agent, .. } = *input;
     let watch = info.verb == RequestVerb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { SupportedMediaTypes::BUILTIN } else { SupportedMediaTypes::CUSTOM };
@@ -241,11 +241,11 @@ fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
         check_timeout(query)?;
     }
     if info.verb == RequestVerb::Get {
-        return get(asked, resource, representation);
+        return get(input, resource, representation);
     }
     // Longer selectors are not evaluated here, where they cost CPU for each later event. Such reads are forwarded,
     // except reads of a readable part, which upstream does not offer.
-    let is_part = asked.readable && resource.namespaced && info.namespace.is_empty();
+    let is_part = input.readable && resource.namespaced && info.namespace.is_empty();
     if !is_part && !ListOptions::has_short_selectors(query) {
         return Err(ForwardReason::ExpensiveSelector.into());
     }
@@ -267,8 +267,8 @@ fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
     };
     if watch {
         let start = options.watch_start()?;
-        // The initial rows of a feed are shown only to proxies that fill a feed.
-        let is_printed = asked.fills_a_feed || is_printed(start, &view, resource);
+        // The initial rows of a feed are sent only to proxies that fill a feed.
+        let is_printed = input.fills_a_feed || is_printed(start, &view, resource);
         if matches!(representation, Representation::Table(_)) && !is_printed {
             return Err(ForwardReason::Table.into());
         }
@@ -279,7 +279,7 @@ fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
         return Err(ForwardReason::Continue.into());
     }
     let plan = options.list_plan()?;
-    if let Some(reason) = unheld(&options, &plan, &view, resource, scope) {
+    if let Some(reason) = not_cached(&options, &plan, &view, resource, scope) {
         return Err(reason.into());
     }
     Ok(ReadRoute::List(ListPageRequest {
@@ -292,7 +292,7 @@ fn read(asked: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
 }
 
 /// Returns why a list cannot be answered from the data cached in `scope`, however fresh that is.
-fn unheld(
+fn not_cached(
     options: &ListOptions,
     plan: &ListPlan,
     view: &CollectionView,
@@ -359,21 +359,21 @@ fn is_printed(start: WatchStart, view: &CollectionView, resource: &UpstreamResou
 }
 
 fn get(
-    asked: &ReadRouteInput<'_>,
+    input: &ReadRouteInput<'_>,
     resource: &UpstreamResource,
     representation: Representation,
 ) -> Result<ReadRoute, NotCacheable> {
-    let options = GetOptions::decode(asked.query)?;
+    let options = GetOptions::decode(input.query)?;
     let version = match options.version_match() {
-        // It is read from upstream's storage, which has other words for it.
+        // It is read from upstream's storage, whose error text differs.
         Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::UnsupportedParameter.into()),
         version => version?,
     };
     if version == ResourceVersionMatch::Unset {
         return Err(ForwardReason::ConsistentGet.into());
     }
-    let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
-    let key = ObjectKey::new(namespace, &asked.info.name);
+    let namespace = if resource.namespaced { input.info.namespace.as_str() } else { "" };
+    let key = ObjectKey::new(namespace, &input.info.name);
     Ok(ReadRoute::Get(RoutedGet { representation, key, version }))
 }
 

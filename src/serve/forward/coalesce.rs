@@ -18,8 +18,8 @@ pub(crate) struct CoalescedResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The permit for the response's bytes, charged to the user. It is held while any sharer holds the bytes.
-    pub(crate) place: Arc<ConcurrencyPermit>,
+    /// The permit for the response's bytes, charged to the user. Requests that share the bytes share the permit.
+    pub(crate) permit: Arc<ConcurrencyPermit>,
 }
 
 /// The reason that there is no response to share.
@@ -43,7 +43,7 @@ pub(crate) struct RequestCoalescer {
 }
 
 /// The timeout for a shared response, including its body. When it expires, all waiters get an error.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+const RESPONSE_MAX: Duration = Duration::from_secs(60);
 
 /// The result that all coalesced requests receive.
 type CoalescedResponseResult = Result<CoalescedResponse, Arc<CoalesceError>>;
@@ -68,17 +68,17 @@ type SendRequestFn =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<CoalescedResponse, CoalesceError>> + Send>> + Send + Sync>;
 
 impl RequestCoalescer {
-    /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
+    /// Returns the response for `key`. `send` sends the request to upstream, for this caller or for all that wait with
     /// it.
     ///
     /// The first request for a key is sent on its caller's task. Most requests are joined by no other, and a separate
     /// task costs more than the request. When it ends or its caller is cancelled, a new request is sent for the callers
     /// that wait. `None` means that the proxy is shutting down.
-    pub(crate) async fn ask(
+    pub(crate) async fn send(
         &self,
         key: CoalesceKey,
         tasks: &BackgroundTasks,
-        ask: SendRequestFn,
+        send: SendRequestFn,
     ) -> Option<CoalescedResponseResult> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -94,8 +94,8 @@ impl RequestCoalescer {
         if let Some(turn) = turn {
             return turn.await.ok();
         }
-        let under_way = InFlightRequest { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
-        Some(question(&under_way.ask, 1).await)
+        let under_way = InFlightRequest { waiting: self.waiting.clone(), key, tasks: tasks.clone(), send };
+        Some(send_shared(&under_way.send, 1).await)
     }
 }
 
@@ -106,26 +106,26 @@ struct InFlightRequest {
     waiting: Arc<CoalescedWaiterMap>,
     key: CoalesceKey,
     tasks: BackgroundTasks,
-    ask: SendRequestFn,
+    send: SendRequestFn,
 }
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        let Some(askers) = take(&self.waiting, &self.key) else { return };
+        let Some(waiters) = take(&self.waiting, &self.key) else { return };
         let next = self.clone();
         self.tasks.spawn("coalesced", async move {
-            let answer = question(&next.ask, askers.len()).await;
-            askers.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
+            let response = send_shared(&next.send, waiters.len()).await;
+            waiters.into_iter().for_each(|waiter| drop(waiter.send(response.clone())));
         });
     }
 }
 
-/// Sends one upstream request on behalf of `askers` callers.
-async fn question(ask: &SendRequestFn, askers: usize) -> CoalescedResponseResult {
-    crate::serve::activity::metrics::coalesced(askers);
-    match timeout(ANSWER_MAX, ask()).await {
-        Ok(answer) => answer.map_err(Arc::new),
-        Err(_) => Err(Arc::new(UpstreamError::Timeout(ANSWER_MAX).into())),
+/// Sends one upstream request on behalf of `waiters` callers.
+async fn send_shared(request: &SendRequestFn, waiters: usize) -> CoalescedResponseResult {
+    crate::serve::activity::metrics::coalesced(waiters);
+    match timeout(RESPONSE_MAX, request()).await {
+        Ok(response) => response.map_err(Arc::new),
+        Err(_) => Err(Arc::new(UpstreamError::Timeout(RESPONSE_MAX).into())),
     }
 }
 
@@ -133,9 +133,9 @@ async fn question(ask: &SendRequestFn, askers: usize) -> CoalescedResponseResult
 /// request starts over.
 fn take(waiting: &CoalescedWaiterMap, key: &CoalesceKey) -> Option<CoalescedResultSenders> {
     let mut taken = CoalescedResultSenders::new();
-    waiting.remove_if_mut(key, |_, askers| {
-        askers.retain(|asker| !asker.is_closed());
-        taken = std::mem::take(askers);
+    waiting.remove_if_mut(key, |_, waiters| {
+        waiters.retain(|waiter| !waiter.is_closed());
+        taken = std::mem::take(waiters);
         taken.is_empty()
     });
     (!taken.is_empty()).then_some(taken)
@@ -166,44 +166,44 @@ mod tests {
     struct Desk {
         coalesced: RequestCoalescer,
         tasks: BackgroundTasks,
-        asked: Arc<AtomicUsize>,
+        requests: Arc<AtomicUsize>,
         authorizer: Arc<Semaphore>,
     }
 
     impl Desk {
         fn new() -> Self {
             let (coalesced, tasks) = (RequestCoalescer::default(), BackgroundTasks::new());
-            Self { coalesced, tasks, asked: Arc::default(), authorizer: Arc::new(Semaphore::new(0)) }
+            Self { coalesced, tasks, requests: Arc::default(), authorizer: Arc::new(Semaphore::new(0)) }
         }
 
         fn request(&self) -> JoinHandle<Option<String>> {
             let desk = self.clone();
-            let Self { asked, authorizer, .. } = self.clone();
+            let Self { requests, authorizer, .. } = self.clone();
             let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-                let (number, authorizer) = (asked.fetch_add(1, Ordering::SeqCst) + 1, authorizer.clone());
+                let (number, authorizer) = (requests.fetch_add(1, Ordering::SeqCst) + 1, authorizer.clone());
                 Box::pin(async move {
                     authorizer.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let place = ConcurrencyLimits::new(&ConcurrencyConfig::default())
+                    let permit = ConcurrencyLimits::new(&ConcurrencyConfig::default())
                         .forwards
                         .take(None)
-                        .expect("a place")
+                        .expect("a permit")
                         .into();
-                    Ok(CoalescedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
+                    Ok(CoalescedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, permit })
                 })
             };
             tokio::spawn(async move {
-                let answer = desk.coalesced.ask(key(), &desk.tasks, Arc::new(ask)).await?.expect("answered");
-                Some(String::from_utf8(answer.body.to_vec()).expect("a number"))
+                let response = desk.coalesced.send(key(), &desk.tasks, Arc::new(ask)).await?.expect("answered");
+                Some(String::from_utf8(response.body.to_vec()).expect("a number"))
             })
         }
 
         /// Returns the first request, which is in flight, and `later` waiting ones.
         async fn one_and(&self, later: usize) -> (JoinHandle<Option<String>>, Vec<JoinHandle<Option<String>>>) {
             let first = self.request();
-            self.until(|desk| desk.asked.load(Ordering::SeqCst) == 1).await;
+            self.until(|desk| desk.requests.load(Ordering::SeqCst) == 1).await;
             let waiting: Vec<_> = (0..later).map(|_| self.request()).collect();
-            self.until(|desk| desk.coalesced.waiting.get(&key()).is_some_and(|askers| askers.len() == later)).await;
+            self.until(|desk| desk.coalesced.waiting.get(&key()).is_some_and(|waiters| waiters.len() == later)).await;
             (first, waiting)
         }
 
@@ -232,8 +232,12 @@ mod tests {
         let (first, later) = desk.one_and(5).await;
         desk.authorizer.add_permits(2);
         assert_eq!(answers(vec![first]).await, [Some("1".to_owned())]);
-        assert_eq!(answers(later).await, vec![Some("2".to_owned()); 5], "all who waited share the second question");
-        assert_eq!(desk.asked.load(Ordering::SeqCst), 2);
+        assert_eq!(
+            answers(later).await,
+            vec![Some("2".to_owned()); 5],
+            "all waiting requests share the second response"
+        );
+        assert_eq!(desk.requests.load(Ordering::SeqCst), 2);
         desk.is_forgotten().await;
     }
 
@@ -265,6 +269,6 @@ mod tests {
         assert_eq!(answers(vec![alone]).await, [Some("1".to_owned())]);
         desk.is_forgotten().await;
         desk.tasks.join().await;
-        assert_eq!(desk.asked.load(Ordering::SeqCst), 1);
+        assert_eq!(desk.requests.load(Ordering::SeqCst), 1);
     }
 }

@@ -73,7 +73,7 @@ impl Ask {
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
         let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
-        let asked = ReadRouteInput {
+        let input = ReadRouteInput {
             method: &method,
             info: &info,
             query: &query,
@@ -83,7 +83,7 @@ impl Ask {
             fills_a_feed: false,
             readable: self.readable,
         };
-        route(&asked, resource(&info).as_ref(), coverage).map(|(_, route)| route)
+        route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
 
     /// Returns the route as a line of text.

@@ -134,7 +134,7 @@ fn resources_unknown_to_discovery_are_forwarded() {
         "/api/v2/pods?resourceVersion=0",
         "/apis/apps/v9/deployments?resourceVersion=0",
         "/apis/example.com/v2/widgets?watch=1",
-        "/apis/nobody.example/v1/things",
+        "/apis/unknown.example/v1/things",
     ];
     assert_reason(ForwardReason::Unknown, uris.map(get));
 }
@@ -208,7 +208,7 @@ fn selector_above_size_limit_is_forwarded() {
         let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
         assert_reason(ForwardReason::ExpensiveSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
     }
-    // In upstream's words, which come first.
+    // Upstream's own errors, which come first.
     assert_reason(
         ForwardReason::ExpensiveSelector,
         [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))],
@@ -334,9 +334,12 @@ fn forward_reasons_have_unique_labels() {
         ForwardReason::OverBudget,
         ForwardReason::NoProof,
     ];
-    let mut words = reasons.map(ForwardReason::as_str).to_vec();
-    assert!(words.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')), "{words:?}");
-    words.sort_unstable();
-    words.dedup();
-    assert_eq!(words.len(), reasons.len());
+    let mut labels = reasons.map(ForwardReason::as_str).to_vec();
+    assert!(
+        labels.iter().all(|label| label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')),
+        "{labels:?}"
+    );
+    labels.sort_unstable();
+    labels.dedup();
+    assert_eq!(labels.len(), reasons.len());
 }
