@@ -56,7 +56,7 @@ pub struct HttpFrontend {
 struct ScreenedRequest {
     request: Box<UnauthenticatedRequest>,
     info: Result<Box<RequestInfo>, RequestInfoError>,
-    /// Whether the audit log is on and the path could be parsed.
+    /// `None` if the audit log is off or the path cannot be parsed.
     record: Option<Box<AuditRecord>>,
 }
 

@@ -209,8 +209,8 @@ async fn reviews_of_simultaneous_leases_are_spread_over_time() {
     let began = Instant::now();
     sleep(seconds(180)).await;
     let mut per_second = [0; 181];
-    for reviews in scene.stub.reviews() {
-        per_second[usize::try_from((reviews.at - began).as_secs()).expect("soon")] += 1;
+    for review in scene.stub.reviews() {
+        per_second[usize::try_from((review.at - began).as_secs()).expect("soon")] += 1;
     }
     let busiest = per_second.iter().max();
     assert!(busiest <= Some(&60), "{per_second:?}");

@@ -191,9 +191,9 @@ async fn decisions_are_cached_per_full_user_identity() {
     let with_extra = |value: &str| User { extra: BTreeMap::from([("k".into(), vec![value.into()])]), ..ada.clone() };
     let others = ["1", "2"].map(|of| [of_uid(of), of_group(of), with_extra(of)]).concat();
     for user in [vec![ada.clone()], others].concat().into_iter().map(Arc::new) {
-        for reviews in [1, 0] {
+        for count in [1, 0] {
             reviewer.decide(&user, &access, ReviewPurpose::Request, None).await.expect("it is allowed");
-            assert_eq!(stub.reviews().len(), reviews, "{user:?}");
+            assert_eq!(stub.reviews().len(), count, "{user:?}");
         }
     }
 }

@@ -117,6 +117,7 @@ impl RequestRouter {
             return response;
         }
     }
+
     /// Returns the resource of a request as discovery knows it. Discovery is refreshed if the resource is unknown and
     /// the request is a read that the cache could answer.
     ///
