@@ -12,7 +12,7 @@ mod member;
 mod tests;
 mod text;
 
-pub(crate) use self::list::GzipListBody;
+pub(crate) use self::list::GzipList;
 
 use bytes::{Bytes, BytesMut};
 

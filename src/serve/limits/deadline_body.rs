@@ -1,16 +1,15 @@
 use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 
-use crate::listing::{GzipListBody, ListBody};
 use crate::serve::limits::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
-use crate::serve::limits::slow_readers::{SlowReaderReaper, TOO_SLOW, TimedSnapshotPin};
+use crate::serve::limits::slow_readers::{SlowReaderReaper, TOO_SLOW};
 use base::{AbortSignal, Timer, TimerQueue, TimerTarget};
 
 /// A body that ends at its deadline, even if the client does not read it.
@@ -111,48 +110,6 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
 
     fn size_hint(&self) -> SizeHint {
         self.0.body.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
-    }
-}
-
-/// A LIST that is encoded as the client reads it. It holds a permit. The pin on its snapshot enforces the deadline.
-#[derive(Debug)]
-pub(crate) struct StreamedListBody {
-    written: ListCompression,
-    _place: ConcurrencyPermit,
-    _pin: TimedSnapshotPin,
-}
-
-impl StreamedListBody {
-    pub(crate) fn new(list: ListBody, is_gzip: bool, place: ConcurrencyPermit, pin: TimedSnapshotPin) -> Self {
-        let written = if is_gzip {
-            ListCompression::Gzip(Box::new(GzipListBody::new(list)))
-        } else {
-            ListCompression::Plain(Box::new(list))
-        };
-        Self { written, _place: place, _pin: pin }
-    }
-}
-
-#[derive(Debug)]
-enum ListCompression {
-    Plain(Box<ListBody>),
-    Gzip(Box<GzipListBody>),
-}
-
-impl Body for StreamedListBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let chunk = match &mut self.get_mut().written {
-            ListCompression::Plain(list) => ready!(list.poll_chunk(cx)),
-            ListCompression::Gzip(list) => ready!(list.poll_chunk(cx)),
-        };
-        Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(&self.written, ListCompression::Plain(list) if list.is_over())
     }
 }
 

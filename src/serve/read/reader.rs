@@ -14,13 +14,11 @@ use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind}
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::listing::{
-    CallerCpuSlices, LimitExceeded, ListPageRequest, ScanBudget, ScanPacer, ScanQueue, cost, gzip, namespace_check,
-    page,
+    CallerCpuSlices, GzipList, LimitExceeded, ListBody, ListPageRequest, PlainList, ScanBudget, ScanPacer, ScanQueue,
+    cost, gzip, object_scan, page,
 };
 use crate::serve::activity::metrics;
-use crate::serve::limits::{
-    BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedListBody, TOO_SLOW,
-};
+use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, TOO_SLOW};
 use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ServedFeedStatus, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, RoutedGet};
 use crate::upstream::UpstreamResource;
@@ -97,7 +95,7 @@ impl ReadHandler {
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
             } else {
-                ReplyBody::own(BufferedResponseBody::new(envelope.object_pieces(body), Vec::new()))
+                ReplyBody::pieces(envelope.object_pieces(body))
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
@@ -168,20 +166,21 @@ impl ReadHandler {
         }
         let mut pace = self.scans.pace(request, cost).await?;
         let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let place = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
-        let body = match page.written_by(&source.renderer, &mut pace).await {
-            Ok(body) => body,
+        let list_permit = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
+        let list = match PlainList::prepare(page, &source.renderer, &mut pace).await {
+            Ok(list) => list,
             Err(refused) => {
                 source.refuse(&refused);
-                drop((place, pin, pace));
+                drop((list_permit, pin, pace));
                 // The representation is refused permanently, so the recursion ends.
                 return Box::pin(self.list(request, permit, resource, read)).await;
             }
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
-        let is_gzip = request.context.gzip && body.is_worth_compressing();
-        let body = ReplyBody::own(StreamedListBody::new(body, is_gzip, place, pin));
+        let is_gzip = request.context.gzip && list.is_worth_compressing();
+        let list = if is_gzip { ListBody::new(GzipList::new(list)) } else { ListBody::new(list) };
+        let body = ReplyBody::list(list, list_permit, pin);
         let response = request.context.served(read.representation.encoding(), false, ServedFeedStatus::of(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -226,8 +225,7 @@ impl ScanScheduler {
         // Only reads across namespaces show a part of a collection.
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces =
-            namespace_check::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
+        let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
         // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
