@@ -1,8 +1,8 @@
 //! Pages of a collection: the objects that a caller may see, their order, and their encoding.
 //!
 //! ```text
-//! FeedSnapshot ─► page (whole chunks, or objects scanned in turns) ─► ListChunkWriter ─► PlainList ─┬────────► ListBody
-//!                                                                encoded once, shared        GzipList
+//! FeedSnapshot ─► page (whole chunks, or objects scanned in turns) ─► PlainList ─┬──────────► ListBody
+//!                        ListChunkWriter: encoded once, shared                   └► GzipList ─┘
 //! ```
 //!
 //! **Invariants.** Selectors are never evaluated on an object that the caller may not see. A list body holds only the

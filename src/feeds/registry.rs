@@ -119,7 +119,7 @@ impl FeedRegistry {
         let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
         let (writer, feed) =
             Feed::new(spec.clone(), (*config).clone(), &self.shared.budget, counts, renderings, settled);
-        feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
+        feed.served_before.store(served_version(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(FeedStartRequest { feed: feed.clone(), writer }).is_err() {
@@ -141,7 +141,7 @@ impl FeedRegistry {
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<DerivedRepresentationRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             DerivedRepresentationMode::Refused(reason) => Some(reason),
-            DerivedRepresentationMode::Wanted | DerivedRepresentationMode::Derived(_) => None,
+            DerivedRepresentationMode::Requested | DerivedRepresentationMode::Derived(_) => None,
         }
     }
 
@@ -247,7 +247,7 @@ impl FeedRegistry {
 }
 
 /// Returns the latest version that a live feed of the resource has reached.
-fn shown(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
+fn served_version(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.shown_at()).max().unwrap_or_default()
 }

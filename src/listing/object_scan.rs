@@ -23,7 +23,7 @@ pub(super) async fn scan<'a>(
     };
     for object in objects {
         if pace.spend(view.cost_of(object)) {
-            pace.rest_from_looking().await;
+            pace.rest_after_scan().await;
         }
         if sees(object.key.namespace()) && view.matches(object) && !select(object) {
             break;
@@ -55,7 +55,7 @@ pub(crate) async fn namespaces(
     'namespaces: while found.len() < limit {
         for object in snapshot.looked_at(view, true, start.as_deref()) {
             if pace.spend(view.cost_of(object)) {
-                pace.rest_from_looking().await;
+                pace.rest_after_scan().await;
             }
             if view.matches(object) {
                 let namespace = object.key.namespace();

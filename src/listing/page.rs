@@ -305,7 +305,7 @@ async fn has_more_to_scan(
             return true;
         }
         if pace.spend(scope.cost_of(object)) {
-            pace.rest_from_looking().await;
+            pace.rest_after_scan().await;
         }
     }
     false

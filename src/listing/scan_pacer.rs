@@ -49,7 +49,7 @@ impl ScanPacer {
 
     /// Yields after a scan of objects one by one. If work without a turn becomes expensive, because there are more or
     /// larger objects than expected, it waits for a turn from then on.
-    pub(crate) async fn rest_from_looking(&mut self) {
+    pub(crate) async fn rest_after_scan(&mut self) {
         self.rest().await;
         if self.turn.is_none() {
             self.turn = Some(self.scans.turn_late(self.whose.clone()).await);
@@ -146,12 +146,12 @@ impl ScanBudget {
         &mut self.left
     }
 
-    pub(crate) fn are_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.left == 0
     }
 
     /// Renews the budget, because the reader has caught up and further events are new.
-    pub(crate) fn begin_anew(&mut self) {
+    pub(crate) fn renew(&mut self) {
         if !self.is_expensive {
             self.left = cost::GLANCE;
         }

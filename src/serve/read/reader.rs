@@ -67,9 +67,9 @@ impl ReadHandler {
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
+                let response = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
                 metrics::served("get", &feed.spec.key, read.representation);
-                Ok(shown)
+                Ok(response)
             }
             Err(refused) => {
                 source.refuse(&refused);
@@ -99,15 +99,15 @@ impl ReadHandler {
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
-        let place = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
+        let permits = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
         let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(BufferedResponseBody::of(compressed, vec![place]), slow_readers, cut);
+            let body = ReplyBody::whole(BufferedResponseBody::of(compressed, vec![permits]), slow_readers, cut);
             return Ok(gzipped(context.served(encoding, false, feed_status, body)));
         }
         let body =
-            ReplyBody::whole(BufferedResponseBody::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
+            ReplyBody::whole(BufferedResponseBody::new(envelope.object_pieces(body), vec![permits]), slow_readers, cut);
         Ok(context.served(encoding, false, feed_status, body))
     }
 
@@ -127,11 +127,11 @@ impl ReadHandler {
         };
         self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
-        Box::pin(self.show(request, permit, resource, source, (read, cost))).await
+        Box::pin(self.list_current(request, permit, resource, source, (read, cost))).await
     }
 
     /// Lists the objects of the feed's current state.
-    async fn show(
+    async fn list_current(
         &self,
         request: &ReadRequest,
         permit: &ReadPermission,
@@ -144,11 +144,11 @@ impl ReadHandler {
             ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
                 Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
-                None => return Err(request.not_held(ForwardReason::Continue)),
+                None => return Err(request.not_cached(ForwardReason::Continue)),
             },
             ResourceVersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
                 Some(snapshot) => snapshot,
-                None => return Err(request.not_held(ForwardReason::ExactVersion)),
+                None => return Err(request.not_cached(ForwardReason::ExactVersion)),
             },
             _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
@@ -186,8 +186,8 @@ impl ReadHandler {
     }
 }
 
-const TOO_DEAR: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, or list \
-                        one namespace at a time";
+const TOO_EXPENSIVE: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, \
+                             or list one namespace at a time";
 
 /// The queue of scans and the CPU slices of callers, which LISTs and watches share.
 #[derive(Debug, Clone)]
@@ -203,9 +203,9 @@ impl ScanScheduler {
 
     /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
     pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPacer, LimitExceeded> {
-        let whose = request.caller.payer();
-        let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
-        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), whose))
+        let payer = request.caller.payer();
+        let turn = if cost > cost::SMALL { Some(self.queue.turn(payer.clone()).await?) } else { None };
+        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), payer))
     }
 
     /// Returns the budget of a stream, which scans objects for as long as it lasts.
@@ -228,8 +228,8 @@ impl ScanScheduler {
         let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
         // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
-        let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
-        asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
+        let reviewed = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
+        reviewed.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
     }
 }
 
@@ -239,5 +239,5 @@ pub(crate) fn too_expensive(request: &ReadRequest, permit: &ReadPermission) -> C
     if permit.part().is_none() {
         return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
     }
-    Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
+    Ok(request.context.status(&Status::bad_request(TOO_EXPENSIVE)))
 }

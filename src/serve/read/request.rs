@@ -95,7 +95,7 @@ impl ReadRequest {
 
     /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
     /// state. A proxy that only compares its own data is rejected, because it can compare later.
-    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServable {
+    pub(crate) fn not_cached(&self, reason: ForwardReason) -> NotServable {
         let compares = |cause: &HeaderValue| {
             [UpstreamCause::Comparison, UpstreamCause::SelfCheck].iter().any(|of| cause == of.as_str())
         };
