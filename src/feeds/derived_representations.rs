@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn expected_representation_qualifies_early_and_is_sampled_in_use() {
         let renderings = DerivedRepresentations::expecting(Some(METADATA));
-        assert_eq!((renderings.unqualified(), renderings.requested()), (vec![METADATA], Vec::new()), "nobody waits");
+        assert_eq!((renderings.unqualified(), renderings.requested()), (vec![METADATA], Vec::new()), "no reader waits");
         renderings.qualify(renderer());
         assert!(renderings.unqualified().is_empty());
         assert!(matches!(renderings.mode(METADATA), Some(DerivedRepresentationMode::Derived(_))));
-        assert!(renderings.in_use().is_empty() && !renderings.is_used(), "nobody reads it");
+        assert!(renderings.in_use().is_empty() && !renderings.is_used(), "no reader uses it");
         let mut changes = renderings.changes();
         changes.borrow_and_update();
         renderings.want(METADATA);

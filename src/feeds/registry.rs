@@ -177,10 +177,7 @@ impl FeedRegistry {
     pub fn ended(&self, feed: &Arc<Feed>, end: FeedEndReason) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
-        // Another feed may have replaced it.
-        if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(key);
-        }
+        remove(&mut feeds, feed);
         if end.is_refusal() {
             let served = feed.reader.progress().rv > ResourceVersion::default();
             let waits = self.shared.config.get().refused;
@@ -207,8 +204,8 @@ impl FeedRegistry {
     pub fn end_if_idle(&self, feed: &Arc<Feed>, idle_max: Duration) -> bool {
         let mut feeds = self.shared.feeds.lock();
         let idle = feed.idle_for() >= idle_max;
-        if idle && feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(&feed.spec.key);
+        if idle {
+            remove(&mut feeds, feed);
         }
         idle
     }
@@ -217,9 +214,7 @@ impl FeedRegistry {
     pub fn retire(&self, feed: &Arc<Feed>) {
         let mut feeds = self.shared.feeds.lock();
         self.outdate(feed);
-        if feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(&feed.spec.key);
-        }
+        remove(&mut feeds, feed);
     }
 
     /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
@@ -243,6 +238,13 @@ impl FeedRegistry {
         outdated.retain(|_, retired| retired.elapsed() < SETTLING);
         outdated.insert(feed.spec.key.clone(), Instant::now());
         feed.retired.cancel();
+    }
+}
+
+/// Removes a feed, unless another one has replaced it.
+fn remove(feeds: &mut BTreeMap<FeedKey, Arc<Feed>>, feed: &Arc<Feed>) {
+    if feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
+        feeds.remove(&feed.spec.key);
     }
 }
 

@@ -139,25 +139,25 @@ impl RepresentationQualifier {
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
     async fn qualify(&self, representation: Representation, known: &mut RepresentationQualifierState) -> bool {
+        let feed = &self.upstream.feed;
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
             Err(error) if says_no_release(&error) => {
-                self.upstream.feed.refuse(representation, DerivedRepresentationRefusal::NotComparable, &error);
+                feed.refuse(representation, DerivedRepresentationRefusal::NotComparable, &error);
                 return true;
             }
             Err(error) => {
                 tracing::debug!(
-                    feed = %self.upstream.feed.spec.key, %error,
+                    feed = %feed.spec.key, %error,
                     "cannot read upstream's Kubernetes version"
                 );
                 return false;
             }
         };
-        let Some(renderer) = ObjectRenderer::derived(representation, self.upstream.feed.reader.envelope(), minor)
-        else {
-            let kind = &self.upstream.feed.spec.kind;
-            self.upstream.feed.refuse(
+        let Some(renderer) = ObjectRenderer::derived(representation, feed.reader.envelope(), minor) else {
+            let kind = &feed.spec.kind;
+            feed.refuse(
                 representation,
                 DerivedRepresentationRefusal::NotInTable,
                 &format_args!("{kind} of release 1.{minor}"),
@@ -166,16 +166,16 @@ impl RepresentationQualifier {
         };
         if representation == Representation::Table(IncludeObjectPolicy::None) {
             // Cells are passed on unchanged, so no derivation can differ.
-            self.upstream.feed.renderings.qualify(renderer);
+            feed.renderings.qualify(renderer);
             return true;
         }
-        let snapshot = self.upstream.feed.reader.snapshot();
+        let snapshot = feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            self.upstream.feed.refuse(representation, DerivedRepresentationRefusal::Unrenderable, &refused);
+            feed.refuse(representation, DerivedRepresentationRefusal::Unrenderable, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
-        let (key, first) = (&self.upstream.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
+        let (key, first) = (&feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
@@ -189,16 +189,18 @@ impl RepresentationQualifier {
         match self.confirmed(verdict, &objects, snapshot.rv).await {
             BodyComparison::Equal => {
                 known.compared += objects.len();
-                let (feed, count) = (&self.upstream.feed.spec.key, objects.len());
-                let encoding = feed.encoding;
-                tracing::info!(%feed, "serving {representation} from the {encoding} cache (verified on {count} objects)");
-                self.upstream.feed.renderings.qualify(renderer);
+                let (encoding, count) = (key.encoding, objects.len());
+                tracing::info!(
+                    feed = %key,
+                    "serving {representation} from the {encoding} cache (verified on {count} objects)"
+                );
+                feed.renderings.qualify(renderer);
             }
             verdict @ (BodyComparison::Different | BodyComparison::Refused) => {
                 self.refuse(representation, verdict);
             }
             BodyComparison::NotOffered => {
-                self.upstream.feed.refuse(
+                feed.refuse(
                     representation,
                     DerivedRepresentationRefusal::NotComparable,
                     &"upstream does not serve this representation",

@@ -98,7 +98,7 @@ mod tests {
         let (mut positions, start) = (UnprovenVersions::default(), Instant::now());
         positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), true, start + FeedFreshness::WAIT_MAX), None);
-        assert!(positions.last().is_none(), "nobody waits for so long");
+        assert!(positions.last().is_none(), "no reader waits for so long");
         positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
         assert!(positions.last().is_none(), "they have all gone");

@@ -59,12 +59,11 @@ impl Reflector {
         self.upstream.count_request(SideRequestReason::Relist);
         let requested_at = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let lister = self.upstream.lister(SideRequestReason::Relist);
         let initial = match window.map(RequestedListVersion::Exact) {
-            Some(exact) if is_small => {
-                self.upstream.lister(SideRequestReason::Relist).list_whole(exact).await.map_err(over)?
-            }
-            Some(exact) => self.upstream.lister(SideRequestReason::Relist).list(exact).await.map_err(over)?,
-            None => self.upstream.lister(SideRequestReason::Relist).current_and_watch().await.map_err(ended)?,
+            Some(exact) if is_small => lister.list_whole(exact).await.map_err(over)?,
+            Some(exact) => lister.list(exact).await.map_err(over)?,
+            None => lister.current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, GapRecoveryResult::OtherHistory) {

@@ -45,7 +45,7 @@ fn hands() -> Hands {
         servers: Vec::new(),
         is_from_memory: false,
     };
-    let begun = reflector.starts_with(initial, Instant::now());
+    let begun = reflector.start_with(initial, Instant::now());
     assert!(matches!(begun, ReflectorState::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
 }
@@ -233,11 +233,11 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     hands.reflector.had_lived = true;
     assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
     assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
-    for (asked, waited) in [(0, 1), (7, 7), (3_600, 30)] {
-        let status = Status::too_many_requests("later", asked);
+    for (requested, waited) in [(0, 1), (7, 7), (3_600, 30)] {
+        let status = Status::too_many_requests("later", requested);
         let refused = ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)));
         let wait = hands.reflector.pause_after(&refused, &mut state);
-        assert_eq!(wait, seconds(if asked == 0 { 30 } else { waited }), "{asked}");
+        assert_eq!(wait, seconds(if requested == 0 { 30 } else { waited }), "{requested}");
     }
 }
 

@@ -281,12 +281,12 @@ mod tests {
         let mut others = Vec::new();
         for name in 0..10 {
             let other = payer(&name.to_string());
-            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("there is a place for a few")));
+            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("a few permits are left")));
             assert_eq!(room.take(Some(&other)).err(), Some(LimitExceeded("permits")), "and for no more");
         }
         drop(held);
         let other = payer("0");
-        assert!((0..100).all(|_| room.take(Some(&other)).map(|place| others.push(place)).is_ok()));
+        assert!((0..100).all(|_| room.take(Some(&other)).map(|permit| others.push(permit)).is_ok()));
     }
 
     /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
@@ -301,13 +301,13 @@ mod tests {
         let ada = Some(&ada);
         let open = |payer, bytes| std::iter::from_fn(|| concurrency.watch(payer, bytes).ok()).collect::<Vec<_>>();
         let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
-        assert_eq!(plain.len(), 50, "an ordinary one has room in its own place");
+        assert_eq!(plain.len(), 50, "an ordinary selector needs no further permit");
         drop(plain);
-        let dear = open(ada, 16 << 10);
-        assert_eq!(dear.len(), 50 / 9);
+        let expensive = open(ada, 16 << 10);
+        assert_eq!(expensive.len(), 50 / 9);
         assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(LimitExceeded("watches")));
         assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
-        drop(dear);
+        drop(expensive);
         assert_eq!(open(ada, 0).len(), 50);
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
         drop(waiting.pop());
-        assert!(wait(&ada).now_or_never().is_none(), "a place that is given back");
+        assert!(wait(&ada).now_or_never().is_none(), "a permit that was released");
     }
 
     /// A list of any length is charged only for the bytes in flight.

@@ -177,7 +177,7 @@ mod tests {
     use crate::serve::limits::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     /// A body that never yields and holds a permit.
-    struct Silent(#[expect(dead_code, reason = "it is held")] ConcurrencyPermit);
+    struct Silent(#[expect(dead_code, reason = "it is kept until the drop")] ConcurrencyPermit);
 
     impl Body for Silent {
         type Data = Bytes;

@@ -193,11 +193,8 @@ impl DiscoveryCache {
             ReplyBody::full(body.clone())
         } else {
             let permit = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            ReplyBody::whole(
-                BufferedResponseBody::of(body.clone(), vec![permit.into()]),
-                &self.slow_readers,
-                cut.clone(),
-            )
+            let whole = BufferedResponseBody::of(body.clone(), vec![permit.into()]);
+            ReplyBody::whole(whole, &self.slow_readers, cut.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_known {

@@ -100,15 +100,15 @@ impl ReadHandler {
             return Ok(context.served(encoding, false, feed_status, body));
         }
         let permits = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
-        let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
-        if context.compresses(bytes) {
-            let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(BufferedResponseBody::of(compressed, vec![permits]), slow_readers, cut);
-            return Ok(gzipped(context.served(encoding, false, feed_status, body)));
-        }
-        let body =
-            ReplyBody::whole(BufferedResponseBody::new(envelope.object_pieces(body), vec![permits]), slow_readers, cut);
-        Ok(context.served(encoding, false, feed_status, body))
+        let is_gzip = context.compresses(bytes);
+        let body = if is_gzip {
+            BufferedResponseBody::of(gzip::whole(envelope.object(&body)).await, vec![permits])
+        } else {
+            BufferedResponseBody::new(envelope.object_pieces(body), vec![permits])
+        };
+        let body = ReplyBody::whole(body, &self.slow_readers, context.cut.clone());
+        let response = context.served(encoding, false, feed_status, body);
+        Ok(if is_gzip { gzipped(response) } else { response })
     }
 
     pub(crate) async fn list(

@@ -71,8 +71,9 @@ fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRe
 
 fn permit() -> ReadPermission {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    ReadPermission::Whole(grant.expect("whoever asks is us"))
+    let grant =
+        Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
+    ReadPermission::Whole(grant.expect("the caller is the proxy"))
 }
 
 fn renderer(feed: &FeedHandle, representation: Representation) -> ObjectRenderer {
@@ -280,7 +281,7 @@ async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let (snapshot, everybody) = (feed.reader.snapshot(), ReadPermission::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);
-    let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
+    let others = scans.turn(None).now_or_never().expect("at once").expect("no scan runs");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
     let (plan, view) = (
         ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None },
@@ -296,7 +297,7 @@ async fn scan_longer_than_estimated_waits_for_its_turn() {
     let mut pace = ScanPacer::new(None, (scans, CallerCpuSlices::new(1)), None);
     let mut listed = pin!(page(&everybody, &feed, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
-    assert!(early.is_err(), "it looked at everything while others had the turn");
+    assert!(early.is_err(), "it scanned everything while others had the turn");
     drop(others);
     listed.await;
 }
