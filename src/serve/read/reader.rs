@@ -50,14 +50,11 @@ impl ReadHandler {
     ) -> CacheReadResult {
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
         let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
-        let Some(source) = self.sources.running_source(resource, &need) else {
-            return Err(NotServable::Forward(ForwardReason::NotCached));
-        };
+        let source =
+            self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
-        let Some(current) = feed.reader.current() else {
-            return Err(NotServable::FeedEnded);
-        };
+        let current = feed.reader.current().ok_or(NotServable::FeedEnded)?;
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
             let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
@@ -111,6 +108,7 @@ impl ReadHandler {
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 
+    /// Returns a page of a collection.
     pub(crate) async fn list(
         &self,
         request: &ReadRequest,
@@ -127,11 +125,11 @@ impl ReadHandler {
         };
         self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
-        Box::pin(self.list_current(request, permit, resource, source, (read, cost))).await
+        Box::pin(self.list_state(request, permit, resource, source, (read, cost))).await
     }
 
-    /// Lists the objects of the feed's current state.
-    async fn list_current(
+    /// Lists the objects of the requested state of the feed.
+    async fn list_state(
         &self,
         request: &ReadRequest,
         permit: &ReadPermission,
@@ -142,18 +140,15 @@ impl ReadHandler {
         let feed = &source.feed;
         let snapshot = match read.plan.version {
             ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
-                Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
-                None => return Err(request.not_cached(ForwardReason::Continue)),
+                state => state.ok_or_else(|| request.not_cached(ForwardReason::Continue))?,
             },
-            ResourceVersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
-                Some(snapshot) => snapshot,
-                None => return Err(request.not_cached(ForwardReason::ExactVersion)),
-            },
-            _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
-                Some(snapshot) => snapshot,
-                None => return Err(NotServable::FeedEnded),
-            },
+            ResourceVersionMatch::Exact(rv) => {
+                let state = self.sources.state_at(feed, rv, request.context.by_proxy).await;
+                state.ok_or_else(|| request.not_cached(ForwardReason::ExactVersion))?
+            }
+            _ if request.context.by_proxy => feed.reader.applied().ok_or(NotServable::FeedEnded)?,
+            _ => feed.reader.current().ok_or(NotServable::FeedEnded)?,
         };
         let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
         if let Some(part) = permit.part() {
