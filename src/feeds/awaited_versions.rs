@@ -127,7 +127,7 @@ mod tests {
         awaited.settle(rv(5), rv(5), start);
         assert_eq!(all(&awaited), [7, 9]);
         awaited.settle(rv(5), rv(5), start + AwaitedVersions::WAIT_MAX);
-        assert_eq!(all(&awaited), [9], "it was requested_at for again");
+        assert_eq!(all(&awaited), [9], "it was requested again");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! **Reviews.** Identical concurrent reviews are coalesced into one request to
 //! upstream. Its response also serves later reviews for a short time, unless a change of permissions is observed.
 //!
-//! Upstream is requested_at with this proxy's identity, so only callers that may create reviews are answered here. A review's
+//! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
 //! result depends only on its body.
 //!
 //! Responses are cached here and not in `auth::ReviewCache`, because they are sent on as they are. A token is not read,
@@ -330,7 +330,7 @@ mod tests {
                 requested_at: at(requested_at),
                 value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl },
             };
-            let case = format!("{kind:?}, requested_at for at {requested_at} s, at {now} s, for {lease_ttl:?}");
+            let case = format!("{kind:?}, requested at {requested_at} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == PeerReviewKind::Token && expected;
             assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
