@@ -2,8 +2,8 @@
 //! requested from upstream, and its responses are remembered.
 //!
 //! The oldest version that a client waits for is requested from upstream, one request at a time, and at most
-//! `REQUESTS_MAX` times. If five thousand clients reconnect in random order, about nine of them are older than all before them. A
-//! refusal is permanent, because upstream's history only gets shorter at its start.
+//! `REQUESTS_MAX` times. If five thousand clients reconnect in random order, about nine of them are older than all
+//! before them. A refusal is permanent, because upstream's history only gets shorter at its start.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

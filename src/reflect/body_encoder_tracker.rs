@@ -145,8 +145,8 @@ impl BodyEncoderTracker {
     /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
     /// With `indulgent`, states are also served while the result is [`BodyEncoderMatch::Open`], because it may stay
-    /// open forever. This does not apply if a server has reported its release: then the other server will report it too, or
-    /// is soon treated as one that does not.
+    /// open forever. This does not apply if a server has reported its release: then the other server will report it
+    /// too, or is soon treated as one that does not.
     pub(super) fn weigh(&self, indulgent: bool) -> BodyEncoderMatch {
         if !Self::concerns(&self.feed) {
             return BodyEncoderMatch::Present;
