@@ -4,11 +4,12 @@
 //! [`FeedStartRequest`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and the facts
 //! about it: [`FeedFreshness`] is the time as of which it is proven to be current, and [`DerivedRepresentations`] are
 //! the representations that may be derived from it. [`ServerReleaseMatch`] states whether upstream still writes bodies
-//! as they are held, and [`ResumeBackfills`] are the clients that wait for older history.
+//! as they are cached, and [`ResumeBackfills`] are the clients that wait for older history.
 //!
 //! **Invariants.** A feed of another definition is another feed. The registry never returns a feed that has ended. This
 //! layer sends no requests to upstream and does not depend on client requests.
 
+mod awaited_versions;
 mod counts;
 mod derived_representations;
 mod feed;
@@ -19,11 +20,11 @@ mod refused_feeds;
 mod registry;
 mod resume_backfill;
 mod server_release_match;
-mod wanted_versions;
 
 #[cfg(test)]
 mod tests;
 
+pub use awaited_versions::AwaitedVersions;
 pub use counts::{FeedTrafficCounts, LabelledMetric};
 pub use derived_representations::{DerivedRepresentationMode, DerivedRepresentationRefusal, DerivedRepresentations};
 pub use feed::{Feed, FeedHandle};
@@ -33,7 +34,6 @@ pub use freshness::FeedFreshness;
 pub use registry::{FeedRegistry, FeedStartRequest, FeedUnavailable};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
 pub use server_release_match::{ContentServerBuild, ServerReleaseMatch};
-pub use wanted_versions::WantedVersions;
 
 /// The maximum number of running feeds.
 pub const FEEDS_MAX: usize = 1_000;

@@ -1,8 +1,8 @@
 //! Pages of a collection: the objects that a caller may see, their order, and their encoding.
 //!
 //! ```text
-//! FeedSnapshot ─► page (whole chunks, or objects scanned in turns) ─► PageChunks ─► ListChunkWriter ─► ListBody
-//!                                                                              encoded once, shared ─► GzipListBody
+//! FeedSnapshot ─► page (whole chunks, or objects scanned in turns) ─► PlainList ─┬──────────► ListBody
+//!                        ListChunkWriter: encoded once, shared                   └► GzipList ─┘
 //! ```
 //!
 //! **Invariants.** Selectors are never evaluated on an object that the caller may not see. A list body holds only the
@@ -14,9 +14,8 @@ pub(crate) mod cost;
 mod cpu_slices;
 pub(crate) mod gzip;
 mod list_body;
-pub(crate) mod namespace_check;
+pub(crate) mod object_scan;
 pub(crate) mod page;
-mod page_chunks;
 mod scan_pacer;
 pub(crate) mod scan_queue;
 
@@ -24,9 +23,8 @@ pub(crate) use chunk_writer::ListChunkWriter;
 pub(crate) use cpu_slices::CallerCpuSlices;
 #[cfg(test)]
 pub(crate) use cpu_slices::CpuSlice;
-pub(crate) use gzip::GzipListBody;
-pub(crate) use list_body::{ListBody, PLAIN_BYTES_MAX};
-pub(crate) use page::ListPageRequest;
-pub(crate) use page_chunks::PageChunks;
+pub(crate) use gzip::GzipList;
+pub(crate) use list_body::{ListBody, PLAIN_BYTES_MAX, PlainList};
+pub(crate) use page::{ListPageRequest, PageChunks};
 pub(crate) use scan_pacer::{ScanBudget, ScanPacer, YieldPause};
 pub(crate) use scan_queue::{LimitExceeded, ScanQueue};

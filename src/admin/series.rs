@@ -153,7 +153,7 @@ fn word(state: FeedState) -> &'static str {
 
 fn how(mode: &DerivedRepresentationMode) -> &'static str {
     match mode {
-        DerivedRepresentationMode::Wanted => "pending",
+        DerivedRepresentationMode::Requested => "pending",
         DerivedRepresentationMode::Derived(_) => "derived",
         DerivedRepresentationMode::Refused(reason) => DerivedRepresentationRefusal::as_str(*reason),
     }

@@ -24,7 +24,7 @@ struct DerivedRepresentationsState {
     /// The representation that is qualified before a reader requests it.
     expected: Option<Representation>,
     /// Whether a reader has requested the expected representation.
-    is_asked_for: AtomicBool,
+    is_requested: AtomicBool,
     /// The minor version of the release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
@@ -34,7 +34,7 @@ struct DerivedRepresentationsState {
 #[derive(Debug, Clone)]
 pub enum DerivedRepresentationMode {
     /// A reader has requested the representation, and it has not been compared with upstream's yet.
-    Wanted,
+    Requested,
     /// The proxy derives the representation from the cached objects.
     Derived(ObjectRenderer),
     /// The proxy does not derive the representation, for the given reason.
@@ -67,7 +67,7 @@ impl DerivedRepresentations {
         let shared = DerivedRepresentationsState {
             modes: RwLock::default(),
             expected,
-            is_asked_for: AtomicBool::new(false),
+            is_requested: AtomicBool::new(false),
             release: AtomicU32::new(0),
             changes: watch::Sender::new(0),
         };
@@ -81,12 +81,12 @@ impl DerivedRepresentations {
 
     /// Requests a representation from the feed.
     pub fn want(&self, representation: Representation) {
-        if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
+        if self.shared.expected == Some(representation) && !self.shared.is_requested.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);
         }
         self.shared.modes.write().entry(representation).or_insert_with(|| {
             self.shared.changes.send_modify(|changes| *changes += 1);
-            DerivedRepresentationMode::Wanted
+            DerivedRepresentationMode::Requested
         });
     }
 
@@ -101,7 +101,7 @@ impl DerivedRepresentations {
             match self.mode(representation) {
                 Some(DerivedRepresentationMode::Derived(renderer)) => return Ok(renderer),
                 Some(DerivedRepresentationMode::Refused(reason)) => return Err(reason),
-                Some(DerivedRepresentationMode::Wanted) | None => {}
+                Some(DerivedRepresentationMode::Requested) | None => {}
             }
             // The sender lives as long as `self`.
             let _ = changes.changed().await;
@@ -114,31 +114,31 @@ impl DerivedRepresentations {
     }
 
     /// Returns the representations that readers wait for.
-    pub fn wanted(&self) -> Vec<Representation> {
+    pub fn requested(&self) -> Vec<Representation> {
         let modes = self.shared.modes.read();
         modes
             .iter()
-            .filter(|(_, mode)| matches!(mode, DerivedRepresentationMode::Wanted))
-            .map(|(&wanted, _)| wanted)
+            .filter(|(_, mode)| matches!(mode, DerivedRepresentationMode::Requested))
+            .map(|(&representation, _)| representation)
             .collect()
     }
 
     /// Returns the representations without a result: those that readers wait for, and the expected one.
     pub fn unqualified(&self) -> Vec<Representation> {
-        let mut all = self.wanted();
+        let mut all = self.requested();
         all.extend(self.shared.expected.filter(|expected| self.mode(*expected).is_none()));
         all
     }
 
     /// Returns the renderers of representations that readers have requested and that are derived.
     pub fn in_use(&self) -> Vec<ObjectRenderer> {
-        let unused = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
+        let unused = self.shared.expected.filter(|_| !self.shared.is_requested.load(Ordering::Relaxed));
         self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
     }
 
     /// Returns whether a reader has requested any representation.
     pub fn is_used(&self) -> bool {
-        let expected = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
+        let expected = self.shared.expected.filter(|_| !self.shared.is_requested.load(Ordering::Relaxed));
         self.shared.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
@@ -158,7 +158,7 @@ impl DerivedRepresentations {
     /// Records a successful comparison. The representation is derived from now on, unless it has been refused.
     pub fn qualify(&self, renderer: ObjectRenderer) {
         let mut modes = self.shared.modes.write();
-        let mode = modes.entry(renderer.representation()).or_insert(DerivedRepresentationMode::Wanted);
+        let mode = modes.entry(renderer.representation()).or_insert(DerivedRepresentationMode::Requested);
         if !matches!(mode, DerivedRepresentationMode::Refused(_)) {
             *mode = DerivedRepresentationMode::Derived(renderer);
         }
@@ -207,14 +207,14 @@ impl DerivedRepresentations {
 
     /// Records the start of a feed: proofs for another feed's objects must be repeated. Refusals stay.
     pub(super) fn begin(&self) {
-        self.shared.is_asked_for.store(false, Ordering::Relaxed);
+        self.shared.is_requested.store(false, Ordering::Relaxed);
         self.shared.modes.write().retain(|_, mode| match mode {
             DerivedRepresentationMode::Refused(_) => true,
             DerivedRepresentationMode::Derived(renderer) => {
                 renderer.revoke();
                 false
             }
-            DerivedRepresentationMode::Wanted => false,
+            DerivedRepresentationMode::Requested => false,
         });
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
@@ -250,16 +250,16 @@ mod tests {
     async fn first_rendering_refusal_is_final() {
         let renderings = DerivedRepresentations::default();
         assert!(renderings.mode(METADATA).is_none());
-        let asked = tokio::spawn({
+        let request = tokio::spawn({
             let renderings = renderings.clone();
             async move { renderings.settled(METADATA).await }
         });
         let mut changes = renderings.changes();
-        while renderings.wanted() != [METADATA] {
+        while renderings.requested() != [METADATA] {
             changes.changed().await.expect("it lives");
         }
         renderings.qualify(renderer());
-        assert!(asked.await.expect("no panic").is_ok());
+        assert!(request.await.expect("no panic").is_ok());
         assert!(renderings.refuse(METADATA, DerivedRepresentationRefusal::Mismatch));
         assert!(!renderings.refuse(METADATA, DerivedRepresentationRefusal::Unrenderable), "it was refused before");
         renderings.qualify(renderer());
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn expected_representation_qualifies_early_and_is_sampled_in_use() {
         let renderings = DerivedRepresentations::expecting(Some(METADATA));
-        assert_eq!((renderings.unqualified(), renderings.wanted()), (vec![METADATA], Vec::new()), "nobody waits");
+        assert_eq!((renderings.unqualified(), renderings.requested()), (vec![METADATA], Vec::new()), "no reader waits");
         renderings.qualify(renderer());
         assert!(renderings.unqualified().is_empty());
         assert!(matches!(renderings.mode(METADATA), Some(DerivedRepresentationMode::Derived(_))));
-        assert!(renderings.in_use().is_empty() && !renderings.is_used(), "nobody reads it");
+        assert!(renderings.in_use().is_empty() && !renderings.is_used(), "no reader uses it");
         let mut changes = renderings.changes();
         changes.borrow_and_update();
         renderings.want(METADATA);

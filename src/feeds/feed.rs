@@ -46,7 +46,7 @@ pub struct Feed {
     resume: Mutex<Option<ResourceVersion>>,
     /// The version that another feed of the resource had reached when this feed began. Its clients must not receive an
     /// older one.
-    pub(super) shown: AtomicU64,
+    pub(super) served_before: AtomicU64,
     /// The start time of the feed, if its first state may already have been outdated.
     began_behind: OnceLock<Instant>,
 }
@@ -92,7 +92,7 @@ impl Feed {
             retired: CancellationToken::new(),
             settled,
             resume: Mutex::default(),
-            shown: AtomicU64::new(0),
+            served_before: AtomicU64::new(0),
             began_behind: OnceLock::new(),
         };
         (writer, feed)
@@ -134,14 +134,14 @@ impl Feed {
 
     /// Returns the version that another feed of the resource had reached when this feed began. No older version may be
     /// served.
-    pub fn shown_before(&self) -> ResourceVersion {
-        ResourceVersion(self.shown.load(Ordering::Relaxed))
+    pub fn served_before(&self) -> ResourceVersion {
+        ResourceVersion(self.served_before.load(Ordering::Relaxed))
     }
 
     /// Discards the version that another feed had reached, if upstream does not reach it. Upstream may have been
     /// restored from a backup.
-    pub fn forget_shown(&self) {
-        self.shown.store(0, Ordering::Relaxed);
+    pub fn forget_served_before(&self) {
+        self.served_before.store(0, Ordering::Relaxed);
     }
 
     /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not receive

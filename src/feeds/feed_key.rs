@@ -24,7 +24,7 @@ pub enum FeedScope {
 }
 
 /// A name that no object can have, because object names are lower case.
-const NOBODY: &str = "NOBODY";
+const NO_NAME: &str = "NOBODY";
 
 impl FeedKey {
     /// Returns the URL of the feed's collection, with `query` added.
@@ -52,7 +52,7 @@ impl FeedKey {
     /// upstream returns no objects.
     pub fn url_of_nothing(&self, query: &str) -> String {
         let nothing = match &self.scope {
-            FeedScope::Cluster | FeedScope::Namespace(_) => EscapedFieldTerm::is(NAME_KEY, NOBODY).to_string(),
+            FeedScope::Cluster | FeedScope::Namespace(_) => EscapedFieldTerm::is(NAME_KEY, NO_NAME).to_string(),
             // Upstream's authorizers require the selector's term, so a name alone would be denied.
             FeedScope::Selected { field, value } => {
                 format!("{},{}", EscapedFieldTerm::is(field, value), EscapedFieldTerm::is_not(field, value))
@@ -82,25 +82,16 @@ impl FeedKey {
 impl FeedScope {
     /// Returns the namespace that the feed covers, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
-        match self {
-            Self::Namespace(namespace) => Some(namespace),
-            Self::Cluster | Self::Selected { .. } => None,
-        }
+        if let Self::Namespace(namespace) = self { Some(namespace) } else { None }
     }
 
     /// Returns the feed's fixed field selector in its usual notation.
     pub fn selector(&self) -> Option<String> {
-        match self {
-            Self::Selected { field, value } => Some(format!("{field}={value}")),
-            Self::Cluster | Self::Namespace(_) => None,
-        }
+        if let Self::Selected { field, value } = self { Some(format!("{field}={value}")) } else { None }
     }
 
     fn term(&self) -> Option<EscapedFieldTerm<'_>> {
-        match self {
-            Self::Selected { field, value } => Some(EscapedFieldTerm::is(field, value)),
-            Self::Cluster | Self::Namespace(_) => None,
-        }
+        if let Self::Selected { field, value } = self { Some(EscapedFieldTerm::is(field, value)) } else { None }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::wanted_versions::WantedVersions;
+use super::awaited_versions::AwaitedVersions;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
@@ -17,9 +17,9 @@ pub struct FeedFreshness {
     /// The instant up to which the feed is proven to contain every complete write.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant up to which a waiting reader needs a proof.
-    wanted: watch::Sender<Option<Instant>>,
+    needed: watch::Sender<Option<Instant>>,
     /// The versions that readers wait for.
-    pub versions: WantedVersions,
+    pub versions: AwaitedVersions,
     /// The number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
@@ -37,8 +37,8 @@ impl Default for FeedFreshness {
     fn default() -> Self {
         Self {
             as_of: watch::Sender::new(None),
-            wanted: watch::Sender::new(None),
-            versions: WantedVersions::default(),
+            needed: watch::Sender::new(None),
+            versions: AwaitedVersions::default(),
             waiting: Arc::default(),
         }
     }
@@ -75,10 +75,10 @@ impl FeedFreshness {
         let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
         let _waiting = FreshnessWaiterGuard(&self.waiting);
         // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
-        // reader, which has left, wanted a later instant.
-        self.wanted.send_if_modified(|wanted| {
-            let raises = *wanted < Some(received);
-            *wanted = (*wanted).max(Some(received));
+        // reader, which has left, needed a later instant.
+        self.needed.send_if_modified(|needed| {
+            let raises = *needed < Some(received);
+            *needed = (*needed).max(Some(received));
             raises || is_first
         });
         // The sender lives as long as `self`.
@@ -95,11 +95,11 @@ impl FeedFreshness {
         self.versions.want(rv, false, Instant::now());
     }
 
-    /// Records that the feed was current at `asked`, the instant before the proving request was sent.
-    pub fn prove(&self, asked: Instant) {
+    /// Records that the feed was current at `requested_at`, the instant before the proving request was sent.
+    pub fn prove(&self, requested_at: Instant) {
         self.as_of.send_if_modified(|as_of| {
-            let raises = *as_of < Some(asked);
-            *as_of = (*as_of).max(Some(asked));
+            let raises = *as_of < Some(requested_at);
+            *as_of = (*as_of).max(Some(requested_at));
             raises
         });
     }
@@ -110,8 +110,8 @@ impl FeedFreshness {
     }
 
     /// Subscribes to the latest instant up to which readers need a proof.
-    pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
-        self.wanted.subscribe()
+    pub fn subscribe(&self) -> watch::Receiver<Option<Instant>> {
+        self.needed.subscribe()
     }
 }
 
@@ -126,14 +126,14 @@ mod tests {
     #[tokio::test]
     async fn dropping_a_later_waiter_keeps_the_earlier_one_registered() {
         let (freshness, first) = (FeedFreshness::default(), Instant::now());
-        let mut wanted = freshness.wanted();
+        let mut needed = freshness.subscribe();
         let later = first + Duration::from_secs(1);
         assert!(freshness.reached(later).now_or_never().is_none());
         assert!(!freshness.is_awaited(), "it has gone");
-        wanted.borrow_and_update();
+        needed.borrow_and_update();
         let mut waits = pin!(freshness.reached(first));
         assert!(waits.as_mut().now_or_never().is_none());
-        assert!(freshness.is_awaited() && wanted.has_changed().expect("it is there"));
+        assert!(freshness.is_awaited() && needed.has_changed().expect("it is there"));
         freshness.prove(first);
         waits.await;
         assert!(!freshness.is_awaited());

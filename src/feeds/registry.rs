@@ -119,7 +119,7 @@ impl FeedRegistry {
         let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
         let (writer, feed) =
             Feed::new(spec.clone(), (*config).clone(), &self.shared.budget, counts, renderings, settled);
-        feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
+        feed.served_before.store(served_version(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
         if self.shared.demand.try_send(FeedStartRequest { feed: feed.clone(), writer }).is_err() {
@@ -141,7 +141,7 @@ impl FeedRegistry {
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<DerivedRepresentationRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             DerivedRepresentationMode::Refused(reason) => Some(reason),
-            DerivedRepresentationMode::Wanted | DerivedRepresentationMode::Derived(_) => None,
+            DerivedRepresentationMode::Requested | DerivedRepresentationMode::Derived(_) => None,
         }
     }
 
@@ -177,10 +177,7 @@ impl FeedRegistry {
     pub fn ended(&self, feed: &Arc<Feed>, end: FeedEndReason) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
-        // Another feed may have replaced it.
-        if feeds.get(key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(key);
-        }
+        remove(&mut feeds, feed);
         if end.is_refusal() {
             let served = feed.reader.progress().rv > ResourceVersion::default();
             let waits = self.shared.config.get().refused;
@@ -207,8 +204,8 @@ impl FeedRegistry {
     pub fn end_if_idle(&self, feed: &Arc<Feed>, idle_max: Duration) -> bool {
         let mut feeds = self.shared.feeds.lock();
         let idle = feed.idle_for() >= idle_max;
-        if idle && feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(&feed.spec.key);
+        if idle {
+            remove(&mut feeds, feed);
         }
         idle
     }
@@ -217,9 +214,7 @@ impl FeedRegistry {
     pub fn retire(&self, feed: &Arc<Feed>) {
         let mut feeds = self.shared.feeds.lock();
         self.outdate(feed);
-        if feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
-            feeds.remove(&feed.spec.key);
-        }
+        remove(&mut feeds, feed);
     }
 
     /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
@@ -246,8 +241,15 @@ impl FeedRegistry {
     }
 }
 
+/// Removes a feed, unless another one has replaced it.
+fn remove(feeds: &mut BTreeMap<FeedKey, Arc<Feed>>, feed: &Arc<Feed>) {
+    if feeds.get(&feed.spec.key).is_some_and(|current| Arc::ptr_eq(current, feed)) {
+        feeds.remove(&feed.spec.key);
+    }
+}
+
 /// Returns the latest version that a live feed of the resource has reached.
-fn shown(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
+fn served_version(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
     others.map(|feed| feed.reader.shown_at()).max().unwrap_or_default()
 }

@@ -1,9 +1,9 @@
-//! Clients that resume from a version older than the history of a feed. They wait while upstream is asked for the
-//! earlier events, and its responses are remembered.
+//! Clients that resume from a version older than the history of a feed. They wait while the earlier events are
+//! requested from upstream, and its responses are remembered.
 //!
-//! Upstream is asked for the oldest version that a client waits for, one request at a time, and at most `QUESTIONS_MAX`
-//! times. If five thousand clients reconnect in random order, about nine of them are older than all before them. A
-//! refusal is permanent, because upstream's history only gets shorter at its start.
+//! The oldest version that a client waits for is requested from upstream, one request at a time, and at most
+//! `REQUESTS_MAX` times. If five thousand clients reconnect in random order, about nine of them are older than all
+//! before them. A refusal is permanent, because upstream's history only gets shorter at its start.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,7 +23,7 @@ use tokio::sync::watch;
 pub struct ResumeBackfills {
     ledger: Mutex<ResumeBackfillState>,
     /// Notified when a client starts to wait for a backfill.
-    came: Notify,
+    arrived: Notify,
     /// The number of backfill requests that upstream did not answer. It is sent after every response, changed or not.
     failures: watch::Sender<u64>,
 }
@@ -86,14 +86,14 @@ struct ResumeBackfillState {
 /// The number of clients by the version that they resume from.
 type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 
-/// The facts about upstream's history that its responses have shown so far.
+/// The facts about upstream's history that its responses show so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BackfillProgress {
     /// The lower bound of versions to resume from: the events after any lower version are not available.
     gone_before: ResourceVersion,
     /// The version up to which the states of objects before their events cannot be determined.
     inexplicable_upto: ResourceVersion,
-    questions: u32,
+    requests: u32,
     /// The backfill request that upstream has not answered yet.
     under_way: Option<BackfillRequest>,
     /// Whether upstream has refused without stating where its history begins. The oldest requested version is then as
@@ -108,7 +108,7 @@ struct BackfillProgress {
 /// A waiting client; dropping it removes it from the ledger.
 struct BackfillWaiterGuard<'a> {
     resume_backfills: &'a ResumeBackfills,
-    who: ResumingClient,
+    client: ResumingClient,
 }
 
 /// The version that a client resumes from, and whether its view also needs the previous state of each change.
@@ -128,7 +128,7 @@ struct FeedHistoryBounds {
 }
 
 /// The maximum number of backfill requests per feed.
-const QUESTIONS_MAX: u32 = 16;
+const REQUESTS_MAX: u32 = 16;
 /// The number of consecutive broken responses that counts as no response.
 const BROKEN_MAX: u32 = 3;
 /// The time for which no client waits after a backfill request without a response.
@@ -138,106 +138,107 @@ impl ResumeBackfills {
     /// Waits until a watch with this view can start after `from`, or until it is known that it cannot. It may never
     /// complete, so callers need a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &CollectionView, reader: &CacheReader) {
-        let who = ResumingClient { from, inquires: !view.goes_by_key() };
+        let client = ResumingClient { from, inquires: !view.goes_by_key() };
         let mut failures = self.failures.subscribe();
         let before = *failures.borrow_and_update();
-        let Some(_waiting) = self.enter(who) else { return };
+        let Some(_waiting) = self.enter(client) else { return };
         loop {
             let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
             let is_reported =
-                *failures.borrow_and_update() > before || !self.ledger.lock().memory.may_wait(who, Instant::now());
+                *failures.borrow_and_update() > before || !self.ledger.lock().memory.may_wait(client, Instant::now());
             if !may_come || is_reported || failures.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    fn enter(&self, who: ResumingClient) -> Option<BackfillWaiterGuard<'_>> {
+    fn enter(&self, client: ResumingClient) -> Option<BackfillWaiterGuard<'_>> {
         let mut ledger = self.ledger.lock();
-        if !ledger.memory.may_wait(who, Instant::now()) {
+        if !ledger.memory.may_wait(client, Instant::now()) {
             return None;
         }
-        ledger.crowds_of(who).for_each(|crowd| *crowd.entry(who.from).or_default() += 1);
-        self.came.notify_one();
-        Some(BackfillWaiterGuard { resume_backfills: self, who })
+        ledger.counts_of(client).for_each(|clients| *clients.entry(client.from).or_default() += 1);
+        self.arrived.notify_one();
+        Some(BackfillWaiterGuard { resume_backfills: self, client })
     }
 
     /// Completes when a client has started to wait for a backfill since the last call.
-    pub async fn came(&self) {
-        self.came.notified().await;
+    pub async fn requested(&self) {
+        self.arrived.notified().await;
     }
 
     /// Returns the next request for upstream, if a waiting client resumes from before the history of `reader`. It
     /// counts the request.
     pub fn next(&self, reader: &CacheReader) -> Option<BackfillRequest> {
-        let held = FeedHistoryBounds { floor: reader.floor(), known: reader.known() };
+        let bounds = FeedHistoryBounds { floor: reader.floor(), known: reader.known() };
         let mut ledger = self.ledger.lock();
-        let next = ledger.next(held, Instant::now())?;
+        let next = ledger.next(bounds, Instant::now())?;
         ledger.memory.ask(next);
         Some(next)
     }
 
     /// Records a response and wakes the waiting clients.
-    pub fn answered(&self, answer: BackfillOutcome) {
-        let has_failed = self.ledger.lock().memory.note(answer, Instant::now());
+    pub fn answered(&self, outcome: BackfillOutcome) {
+        let has_failed = self.ledger.lock().memory.note(outcome, Instant::now());
         self.failures.send_modify(|failures| *failures += u64::from(has_failed));
     }
 }
 
 impl ResumeBackfillState {
-    fn crowds_of(&mut self, who: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
-        std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| who.inquires))
+    fn counts_of(&mut self, client: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
+        std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| client.inquires))
     }
 
     /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
     /// start of upstream's history is unknown, it chooses the middle one, so that each refusal halves the rest.
-    fn next(&self, held: FeedHistoryBounds, now: Instant) -> Option<BackfillRequest> {
+    fn next(&self, bounds: FeedHistoryBounds, now: Instant) -> Option<BackfillRequest> {
         let memory = &self.memory;
         // Rejected clients may still be counted here.
-        if memory.is_over || memory.rests(now) || memory.questions >= QUESTIONS_MAX {
+        if memory.is_over || memory.rests(now) || memory.requests >= REQUESTS_MAX {
             return None;
         }
         let from_before =
-            |crowd: &ClientsByVersion, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
-                if begins < ends { crowd.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
+            |clients: &ClientsByVersion, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
+                if begins < ends { clients.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
             };
-        let earlier = from_before(&self.waiting, memory.gone_before, held.floor);
+        let earlier = from_before(&self.waiting, memory.gone_before, bounds.floor);
         let at = if memory.is_blind { earlier.len() / 2 } else { 0 };
         if let Some(from) = earlier.get(at) {
             return Some(BackfillRequest::Events(*from));
         }
-        let inquiring = from_before(&self.inquiring, held.floor.max(memory.inexplicable_upto), held.known);
+        let inquiring = from_before(&self.inquiring, bounds.floor.max(memory.inexplicable_upto), bounds.known);
         inquiring.first().map(|from| BackfillRequest::Before(*from))
     }
 }
 
 impl BackfillProgress {
     /// Whether a client that resumes from before the history should wait for a backfill.
-    fn may_wait(&self, who: ResumingClient, now: Instant) -> bool {
-        let may_be_asked = self.questions < QUESTIONS_MAX || self.under_way.is_some_and(|asked| asked.serves(who));
-        let is_inexplicable = who.inquires && who.from < self.inexplicable_upto;
-        !self.is_over && !self.rests(now) && may_be_asked && !is_inexplicable && who.from >= self.gone_before
+    fn may_wait(&self, client: ResumingClient, now: Instant) -> bool {
+        let may_be_requested =
+            self.requests < REQUESTS_MAX || self.under_way.is_some_and(|request| request.serves(client));
+        let is_inexplicable = client.inquires && client.from < self.inexplicable_upto;
+        !self.is_over && !self.rests(now) && may_be_requested && !is_inexplicable && client.from >= self.gone_before
     }
 
     fn rests(&self, now: Instant) -> bool {
         self.rests_until.is_some_and(|until| now < until)
     }
 
-    fn ask(&mut self, question: BackfillRequest) {
-        self.questions += 1;
-        self.under_way = Some(question);
+    fn ask(&mut self, request: BackfillRequest) {
+        self.requests += 1;
+        self.under_way = Some(request);
     }
 
     /// Records a response. Returns whether waiting is pointless, because upstream does not respond.
-    fn note(&mut self, answer: BackfillOutcome, now: Instant) -> bool {
+    fn note(&mut self, outcome: BackfillOutcome, now: Instant) -> bool {
         self.under_way = None;
-        self.broken = if answer == BackfillOutcome::Interrupted { self.broken + 1 } else { 0 };
-        let has_failed = answer == BackfillOutcome::Failed || self.broken >= BROKEN_MAX;
+        self.broken = if outcome == BackfillOutcome::Interrupted { self.broken + 1 } else { 0 };
+        let has_failed = outcome == BackfillOutcome::Failed || self.broken >= BROKEN_MAX;
         if has_failed {
             self.rests_until = Some(now + REST);
             self.broken = 0;
         }
-        match answer {
+        match outcome {
             BackfillOutcome::Prepended
             | BackfillOutcome::PreviousFound
             | BackfillOutcome::Interrupted
@@ -256,19 +257,19 @@ impl BackfillProgress {
 
 impl BackfillRequest {
     /// Returns whether the response may fulfil everything that the client waits for.
-    fn serves(self, who: ResumingClient) -> bool {
+    fn serves(self, client: ResumingClient) -> bool {
         match self {
-            Self::Events(from) => from <= who.from,
-            Self::Before(from) => who.inquires && from <= who.from,
+            Self::Events(from) => from <= client.from,
+            Self::Before(from) => client.inquires && from <= client.from,
         }
     }
 }
 
 impl Drop for BackfillWaiterGuard<'_> {
     fn drop(&mut self) {
-        let who = self.who;
-        for crowd in self.resume_backfills.ledger.lock().crowds_of(who) {
-            if let Entry::Occupied(mut there) = crowd.entry(who.from) {
+        let client = self.client;
+        for clients in self.resume_backfills.ledger.lock().counts_of(client) {
+            if let Entry::Occupied(mut there) = clients.entry(client.from) {
                 *there.get_mut() -= 1;
                 if *there.get() == 0 {
                     there.remove();

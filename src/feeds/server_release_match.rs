@@ -14,7 +14,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct ServerReleaseMatch {
     is_present: watch::Sender<bool>,
-    /// The number of readers that wait until the feed's bodies may be shown.
+    /// The number of readers that wait until the feed's bodies may be served.
     waiting: watch::Sender<usize>,
     writers: Arc<Mutex<FeedServerBuilds>>,
 }
@@ -80,7 +80,7 @@ impl ServerReleaseMatch {
     }
 
     /// Completes when a reader waits for a state of the feed.
-    pub async fn wanted(&self) {
+    pub async fn state_requested(&self) {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
@@ -142,12 +142,12 @@ mod tests {
         assert!(body_release.present().now_or_never().is_some(), "a feed begins with what its server wrote");
         body_release.set_present(false);
         assert!(body_release.becomes_present().now_or_never().is_none());
-        assert!(body_release.wanted().now_or_never().is_none(), "nobody needs it");
+        assert!(body_release.state_requested().now_or_never().is_none(), "no reader waits");
         let mut waits = Box::pin(body_release.present());
         assert!(waits.as_mut().now_or_never().is_none());
-        assert!(body_release.wanted().now_or_never().is_some());
+        assert!(body_release.state_requested().now_or_never().is_some());
         drop(waits);
-        assert!(body_release.wanted().now_or_never().is_none());
+        assert!(body_release.state_requested().now_or_never().is_none());
         body_release.set_present(true);
         assert!(body_release.present().now_or_never().is_some());
     }
@@ -158,12 +158,9 @@ mod tests {
         let (body_release, rv) = (ServerReleaseMatch::default(), ResourceVersion);
         let said = |at: u64| (body_release.written_from(rv(at)).by.map(|build| build.minor), body_release.changes());
         assert_eq!(said(5), (None, 0));
-        assert!(!body_release.set_written(build(36), rv(5)), "nobody has taken it for another");
+        assert!(!body_release.set_written(build(36), rv(5)), "the first build replaces none");
         assert_eq!((said(1), said(9)), ((Some(36), 0), (Some(36), 0)));
-        assert!(
-            !body_release.set_written(None, rv(7)) && body_release.written().by.is_none(),
-            "it is not known who is there"
-        );
+        assert!(!body_release.set_written(None, rv(7)) && body_release.written().by.is_none(), "the build is unknown");
         assert!(!body_release.set_written(build(36), rv(8)));
         assert!(body_release.set_written(build(37), rv(9)));
         assert_eq!((said(8), said(9)), ((Some(36), 1), (Some(37), 1)));

@@ -4,9 +4,9 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::page_chunks::{ChunkBatch, PageChunks};
+use super::page::{ChunkBatch, PageChunks};
 use crate::cache::{CacheReader, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, PlainChunk};
-use crate::wire::{FeedEncoding, ListFrame, ObjectRenderer, ObjectRevision, TranscodeError};
+use crate::wire::{FeedEncoding, ListFrame, ListItemLengths, ObjectRenderer, ObjectRevision, TranscodeError};
 use base::MemoryAccount;
 use kubeapi::EventType;
 
@@ -15,7 +15,7 @@ use kubeapi::EventType;
 pub(crate) struct ListChunkWriter {
     reader: CacheReader,
     renderer: ObjectRenderer,
-    what: ListItemFormat,
+    format: ListItemFormat,
     /// Whether a chunk was derived or compressed, which takes about a millisecond.
     worked: AtomicBool,
 }
@@ -34,7 +34,7 @@ enum ListItemFormat {
 pub(crate) struct ChunkBatchPiece<'a> {
     pub(crate) batch: &'a ChunkBatch,
     /// The batch that precedes this one; `None` for the first.
-    pub(crate) behind: Option<&'a ChunkBatch>,
+    pub(crate) previous: Option<&'a ChunkBatch>,
     pub(crate) index: usize,
 }
 
@@ -42,7 +42,7 @@ impl ChunkBatchPiece<'_> {
     /// Returns whether the piece is shared by all lists. Lists that begin with its batch do not refer to the preceding
     /// one.
     pub(crate) fn is_shared(self) -> bool {
-        self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
+        self.batch.is_shared && self.previous.is_none_or(|previous| previous.is_shared)
     }
 }
 
@@ -60,11 +60,11 @@ const SHARED_BYTES: usize = 32 << 10;
 
 impl ListChunkWriter {
     pub(crate) fn items(reader: CacheReader, renderer: ObjectRenderer, frame: ListFrame) -> Self {
-        Self { reader, renderer, what: ListItemFormat::Items(frame), worked: AtomicBool::new(false) }
+        Self { reader, renderer, format: ListItemFormat::Items(frame), worked: AtomicBool::new(false) }
     }
 
     pub(crate) fn added(reader: CacheReader, renderer: ObjectRenderer) -> Self {
-        Self { reader, renderer, what: ListItemFormat::Added, worked: AtomicBool::new(false) }
+        Self { reader, renderer, format: ListItemFormat::Added, worked: AtomicBool::new(false) }
     }
 
     /// Returns the bytes of a chunk. The first caller encodes them; others wait.
@@ -74,21 +74,29 @@ impl ListChunkWriter {
         index: usize,
         cx: &Context<'_>,
     ) -> Poll<Result<PlainChunk, TranscodeError>> {
-        let write = || self.write(chunks, index);
-        if !chunks.is_whole(index) {
+        let (chunk, is_verbatim, is_shared) =
+            (chunks.chunk(index), self.renderer.is_verbatim(), chunks.is_shared(index));
+        let write = || {
+            if !is_verbatim {
+                self.worked.store(true, Ordering::Relaxed);
+            }
+            let written = self.write(chunks.objects(index), is_shared, self.estimate(chunk.lengths))?;
+            chunk.note_written(self.renderer.representation());
+            Ok(written)
+        };
+        if !is_shared {
             return Poll::Ready(write().map(|(plain, _)| plain));
         }
-        let part = match self.what {
+        let part = match self.format {
             ListItemFormat::Items(_) => ChunkObjectEncoding::Items,
             ListItemFormat::Added => ChunkObjectEncoding::Added,
         };
-        let format = self.format(chunks.chunk(index).name, part);
-        self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
+        self.reader.chunks().poll_plain(self.key(chunk.name, part), is_verbatim, cx, write)
     }
 
     /// Returns a compressed piece of a list, if it is cached.
     pub(crate) fn deflated(&self, at: ChunkBatchPiece<'_>) -> Option<DeflatedChunk> {
-        self.reader.chunks().deflated(self.format_of_piece(at))
+        self.reader.chunks().deflated(self.key_of_piece(at))
     }
 
     /// Returns a compressed piece; the first caller compresses it. It may refer to the `window` bytes before its batch.
@@ -102,10 +110,10 @@ impl ListChunkWriter {
     ) -> Poll<Result<DeflatedChunk, TranscodeError>> {
         let make = || {
             self.worked.store(true, Ordering::Relaxed);
-            let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(chunks, behind, window));
+            let before = at.previous.filter(|_| at.index == 0).map(|previous| self.tail(chunks, previous, window));
             Ok(deflate(&before.transpose()?.unwrap_or_default()))
         };
-        self.reader.chunks().poll_deflated(self.format_of_piece(at), cx, make)
+        self.reader.chunks().poll_deflated(self.key_of_piece(at), cx, make)
     }
 
     /// Returns the last `bytes` bytes of a batch, or the whole batch if it is shorter.
@@ -113,9 +121,7 @@ impl ListChunkWriter {
         let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
-            let mut pieces = EncodedChunkPieces::new(self.reader.chunks().account().clone());
-            self.put(object, true, &mut pieces)?;
-            let object = pieces.end().0.concat();
+            let object = self.write([object], true, 0)?.0.concat();
             len += object.len();
             written.push(object);
             if len >= bytes + self.separator() {
@@ -135,7 +141,7 @@ impl ListChunkWriter {
 
     /// Returns the length of the separator that a chunk begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
-        match &self.what {
+        match &self.format {
             ListItemFormat::Items(_) if self.renderer.representation().encoding() == FeedEncoding::Json => 1,
             ListItemFormat::Items(_) | ListItemFormat::Added => 0,
         }
@@ -155,7 +161,7 @@ impl ListChunkWriter {
         written
     }
 
-    fn format(&self, chunk: u128, part: ChunkObjectEncoding) -> EncodedChunkKey {
+    fn key(&self, chunk: u128, part: ChunkObjectEncoding) -> EncodedChunkKey {
         EncodedChunkKey {
             chunk,
             representation: self.renderer.representation(),
@@ -164,65 +170,54 @@ impl ListChunkWriter {
         }
     }
 
-    fn format_of_piece(&self, at: ChunkBatchPiece<'_>) -> EncodedChunkKey {
-        let behind = at.behind.map(|behind| behind.name);
-        self.format(at.batch.name, ChunkObjectEncoding::Deflated { behind, piece: at.index })
+    fn key_of_piece(&self, at: ChunkBatchPiece<'_>) -> EncodedChunkKey {
+        let behind = at.previous.map(|previous| previous.name);
+        self.key(at.batch.name, ChunkObjectEncoding::Deflated { behind, piece: at.index })
     }
 
-    /// Returns the pieces of a chunk, and how many of their bytes are not the store's own.
-    fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), TranscodeError> {
-        let lengths = chunks.chunk(index).lengths;
+    /// Returns the pieces of a chunk, and how many of their bytes are not the store's own. If the bytes of an object
+    /// are not cached with the chunk and cost more than a copy, they are cached with the object.
+    fn write<'a>(
+        &self,
+        objects: impl IntoIterator<Item = &'a Arc<ObjectRevision>>,
+        is_cached: bool,
+        capacity: usize,
+    ) -> Result<(PlainChunk, usize), TranscodeError> {
+        let (is_verbatim, representation) = (self.renderer.is_verbatim(), self.renderer.representation());
         let mut pieces = EncodedChunkPieces::new(self.reader.chunks().account().clone());
-        if !self.renderer.is_verbatim() {
-            self.worked.store(true, Ordering::Relaxed);
+        pieces.open.reserve(capacity);
+        for object in objects {
+            if is_cached && representation.encoding() == FeedEncoding::Json && !is_verbatim {
+                // The length is not known yet, and JSON does not need it.
+                self.put_head(0, &mut pieces.open);
+                self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
+            } else {
+                let body = self.reader.body(object, &self.renderer)?;
+                self.put_head(body.len(), &mut pieces.open);
+                pieces.put(body, is_verbatim);
+            }
+            if matches!(self.format, ListItemFormat::Added) {
+                self.renderer.envelope().put_frame_tail(&mut pieces.open);
+            }
         }
-        pieces.open.reserve(self.estimate(lengths.items, lengths.bytes));
-        for object in chunks.objects(index) {
-            self.put(object, chunks.is_whole(index), &mut pieces)?;
-        }
-        chunks.chunk(index).note_written(self.renderer.representation());
         Ok(pieces.end())
     }
 
-    /// Writes an object. If its bytes are not cached with the chunk and cost more than a copy, they are cached with the
-    /// object.
-    fn put(
-        &self,
-        object: &Arc<ObjectRevision>,
-        with_chunk: bool,
-        pieces: &mut EncodedChunkPieces,
-    ) -> Result<(), TranscodeError> {
-        if with_chunk && self.renderer.representation().encoding() == FeedEncoding::Json && !self.renderer.is_verbatim()
-        {
-            // The length is not known yet, and JSON does not need it.
-            self.put_head(0, &mut pieces.open);
-            self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
-        } else {
-            let body = self.reader.body(object, &self.renderer)?;
-            self.put_head(body.len(), &mut pieces.open);
-            pieces.put(body, self.renderer.is_verbatim());
-        }
-        if matches!(self.what, ListItemFormat::Added) {
-            self.renderer.envelope().put_frame_tail(&mut pieces.open);
-        }
-        Ok(())
-    }
-
     fn put_head(&self, body_len: usize, out: &mut Vec<u8>) {
-        match &self.what {
+        match &self.format {
             ListItemFormat::Items(frame) => frame.put_item_head(false, body_len, out),
             ListItemFormat::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
         }
     }
 
     /// Estimates the number of bytes of an encoded chunk.
-    fn estimate(&self, objects: usize, bytes: usize) -> usize {
-        let around = match &self.what {
+    fn estimate(&self, ListItemLengths { items, bytes, .. }: ListItemLengths) -> usize {
+        let around = match &self.format {
             ListItemFormat::Items(frame) => frame.item_len(0) + 4,
             ListItemFormat::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
         };
         let bodies = if self.renderer.is_verbatim() { bytes } else { bytes + bytes / 2 };
-        objects * around + bodies
+        items * around + bodies
     }
 }
 

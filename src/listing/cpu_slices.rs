@@ -26,7 +26,7 @@ pub(crate) struct CallerCpuSlices(Arc<Mutex<CpuSliceQueue>>);
 #[derive(Debug)]
 pub(crate) struct CpuSlice {
     slices: CallerCpuSlices,
-    whose: ScanOwner,
+    owner: ScanOwner,
     taken: Instant,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct CpuSlice {
 #[derive(Debug)]
 pub(crate) struct CpuSliceWaiter {
     slices: CallerCpuSlices,
-    whose: ScanOwner,
+    owner: ScanOwner,
 }
 
 #[derive(Debug)]
@@ -43,18 +43,18 @@ struct CpuSliceQueue {
     free: Vec<Instant>,
     round: u64,
     /// The time since when a slice is reserved for callers that have not had a slice in this round.
-    kept_since: Option<Instant>,
+    reserved_since: Option<Instant>,
     /// The callers that wait for a slice, or that have had a slice in this round.
     callers: HashMap<ScanOwner, CpuSliceCaller>,
     /// The number of callers that requested a slice at the last count.
-    wanted_by: u32,
+    requested_by: u32,
 }
 
 #[derive(Debug)]
 struct CpuSliceCaller {
     waiting: u32,
     /// The time at which the caller last requested a slice.
-    tried: Instant,
+    requested_at: Instant,
     /// The round of the caller's next slice.
     round: u64,
 }
@@ -62,92 +62,95 @@ struct CpuSliceCaller {
 /// The minimum time between the starts of two uses of the same slice. A use takes about half of it.
 const PERIOD: Duration = Duration::from_millis(2);
 /// The time for which a slice is reserved for callers that have not had a slice in this round.
-const KEPT_FOR: Duration = Duration::from_millis(4);
+const RESERVED_FOR: Duration = Duration::from_millis(4);
 /// The longest retry delay of a poll that found no slice, in milliseconds.
 const TRY_AGAIN_MAX: u32 = 64;
 /// The target number of retries per millisecond of all polls together, subject to `TRY_AGAIN_MAX`.
 const TRIES: u32 = 16;
 /// The time without a retry after which a poll counts as abandoned by its client.
-const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
+const ABANDONED_AFTER: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
 impl CallerCpuSlices {
     pub(crate) fn new(at_a_time: usize) -> Self {
         let (free, callers) = (vec![Instant::now(); at_a_time], HashMap::new());
-        Self(Arc::new(Mutex::new(CpuSliceQueue { free, round: 0, kept_since: None, callers, wanted_by: 1 })))
+        Self(Arc::new(Mutex::new(CpuSliceQueue { free, round: 0, reserved_since: None, callers, requested_by: 1 })))
     }
 
     /// Takes a slice, or returns the delay before the next attempt.
-    pub(crate) fn take(&self, whose: &ScanOwner) -> Result<CpuSlice, Duration> {
+    pub(crate) fn take(&self, owner: &ScanOwner) -> Result<CpuSlice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
-        if let Some(caller) = queue.callers.get_mut(whose) {
-            caller.tried = now;
+        if let Some(caller) = queue.callers.get_mut(owner) {
+            caller.requested_at = now;
         }
-        let place = queue.free.iter().position(|since| *since <= now);
-        match place.filter(|_| queue.is_due(whose, now)) {
-            Some(place) => {
-                queue.free.swap_remove(place);
-                queue.kept_since = None;
-                Ok(CpuSlice { slices: self.clone(), whose: whose.clone(), taken: now })
+        let slot = queue.free.iter().position(|since| *since <= now);
+        match slot.filter(|_| queue.is_due(owner, now)) {
+            Some(slot) => {
+                queue.free.swap_remove(slot);
+                queue.reserved_since = None;
+                Ok(CpuSlice { slices: self.clone(), owner: owner.clone(), taken: now })
             }
             None => {
-                let own = queue.callers.get(whose).map_or(1, |caller| caller.waiting.max(1));
-                let spread = (own.saturating_mul(queue.wanted_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
+                let own = queue.callers.get(owner).map_or(1, |caller| caller.waiting.max(1));
+                let spread = (own.saturating_mul(queue.requested_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
                 Err(Duration::from_millis(1) * random::u32(1..=spread))
             }
         }
     }
 
     /// Counts one more waiting poll of this caller.
-    pub(crate) fn wait(&self, whose: &ScanOwner) -> CpuSliceWaiter {
+    pub(crate) fn wait(&self, owner: &ScanOwner) -> CpuSliceWaiter {
         let now = Instant::now();
         let mut queue = self.0.lock();
-        let unknown = CpuSliceCaller { waiting: 0, tried: now, round: queue.round };
-        queue.callers.entry(whose.clone()).or_insert(unknown).waiting += 1;
-        CpuSliceWaiter { slices: self.clone(), whose: whose.clone() }
+        let unknown = CpuSliceCaller { waiting: 0, requested_at: now, round: queue.round };
+        queue.callers.entry(owner.clone()).or_insert(unknown).waiting += 1;
+        CpuSliceWaiter { slices: self.clone(), owner: owner.clone() }
     }
 }
 
 impl CpuSliceQueue {
     /// Returns whether a caller may take a free slice.
-    fn is_due(&mut self, whose: &ScanOwner, now: Instant) -> bool {
-        let Some(caller) = self.callers.get(whose) else { return true };
+    fn is_due(&mut self, owner: &ScanOwner, now: Instant) -> bool {
+        let Some(caller) = self.callers.get(owner) else { return true };
         if caller.round <= self.round {
             return true;
         }
         let round = caller.round;
-        match self.kept_since {
-            Some(since) if now < since + KEPT_FOR => return false,
+        match self.reserved_since {
+            Some(since) if now < since + RESERVED_FOR => return false,
             // They did not retry in time, so slices are not reserved for them until they do.
-            Some(_) => self.kept_for().for_each(|(_, caller)| caller.tried = now - GONE),
+            Some(_) => self.reserved_for().for_each(|(_, caller)| caller.requested_at = now - ABANDONED_AFTER),
             None => {}
         }
-        if self.kept_for().any(|(other, caller)| other != whose && caller.tried + GONE > now) {
-            self.kept_since.get_or_insert(now);
+        if self.reserved_for().any(|(other, caller)| other != owner && caller.requested_at + ABANDONED_AFTER > now) {
+            self.reserved_since.get_or_insert(now);
             return false;
         }
-        (self.round, self.kept_since) = (round, None);
+        (self.round, self.reserved_since) = (round, None);
         true
     }
 
     /// Iterates over the callers that wait and have not had their slice in this round.
-    fn kept_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut CpuSliceCaller)> {
+    fn reserved_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut CpuSliceCaller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
 
     /// Returns a slice after use of the duration `took`.
-    fn used(&mut self, whose: &ScanOwner, taken: Instant, took: Duration) {
+    fn used(&mut self, owner: &ScanOwner, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;
-        let is_there = |caller: &CpuSliceCaller| caller.waiting > 0 && caller.tried + GONE > now;
-        let others = self.callers.iter().filter(|(other, caller)| *other != whose && is_there(caller)).count();
-        self.wanted_by = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
+        let is_waiting = |caller: &CpuSliceCaller| caller.waiting > 0 && caller.requested_at + ABANDONED_AFTER > now;
+        let others = self.callers.iter().filter(|(other, caller)| *other != owner && is_waiting(caller)).count();
+        self.requested_by = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
         if others == 0 {
             self.round += 1;
         } else {
             let round = self.round + 1;
-            self.callers.entry(whose.clone()).or_insert(CpuSliceCaller { waiting: 0, tried: now, round }).round = round;
+            self.callers
+                .entry(owner.clone())
+                .or_insert(CpuSliceCaller { waiting: 0, requested_at: now, round })
+                .round = round;
         }
         let round = self.round;
         self.callers.retain(|_, caller| caller.waiting > 0 || caller.round > round);
@@ -157,7 +160,7 @@ impl CpuSliceQueue {
 impl Drop for CpuSlice {
     fn drop(&mut self) {
         let took = self.taken.elapsed();
-        self.slices.0.lock().used(&self.whose, self.taken, took);
+        self.slices.0.lock().used(&self.owner, self.taken, took);
     }
 }
 
@@ -165,10 +168,10 @@ impl Drop for CpuSliceWaiter {
     fn drop(&mut self) {
         let mut queue = self.slices.0.lock();
         let round = queue.round;
-        if let Some(caller) = queue.callers.get_mut(&self.whose) {
+        if let Some(caller) = queue.callers.get_mut(&self.owner) {
             caller.waiting -= 1;
             if caller.waiting == 0 && caller.round <= round {
-                queue.callers.remove(&self.whose);
+                queue.callers.remove(&self.owner);
             }
         }
     }
@@ -191,9 +194,9 @@ mod tests {
     async fn used(slices: &CallerCpuSlices, watches: &[(ScanOwner, usize)], time: Duration) -> Vec<usize> {
         let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
         let mut tasks = tokio::task::JoinSet::new();
-        for ((whose, watches), count) in watches.iter().zip(&counts) {
+        for ((owner, watches), count) in watches.iter().zip(&counts) {
             for _ in 0..*watches {
-                let (mut scan_budget, count) = (ScanBudget::new(slices.clone(), whose.clone(), false), count.clone());
+                let (mut scan_budget, count) = (ScanBudget::new(slices.clone(), owner.clone(), false), count.clone());
                 tasks.spawn(async move {
                     loop {
                         let slice = std::future::poll_fn(|cx| scan_budget.poll(cx)).await;
@@ -229,7 +232,7 @@ mod tests {
     async fn unpolled_waiter_does_not_block_other_callers() {
         let slices = CallerCpuSlices::new(1);
         let stuck: Vec<_> = (10..60).map(|n| slices.wait(&Some(payer(n)))).collect();
-        sleep(GONE).await;
+        sleep(ABANDONED_AFTER).await;
         let alone = used(&slices, &[(Some(payer(0)), 1)], Duration::from_secs(1)).await[0];
         assert!(alone >= 200, "{alone}");
         drop(stuck);
@@ -241,7 +244,7 @@ mod tests {
         let slices = CallerCpuSlices::new(1);
         used(&slices, &[(Some(payer(1)), 5), (Some(payer(2)), 5)], Duration::from_millis(100)).await;
         sleep(Duration::from_secs(1)).await;
-        drop(slices.take(&Some(payer(3))).expect("nobody has it"));
+        drop(slices.take(&Some(payer(3))).expect("it is free"));
         assert!(slices.0.lock().callers.is_empty());
     }
 

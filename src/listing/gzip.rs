@@ -12,7 +12,7 @@ mod member;
 mod tests;
 mod text;
 
-pub(crate) use self::list::GzipListBody;
+pub(crate) use self::list::GzipList;
 
 use bytes::{Bytes, BytesMut};
 
@@ -22,7 +22,7 @@ use self::text::SlicedText;
 
 /// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
 /// quality.
-pub(crate) fn is_asked_for(accept_encoding: &str) -> bool {
+pub(crate) fn is_accepted(accept_encoding: &str) -> bool {
     accept_encoding.split(',').any(|token| token.trim() == "gzip")
 }
 

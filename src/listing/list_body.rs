@@ -1,27 +1,83 @@
+use std::fmt;
+use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 
-use super::chunk_writer::{ChunkBatchPiece, ListChunkWriter};
-use super::page_chunks::PageChunks;
-use super::scan_pacer::{ScanBudget, YieldPause};
-use crate::cache::{DeflatedChunk, PlainChunk};
-use crate::wire::{ListFrame, TranscodeError};
+use super::chunk_writer::ListChunkWriter;
+use super::page::{CollectionPage, PageChunks};
+use super::scan_pacer::{ScanBudget, ScanPacer, YieldPause};
+use crate::cache::PlainChunk;
+use crate::wire::{FeedEncoding, ObjectRenderer, TranscodeError};
 
 /// The length in bytes above which responses are compressed. It is the apiserver's own bound.
 pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
+/// The maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
+const JOINED_BYTES_MAX: usize = 16 << 10;
 
-/// A LIST response that is being sent. It holds only the current piece, which is shared.
+/// A LIST response that is being sent. Small slices are joined, so that they are sent together. Large ones are not
+/// copied.
 #[derive(Debug)]
 pub(crate) struct ListBody {
+    slices: Box<dyn ListSlices>,
+    /// The slice that did not fit with the previous ones.
+    next: Option<Bytes>,
+}
+
+/// The bytes of a LIST response, in slices of any length.
+pub(crate) trait ListSlices: fmt::Debug + Send {
+    /// Returns the next slice; `None` after the last.
+    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>>;
+
+    /// Returns whether it is known that no slice is left.
+    fn is_over(&self) -> bool;
+}
+
+impl ListBody {
+    pub(crate) fn new(slices: impl ListSlices + 'static) -> Self {
+        Self { slices: Box::new(slices), next: None }
+    }
+
+    /// Returns the next bytes; `None` after the last.
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
+        let mut joined = BytesMut::new();
+        loop {
+            let slice = match self.next.take() {
+                Some(slice) => slice,
+                None => match self.slices.poll_slice(cx) {
+                    Poll::Ready(Some(Ok(slice))) => slice,
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                    _ if !joined.is_empty() => return Poll::Ready(Some(Ok(joined.freeze()))),
+                    over_or_pending => return over_or_pending,
+                },
+            };
+            if joined.len() + slice.len() <= JOINED_BYTES_MAX {
+                joined.extend_from_slice(&slice);
+            } else if joined.is_empty() {
+                return Poll::Ready(Some(Ok(slice)));
+            } else {
+                self.next = Some(slice);
+                return Poll::Ready(Some(Ok(joined.freeze())));
+            }
+        }
+    }
+
+    /// Returns whether it is known that all bytes have been returned.
+    pub(crate) fn is_over(&self) -> bool {
+        self.next.is_none() && self.slices.is_over()
+    }
+}
+
+/// A LIST response without compression. It holds only the current piece, which is shared.
+#[derive(Debug)]
+pub(crate) struct PlainList {
     pub(super) writer: ListChunkWriter,
     pub(super) chunks: PageChunks,
     pub(super) head: Bytes,
     pub(super) tail: Bytes,
     /// Whether the list is long enough for the apiserver to compress it.
-    worth: bool,
+    is_long: bool,
     at: ListSendPosition,
-    joined: ByteSliceJoiner,
     /// A pause after each shared chunk that was derived or compressed.
     rest: YieldPause,
     /// The scan budget for chunks that belong to this client alone.
@@ -33,87 +89,62 @@ pub(crate) struct ListBody {
 enum ListSendPosition {
     Head,
     /// The next chunk of the list, by its index.
-    Stretch(usize),
+    Chunk(usize),
     /// A piece of a chunk: the chunk's index, the chunk and the piece's index.
     Piece(usize, PlainChunk, usize),
     Over,
 }
 
-impl ListBody {
-    /// Creates a list response. `items_len` is the length of all items. If the head does not contain it, any value
-    /// above [`PLAIN_BYTES_MAX`] states that they are longer than that.
-    pub(crate) fn new(
-        writer: ListChunkWriter,
-        chunks: PageChunks,
-        frame: &ListFrame,
-        items_len: usize,
-        scan_budget: ScanBudget,
-    ) -> Self {
+impl PlainList {
+    /// Prepares the response with a page in a representation. Every object is checked to be encodable before the first
+    /// byte is sent.
+    pub(crate) async fn prepare(
+        page: CollectionPage,
+        renderer: &ObjectRenderer,
+        pace: &mut ScanPacer,
+    ) -> Result<Self, TranscodeError> {
+        let CollectionPage { reader, meta, chunks } = page;
         let items = chunks.lengths().items;
-        let (head, tail) = (frame.head(items, items_len), frame.tail());
-        let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
-        let (at, joined, rest) = (ListSendPosition::Head, ByteSliceJoiner::default(), YieldPause::default());
-        Self { writer, chunks, head, tail, worth, at, joined, rest, scan_budget }
-    }
-
-    /// Returns the next bytes; `None` after the last.
-    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
-        let mut joined = std::mem::take(&mut self.joined);
-        let chunk = joined.poll(|| self.poll_piece(cx));
-        self.joined = joined;
-        chunk
-    }
-
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
-        loop {
-            match &mut self.at {
-                ListSendPosition::Head => {
-                    self.at = ListSendPosition::Stretch(0);
-                    return Poll::Ready(Some(Ok(self.head.clone())));
+        let frame = renderer.list(&meta, items);
+        let writer = ListChunkWriter::items(reader, renderer.clone(), frame.clone());
+        let mut items_len = frame.items_len(chunks.lengths());
+        if !renderer.is_verbatim() {
+            // A JSON head contains no lengths, so it only matters whether the list is long enough to be compressed.
+            let measures = renderer.representation().encoding() == FeedEncoding::Protobuf;
+            items_len = 0;
+            for index in 0..chunks.len() {
+                if measures || items_len <= PLAIN_BYTES_MAX || !writer.was_written(&chunks, index) {
+                    let plain = poll_fn(|cx| writer.poll_plain(&chunks, index, cx)).await?;
+                    items_len += plain.iter().map(Bytes::len).sum::<usize>();
+                    pace.rest().await;
                 }
-                ListSendPosition::Stretch(index) if *index == self.chunks.len() => {
-                    self.at = ListSendPosition::Over;
-                    return Poll::Ready(Some(Ok(self.tail.clone())));
-                }
-                ListSendPosition::Stretch(index) => {
-                    let index = *index;
-                    match ready!(self.poll_plain(index, cx)) {
-                        Ok(plain) => self.at = ListSendPosition::Piece(index, plain, 0),
-                        Err(refused) => return Poll::Ready(Some(Err(refused))),
-                    }
-                }
-                ListSendPosition::Piece(index, plain, piece) => match plain.get(*piece) {
-                    Some(bytes) => {
-                        let (index, bytes, is_first) = (*index, bytes.clone(), *piece == 0);
-                        *piece += 1;
-                        let skipped = if is_first { self.skipped(index) } else { 0 };
-                        return Poll::Ready(Some(Ok(bytes.slice(skipped..))));
-                    }
-                    None => self.at = ListSendPosition::Stretch(*index + 1),
-                },
-                ListSendPosition::Over => return Poll::Ready(None),
             }
         }
+        Ok(Self {
+            writer,
+            chunks,
+            head: frame.head(items, items_len),
+            tail: frame.tail(),
+            is_long: frame.content_length(items, items_len) > PLAIN_BYTES_MAX,
+            at: ListSendPosition::Head,
+            rest: YieldPause::default(),
+            scan_budget: pace.scan_budget(),
+        })
     }
 
-    /// Returns the bytes of a chunk, each item with the separator that precedes it.
-    pub(crate) fn poll_plain(
-        &mut self,
-        index: usize,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<PlainChunk, TranscodeError>> {
-        let is_whole = self.chunks.is_whole(index);
-        self.poll_paced(is_whole, cx, |writer, chunks, cx| writer.poll_plain(chunks, index, cx))
+    /// Returns whether the list is long enough for the apiserver to compress it.
+    pub(crate) fn is_worth_compressing(&self) -> bool {
+        self.is_long
     }
 
     /// Returns how many bytes of a chunk this list omits, because its first item has no separator.
-    pub(crate) fn skipped(&self, index: usize) -> usize {
+    pub(super) fn skipped(&self, index: usize) -> usize {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
     /// Encodes when it may, and pauses after work. The first caller encodes shared bytes without waiting; bytes for a
     /// single client wait for a slice, and hold it while they are encoded.
-    fn poll_paced<T>(
+    pub(super) fn poll_paced<T>(
         &mut self,
         is_shared: bool,
         cx: &mut Context<'_>,
@@ -129,69 +160,43 @@ impl ListBody {
         }
         Poll::Ready(encoded)
     }
-
-    /// Returns whether the whole list has been returned.
-    pub(crate) fn is_over(&self) -> bool {
-        matches!(self.at, ListSendPosition::Over) && self.joined.is_empty()
-    }
-
-    /// Returns whether the list is long enough for the apiserver to compress it.
-    pub(crate) fn is_worth_compressing(&self) -> bool {
-        self.worth
-    }
-
-    /// Returns a compressed piece; the first caller compresses it. `deflate` gets the `window` bytes before the batch.
-    pub(crate) fn poll_deflated(
-        &mut self,
-        at: ChunkBatchPiece<'_>,
-        window: usize,
-        cx: &mut Context<'_>,
-        deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
-    ) -> Poll<Result<DeflatedChunk, TranscodeError>> {
-        self.poll_paced(at.is_shared(), cx, |writer, chunks, cx| writer.poll_deflated(chunks, at, window, cx, deflate))
-    }
 }
 
-/// Joins small slices, so that they are sent together. Large ones are not copied.
-#[derive(Debug, Default)]
-pub(crate) struct ByteSliceJoiner {
-    /// The slice that did not fit with the previous ones.
-    next: Option<Bytes>,
-}
-
-/// The maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
-const BYTES_MAX: usize = 16 << 10;
-
-impl ByteSliceJoiner {
-    /// Returns the next chunk, assembled from the slices that `poll_slice` returns.
-    pub(crate) fn poll<E>(
-        &mut self,
-        mut poll_slice: impl FnMut() -> Poll<Option<Result<Bytes, E>>>,
-    ) -> Poll<Option<Result<Bytes, E>>> {
-        let mut joined = BytesMut::new();
+impl ListSlices for PlainList {
+    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         loop {
-            let slice = match self.next.take() {
-                Some(slice) => slice,
-                None => match poll_slice() {
-                    Poll::Ready(Some(Ok(slice))) => slice,
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
-                    _ if !joined.is_empty() => return Poll::Ready(Some(Ok(joined.freeze()))),
-                    over_or_pending => return over_or_pending,
+            match &mut self.at {
+                ListSendPosition::Head => {
+                    self.at = ListSendPosition::Chunk(0);
+                    return Poll::Ready(Some(Ok(self.head.clone())));
+                }
+                ListSendPosition::Chunk(index) if *index == self.chunks.len() => {
+                    self.at = ListSendPosition::Over;
+                    return Poll::Ready(Some(Ok(self.tail.clone())));
+                }
+                ListSendPosition::Chunk(index) => {
+                    let index = *index;
+                    let is_shared = self.chunks.is_shared(index);
+                    let encode =
+                        |writer: &ListChunkWriter, chunks: &_, cx: &Context<'_>| writer.poll_plain(chunks, index, cx);
+                    let plain = ready!(self.poll_paced(is_shared, cx, encode))?;
+                    self.at = ListSendPosition::Piece(index, plain, 0);
+                }
+                ListSendPosition::Piece(index, plain, piece) => match plain.get(*piece) {
+                    Some(bytes) => {
+                        let (index, bytes, is_first) = (*index, bytes.clone(), *piece == 0);
+                        *piece += 1;
+                        let skipped = if is_first { self.skipped(index) } else { 0 };
+                        return Poll::Ready(Some(Ok(bytes.slice(skipped..))));
+                    }
+                    None => self.at = ListSendPosition::Chunk(*index + 1),
                 },
-            };
-            if joined.len() + slice.len() <= BYTES_MAX {
-                joined.extend_from_slice(&slice);
-            } else if joined.is_empty() {
-                return Poll::Ready(Some(Ok(slice)));
-            } else {
-                self.next = Some(slice);
-                return Poll::Ready(Some(Ok(joined.freeze())));
+                ListSendPosition::Over => return Poll::Ready(None),
             }
         }
     }
 
-    /// Returns whether no slice is left over.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.next.is_none()
+    fn is_over(&self) -> bool {
+        matches!(self.at, ListSendPosition::Over)
     }
 }

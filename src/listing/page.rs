@@ -1,15 +1,14 @@
-use std::future::poll_fn;
+//! The objects of a page, and the chunks that they form.
+
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::chunk_writer::ListChunkWriter;
-use super::list_body::{ListBody, PLAIN_BYTES_MAX};
-use super::namespace_check;
-use super::page_chunks::PageChunks;
+use super::object_scan;
 use super::scan_pacer::ScanPacer;
 use crate::auth::ReadPermission;
-use crate::cache::{CacheReader, CollectionView, FeedSnapshot};
+use crate::cache::{CacheReader, CollectionView, FeedSnapshot, ObjectChunk, ObjectChunkBuilder};
 use crate::feeds::FeedHandle;
-use crate::wire::{FeedEncoding, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
+use crate::wire::{ListItemLengths, ListMeta, ObjectRevision, Representation};
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ListPlan, ResourceVersionMatch, Selector};
 
 /// A request for one page of a collection.
@@ -27,9 +26,41 @@ pub(crate) struct ListPageRequest {
 /// One page of a collection, before it is encoded.
 #[derive(Debug)]
 pub(crate) struct CollectionPage {
-    reader: CacheReader,
-    meta: ListMeta,
-    chunks: PageChunks,
+    pub(super) reader: CacheReader,
+    pub(super) meta: ListMeta,
+    pub(super) chunks: PageChunks,
+}
+
+/// The objects of a page in key order: chunks that all lists share, and chunks of objects selected for this page alone.
+#[derive(Debug)]
+pub(crate) struct PageChunks {
+    snapshot: FeedSnapshot,
+    shared: Arc<[ObjectChunk]>,
+    parts: Vec<PageChunk>,
+    lengths: ListItemLengths,
+}
+
+#[derive(Debug)]
+enum PageChunk {
+    Shared(usize),
+    Selected(ObjectChunk, Vec<Arc<ObjectRevision>>),
+}
+
+/// Consecutive objects that do not form a chunk yet.
+#[derive(Debug)]
+struct SelectedObjectRun {
+    chunker: ObjectChunkBuilder,
+    objects: Vec<Arc<ObjectRevision>>,
+}
+
+/// Consecutive chunks that are compressed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChunkBatch {
+    pub(crate) chunks: Range<usize>,
+    /// A number that identifies the content of the batch.
+    pub(crate) name: u128,
+    /// Whether the batch has only chunks of the snapshot, whose bytes all lists share.
+    pub(crate) is_shared: bool,
 }
 
 /// Selects the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
@@ -54,14 +85,14 @@ pub(crate) async fn page(
     let mut more = if whole {
         chunks.put_chunks(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
-        let looked_at = snapshot.looked_at(&read.view, namespaced, start.as_deref());
-        namespace_check::pick(&mut chunks, looked_at, (permit, &read.view), limit, pace).await;
+        let objects = snapshot.looked_at(&read.view, namespaced, start.as_deref());
+        chunks.put_matching(objects, (permit, &read.view), limit, pace).await;
         0
     };
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
     if let Some(last) = chunks.last().filter(|_| chunks.lengths().items == limit) {
         if !whole {
-            more = usize::from(is_left_behind(permit, feed, snapshot, read, last, pace).await);
+            more = usize::from(has_more_to_scan(permit, feed, snapshot, read, last, pace).await);
         }
         if more > 0 {
             meta.continue_token =
@@ -82,38 +113,172 @@ impl CollectionPage {
     pub(crate) fn bytes(&self) -> usize {
         self.chunks.lengths().bytes
     }
+}
 
-    /// Encodes the page in a representation. Every object is checked to be encodable before the first byte is sent.
-    pub(crate) async fn written_by(
-        self,
-        renderer: &ObjectRenderer,
-        pace: &mut ScanPacer,
-    ) -> Result<ListBody, TranscodeError> {
-        let Self { reader, meta, chunks } = self;
-        let items = chunks.lengths().items;
-        let frame = renderer.list(&meta, items);
-        let writer = ListChunkWriter::items(reader, renderer.clone(), frame.clone());
-        let mut items_len = frame.items_len(chunks.lengths());
-        if !renderer.is_verbatim() {
-            // A JSON head contains no lengths, so it only matters whether the list is long enough to be compressed.
-            let measures = renderer.representation().encoding() == FeedEncoding::Protobuf;
-            items_len = 0;
-            for index in 0..chunks.len() {
-                if measures || items_len <= PLAIN_BYTES_MAX || !writer.was_written(&chunks, index) {
-                    let plain = poll_fn(|cx| writer.poll_plain(&chunks, index, cx)).await?;
-                    items_len += plain.iter().map(bytes::Bytes::len).sum::<usize>();
-                    pace.rest().await;
-                }
+impl PageChunks {
+    /// Creates an empty page. `shared` are the chunks of the snapshot, or empty if objects are selected one by one.
+    pub(crate) fn new(snapshot: FeedSnapshot, shared: Arc<[ObjectChunk]>) -> Self {
+        Self { snapshot, shared, parts: Vec::new(), lengths: ListItemLengths::default() }
+    }
+
+    /// Returns whether the objects of a view form whole chunks except at its edges.
+    pub(crate) fn suit(view: &CollectionView) -> bool {
+        view.selector().is_everything()
+    }
+
+    /// Appends the objects of a view that [`suit`](Self::suit) accepts, from `start` on, up to `limit` objects in all.
+    /// Returns how many more there are.
+    pub(crate) fn put_chunks(
+        &mut self,
+        permit: &ReadPermission,
+        view: &CollectionView,
+        namespaced: bool,
+        start: Option<&str>,
+        limit: usize,
+    ) -> usize {
+        let (shared, snapshot) = (self.shared.clone(), self.snapshot.clone());
+        let namespace = view.namespace().filter(|_| namespaced);
+        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let start = start.unwrap_or_default().max(&prefix);
+        let whole = shared.partition_point(|chunk| chunk.first.as_str() < start);
+        // The rest of the chunk in whose middle the page starts.
+        let end = shared.get(whole).map(|chunk| &chunk.first);
+        let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
+        let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
+        let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
+        for (index, chunk) in shared.iter().enumerate().skip(whole) {
+            if !chunk.first.as_str().starts_with(&prefix) {
+                break;
+            }
+            if !permit.sees(chunk.first.namespace()) {
+                continue;
+            }
+            if chunk.lengths.items <= limit - self.lengths.items {
+                self.lengths = self.lengths + chunk.lengths;
+                self.parts.push(PageChunk::Shared(index));
+            } else if self.lengths.items < limit {
+                more += self.put(snapshot.objects_of(chunk), limit);
+            } else {
+                more += chunk.lengths.items;
             }
         }
-        Ok(ListBody::new(writer, chunks, &frame, items_len, pace.scan_budget()))
+        more
+    }
+
+    /// Appends the objects that the caller may see and that the view matches, up to `limit`, which is not zero.
+    async fn put_matching<'a>(
+        &mut self,
+        objects: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+        seen: (&'a ReadPermission, &CollectionView),
+        limit: usize,
+        pace: &mut ScanPacer,
+    ) {
+        let (mut run, mut selected) = (self.begin_run(), 0);
+        let select = |object| {
+            self.extend_run(&mut run, object);
+            selected += 1;
+            selected < limit
+        };
+        object_scan::scan(objects, seen, pace, select).await;
+        self.end_run(run);
+    }
+
+    /// Appends objects to the page, up to `limit` in all. Returns how many more there are.
+    fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<ObjectRevision>>, limit: usize) -> usize {
+        let mut run = self.begin_run();
+        for object in objects.by_ref().take(limit - self.lengths.items) {
+            self.extend_run(&mut run, object);
+        }
+        self.end_run(run);
+        objects.count()
+    }
+
+    fn begin_run(&self) -> SelectedObjectRun {
+        SelectedObjectRun { chunker: self.snapshot.chunker(), objects: Vec::new() }
+    }
+
+    fn extend_run(&mut self, run: &mut SelectedObjectRun, object: &Arc<ObjectRevision>) {
+        if let Some(chunk) = run.chunker.put(object) {
+            self.put_selected(chunk, std::mem::take(&mut run.objects));
+        }
+        run.objects.push(object.clone());
+    }
+
+    fn end_run(&mut self, run: SelectedObjectRun) {
+        if let Some(chunk) = run.chunker.end() {
+            self.put_selected(chunk, run.objects);
+        }
+    }
+
+    fn put_selected(&mut self, chunk: ObjectChunk, objects: Vec<Arc<ObjectRevision>>) {
+        self.lengths = self.lengths + chunk.lengths;
+        self.parts.push(PageChunk::Selected(chunk, objects));
+    }
+
+    /// Returns the number of objects and their length in upstream's encoding.
+    pub(crate) fn lengths(&self) -> ListItemLengths {
+        self.lengths
+    }
+
+    /// Returns the number of chunks of the page.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns the chunk of the page at `index`.
+    pub(crate) fn chunk(&self, index: usize) -> &ObjectChunk {
+        match &self.parts[index] {
+            PageChunk::Shared(chunk) => &self.shared[*chunk],
+            PageChunk::Selected(chunk, _) => chunk,
+        }
+    }
+
+    /// Returns whether a chunk is shared by all lists.
+    pub(crate) fn is_shared(&self, index: usize) -> bool {
+        matches!(self.parts[index], PageChunk::Shared(_))
+    }
+
+    /// Groups chunks, so that short chunks at the ends of namespaces are compressed together, about
+    /// [`ObjectChunk::BYTES`] at a time. As for chunks, the boundaries of a batch depend only on its content.
+    pub(crate) fn batches(&self) -> Vec<ChunkBatch> {
+        let mut batches: Vec<ChunkBatch> = Vec::new();
+        let (mut bytes, mut is_full) = (0, true);
+        for index in 0..self.len() {
+            let (chunk, is_shared) = (self.chunk(index), self.is_shared(index));
+            bytes += chunk.lengths.bytes;
+            match batches.last_mut().filter(|_| !is_full && bytes <= ObjectChunk::BYTES_MAX) {
+                Some(batch) => {
+                    batch.chunks.end = index + 1;
+                    batch.name = ObjectChunk::joined_name(batch.name, chunk.name);
+                    batch.is_shared &= is_shared;
+                }
+                None => {
+                    batches.push(ChunkBatch { chunks: index..index + 1, name: chunk.name, is_shared });
+                    bytes = chunk.lengths.bytes;
+                }
+            }
+            is_full = chunk.is_full;
+        }
+        batches
+    }
+
+    pub(crate) fn objects(&self, index: usize) -> Vec<&Arc<ObjectRevision>> {
+        match &self.parts[index] {
+            PageChunk::Shared(chunk) => self.snapshot.objects_of(&self.shared[*chunk]).collect(),
+            PageChunk::Selected(_, objects) => objects.iter().collect(),
+        }
+    }
+
+    pub(crate) fn last(&self) -> Option<&ObjectRevision> {
+        let last = self.parts.len().checked_sub(1)?;
+        self.objects(last).last().map(|object| &***object)
     }
 }
 
 /// Returns whether the apiserver would have more objects to scan after `last`, which fills a page of a selection. The
 /// apiserver applies the selector during its scan, and returns a continue token while objects remain to be scanned. So
 /// the last page may be empty.
-async fn is_left_behind(
+async fn has_more_to_scan(
     permit: &ReadPermission,
     feed: &FeedHandle,
     snapshot: &FeedSnapshot,
@@ -128,8 +293,8 @@ async fn is_left_behind(
     let start = format!("{}\0", last.key.as_str());
     if permit.part().is_some() {
         // A caller with partial access must not learn how many objects it cannot see.
-        let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
-        return namespace_check::first(looked_at, (permit, &read.view), pace).await.is_some();
+        let objects = snapshot.looked_at(&read.view, namespaced, Some(&start));
+        return object_scan::first(objects, (permit, &read.view), pace).await.is_some();
     }
     let scope = CollectionView::new(read.view.namespace(), Selector::everything());
     let Some((field, value)) = index(feed, read) else {
@@ -140,7 +305,7 @@ async fn is_left_behind(
             return true;
         }
         if pace.spend(scope.cost_of(object)) {
-            pace.rest_from_looking().await;
+            pace.rest_after_scan().await;
         }
     }
     false

@@ -16,7 +16,7 @@ pub(crate) struct ScanPacer {
     turn: Option<ScanPermit>,
     scans: ScanQueue,
     slices: CallerCpuSlices,
-    whose: ScanOwner,
+    owner: ScanOwner,
     spent: usize,
     rests: usize,
 }
@@ -26,9 +26,9 @@ impl ScanPacer {
     pub(crate) fn new(
         turn: Option<ScanPermit>,
         (scans, slices): (ScanQueue, CallerCpuSlices),
-        whose: ScanOwner,
+        owner: ScanOwner,
     ) -> Self {
-        Self { turn, scans, slices, whose, spent: 0, rests: 0 }
+        Self { turn, scans, slices, owner, spent: 0, rests: 0 }
     }
 
     /// Adds the cost of scanned objects, and returns whether the scan must yield.
@@ -49,16 +49,16 @@ impl ScanPacer {
 
     /// Yields after a scan of objects one by one. If work without a turn becomes expensive, because there are more or
     /// larger objects than expected, it waits for a turn from then on.
-    pub(crate) async fn rest_from_looking(&mut self) {
+    pub(crate) async fn rest_after_scan(&mut self) {
         self.rest().await;
         if self.turn.is_none() {
-            self.turn = Some(self.scans.turn_late(self.whose.clone()).await);
+            self.turn = Some(self.scans.turn_late(self.owner.clone()).await);
         }
     }
 
     /// Returns the scan budget for work that is done later, in polls.
     pub(crate) fn scan_budget(&self) -> ScanBudget {
-        ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
+        ScanBudget::new(self.slices.clone(), self.owner.clone(), false)
     }
 
     /// Returns the number of yields of the scan.
@@ -98,7 +98,7 @@ impl fmt::Debug for YieldPause {
 #[derive(Debug)]
 pub(crate) struct ScanBudget {
     slices: CallerCpuSlices,
-    whose: ScanOwner,
+    owner: ScanOwner,
     left: usize,
     wait: Option<Box<CpuSliceWait>>,
     is_expensive: bool,
@@ -113,8 +113,8 @@ struct CpuSliceWait {
 impl ScanBudget {
     /// Creates a budget. If `is_expensive` is set, the client gets [`cost::GLANCE`] once, rather than each time that it
     /// has caught up, because the number of changes is unbounded.
-    pub(crate) fn new(slices: CallerCpuSlices, whose: ScanOwner, is_expensive: bool) -> Self {
-        Self { slices, whose, left: cost::GLANCE, wait: None, is_expensive }
+    pub(crate) fn new(slices: CallerCpuSlices, owner: ScanOwner, is_expensive: bool) -> Self {
+        Self { slices, owner, left: cost::GLANCE, wait: None, is_expensive }
     }
 
     /// Completes when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the
@@ -127,7 +127,7 @@ impl ScanBudget {
             if let Some(wait) = &mut self.wait {
                 ready!(wait.timer.as_mut().poll(cx));
             }
-            match (self.slices.take(&self.whose), &mut self.wait) {
+            match (self.slices.take(&self.owner), &mut self.wait) {
                 (Ok(slice), _) => {
                     (self.left, self.wait) = (cost::SLICE, None);
                     return Poll::Ready(Some(slice));
@@ -135,7 +135,7 @@ impl ScanBudget {
                 (Err(again), Some(wait)) => wait.timer.as_mut().reset(Instant::now() + again),
                 (Err(again), wait) => {
                     let timer = Box::pin(sleep(again));
-                    *wait = Some(Box::new(CpuSliceWait { timer, _counted: self.slices.wait(&self.whose) }));
+                    *wait = Some(Box::new(CpuSliceWait { timer, _counted: self.slices.wait(&self.owner) }));
                 }
             }
         }
@@ -146,12 +146,12 @@ impl ScanBudget {
         &mut self.left
     }
 
-    pub(crate) fn are_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.left == 0
     }
 
     /// Renews the budget, because the reader has caught up and further events are new.
-    pub(crate) fn begin_anew(&mut self) {
+    pub(crate) fn renew(&mut self) {
         if !self.is_expensive {
             self.left = cost::GLANCE;
         }

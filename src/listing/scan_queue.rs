@@ -41,18 +41,18 @@ impl ScanQueue {
     ///
     /// # Errors
     /// Too many scans wait, or the wait takes too long.
-    pub(crate) async fn turn(&self, whose: ScanOwner) -> Result<ScanPermit, LimitExceeded> {
-        let (all, own) = self.0.waiting(&whose);
-        if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
+    pub(crate) async fn turn(&self, owner: ScanOwner) -> Result<ScanPermit, LimitExceeded> {
+        let (all, own) = self.0.waiting(&owner);
+        if all >= WAITING_MAX || (owner.is_some() && own >= WAITING_PER_CALLER_MAX) {
             return Err(LimitExceeded("selections"));
         }
-        let called = timeout(WAIT_MAX, self.turn_late(whose)).await;
+        let called = timeout(WAIT_MAX, self.turn_late(owner)).await;
         called.map_err(|_| LimitExceeded("selections"))
     }
 
     /// Waits for a turn without a limit, because the caller has already started and is counted elsewhere.
-    pub(crate) async fn turn_late(&self, whose: ScanOwner) -> ScanPermit {
-        ScanPermit(self.0.wait(whose).await)
+    pub(crate) async fn turn_late(&self, owner: ScanOwner) -> ScanPermit {
+        ScanPermit(self.0.wait(owner).await)
     }
 }
 
@@ -83,8 +83,8 @@ mod tests {
     }
 
     /// Scans this number of slices and records each.
-    async fn scan(scans: ScanQueue, whose: ScanOwner, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
-        let mut turn = scans.turn(whose).await.expect("there is room");
+    async fn scan(scans: ScanQueue, owner: ScanOwner, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
+        let mut turn = scans.turn(owner).await.expect("there is room");
         for slice in 0..slices {
             if slice > 0 {
                 turn.rest().await;
@@ -96,7 +96,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn callers_alternate_slices_and_scans_of_one_caller_are_serial() {
         let (scans, notes) = (ScanQueue::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
-        let scan = |whose, slices, name| scan(scans.clone(), whose, slices, notes.clone(), name);
+        let scan = |owner, slices, name| scan(scans.clone(), owner, slices, notes.clone(), name);
         tokio::join!(
             scan(Some(caller(1)), 4, b'a'),
             scan(Some(caller(1)), 2, b'b'),
@@ -110,7 +110,7 @@ mod tests {
     #[tokio::test]
     async fn scans_are_limited_to_one_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(2);
-        let first = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        let first = scans.turn(Some(caller(1))).await.expect("no scan runs");
         assert!(scans.turn(Some(caller(1))).now_or_never().is_none(), "its one scans");
         let second = scans.turn(Some(caller(2))).now_or_never().expect("at once").expect("there is room");
         let mut third = Box::pin(scans.turn(Some(caller(3))));
@@ -131,7 +131,7 @@ mod tests {
     #[tokio::test]
     async fn canceled_scan_passes_its_turn_to_next_waiter() {
         let scans = ScanQueue::at_a_time(1);
-        let turn = scans.turn(Some(caller(1))).await.expect("nobody scans");
+        let turn = scans.turn(Some(caller(1))).await.expect("no scan runs");
         let mut gone = Box::pin(scans.turn(Some(caller(2))));
         let mut next = Box::pin(scans.turn(Some(caller(3))));
         assert!(gone.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
@@ -148,7 +148,7 @@ mod tests {
     #[tokio::test]
     async fn waiting_scans_are_limited_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(1);
-        let _turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
+        let _turn = scans.turn(Some(caller(0))).await.expect("no scan runs");
         let wait = |n| {
             let mut waits = Box::pin(scans.turn(Some(caller(n))));
             assert!(waits.as_mut().now_or_never().is_none());
@@ -166,7 +166,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn scan_wait_times_out() {
         let scans = ScanQueue::at_a_time(1);
-        let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
+        let turn = scans.turn(Some(caller(0))).await.expect("no scan runs");
         assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
         drop(turn);
         assert!(scans.0.is_empty());

@@ -60,7 +60,7 @@ impl BodyEncoderTracker {
 
     /// Whether `server` is known to encode objects in the bytes that the feed holds. This requires that it, the
     /// followed server and the servers that encoded the bodies all report the same build.
-    pub(super) fn writes_as_held(&self, server: &UpstreamServer) -> bool {
+    pub(super) fn writes_like_cache(&self, server: &UpstreamServer) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
         by.authorship() == BodyEncoderMatch::Present && server.writes_as(stream) == Some(true)
@@ -68,7 +68,7 @@ impl BodyEncoderTracker {
 
     /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
     /// state is served until the whole list is applied.
-    pub(super) fn takes_in(&self, servers: &[UpstreamServer]) {
+    pub(super) fn will_list_from(&self, servers: &[UpstreamServer]) {
         self.change(|by| servers.iter().for_each(|server| by.add(server)));
     }
 
@@ -144,9 +144,9 @@ impl BodyEncoderTracker {
 
     /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
-    /// With `indulgent`, states are also shown while the result is [`BodyEncoderMatch::Open`], because it may stay open
-    /// forever. This does not apply if a server has reported its release: then the other server will report it too, or
-    /// is soon treated as one that does not.
+    /// With `indulgent`, states are also served while the result is [`BodyEncoderMatch::Open`], because it may stay
+    /// open forever. This does not apply if a server has reported its release: then the other server will report it
+    /// too, or is soon treated as one that does not.
     pub(super) fn weigh(&self, indulgent: bool) -> BodyEncoderMatch {
         if !Self::concerns(&self.feed) {
             return BodyEncoderMatch::Present;
@@ -157,8 +157,8 @@ impl BodyEncoderTracker {
             (by.authorship(), minor, by.writer(), by.since)
         };
         let indulgent = indulgent && authorship == BodyEncoderMatch::Open && !self.by.borrow().has_been_reported();
-        let may_be_shown = authorship == BodyEncoderMatch::Present || indulgent;
-        if !may_be_shown {
+        let may_be_served = authorship == BodyEncoderMatch::Present || indulgent;
+        if !may_be_served {
             self.feed.body_release.set_present(false);
         }
         // The order matters. New bodies must be rendered for the new release, and old ones must not be rendered at all
@@ -170,7 +170,7 @@ impl BodyEncoderTracker {
             // Ends the watches of proxies: when they resume, they learn that another build encodes the objects.
             self.feed.reader.nudge();
         }
-        if may_be_shown {
+        if may_be_served {
             self.feed.body_release.set_present(true);
         }
         authorship
@@ -202,10 +202,10 @@ impl BodyEncoderCounts {
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else {
             return BodyEncoderMatch::Present;
         };
-        let as_it: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
-        if as_it.contains(&Some(false)) {
+        let comparisons: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
+        if comparisons.contains(&Some(false)) {
             BodyEncoderMatch::Other
-        } else if as_it.contains(&None) {
+        } else if comparisons.contains(&None) {
             BodyEncoderMatch::Open
         } else {
             BodyEncoderMatch::Present
@@ -271,28 +271,28 @@ mod tests {
     #[test]
     fn states_are_served_only_while_one_build_wrote_all_bodies() {
         let (written, feed) = written();
-        let shown = || feed.body_release.is_present();
+        let serves = || feed.body_release.is_present();
         let old = server(36, 1);
         written.listed(vec![old.clone()]);
         written.opened(&old);
-        assert_eq!((shown(), feed.renderings.release()), (true, Some(36)));
+        assert_eq!((serves(), feed.renderings.release()), (true, Some(36)));
         // Another connection, to a server of the same build.
         written.opened(&server(36, 1));
-        assert!(shown());
+        assert!(serves());
         let new = server(36, 2);
         written.opened(&new);
-        assert!(!shown(), "a patch may write otherwise, too");
+        assert!(!serves(), "a patch may write otherwise, too");
         // The new server encoded the events that came in between, so a return to the old server does not restore the
         // match.
         written.opened(&old);
-        assert!(!shown());
+        assert!(!serves());
         let count = written.follow().borrow().count;
         assert!(written.is_at(count));
         written.renewed(vec![server(36, 1)]);
-        assert!(shown() && !written.is_at(count));
+        assert!(serves() && !written.is_at(count));
         written.opened(&new);
         written.listed(vec![new]);
-        assert!(shown(), "all of it was listed anew");
+        assert!(serves(), "all of it was listed again");
     }
 
     #[test]
@@ -301,11 +301,11 @@ mod tests {
         let [old, same, new] = [server(36, 1), server(36, 1), server(37, 1)];
         written.listed(vec![old.clone()]);
         written.opened(&old);
-        written.takes_in(&[same]);
+        written.will_list_from(&[same]);
         assert!(feed.body_release.is_present(), "it writes the same");
         for other in [new, UpstreamServer::silent()] {
             let count = written.follow().borrow().count;
-            written.takes_in(std::slice::from_ref(&other));
+            written.will_list_from(std::slice::from_ref(&other));
             assert!(!feed.body_release.is_present() && !written.is_at(count));
             written.listed(vec![other]);
             assert!(feed.body_release.is_present());
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
         assert_eq!(written.weigh(true), BodyEncoderMatch::Open);
-        assert!(feed.body_release.is_present(), "it was asked, and failed");
+        assert!(feed.body_release.is_present(), "the request failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
         assert_eq!(written.weigh(true), BodyEncoderMatch::Open);
@@ -348,7 +348,7 @@ mod tests {
         written.opened(&server(36, 1));
         written.listed(vec![UpstreamServer::saying(None)]);
         written.opened(&server(36, 1));
-        assert!(!feed.body_release.is_present(), "nobody knows who wrote the bodies");
+        assert!(!feed.body_release.is_present(), "the encoder of the bodies is unknown");
     }
 
     #[test]

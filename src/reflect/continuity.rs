@@ -123,7 +123,7 @@ impl HistoryContinuity {
         }
     }
 
-    pub(super) fn is_sure(self) -> bool {
+    pub(super) fn is_certain(self) -> bool {
         self == Self::Certain
     }
 
@@ -147,7 +147,10 @@ pub(super) enum ResumeEvidence {
     Unknown,
 }
 
-pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, WatchStreamEnd>) -> ResumeEvidence {
+pub(super) fn resume_evidence(
+    resume_marker: &ResumeMarker,
+    item: &Result<StreamItem, WatchStreamEnd>,
+) -> ResumeEvidence {
     match item {
         Ok(StreamItem::Change { change, more })
             if std::iter::once(change).chain(more).any(|change| {

@@ -38,7 +38,7 @@ impl FeedUpstreamClient {
         is_done.await.ok()
     }
 
-    /// Reports to the reflector that an upstream response contradicts what the feed held in this history.
+    /// Reports to the reflector that an upstream response contradicts what the feed had in this history.
     pub(super) fn doubt(&self, history: u64) {
         // If the channel is full, a message is pending already; one suffices.
         let _ = self.findings.try_send(ReflectorFinding::HistoryMismatch { history });

@@ -79,9 +79,9 @@ pub(super) struct FeedCompleteness {
 }
 
 impl FeedCompleteness {
-    /// Records that the current state was listed by a request sent at `asked`.
-    pub(super) fn listed(&mut self, asked: Instant) {
-        (self.as_of, self.awaited) = (Some(asked), None);
+    /// Records that the current state was listed by a request sent at `requested_at`.
+    pub(super) fn listed(&mut self, requested_at: Instant) {
+        (self.as_of, self.awaited) = (Some(requested_at), None);
     }
 
     /// Records that a state of unknown age was listed. `upstream` is the position of upstream's storage.
@@ -96,7 +96,7 @@ impl FeedCompleteness {
     }
 
     /// Records that an item of the stream moved the feed from version `from` to `to`.
-    pub(super) fn came(&mut self, is_bookmark: bool, from: ResourceVersion, to: ResourceVersion, now: Instant) {
+    pub(super) fn advanced(&mut self, is_bookmark: bool, from: ResourceVersion, to: ResourceVersion, now: Instant) {
         if to <= from {
             return;
         }
@@ -109,7 +109,7 @@ impl FeedCompleteness {
 
     fn reached(&mut self, rv: ResourceVersion) {
         if let Some(position) = self.awaited.take_if(|position| position.at <= rv) {
-            self.as_of = self.as_of.max(Some(position.asked));
+            self.as_of = self.as_of.max(Some(position.requested_at));
         }
     }
 
@@ -120,10 +120,10 @@ impl FeedCompleteness {
     }
 }
 
-/// A version and the time at which it was requested: no write that was complete at `asked` is newer.
+/// A version and the time at which it was requested: no write that was complete at `requested_at` is newer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservedResourceVersion {
-    pub(super) asked: Instant,
+    pub(super) requested_at: Instant,
     pub(super) at: ResourceVersion,
 }
 
@@ -206,31 +206,31 @@ mod tests {
         let [a, b, c, d] = [5, 6, 7, 8].map(ResourceVersion);
         known.begins_at(a, None);
         known.opened(false);
-        known.came(false, a, b, start);
+        known.advanced(false, a, b, start);
         assert_eq!(known.age(None, start), None, "an event may be old");
-        known.came(true, b, b, start);
+        known.advanced(true, b, b, start);
         assert_eq!(known.age(None, start), None, "what repeats a version says nothing");
         assert_eq!(known.age(Some(start), start + second), Some(second), "a proof does");
-        known.came(true, b, c, start);
-        known.came(false, c, d, start + second);
+        known.advanced(true, b, c, start);
+        known.advanced(false, c, d, start + second);
         assert_eq!(known.age(None, start + 3 * second), Some(2 * second));
         assert_eq!(known.age(Some(start), start + 3 * second), Some(2 * second), "the later one counts");
     }
 
     #[test]
     fn events_up_to_the_checked_version_get_the_check_time() {
-        let (mut known, asked) = (FeedCompleteness::default(), Instant::now());
+        let (mut known, requested_at) = (FeedCompleteness::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
-        known.begins_at(a, Some(ObservedResourceVersion { asked, at: c }));
+        known.begins_at(a, Some(ObservedResourceVersion { requested_at, at: c }));
         known.opened(false);
         let minute = Duration::from_secs(60);
-        known.came(false, a, b, asked + minute);
-        assert_eq!(known.age(None, asked + minute), None);
-        known.came(false, b, c, asked + minute);
-        assert_eq!(known.age(None, asked + 2 * minute), Some(2 * minute));
+        known.advanced(false, a, b, requested_at + minute);
+        assert_eq!(known.age(None, requested_at + minute), None);
+        known.advanced(false, b, c, requested_at + minute);
+        assert_eq!(known.age(None, requested_at + 2 * minute), Some(2 * minute));
         // Nothing was written since the version that the client named.
-        known.begins_at(c, Some(ObservedResourceVersion { asked, at: c }));
-        assert_eq!(known.age(None, asked + minute), Some(minute));
+        known.begins_at(c, Some(ObservedResourceVersion { requested_at, at: c }));
+        assert_eq!(known.age(None, requested_at + minute), Some(minute));
     }
 
     #[test]
@@ -240,11 +240,11 @@ mod tests {
         known.opened(true);
         let second = Duration::from_secs(1);
         let rv = |n: u32| ResourceVersion(n.into());
-        known.came(false, rv(0), rv(1), start + second);
+        known.advanced(false, rv(0), rv(1), start + second);
         // Each stream is lost after a few repeated events.
         for n in 2..400 {
             known.opened(false);
-            known.came(false, rv(n - 1), rv(n), start + n * second);
+            known.advanced(false, rv(n - 1), rv(n), start + n * second);
         }
         assert_eq!(known.age(None, start + 401 * second), Some(400 * second));
     }

@@ -70,23 +70,23 @@ impl HistoryBackfiller {
     pub(super) async fn run(&self) -> Infallible {
         let feed = &self.upstream.feed;
         loop {
-            feed.resume_backfills.came().await;
+            feed.resume_backfills.requested().await;
             sleep(GATHER).await;
             // Without a stream upstream cannot be reached, and the reflector would not take what is found.
             self.upstream.live().await;
             let mut backoff = Backoff::default();
-            while let Some(question) = feed.resume_backfills.next(&feed.reader) {
-                let looking = async {
-                    match question {
+            while let Some(request) = feed.resume_backfills.next(&feed.reader) {
+                let backfill = async {
+                    match request {
                         BackfillRequest::Events(from) => self.look_back(from).await,
                         BackfillRequest::Before(from) => self.explain(from).await,
                     }
                 };
-                let answer = timeout(LOOK_MAX, looking).await.unwrap_or(BackfillOutcome::Failed);
-                self.log(question, answer);
-                self.upstream.count("kube_fanout_history_backfills_total", "outcome", answer.as_str());
-                feed.resume_backfills.answered(answer);
-                if answer == BackfillOutcome::Interrupted {
+                let outcome = timeout(LOOK_MAX, backfill).await.unwrap_or(BackfillOutcome::Failed);
+                self.log(request, outcome);
+                self.upstream.count("kube_fanout_history_backfills_total", "outcome", outcome.as_str());
+                feed.resume_backfills.answered(outcome);
+                if outcome == BackfillOutcome::Interrupted {
                     sleep(backoff.failed(Instant::now())).await;
                     self.upstream.live().await;
                 }
@@ -115,7 +115,7 @@ impl HistoryBackfiller {
     async fn look_back(&self, from: ResourceVersion) -> BackfillOutcome {
         let Some(beginning) = self.upstream.feed.reader.beginning() else { return BackfillOutcome::Failed };
         let history = self.upstream.feed.reader.history();
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let changes = match self.read(from, &beginning).await {
             Ok(changes) => changes,
             Err(BackfillError::Gone(message)) => {
@@ -128,7 +128,7 @@ impl HistoryBackfiller {
                     feed = %self.upstream.feed.spec.key, %error,
                     "cannot read earlier events from upstream"
                 );
-                let is_early = matches!(error, WatchStreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
+                let is_early = matches!(error, WatchStreamEnd::Clean) && requested_at.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early {
                     BackfillOutcome::Interrupted
                 } else {
@@ -156,7 +156,7 @@ impl HistoryBackfiller {
 
     /// Reads the changes after `from`, up to the beginning of the history.
     async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<ObjectChange>, BackfillError> {
-        self.upstream.asked(SideRequestReason::Prehistory);
+        self.upstream.count_request(SideRequestReason::Prehistory);
         let spec = &self.upstream.feed.spec;
         let path = spec
             .key
@@ -188,13 +188,13 @@ impl HistoryBackfiller {
         {
             return BackfillOutcome::PreviousUnknown { upto: last };
         }
-        let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
+        let requested = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
-        let (lister, mut before) = (self.upstream.lister(SideRequestReason::Past), Vec::with_capacity(asked.len()));
+        let (lister, mut before) = (self.upstream.lister(SideRequestReason::Past), Vec::with_capacity(requested.len()));
         // Newest first, because storage compacts the oldest versions.
-        for change in asked.into_iter().rev() {
+        for change in requested.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.asked(SideRequestReason::Past);
+            self.upstream.count_request(SideRequestReason::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,

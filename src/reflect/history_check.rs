@@ -2,7 +2,7 @@
 //!
 //! A check runs concurrently with the stream, which stays open: one lagging server must not cost a client its watch. It
 //! lists the current state once. That is a consistent read, so a version below ours proves a rewind. A later state is
-//! compared with what the feed held when the check began.
+//! compared with what the feed had when the check began.
 //!
 //! If the history is confirmed, the check has no effect and the next one is delayed: ten seconds, then twice as long
 //! each time. If the history differs, the feed gives it up: nothing is served until the restored state is loaded, and
@@ -71,7 +71,7 @@ pub(super) enum HistoryCheckOutcome {
 /// A current state and the time at which it was requested.
 #[derive(Debug)]
 pub(super) struct DatedInitialState {
-    pub(super) asked: Instant,
+    pub(super) requested_at: Instant,
     pub(super) initial: FeedInitialState,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct HistoryChecks {
 }
 
 /// The timeout of the position request.
-const QUESTION_MAX: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl HistoryChecks {
     /// Schedules a check within `from..from + spread`. The spread matters because thousands of feeds may have the same
@@ -142,8 +142,8 @@ impl FeedUpstreamClient {
     async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         if why == HistoryCheckReason::Reopened {
             let reached = self.feed.reader.progress().rv;
-            self.asked(SideRequestReason::Position);
-            match timeout(QUESTION_MAX, self.lister(SideRequestReason::Position).position_beside(reached)).await {
+            self.count_request(SideRequestReason::Position);
+            match timeout(REQUEST_TIMEOUT, self.lister(SideRequestReason::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.feed.spec.key;
@@ -159,9 +159,9 @@ impl FeedUpstreamClient {
     }
 
     async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.asked(SideRequestReason::Doubt);
+        self.count_request(SideRequestReason::Doubt);
         let known = self.feed.reader.snapshot();
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let initial = match self.current_beside(known.rv).await {
             Ok(initial) => initial,
             Err(error) => {
@@ -184,7 +184,7 @@ impl FeedUpstreamClient {
         let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
-        let listed = Box::new(DatedInitialState { asked, initial });
+        let listed = Box::new(DatedInitialState { requested_at, initial });
         match finding {
             HistoryComparison::Same => HistoryCheckOutcome::Continues,
             HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
@@ -201,7 +201,7 @@ impl FeedUpstreamClient {
             return Ok(current);
         }
         match lister.list(RequestedListVersion::NotOlderThan(ours)).await {
-            Ok(shown) => Ok(shown),
+            Ok(later) => Ok(later),
             Err(error) if error.is_too_large_version() => Ok(current),
             Err(error) => Err(error.into()),
         }

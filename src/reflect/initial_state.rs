@@ -163,8 +163,8 @@ impl UpstreamLister<'_> {
     /// that the storage went back, or that a server lags.
     ///
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
-    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
-    /// reach `ours`; if it does, nothing contradicts the feed's history.
+    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy must reach
+    /// `ours`; if it does, nothing contradicts the feed's history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, WatchStreamEnd> {
         let reported = self.position(None).await?;
         if reported.at >= ours || !reported.is_from_memory {
@@ -232,7 +232,7 @@ impl UpstreamLister<'_> {
     /// list with its events even when upstream's window is shorter than a list takes.
     async fn list_under_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let from = self.position(None).await?.at;
-        let mut stream = self.behind(from).await?;
+        let mut stream = self.watch_from(from).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(RequestedListVersion::Current));
         let listed = loop {
@@ -254,24 +254,24 @@ impl UpstreamLister<'_> {
             StreamItem::Change { change, .. } => change.object.rv > listed.snapshot.rv,
             StreamItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
         });
-        let stream = stream.behind(ahead);
+        let stream = stream.preceded_by(ahead);
         Ok(FeedInitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed })
     }
 
     /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
     /// it reports at once in the stream.
     pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<UpstreamWatchStream> {
-        let mut stream = self.behind(at).await.ok()?;
+        let mut stream = self.watch_from(at).await.ok()?;
         match timeout(FORGOTTEN_WITHIN, stream.next(&self.upstream.reader)).await {
             // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
             Ok(Err(_)) => None,
-            Ok(Ok(item)) => Some(stream.behind(VecDeque::from([item]))),
+            Ok(Ok(item)) => Some(stream.preceded_by(VecDeque::from([item]))),
         }
     }
 
     /// Opens the watch that continues from version `at`.
-    async fn behind(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
+    async fn watch_from(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
         self.upstream.watch(UpstreamCause::Watch, &self.spec.key.url(&query)).await
     }

@@ -59,12 +59,12 @@ impl FeedUpstreamClient {
         OpenUpstreamWatchGuard(self.feed.counts.clone())
     }
 
-    pub(super) fn asked(&self, what: SideRequestReason) {
+    pub(super) fn count_request(&self, what: SideRequestReason) {
         self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
     }
 
     /// Counts a break of the history: `mended`, `new_history`, `rewound` if upstream's storage went back and so did the
-    /// feed, or `different` if the feed held something other than upstream.
+    /// feed, or `different` if the feed had something other than upstream.
     pub(super) fn gap(&self, outcome: &'static str) {
         self.count("kube_fanout_history_gaps_total", "outcome", outcome);
     }

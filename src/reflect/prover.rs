@@ -14,7 +14,7 @@
 //!
 //! At most one position request and one proof run at a time. All positions are kept until they are proven, not only the
 //! last one (see `positions`). Requests for "not older than N", where N was seen elsewhere and is ahead of our stream,
-//! are handled in `chase`.
+//! are handled in `reach_versions`.
 //!
 //! If the stream did not reach the last position and the collection is tiny, its versions are requested first. The
 //! response is both a position and its proof, and costs upstream no more than the position.
@@ -81,7 +81,7 @@ const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
 const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
 /// The timeout of one request, after which it is retried.
-const QUESTION_MAX: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout of a proof. A later proof is of no use to the waiting readers.
 const PROOF_MAX: Duration = Duration::from_secs(10);
 /// The delay after a failed request; doubled after each further failure in a row.
@@ -145,50 +145,50 @@ impl FreshnessProver {
 
     /// Proves the feed current and reaches requested versions, for as long as readers require it.
     pub(super) async fn run(&self) -> Infallible {
-        tokio::join!(self.prove_for_all(), self.chase()).0
+        tokio::join!(self.prove_for_all(), self.reach_versions()).0
     }
 
     /// Proves the feed current for as long as readers require it, with at most one request and one proof at a time.
     async fn prove_for_all(&self) -> Infallible {
-        let mut wanted = self.upstream.feed.freshness.wanted();
+        let mut awaited = self.upstream.feed.freshness.subscribe();
         let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = UnprovenVersions::default();
-        let mut question: Option<BoxFuture<'_, Option<FreshnessProofResult>>> = None;
+        let mut request: Option<BoxFuture<'_, Option<FreshnessProofResult>>> = None;
         let mut proof: Option<BoxFuture<'_, Option<Instant>>> = None;
         let mut history = self.upstream.feed.reader.history();
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
-                (positions, question, proof) = (UnprovenVersions::default(), None, None);
+                (positions, request, proof) = (UnprovenVersions::default(), None, None);
             }
-            if let Some(asked) = positions.settle(
+            if let Some(requested_at) = positions.settle(
                 self.upstream.feed.reader.progress().rv,
                 self.upstream.feed.freshness.is_awaited(),
                 Instant::now(),
             ) {
                 *self.quiet_at.lock() = None;
-                self.upstream.feed.freshness.prove(asked);
+                self.upstream.feed.freshness.prove(requested_at);
             }
             let last = positions.last();
-            if question.is_none() && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
-                question = Some(self.question().boxed());
+            if request.is_none() && self.needs_request(*awaited.borrow_and_update(), last) && !positions.is_full() {
+                request = Some(self.request().boxed());
             }
             if let (Some(position), None) = (last, &proof) {
                 proof = Some(self.prove(position).boxed());
             }
             let result = tokio::select! {
                 biased;
-                answer = finished(&mut question) => answer,
+                answer = finished(&mut request) => answer,
                 proven = finished(&mut proof) => proven.map(FreshnessProofResult::Proven),
                 () = progress.changed(), if last.is_some() => None,
-                _ = wanted.changed() => None,
+                _ = awaited.changed() => None,
                 () = self.upstream.live(), if !self.live() => None,
             };
             match result.filter(|_| self.upstream.feed.reader.history() == history) {
                 Some(FreshnessProofResult::Position(position)) => positions.extend(position),
-                Some(FreshnessProofResult::Proven(asked)) => {
-                    self.upstream.feed.freshness.prove(asked);
-                    positions.proven(asked);
+                Some(FreshnessProofResult::Proven(requested_at)) => {
+                    self.upstream.feed.freshness.prove(requested_at);
+                    positions.proven(requested_at);
                 }
                 None => {}
             }
@@ -196,11 +196,11 @@ impl FreshnessProver {
     }
 
     /// Whether a reader waits that neither a proof nor the last request covers.
-    fn unasked(&self, wanted: Option<Instant>, last: Option<ObservedResourceVersion>) -> bool {
-        wanted.is_some_and(|wanted| {
+    fn needs_request(&self, awaited: Option<Instant>, last: Option<ObservedResourceVersion>) -> bool {
+        awaited.is_some_and(|awaited| {
             self.upstream.feed.freshness.is_awaited()
-                && !self.upstream.feed.freshness.covers(wanted)
-                && last.is_none_or(|position| position.asked < wanted)
+                && !self.upstream.feed.freshness.covers(awaited)
+                && last.is_none_or(|position| position.requested_at < awaited)
         })
     }
 
@@ -208,57 +208,58 @@ impl FreshnessProver {
         self.upstream.feed.reader.state() == FeedState::Live
     }
 
-    async fn question(&self) -> Option<FreshnessProofResult> {
+    async fn request(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
             return self.at_once().await;
         }
         // Requests the version that upstream's storage has reached.
-        let (asked, shown) = (Instant::now(), reader.shown_at());
-        self.upstream.asked(SideRequestReason::Position);
+        let (requested_at, served) = (Instant::now(), reader.shown_at());
+        self.upstream.count_request(SideRequestReason::Position);
         let lister = self.upstream.lister(SideRequestReason::Position);
-        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        Some(FreshnessProofResult::Position(ObservedResourceVersion { asked, at }))
+        let at = self.run_request(served, lister.position_beside(served), |at| *at).await?;
+        Some(FreshnessProofResult::Position(ObservedResourceVersion { requested_at, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
     async fn at_once(&self) -> Option<FreshnessProofResult> {
-        let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
+        let (requested_at, served) = (Instant::now(), self.upstream.feed.reader.shown_at());
         let listing = async { self.listed("").await.map_err(WatchStreamEnd::from) };
-        let listed = self.answer(shown, listing, |listed| listed.at).await?;
+        let listed = self.run_request(served, listing, |listed| listed.at).await?;
         if listed.is_other {
             self.doubt();
             self.unproven.rest().await;
             return None;
         }
         // Otherwise the changes are still on their way.
-        let position = ObservedResourceVersion { asked, at: listed.at };
-        Some(if self.is_held(&listed) {
-            FreshnessProofResult::Proven(asked)
+        let position = ObservedResourceVersion { requested_at, at: listed.at };
+        Some(if self.equals_cache(&listed) {
+            FreshnessProofResult::Proven(requested_at)
         } else {
             FreshnessProofResult::Position(position)
         })
     }
 
-    /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
+    /// Runs a request and returns its result if the version is not below `served`, the version served before. A lower
     /// version means that an apiserver lags or the storage was restored. Then the result proves nothing, and the
     /// confirmed version is dropped.
-    async fn answer<T>(
+    async fn run_request<T>(
         &self,
-        shown: ResourceVersion,
-        question: impl Future<Output = Result<T, WatchStreamEnd>>,
+        served: ResourceVersion,
+        request: impl Future<Output = Result<T, WatchStreamEnd>>,
         version: impl Fn(&T) -> ResourceVersion,
     ) -> Option<T> {
         let feed = &self.upstream.feed.spec.key;
-        match timeout(QUESTION_MAX, question).await.map(|answered| answered.map(|answer| (version(&answer), answer))) {
-            Ok(Ok((at, answer))) if at >= shown => {
+        match timeout(REQUEST_TIMEOUT, request).await.map(|answered| answered.map(|answer| (version(&answer), answer)))
+        {
+            Ok(Ok((at, answer))) if at >= served => {
                 self.unanswered.succeeded();
                 return Some(answer);
             }
             Ok(Ok((at, _))) => {
                 tracing::debug!(
-                    %feed, upstream_rv = %at, rv = %shown,
+                    %feed, upstream_rv = %at, rv = %served,
                     "upstream is behind the cache: restored storage, or a lagging server"
                 );
                 self.upstream.feed.reader.unconfirm();
@@ -273,7 +274,7 @@ impl FreshnessProver {
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
     async fn listed(&self, query: &str) -> Result<ListedResourceVersions, UpstreamError> {
-        self.upstream.asked(SideRequestReason::Equality);
+        self.upstream.count_request(SideRequestReason::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(UpstreamCause::Proof, query, BODY_BYTES_MAX).await?;
         let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
@@ -287,16 +288,16 @@ impl FreshnessProver {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(position.at)).await.is_ok() {
             *self.quiet_at.lock() = None;
-            return Some(position.asked);
+            return Some(position.requested_at);
         }
         *self.quiet_at.lock() = Some(reader.state_mark());
-        timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
+        timeout(PROOF_MAX, self.prove_by_requests(position)).await.unwrap_or_default()
     }
 
-    async fn prove_by_asking(&self, position: ObservedResourceVersion) -> Option<Instant> {
+    async fn prove_by_requests(&self, position: ObservedResourceVersion) -> Option<Instant> {
         let proven = if self.affords_equality() {
             self.by_equality(position).await
-        } else if self.live() && self.watches_say_how_far() {
+        } else if self.live() && self.watches_have_bookmarks() {
             self.by_catching_up(false).await.map(|()| None)
         } else {
             // Only a reflector that is watching can use the result of a catch-up.
@@ -320,7 +321,7 @@ impl FreshnessProver {
     }
 
     /// Whether upstream's watches send bookmarks. Without bookmarks, catching up proves nothing (R-EVENT-4).
-    fn watches_say_how_far(&self) -> bool {
+    fn watches_have_bookmarks(&self) -> bool {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
 
@@ -329,7 +330,7 @@ impl FreshnessProver {
         let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
         // If only a list can prove it, the proof costs upstream less than the lists that would pass through.
-        let only_way = !self.watches_say_how_far();
+        let only_way = !self.watches_have_bookmarks();
         let rested = only_way || last.is_none_or(|last| last.elapsed() >= rest);
         let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
         if affords {
@@ -352,7 +353,7 @@ impl FreshnessProver {
         let mut progress = self.upstream.feed.reader.follow_progress();
         let equal = async {
             loop {
-                if self.is_held(&listed) {
+                if self.equals_cache(&listed) {
                     return true;
                 }
                 let snapshot = self.upstream.feed.reader.snapshot();
@@ -363,7 +364,7 @@ impl FreshnessProver {
             }
         };
         match timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await {
-            Ok(true) => Ok(Some(position.asked)),
+            Ok(true) => Ok(Some(position.requested_at)),
             Ok(false) => {
                 self.doubt();
                 self.unproven.rest().await;
@@ -376,7 +377,7 @@ impl FreshnessProver {
     /// Whether the feed has exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
     /// because its version is that of its feed, which the stream delivers at once.
-    fn is_held(&self, listed: &ListedResourceVersions) -> bool {
+    fn equals_cache(&self, listed: &ListedResourceVersions) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
@@ -392,7 +393,7 @@ impl FreshnessProver {
         if listed.is_other {
             self.doubt();
         }
-        Ok(!listed.is_other && self.is_held(&listed) && self.upstream.feed.reader.shown_at() >= rv)
+        Ok(!listed.is_other && self.equals_cache(&listed) && self.upstream.feed.reader.shown_at() >= rv)
     }
 
     /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the
@@ -404,7 +405,7 @@ impl FreshnessProver {
     /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
     /// applies the changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), WatchStreamEnd> {
-        self.upstream.asked(SideRequestReason::CatchUp);
+        self.upstream.count_request(SideRequestReason::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         let path = self.upstream.feed.spec.key.url(&format!(

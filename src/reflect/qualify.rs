@@ -1,7 +1,7 @@
 //! Proves that the objects of a feed are derived in exactly the bytes that upstream would send (W15).
 //!
 //! At the first need, every object is derived once, and some are compared with upstream's own bytes at the same
-//! version. For JSON this happens when the feed gets its first state, because upstream cannot be asked during an
+//! version. For JSON this happens when the feed gets its first state, because upstream cannot be reached during an
 //! outage. After the first read, one object is compared every minute if anything has changed since the last comparison,
 //! so an idle proxy sends no requests. A difference, or an object that cannot be derived, ends the derivation for the
 //! whole resource. Readers then get that representation from upstream, through a separate feed or passed through.
@@ -88,8 +88,8 @@ impl RepresentationQualifier {
                 (known.release, known.compared) = (self.upstream.feed.renderings.release(), 0);
             }
             let mut is_answered = true;
-            for wanted in self.upstream.feed.renderings.unqualified() {
-                is_answered &= self.qualify(wanted, &mut known).await;
+            for representation in self.upstream.feed.renderings.unqualified() {
+                is_answered &= self.qualify(representation, &mut known).await;
             }
             if !is_answered {
                 tokio::select! {
@@ -126,11 +126,11 @@ impl RepresentationQualifier {
         let (body_release, mut changes) = (&self.upstream.feed.body_release, self.upstream.feed.renderings.changes());
         loop {
             changes.borrow_and_update();
-            let wanted = !self.upstream.feed.renderings.wanted().is_empty();
+            let is_requested = !self.upstream.feed.renderings.requested().is_empty();
             tokio::select! {
                 biased;
-                () = body_release.present(), if wanted => return,
-                () = body_release.becomes_present(), if !wanted => return,
+                () = body_release.present(), if is_requested => return,
+                () = body_release.becomes_present(), if !is_requested => return,
                 _ = changes.changed() => {}
             }
         }
@@ -138,43 +138,44 @@ impl RepresentationQualifier {
 
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
-    async fn qualify(&self, wanted: Representation, known: &mut RepresentationQualifierState) -> bool {
+    async fn qualify(&self, representation: Representation, known: &mut RepresentationQualifierState) -> bool {
+        let feed = &self.upstream.feed;
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
             Err(error) if says_no_release(&error) => {
-                self.upstream.feed.refuse(wanted, DerivedRepresentationRefusal::NotComparable, &error);
+                feed.refuse(representation, DerivedRepresentationRefusal::NotComparable, &error);
                 return true;
             }
             Err(error) => {
                 tracing::debug!(
-                    feed = %self.upstream.feed.spec.key, %error,
+                    feed = %feed.spec.key, %error,
                     "cannot read upstream's Kubernetes version"
                 );
                 return false;
             }
         };
-        let Some(renderer) = ObjectRenderer::derived(wanted, self.upstream.feed.reader.envelope(), minor) else {
-            let kind = &self.upstream.feed.spec.kind;
-            self.upstream.feed.refuse(
-                wanted,
+        let Some(renderer) = ObjectRenderer::derived(representation, feed.reader.envelope(), minor) else {
+            let kind = &feed.spec.kind;
+            feed.refuse(
+                representation,
                 DerivedRepresentationRefusal::NotInTable,
                 &format_args!("{kind} of release 1.{minor}"),
             );
             return true;
         };
-        if wanted == Representation::Table(IncludeObjectPolicy::None) {
+        if representation == Representation::Table(IncludeObjectPolicy::None) {
             // Cells are passed on unchanged, so no derivation can differ.
-            self.upstream.feed.renderings.qualify(renderer);
+            feed.renderings.qualify(renderer);
             return true;
         }
-        let snapshot = self.upstream.feed.reader.snapshot();
+        let snapshot = feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            self.upstream.feed.refuse(wanted, DerivedRepresentationRefusal::Unrenderable, &refused);
+            feed.refuse(representation, DerivedRepresentationRefusal::Unrenderable, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
-        let (key, first) = (&self.upstream.feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
+        let (key, first) = (&feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
@@ -188,17 +189,19 @@ impl RepresentationQualifier {
         match self.confirmed(verdict, &objects, snapshot.rv).await {
             BodyComparison::Equal => {
                 known.compared += objects.len();
-                let (feed, objects) = (&self.upstream.feed.spec.key, objects.len());
-                let held = feed.encoding;
-                tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
-                self.upstream.feed.renderings.qualify(renderer);
+                let (encoding, count) = (key.encoding, objects.len());
+                tracing::info!(
+                    feed = %key,
+                    "serving {representation} from the {encoding} cache (verified on {count} objects)"
+                );
+                feed.renderings.qualify(renderer);
             }
             verdict @ (BodyComparison::Different | BodyComparison::Refused) => {
-                self.refuse(wanted, verdict);
+                self.refuse(representation, verdict);
             }
             BodyComparison::NotOffered => {
-                self.upstream.feed.refuse(
-                    wanted,
+                feed.refuse(
+                    representation,
                     DerivedRepresentationRefusal::NotComparable,
                     &"upstream does not serve this representation",
                 );
@@ -263,7 +266,7 @@ impl RepresentationQualifier {
     /// Returns the minor version of upstream's release; `None` while it may differ from the one for which derivations
     /// were qualified.
     ///
-    /// The server of the stream is asked over its own connection, and its response takes effect at once
+    /// The request uses the connection of the stream's server, and its response takes effect at once
     /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
     /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
     async fn release(&self, known: &mut RepresentationQualifierState) -> Result<Option<u32>, UpstreamError> {

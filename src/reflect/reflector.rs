@@ -124,7 +124,7 @@ impl Reflector {
             complete: FeedCompleteness::default(),
             continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
-            begun: HistoryOrigin { asked: Instant::now(), rewound: false },
+            begun: HistoryOrigin { requested_at: Instant::now(), rewound: false },
             rewinding: false,
             interruptions: LogRateLimit::default(),
         }
@@ -138,7 +138,7 @@ impl Reflector {
             state = next;
             let Some(failure) = failure else { continue };
             if let ReflectorStepError::Over(end) = failure
-                && !self.bears(end, &state)
+                && !self.tolerates(end, &state)
             {
                 return end;
             }
@@ -166,7 +166,7 @@ impl Reflector {
 
     /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
     /// caches are filled. That must not end a feed that was allowed before (R-UPSTREAM-5 bounds the wait).
-    fn bears(&mut self, end: FeedEndReason, state: &ReflectorState) -> bool {
+    fn tolerates(&mut self, end: FeedEndReason, state: &ReflectorState) -> bool {
         let may_pass =
             matches!(end, FeedEndReason::Forbidden | FeedEndReason::Gone) && !matches!(state, ReflectorState::Empty);
         if self.refused_since.is_none() {
@@ -201,7 +201,9 @@ impl Reflector {
                     self.writer.set_state(FeedState::Live);
                     (ReflectorState::Watching { at, stream, resume_marker }, None)
                 }
-                Err((ReflectorStepError::Upstream(error), Some(_))) if error.is_expired() => (self.untold(at), None),
+                Err((ReflectorStepError::Upstream(error), Some(_))) if error.is_expired() => {
+                    (self.marker_expired(at), None)
+                }
                 Err((ReflectorStepError::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
                 Err((failure, _)) => (ReflectorState::Listed { at }, Some(failure)),
             },
@@ -234,7 +236,7 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
-        let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequestReason::Initial));
+        let (requested_at, lister) = (Instant::now(), self.upstream.lister(SideRequestReason::Initial));
         let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
         let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
@@ -244,76 +246,76 @@ impl Reflector {
         }
         let (feed, objects) = (&self.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed synced at the resourceVersion of its resuming clients");
-        self.upstream.written.takes_in(&servers);
+        self.upstream.written.will_list_from(&servers);
         self.writer.replace(snapshot);
         self.upstream.written.listed(servers);
         self.upstream.feed.freshness.forget();
-        self.upstream.feed.begins_behind(asked);
+        self.upstream.feed.begins_behind(requested_at);
         self.complete.begins_at(at, upstream);
-        self.begins(asked, false);
-        self.signed_of_life();
+        self.begin_history(requested_at, false);
+        self.note_progress();
         self.writer.set_state(FeedState::Live);
-        Some(self.behind(at, Some(ContinuingWatch { stream, template: None })))
+        Some(self.after_list(at, Some(ContinuingWatch { stream, template: None })))
     }
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
     /// upstream's own bookmark may take a minute.
     async fn position(&self) -> Option<(ObservedResourceVersion, Option<BookmarkTemplate>)> {
-        let asked = Instant::now();
-        self.upstream.asked(SideRequestReason::Position);
+        let requested_at = Instant::now();
+        self.upstream.count_request(SideRequestReason::Position);
         let reported =
             timeout(POSITION_MAX, self.upstream.lister(SideRequestReason::Position).position(None)).await.ok()?;
         let feed = &self.upstream.feed.spec.key;
         let failed =
             |error: &WatchStreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let reported = reported.inspect_err(failed).ok()?;
-        Some((ObservedResourceVersion { asked, at: reported.at }, reported.template))
+        Some((ObservedResourceVersion { requested_at, at: reported.at }, reported.template))
     }
 
     async fn initial(&mut self) -> Result<ReflectorState, ReflectorStepError> {
         if let Some(resumed) = Box::pin(self.resumed()).await {
             return Ok(resumed);
         }
-        let asked = Instant::now();
-        self.upstream.asked(SideRequestReason::Initial);
+        let requested_at = Instant::now();
+        self.upstream.count_request(SideRequestReason::Initial);
         let initial = self.upstream.lister(SideRequestReason::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than served data");
         }
-        let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
+        let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), requested_at.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
-        Ok(self.starts_with(initial, asked))
+        Ok(self.start_with(initial, requested_at))
     }
 
     /// Begins a history with the current state.
-    fn starts_with(&mut self, initial: FeedInitialState, asked: Instant) -> ReflectorState {
+    fn start_with(&mut self, initial: FeedInitialState, requested_at: Instant) -> ReflectorState {
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
-        self.upstream.written.takes_in(&servers);
+        self.upstream.written.will_list_from(&servers);
         self.writer.replace(snapshot);
         self.upstream.written.listed(servers);
         self.upstream.feed.freshness.forget();
-        self.upstream.feed.freshness.prove(asked);
-        self.complete.listed(asked);
-        self.begins(asked, self.rewinding);
-        self.signed_of_life();
-        let next = self.behind(at, stream);
+        self.upstream.feed.freshness.prove(requested_at);
+        self.complete.listed(requested_at);
+        self.begin_history(requested_at, self.rewinding);
+        self.note_progress();
+        let next = self.after_list(at, stream);
         // Set last, because it admits the requests that wait for the feed.
         self.writer.set_state(FeedState::Live);
         next
     }
 
     /// Resets the fields that belong to the previous history.
-    fn begins(&mut self, asked: Instant, rewound: bool) {
-        self.begun = HistoryOrigin { asked, rewound };
+    fn begin_history(&mut self, requested_at: Instant, rewound: bool) {
+        self.begun = HistoryOrigin { requested_at, rewound };
         self.continuity = HistoryContinuity::Certain;
         self.history_checks.forget();
         self.rewinding = false;
     }
 
     /// The state after a list: `Watching` if a stream came with the list, otherwise `Listed`.
-    fn behind(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> ReflectorState {
+    fn after_list(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> ReflectorState {
         let Some(ContinuingWatch { stream, template }) = stream else { return ReflectorState::Listed { at } };
         self.complete.opened(template.is_some());
         self.upstream.written.opened(stream.server());
@@ -323,7 +325,7 @@ impl Reflector {
         ReflectorState::Watching { at, stream, resume_marker: None }
     }
 
-    fn signed_of_life(&mut self) {
+    fn note_progress(&mut self) {
         self.last_sign = Instant::now();
         self.refused_since = None;
         self.woken_early = 0;

@@ -97,7 +97,7 @@ impl StorageRewindNotices {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HistoryOrigin {
     /// The time at which the request for the history's first state was sent.
-    pub(super) asked: Instant,
+    pub(super) requested_at: Instant,
     /// Whether the history replaced one that upstream no longer had.
     pub(super) rewound: bool,
 }
@@ -105,8 +105,8 @@ pub(super) struct HistoryOrigin {
 impl HistoryOrigin {
     /// Whether a rewind that another feed found at `found` may affect this feed.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
-        let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
-        self.asked < found && !same_incident
+        let same_incident = self.rewound && found.duration_since(self.requested_at) < SAME_INCIDENT;
+        self.requested_at < found && !same_incident
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
             // The storage may have gone back once more.
             (4, true, 65, true),
         ] {
-            let begun = HistoryOrigin { asked: after(began), rewound };
+            let begun = HistoryOrigin { requested_at: after(began), rewound };
             assert_eq!(begun.is_concerned(after(found)), concerned, "{began} {rewound} {found}");
         }
     }

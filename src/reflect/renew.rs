@@ -1,7 +1,7 @@
 //! Replaces bodies that a server of another release encoded with the encoding of the current server.
 //!
 //! A resume needs no list, so a feed may outlive the release that encoded its bodies. A server cannot change its
-//! release while a connection to it is open, so it is asked once per connection. If its release is not the one that
+//! release while a connection to it is open, so it is queried once per connection. If its release is not the one that
 //! encoded the bodies, the current state is listed. Each object that is cached at the same version gets the new body.
 //! Objects of other versions come through the stream.
 //!
@@ -135,7 +135,7 @@ impl BodyRenewer {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
-            () = self.upstream.feed.body_release.wanted(), if may_be_cut => {}
+            () = self.upstream.feed.body_release.state_requested(), if may_be_cut => {}
         }
     }
 
@@ -144,15 +144,15 @@ impl BodyRenewer {
     async fn renew(&self, count: u64) -> Result<(), WatchStreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.asked(SideRequestReason::Renewal);
+        self.upstream.count_request(SideRequestReason::Renewal);
         let listed = self.upstream.lister(SideRequestReason::Renewal).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
         }
-        let Some(held) = self.upstream.feed.reader.applied() else { return Ok(()) };
-        let objects = held.written_otherwise(&listed.snapshot).await;
-        drop(held);
+        let Some(cached) = self.upstream.feed.reader.applied() else { return Ok(()) };
+        let objects = cached.written_otherwise(&listed.snapshot).await;
+        drop(cached);
         let (changed, of) = (objects.len(), listed.snapshot.len());
         let renewal = |done| ReflectorFinding::Renewal { objects, count, done };
         if self.upstream.hand_over(renewal).await.is_none() {

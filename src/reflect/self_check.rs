@@ -305,7 +305,7 @@ impl FeedSelfChecker {
 
     fn is_written_alike(&self, then: &PastObject) -> bool {
         let is_present = self.upstream.feed.body_release.is_present();
-        self.has_comparable_bodies() && is_present && self.upstream.written.writes_as_held(&then.server)
+        self.has_comparable_bodies() && is_present && self.upstream.written.writes_like_cache(&then.server)
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
@@ -390,12 +390,12 @@ impl FeedSelfChecker {
     }
 
     async fn versions(&self, query: &str) -> Result<ObjectVersionPage, UpstreamError> {
-        self.upstream.asked(SideRequestReason::SelfCheck);
+        self.upstream.count_request(SideRequestReason::SelfCheck);
         self.upstream.versions(UpstreamCause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
     async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {
-        self.upstream.asked(SideRequestReason::SelfCheck);
+        self.upstream.count_request(SideRequestReason::SelfCheck);
         let then = self.upstream.lister(SideRequestReason::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }

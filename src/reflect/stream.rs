@@ -101,7 +101,7 @@ impl UpstreamWatchStream {
     }
 
     /// Prepends items that have already been read to the stream.
-    pub(super) fn behind(self, ahead: VecDeque<StreamItem>) -> Self {
+    pub(super) fn preceded_by(self, ahead: VecDeque<StreamItem>) -> Self {
         Self { ahead, ..self }
     }
 

@@ -169,8 +169,8 @@ impl Scene {
     /// Whether the feed holds what upstream does.
     fn is_true(&self) -> bool {
         let snapshot = self.feed.reader.snapshot();
-        let held = snapshot.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0));
-        held.eq(self.up.keys("pods"))
+        let cached = snapshot.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0));
+        cached.eq(self.up.keys("pods"))
     }
 
     /// The `resourceVersion` from which the last watch began.

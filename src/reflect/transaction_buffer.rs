@@ -6,11 +6,11 @@
 //! other version is complete when its event arrives.
 //!
 //! The apiserver has no watch cache for `events` and forwards etcd's responses (R-EVENT-4). etcd sends a transaction in
-//! one response, so after the first deletion the rest is in flight. Therefore a deletion is held until a later item
+//! one response, so after the first deletion the rest is in flight. Therefore a deletion is buffered until a later item
 //! arrives, or until nothing follows for twice [`QUIET`]. Then all changes of its version are applied together.
 //!
-//! If the stream ends before that, the held changes are dropped. The feed has not reached their version, so the next
-//! stream repeats them.
+//! If the stream ends before that, the buffered changes are dropped. The feed has not reached their version, so the
+//! next stream repeats them.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ use crate::cache::ObjectChange;
 use crate::wire::ObjectReader;
 use kubeapi::{EventType, Gvr};
 
-/// Reads the items of a stream, and holds the changes of a transaction until it is complete.
+/// Reads the items of a stream, and buffers the changes of a transaction until it is complete.
 #[derive(Debug)]
 pub(super) struct TransactionBuffer {
-    held: Option<(ObjectChange, Vec<ObjectChange>)>,
+    buffered: Option<(ObjectChange, Vec<ObjectChange>)>,
     /// The item that completed the transaction.
     ahead: Option<StreamItem>,
     /// The number of timers that have fired since the last change.
@@ -37,13 +37,13 @@ pub(super) struct TransactionBuffer {
 /// before the stream was read. The second one leaves time to read it.
 const QUIET: Duration = Duration::from_millis(100);
 const TIMERS: u32 = 2;
-/// The maximum number of held changes. The apiserver attaches at most 1,000 objects to a lease.
-const HELD_MAX: usize = 10_000;
+/// The maximum number of buffered changes. The apiserver attaches at most 1,000 objects to a lease.
+const BUFFERED_MAX: usize = 10_000;
 
 impl TransactionBuffer {
-    /// Returns what joins the changes of this resource; `None` if each change has its own version.
+    /// Creates the buffer for a resource; `None` if each change has its own version.
     pub(super) fn of(gvr: &Gvr) -> Option<Self> {
-        (!gvr.has_watch_cache()).then(|| Self { held: None, ahead: None, fired: 0, timer: Instant::now() })
+        (!gvr.has_watch_cache()).then(|| Self { buffered: None, ahead: None, fired: 0, timer: Instant::now() })
     }
 
     /// Returns the next item of the stream. Cancel-safe.
@@ -55,7 +55,7 @@ impl TransactionBuffer {
         loop {
             let item = match self.ahead.take() {
                 Some(item) => item,
-                None if self.held.is_none() => stream.next(reader).await?,
+                None if self.buffered.is_none() => stream.next(reader).await?,
                 None => tokio::select! {
                     biased;
                     item = stream.next(reader) => item?,
@@ -68,13 +68,13 @@ impl TransactionBuffer {
         }
     }
 
-    /// Processes an item of the stream. Returns `None` if the item is held for its transaction.
+    /// Processes an item of the stream. Returns `None` if the item is buffered for its transaction.
     fn take(&mut self, item: StreamItem) -> Option<StreamItem> {
         match item {
-            StreamItem::Change { change, .. } if self.holds(&change) => {
-                match &mut self.held {
+            StreamItem::Change { change, .. } if self.belongs(&change) => {
+                match &mut self.buffered {
                     Some((_, more)) => more.push(change),
-                    None => self.held = Some((change, Vec::new())),
+                    None => self.buffered = Some((change, Vec::new())),
                 }
                 (self.fired, self.timer) = (0, Instant::now() + QUIET);
                 None
@@ -89,18 +89,18 @@ impl TransactionBuffer {
         }
     }
 
-    fn holds(&self, change: &ObjectChange) -> bool {
-        match &self.held {
-            Some((first, more)) => first.object.rv == change.object.rv && more.len() + 1 < HELD_MAX,
+    fn belongs(&self, change: &ObjectChange) -> bool {
+        match &self.buffered {
+            Some((first, more)) => first.object.rv == change.object.rv && more.len() + 1 < BUFFERED_MAX,
             None => change.event_type == EventType::Deleted,
         }
     }
 
     fn complete(&mut self) -> Option<StreamItem> {
-        self.held.take().map(|(change, more)| StreamItem::Change { change, more })
+        self.buffered.take().map(|(change, more)| StreamItem::Change { change, more })
     }
 
-    /// Returns the held changes once nothing has followed them for long enough.
+    /// Returns the buffered changes once nothing has followed them for long enough.
     async fn quiet(&mut self) -> Option<StreamItem> {
         while self.fired < TIMERS {
             sleep_until(self.timer).await;

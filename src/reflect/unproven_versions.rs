@@ -25,7 +25,7 @@ impl UnprovenVersions {
     pub(super) fn extend(&mut self, new: ObservedResourceVersion) {
         match self.0.back_mut() {
             // A later request got a lower version, so the previous version holds for it too.
-            Some(last) if new.at <= last.at => last.asked = new.asked,
+            Some(last) if new.at <= last.at => last.requested_at = new.requested_at,
             _ => self.0.push_back(new),
         }
     }
@@ -46,8 +46,8 @@ impl UnprovenVersions {
         let mut proven = None;
         while let Some(first) = self.0.front() {
             if first.at <= reached {
-                proven = Some(first.asked);
-            } else if is_awaited && now.duration_since(first.asked) < FeedFreshness::WAIT_MAX {
+                proven = Some(first.requested_at);
+            } else if is_awaited && now.duration_since(first.requested_at) < FeedFreshness::WAIT_MAX {
                 break;
             }
             self.0.pop_front();
@@ -55,8 +55,8 @@ impl UnprovenVersions {
         proven
     }
 
-    pub(super) fn proven(&mut self, asked: Instant) {
-        self.0.retain(|position| position.asked > asked);
+    pub(super) fn proven(&mut self, requested_at: Instant) {
+        self.0.retain(|position| position.requested_at > requested_at);
     }
 }
 
@@ -68,8 +68,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn position(asked: Instant, at: u64) -> ObservedResourceVersion {
-        ObservedResourceVersion { asked, at: ResourceVersion(at) }
+    fn position(requested_at: Instant, at: u64) -> ObservedResourceVersion {
+        ObservedResourceVersion { requested_at, at: ResourceVersion(at) }
     }
 
     /// Kubernetes issue 139766: a reader waits for the version of its own request, however many requests follow.
@@ -98,7 +98,7 @@ mod tests {
         let (mut positions, start) = (UnprovenVersions::default(), Instant::now());
         positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), true, start + FeedFreshness::WAIT_MAX), None);
-        assert!(positions.last().is_none(), "nobody waits for so long");
+        assert!(positions.last().is_none(), "no reader waits for so long");
         positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
         assert!(positions.last().is_none(), "they have all gone");

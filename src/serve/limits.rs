@@ -9,7 +9,7 @@ pub use concurrency::ConcurrencyConfig;
 pub use slow_readers::SlowReaderLimits;
 
 pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit};
-pub(crate) use deadline_body::{BufferedResponseBody, DeadlineBody, PIECE_BYTES_MAX, StreamedListBody};
+pub(crate) use deadline_body::{BufferedResponseBody, DeadlineBody, PIECE_BYTES_MAX};
 pub(crate) use slow_readers::{FiredWatchTimer, SlowReaderReaper, TOO_SLOW, TimedSnapshotPin, WatchDeadlineTimer};
 
 /// The reason why a body ended early.

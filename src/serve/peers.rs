@@ -167,12 +167,12 @@ impl PeerReviewHandler {
         if kind != PeerReviewKind::Token {
             return self.ask_whether(kind, hops, body).await;
         }
-        let sent = Instant::now();
+        let requested_at = Instant::now();
         let answer = self.client.review(UpstreamCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(TimedResponse { asked: sent, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
+        Ok(TimedResponse { requested_at, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
@@ -186,21 +186,21 @@ impl PeerReviewHandler {
         let requested = AccessReviewResult::requested(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&requested, since)
-            && let Some((sent, verdict)) = self.authorizer.recalls(user, access, since).await
+            && let Some((requested_at, verdict)) = self.authorizer.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
-            return Ok(TimedResponse { asked: sent, value: self.kept(answer, &verdict) });
+            return Ok(TimedResponse { requested_at, value: self.kept(answer, &verdict) });
         }
         let cause =
             if kind == PeerReviewKind::Lease { UpstreamCause::LeaseReview } else { UpstreamCause::AccessReview };
-        let sent = Instant::now();
+        let requested_at = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessReviewResult::read(&answer);
         if let (Some(requested), Some(verdict)) = (requested, &verdict) {
-            self.authorizer.learns(requested, cause, sent, verdict.clone()).await;
+            self.authorizer.learns(requested, cause, requested_at, verdict.clone()).await;
         }
         let nothing = AccessReviewResult { allowed: false, reason: String::new() };
-        Ok(TimedResponse { asked: sent, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
+        Ok(TimedResponse { requested_at, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
     fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedPeerReview {
@@ -282,13 +282,13 @@ impl PeerReviewKind {
         change: Option<LastPermissionChange>,
         now: Instant,
     ) -> bool {
-        let (age, kept) = (now.saturating_duration_since(last.asked), &last.value);
+        let (age, kept) = (now.saturating_duration_since(last.requested_at), &last.value);
         match change {
             _ if self == Self::Token => age < kept.ttl,
             None => false,
             Some(change) => {
                 let ttl = if change.is_settled(self, now) { kept.lease_ttl } else { kept.ttl };
-                age < ttl && last.asked >= change.least(self, now)
+                age < ttl && last.requested_at >= change.least(self, now)
             }
         }
     }
@@ -306,7 +306,7 @@ mod tests {
         let at = |second: u64| zero + Duration::from_secs(second);
         let change = LastPermissionChange { seen: at(5), settled: at(60) };
         let (by_rbac, by_others) = (600, 10);
-        for (kind, sent, now, lease_ttl, expected) in [
+        for (kind, requested_at, now, lease_ttl, expected) in [
             (PeerReviewKind::Access, 4, 6, by_rbac, false),
             (PeerReviewKind::Access, 6, 15, by_rbac, true),
             (PeerReviewKind::Access, 6, 16, by_rbac, false),
@@ -327,8 +327,8 @@ mod tests {
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
             let kept =
-                TimedResponse { asked: at(sent), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
-            let case = format!("{kind:?}, sent at {sent} s, at {now} s, for {lease_ttl:?}");
+                TimedResponse { asked: at(requested_at), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
+            let case = format!("{kind:?}, requested_at at {requested_at} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == PeerReviewKind::Token && expected;
             assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::feeds::WantedVersions;
+use crate::feeds::AwaitedVersions;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
 use crate::serve::route::CacheCoverage;
 
@@ -50,7 +50,7 @@ impl Default for ServeConfig {
             coverage: CacheCoverage::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
-            fresh_wait_max: WantedVersions::WAIT_MAX,
+            fresh_wait_max: AwaitedVersions::WAIT_MAX,
             body_max: Duration::from_secs(60),
             watch_min: Duration::from_secs(30 * 60),
             limits: ConcurrencyConfig::default(),

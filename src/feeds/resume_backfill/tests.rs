@@ -35,7 +35,7 @@ fn backfill_outcome_decides_if_later_clients_wait() {
         Failed, Gone, Interrupted, OtherHistory, Prepended, PreviousFound, PreviousUnknown, TooEarly,
     };
     let now = Instant::now();
-    let spent = [Prepended; QUESTIONS_MAX as usize];
+    let spent = [Prepended; REQUESTS_MAX as usize];
     let gone = Gone { before: rv(50) };
     for (answers, from, later, waits) in [
         (&[][..], 1, 0, true),
@@ -84,7 +84,7 @@ fn clients_wait_for_the_last_request_only_if_served_by_its_range() {
         (BackfillRequest::Events(rv(50)), [false, true, true, true]),
         (BackfillRequest::Before(rv(50)), [false, false, false, true]),
     ] {
-        let mut memory = remembers(&[BackfillOutcome::Prepended; QUESTIONS_MAX as usize - 1], now);
+        let mut memory = remembers(&[BackfillOutcome::Prepended; REQUESTS_MAX as usize - 1], now);
         memory.ask(question);
         let those = [who(49), who(50), who(51), inquirer(51)];
         assert_eq!(those.map(|who| memory.may_wait(who, now)), served, "{question:?}");
@@ -100,17 +100,17 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
     let gone = |before| remembers(&[Gone { before: rv(before) }], now);
     let over = remembers(&[OtherHistory], now);
     let blind = BackfillProgress { is_blind: true, ..fresh };
-    let spent = BackfillProgress { questions: QUESTIONS_MAX, ..fresh };
+    let spent = BackfillProgress { requests: REQUESTS_MAX, ..fresh };
     let partly = FeedHistoryBounds { known: rv(150), ..HELD };
     let events = |from| Some(BackfillRequest::Events(rv(from)));
     let before = |from| Some(BackfillRequest::Before(rv(from)));
-    for (what, memory, held, waiting, inquiring, next) in [
-        ("nobody waits", fresh, HELD, &[][..], &[][..], None),
+    for (what, memory, bounds, waiting, inquiring, next) in [
+        ("no client waits", fresh, HELD, &[][..], &[][..], None),
         ("the oldest", fresh, HELD, &[30, 10, 20], &[], events(10)),
         ("the oldest that was not refused", gone(20), HELD, &[30, 10, 20, 19], &[], events(20)),
         ("all were refused", gone(20), HELD, &[10, 19], &[], None),
         ("those within the history wait no longer", fresh, HELD, &[100, 120], &[], None),
-        ("the middle if nobody knows", blind, HELD, &[10, 20, 30, 40, 50], &[], events(30)),
+        ("the middle if the start is unknown", blind, HELD, &[10, 20, 30, 40, 50], &[], events(30)),
         ("the last one, too", blind, HELD, &[10], &[], events(10)),
         ("it is left alone", remembers(&[Failed], now), HELD, &[10], &[], None),
         ("it is of no use", over, HELD, &[10], &[], None),
@@ -119,9 +119,16 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
         ("more than all is gone", gone(101), HELD, &[10, 99], &[], None),
         ("what happened comes first", fresh, partly, &[90, 120], &[120], events(90)),
         ("then what was there before", fresh, partly, &[120, 130], &[130, 120], before(120)),
-        ("nobody inquires", fresh, partly, &[120], &[], None),
+        ("no client inquires", fresh, partly, &[120], &[], None),
         ("all is explained", fresh, HELD, &[120], &[120], None),
-        ("nobody can explain it", remembers(&[PreviousUnknown { upto: rv(130) }], now), partly, &[120], &[120], None),
+        (
+            "previous states are unknown",
+            remembers(&[PreviousUnknown { upto: rv(130) }], now),
+            partly,
+            &[120],
+            &[120],
+            None,
+        ),
         (
             "that could be explained",
             remembers(&[PreviousUnknown { upto: rv(130) }], now),
@@ -132,7 +139,7 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
         ),
     ] {
         let ledger = ResumeBackfillState { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
-        assert_eq!(ledger.next(held, now), next, "{what}");
+        assert_eq!(ledger.next(bounds, now), next, "{what}");
     }
 }
 
@@ -144,19 +151,19 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
     let mut resume_backfills: Vec<_> = (1..=5_000).collect();
     for at_once in [1, 10, 100] {
         random.shuffle(&mut resume_backfills);
-        let (mut ledger, mut held) =
+        let (mut ledger, mut bounds) =
             (ResumeBackfillState::default(), FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) });
         for some in resume_backfills.chunks(at_once) {
             ledger.waiting = crowd(some);
-            if let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
+            if let Some(BackfillRequest::Events(from)) = ledger.next(bounds, Instant::now()) {
                 ledger.memory.ask(BackfillRequest::Events(from));
                 ledger.memory.note(BackfillOutcome::Prepended, Instant::now());
-                held = FeedHistoryBounds { floor: from, known: from };
+                bounds = FeedHistoryBounds { floor: from, known: from };
             }
         }
-        let questions = ledger.memory.questions;
-        assert!(questions <= QUESTIONS_MAX, "seed {seed}: {questions}");
-        assert!(held.floor <= rv(50), "seed {seed}, {at_once} at once: nearly all are served: {held:?}");
+        let requests = ledger.memory.requests;
+        assert!(requests <= REQUESTS_MAX, "seed {seed}: {requests}");
+        assert!(bounds.floor <= rv(50), "seed {seed}, {at_once} at once: nearly all are served: {bounds:?}");
     }
 }
 
@@ -166,16 +173,16 @@ fn backfill_bisects_if_upstream_reports_no_oldest_version() {
         waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(),
         ..ResumeBackfillState::default()
     };
-    let (mut held, had) = (FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
-    while let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
+    let (mut bounds, had) = (FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
+    while let Some(BackfillRequest::Events(from)) = ledger.next(bounds, Instant::now()) {
         ledger.memory.ask(BackfillRequest::Events(from));
         let answer = if from < had { BackfillOutcome::TooEarly { from } } else { BackfillOutcome::Prepended };
         if answer == BackfillOutcome::Prepended {
-            held.floor = from;
+            bounds.floor = from;
         }
         ledger.memory.note(answer, Instant::now());
     }
-    assert_eq!(held.floor, had, "after {} questions", ledger.memory.questions);
+    assert_eq!(bounds.floor, had, "after {} requests", ledger.memory.requests);
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,7 +194,7 @@ async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     for waits in [&mut served, &mut earlier, &mut later] {
         assert!(waits.as_mut().now_or_never().is_none());
     }
-    resume_backfills.came().await;
+    resume_backfills.requested().await;
     assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(40))), "the oldest");
     resume_backfills.answered(BackfillOutcome::Gone { before: rv(45) });
     assert!(earlier.as_mut().now_or_never().is_some(), "upstream has no more of it");
@@ -197,7 +204,7 @@ async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     assert!(writer.begin_earlier(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
     resume_backfills.answered(BackfillOutcome::Prepended);
     assert!(served.as_mut().now_or_never().is_some() && later.as_mut().now_or_never().is_some());
-    assert!(resume_backfills.ledger.lock().waiting.is_empty(), "whoever goes is waited for no more");
+    assert!(resume_backfills.ledger.lock().waiting.is_empty(), "a client that leaves is removed");
 }
 
 #[tokio::test(start_paused = true)]

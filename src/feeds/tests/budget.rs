@@ -112,7 +112,7 @@ fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes
     format!("{{\"type\":\"{event_type}\",\"object\":{object}}}\n").into()
 }
 
-fn held(memory: &MemoryUse, kind: MemoryKind) -> usize {
+fn bytes_of(memory: &MemoryUse, kind: MemoryKind) -> usize {
     memory.held[kind as usize].1
 }
 
@@ -180,14 +180,14 @@ fn memory_accounting_matches_live_data_in_random_runs() {
                 _ => stage.writer.advance(rv(version), false),
             }
             let memory = feeds.memory();
-            assert_eq!(held(&memory, MemoryKind::Objects), alive(&stage, &states), "at {version} with seed {seed}");
+            assert_eq!(bytes_of(&memory, MemoryKind::Objects), alive(&stage, &states), "at {version} with seed {seed}");
             let events = stage.feed.reader.stats().events;
             assert_eq!(
-                held(&memory, MemoryKind::Events),
+                bytes_of(&memory, MemoryKind::Events),
                 events * FeedEvent::OVERHEAD_BYTES,
                 "at {version} with seed {seed}"
             );
-            assert!(!states.is_empty() || held(&memory, MemoryKind::States) == 0, "at {version} with seed {seed}");
+            assert!(!states.is_empty() || bytes_of(&memory, MemoryKind::States) == 0, "at {version} with seed {seed}");
         }
         let kept: usize = {
             drop(stage.writer);
@@ -198,11 +198,7 @@ fn memory_accounting_matches_live_data_in_random_runs() {
                 .collect();
             kept.values().sum()
         };
-        assert_eq!(
-            held(&feeds.memory(), MemoryKind::Objects),
-            kept,
-            "what is left is what somebody still reads: {seed}"
-        );
+        assert_eq!(bytes_of(&feeds.memory(), MemoryKind::Objects), kept, "only what is still read is left: {seed}");
         drop(states);
         assert_eq!(total(&feeds), 0, "cursors hold nothing of a feed that is over: {seed}");
     }
@@ -230,8 +226,8 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     let pin = busy.feed.pin(&pinned, cut.clone());
     busy.put("p", 12, OBJECT);
     let mut version = 13;
-    let mut until = |busy: &mut Stage, wanted: ReclaimableMemoryKind| {
-        while !gone(&feeds).contains(&wanted) {
+    let mut until = |busy: &mut Stage, expected: ReclaimableMemoryKind| {
+        while !gone(&feeds).contains(&expected) {
             busy.put(&format!("p-{version}"), version, OBJECT);
             version += 1;
             assert!(total(&feeds) <= MAX, "{:?}", feeds.memory());
@@ -243,7 +239,7 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     until(&mut busy, ReclaimableMemoryKind::History);
     assert!(!quiet.has_derived(1));
     assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
-    assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being told is cut");
+    assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being sent is cut");
     assert!(!gone(&feeds).contains(&ReclaimableMemoryKind::Feed));
     drop((pin, pinned));
     let stats = busy.feed.reader.stats();
@@ -295,8 +291,8 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     feeds.ended(&growing.feed, FeedEndReason::OverBudget);
     growing.writer.set_state(FeedState::Ended(FeedEndReason::OverBudget));
     drop(growing.writer);
-    assert!(total(&feeds) < MAX / 4, "whoever still reads it: {:?}", feeds.memory());
-    assert!(growing.feed.reader.current().is_none(), "nobody is told that there is nothing");
+    assert!(total(&feeds) < MAX / 4, "readers are left: {:?}", feeds.memory());
+    assert!(growing.feed.reader.current().is_none(), "no reader sees an empty state");
     assert!(growing.feed.reader.snapshot_at(rv(version)).is_none());
     let mut opened = growing.feed.reader.open(WatchStartPosition::Current, view("b", "", "")).expect("it ends at once");
     assert!(opened.snapshot.is_none());
@@ -348,7 +344,7 @@ fn list_page_evicts_paging_snapshots_to_fit() {
     let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
     let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
     staged.page_grows_to(1 << 20).expect("there is room");
-    assert!(staged.page_is_read().is_ok(), "there is when nobody pages any more: {:?}", feeds.memory());
+    assert!(staged.page_is_read().is_ok(), "there is room without paging clients: {:?}", feeds.memory());
     assert_eq!(gone(&feeds), [ReclaimableMemoryKind::Paging]);
     assert!(staged.page_grows_to(3 << 20).is_err(), "there is none for so much");
 }
@@ -367,7 +363,7 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     let next = stage(&feeds, &mut demands, "nodes");
     let mut staged = next.feed.reader.stage();
     staged.page_grows_to(MAX - total(&feeds) - OBJECT).expect("it fits");
-    assert!(staged.page_is_read().is_err() && !cut.is_cut(), "nobody is cut in vain: it cannot wait");
+    assert!(staged.page_is_read().is_err() && !cut.is_cut(), "no response is cut: the page cannot wait");
     let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
     staged.push(object("n")).expect("there is room in a moment");
     assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimableMemoryKind::Watches]));
@@ -383,7 +379,7 @@ fn list_page_is_charged_during_decoding() {
     let stage = stage(&feeds, &mut demands, "pods");
     let mut staged = stage.feed.reader.stage();
     assert!(staged.page_grows_to(600 << 10).is_ok());
-    assert_eq!(held(&feeds.memory(), MemoryKind::Staged), 600 << 10);
+    assert_eq!(bytes_of(&feeds.memory(), MemoryKind::Staged), 600 << 10);
     assert!(staged.page_is_read().is_err(), "its objects take as much again");
     assert!(staged.page_grows_to(500 << 10).is_ok() && staged.page_is_read().is_ok());
     assert!(staged.page_grows_to((1 << 20) + 1).is_err());
@@ -429,10 +425,10 @@ fn derived_bytes_are_charged_while_they_are_sent() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let sent = stage.derive(1, 600 << 10);
-    assert_eq!(held(&feeds.memory(), MemoryKind::Derived), (600 << 10) + MemoryAccount::KEPT_BYTES);
+    assert_eq!(bytes_of(&feeds.memory(), MemoryKind::Derived), (600 << 10) + MemoryAccount::KEPT_BYTES);
     let other = stage.derive(2, 600 << 10);
-    assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and nobody else has to go");
-    assert!(held(&feeds.memory(), MemoryKind::Derived) > 1 << 20, "they are being sent");
+    assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and no other entry is evicted");
+    assert!(bytes_of(&feeds.memory(), MemoryKind::Derived) > 1 << 20, "they are being sent");
     drop((sent, other));
     assert_eq!(total(&feeds), 0);
 }

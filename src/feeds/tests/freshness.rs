@@ -12,17 +12,17 @@ const SECOND: Duration = Duration::from_secs(1);
 #[tokio::test(start_paused = true)]
 async fn freshness_proof_covers_only_earlier_requests() {
     let freshness = FeedFreshness::default();
-    let asked = Instant::now() + SECOND;
-    assert!(!freshness.covers(asked), "nothing is proven yet");
-    freshness.prove(asked);
+    let requested_at = Instant::now() + SECOND;
+    assert!(!freshness.covers(requested_at), "nothing is proven yet");
+    freshness.prove(requested_at);
     for (received, covered) in [
-        (asked - SECOND, true),
-        (asked - Duration::from_nanos(1), true),
-        (asked, true),
-        (asked + Duration::from_nanos(1), false),
-        (asked + SECOND, false),
+        (requested_at - SECOND, true),
+        (requested_at - Duration::from_nanos(1), true),
+        (requested_at, true),
+        (requested_at + Duration::from_nanos(1), false),
+        (requested_at + SECOND, false),
     ] {
-        assert_eq!(freshness.covers(received), covered, "{:?}", received.checked_duration_since(asked));
+        assert_eq!(freshness.covers(received), covered, "{:?}", received.checked_duration_since(requested_at));
     }
 }
 
@@ -40,12 +40,12 @@ async fn older_freshness_proof_does_not_replace_a_newer_one() {
 #[tokio::test(start_paused = true)]
 async fn relist_clears_proven_freshness() {
     let freshness = FeedFreshness::default();
-    let asked = Instant::now();
-    freshness.prove(asked);
+    let requested_at = Instant::now();
+    freshness.prove(requested_at);
     freshness.forget();
-    assert!(!freshness.covers(asked));
-    freshness.prove(asked);
-    assert!(freshness.covers(asked), "the next proof counts again");
+    assert!(!freshness.covers(requested_at));
+    freshness.prove(requested_at);
+    assert!(freshness.covers(requested_at), "the next proof counts again");
 }
 
 /// Waits in a task, which finishes when the wait ends.
@@ -57,11 +57,11 @@ fn waiting(freshness: &FeedFreshness, received: Instant) -> tokio::task::JoinHan
 #[tokio::test(start_paused = true)]
 async fn waiting_request_needs_a_check_sent_after_its_arrival() {
     let freshness = FeedFreshness::default();
-    let wanted = freshness.wanted();
+    let needed = freshness.subscribe();
     let received = Instant::now();
     let waits = waiting(&freshness, received);
     tokio::task::yield_now().await;
-    assert_eq!(*wanted.borrow(), Some(received), "the wish is known");
+    assert_eq!(*needed.borrow(), Some(received), "the wish is known");
     freshness.prove(received - Duration::from_millis(1));
     tokio::task::yield_now().await;
     assert!(!waits.is_finished(), "that question was sent before the request came");
@@ -72,19 +72,19 @@ async fn waiting_request_needs_a_check_sent_after_its_arrival() {
 #[tokio::test(start_paused = true)]
 async fn latest_freshness_request_covers_all_waiters() {
     let freshness = FeedFreshness::default();
-    let mut wanted = freshness.wanted();
+    let mut needed = freshness.subscribe();
     let first = Instant::now();
     advance(SECOND).await;
     let second = Instant::now();
     let both = [waiting(&freshness, second), waiting(&freshness, first)];
     tokio::task::yield_now().await;
-    assert_eq!(*wanted.borrow_and_update(), Some(second));
+    assert_eq!(*needed.borrow_and_update(), Some(second));
     // One request after both serves both.
     freshness.prove(second);
     for waits in both {
         waits.await.expect("it is served");
     }
-    assert!(!wanted.has_changed().expect("the currency lives"));
+    assert!(!needed.has_changed().expect("the currency lives"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,7 +93,7 @@ async fn already_covered_request_sends_no_freshness_check() {
     let received = Instant::now();
     freshness.prove(received);
     freshness.reached(received).await;
-    assert_eq!(*freshness.wanted().borrow(), None);
+    assert_eq!(*freshness.subscribe().borrow(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,11 +110,11 @@ async fn cloned_freshness_shares_state() {
 #[tokio::test(start_paused = true)]
 async fn repeated_version_request_does_not_wake_the_catch_up_task() {
     let freshness = FeedFreshness::default();
-    let mut wanted = freshness.versions.subscribe();
+    let mut needed = freshness.versions.subscribe();
     for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {
         freshness.want_version(rv(want));
-        assert_eq!(wanted.has_changed().expect("the currency lives"), is_news, "{want}");
-        wanted.mark_unchanged();
+        assert_eq!(needed.has_changed().expect("the currency lives"), is_news, "{want}");
+        needed.mark_unchanged();
         assert_eq!(freshness.versions.least_above(rv(0)), Some(rv(next)), "{want}");
     }
     freshness.versions.settle(rv(3), rv(3), Instant::now());
@@ -122,7 +122,7 @@ async fn repeated_version_request_does_not_wake_the_catch_up_task() {
     assert!(versions.begins_to_catch_up(rv(0), true) && !versions.begins_to_catch_up(rv(0), true));
     freshness.versions.give_up(rv(5), Instant::now());
     assert_eq!(freshness.versions.least_above(rv(0)), None);
-    assert!(!wanted.has_changed().expect("the currency lives"), "who goes after it knows");
+    assert!(!needed.has_changed().expect("the currency lives"), "who goes after it knows");
     freshness.want_version(rv(5));
-    assert!(wanted.has_changed().expect("the currency lives"), "it may be wanted again");
+    assert!(needed.has_changed().expect("the currency lives"), "it may be needed again");
 }

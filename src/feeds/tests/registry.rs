@@ -285,7 +285,7 @@ async fn replacement_of_a_retired_feed_settles_first() {
     assert!(!first.is_settling());
     feeds.retire(&the_one(&feeds));
     first.retired().await;
-    assert!(feeds.all().is_empty(), "nobody leases it any more");
+    assert!(feeds.all().is_empty(), "it has no leases");
     tokio::time::advance(Duration::from_secs(9)).await;
     let second = feeds.handle(&pods(), None).expect("there is room");
     assert!(second.is_settling());

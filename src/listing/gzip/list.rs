@@ -5,21 +5,20 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
 use super::text::SlicedText;
-use crate::listing::chunk_writer::ChunkBatchPiece;
-use crate::listing::list_body::{ByteSliceJoiner, ListBody};
-use crate::listing::page_chunks::ChunkBatch;
+use crate::listing::chunk_writer::{ChunkBatchPiece, ListChunkWriter};
+use crate::listing::list_body::{ListSlices, PlainList};
+use crate::listing::page::ChunkBatch;
 use crate::wire::TranscodeError;
 
 /// A LIST response that is being sent compressed.
 #[derive(Debug)]
-pub(crate) struct GzipListBody {
-    list: ListBody,
+pub(crate) struct GzipList {
+    list: PlainList,
     batches: Vec<ChunkBatch>,
     member: GzipMember,
     stage: GzipListStage,
     /// The text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
     reading: ChunkBatchReader,
-    joined: ByteSliceJoiner,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,57 +38,22 @@ struct ChunkBatchReader {
     text: SlicedText,
 }
 
-impl GzipListBody {
-    pub(crate) fn new(list: ListBody) -> Self {
+impl GzipList {
+    pub(crate) fn new(list: PlainList) -> Self {
         let batches = list.chunks.batches();
-        let (reading, joined) = (ChunkBatchReader::default(), ByteSliceJoiner::default());
-        Self { list, batches, member: GzipMember::begin(), stage: GzipListStage::Head, reading, joined }
-    }
-
-    /// Returns the next chunk; `None` after the last.
-    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
-        let mut joined = std::mem::take(&mut self.joined);
-        let chunk = joined.poll(|| self.poll_slice(cx));
-        self.joined = joined;
-        chunk
-    }
-
-    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
-        loop {
-            if let Some(slice) = self.member.next() {
-                return Poll::Ready(Some(Ok(slice)));
-            }
-            match self.stage {
-                GzipListStage::Head => {
-                    self.member.put_plain(self.list.head.clone());
-                    self.stage = if self.batches.is_empty() { GzipListStage::Tail } else { GzipListStage::Piece(0, 0) };
-                }
-                GzipListStage::Piece(batch, piece) => {
-                    if let Err(refused) = ready!(self.poll_piece(batch, piece, cx)) {
-                        return Poll::Ready(Some(Err(refused)));
-                    }
-                }
-                GzipListStage::Tail => {
-                    self.member.put_plain(self.list.tail.clone());
-                    self.member.end();
-                    self.stage = GzipListStage::Over;
-                }
-                GzipListStage::Over => return Poll::Ready(None),
-            }
-        }
+        let (member, reading) = (GzipMember::begin(), ChunkBatchReader::default());
+        Self { list, batches, member, stage: GzipListStage::Head, reading }
     }
 
     /// Appends a compressed piece of a list to the output.
     fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
-        let wanted = ChunkBatchPiece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
-        let made = match self.list.writer.deflated(wanted) {
+        let key = ChunkBatchPiece { batch, previous: at.checked_sub(1).map(|at| &self.batches[at]), index };
+        let made = match self.list.writer.deflated(key) {
             // The piece is cached in compressed form.
             Some(made) if made.bytes.is_some() => made,
             found => {
-                if let Err(refused) = ready!(self.reading.poll(&mut self.list, batch, cx)) {
-                    return Poll::Ready(Err(refused));
-                }
+                ready!(self.reading.poll(&mut self.list, batch, cx))?;
                 let text = &self.reading.text;
                 let make = |before: &[u8]| {
                     let range = piece(text.len(), index);
@@ -99,10 +63,12 @@ impl GzipListBody {
                 };
                 match found {
                     Some(stored) => stored,
-                    None => match ready!(self.list.poll_deflated(wanted, WINDOW_BYTES, cx, make)) {
-                        Ok(made) => made,
-                        Err(refused) => return Poll::Ready(Err(refused)),
-                    },
+                    None => {
+                        let deflate = |writer: &ListChunkWriter, chunks: &_, cx: &Context<'_>| {
+                            writer.poll_deflated(chunks, key, WINDOW_BYTES, cx, make)
+                        };
+                        ready!(self.list.poll_paced(key.is_shared(), cx, deflate))?
+                    }
                 }
             }
         };
@@ -119,19 +85,46 @@ impl GzipListBody {
     }
 }
 
+impl ListSlices for GzipList {
+    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
+        loop {
+            if let Some(slice) = self.member.next() {
+                return Poll::Ready(Some(Ok(slice)));
+            }
+            match self.stage {
+                GzipListStage::Head => {
+                    self.member.put_plain(self.list.head.clone());
+                    self.stage = if self.batches.is_empty() { GzipListStage::Tail } else { GzipListStage::Piece(0, 0) };
+                }
+                GzipListStage::Piece(batch, piece) => ready!(self.poll_piece(batch, piece, cx))?,
+                GzipListStage::Tail => {
+                    self.member.put_plain(self.list.tail.clone());
+                    self.member.end();
+                    self.stage = GzipListStage::Over;
+                }
+                GzipListStage::Over => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        // The end of the stream is sent in a frame of its own.
+        false
+    }
+}
+
 impl ChunkBatchReader {
     /// Completes when the whole batch has been read.
     fn poll(
         &mut self,
-        list: &mut ListBody,
+        list: &mut PlainList,
         batch: &ChunkBatch,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
-            let plain = match ready!(list.poll_plain(index, cx)) {
-                Ok(plain) => plain,
-                Err(refused) => return Poll::Ready(Err(refused)),
-            };
+            let is_shared = list.chunks.is_shared(index);
+            let encode = |writer: &ListChunkWriter, chunks: &_, cx: &Context<'_>| writer.poll_plain(chunks, index, cx);
+            let plain = ready!(list.poll_paced(is_shared, cx, encode))?;
             self.chunks += 1;
             let mut skipped = list.skipped(index);
             for slice in plain.iter() {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
 use super::text::SlicedText;
-use super::{is_asked_for, whole};
+use super::{is_accepted, whole};
 use base::random;
 
 fn gunzipped(compressed: &[u8]) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn base64(len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| b'0' + byte_below(64)).take(len).collect()
 }
 
-fn words(len: usize) -> Vec<u8> {
+fn repetitive(len: usize) -> Vec<u8> {
     let word = |_| ["index", "level", "info", "name", "config", "data"][random::usize(..6)].as_bytes();
     (0..).flat_map(word).copied().take(len).collect()
 }
@@ -36,7 +36,7 @@ fn words(len: usize) -> Vec<u8> {
 #[tokio::test]
 async fn whole_response_is_one_gzip_member() {
     for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 400_001] {
-        for plain in [vec![b'x'; len], incompressible(len), base64(len), words(len)] {
+        for plain in [vec![b'x'; len], incompressible(len), base64(len), repetitive(len)] {
             assert!(gunzipped(&whole(plain.clone().into()).await) == plain, "{len} bytes");
         }
     }
@@ -51,11 +51,11 @@ async fn incompressible_pieces_are_stored_and_others_compressed() {
     assert_eq!(compressed(incompressible(LEN)).await, LEN + LEN.div_ceil(65_535) * 5 + frame);
     let base64 = compressed(base64(LEN)).await;
     assert!((LEN * 3 / 4..LEN * 3 / 4 + LEN / 400).contains(&base64), "{base64}");
-    assert!(compressed(words(LEN)).await < LEN / 3);
+    assert!(compressed(repetitive(LEN)).await < LEN / 3);
     // A repetition of text with evenly distributed characters.
     assert!(compressed(incompressible(20_000).repeat(50)).await < LEN / 5);
     // A compressible piece among incompressible ones.
-    let mixed = [incompressible(LEN / 2), words(LEN / 4), incompressible(LEN / 4)].concat();
+    let mixed = [incompressible(LEN / 2), repetitive(LEN / 4), incompressible(LEN / 4)].concat();
     let mixed = compressed(mixed).await;
     assert!((LEN * 3 / 4..LEN * 7 / 8).contains(&mixed), "{mixed}");
 }
@@ -64,10 +64,10 @@ async fn incompressible_pieces_are_stored_and_others_compressed() {
 fn pieces_form_one_member_and_reference_preceding_text() {
     let texts = [
         incompressible(70_000),
-        words(50_000),
+        repetitive(50_000),
         incompressible(100),
         incompressible(40_000),
-        words(200_000),
+        repetitive(200_000),
         base64(90_000),
         incompressible(3),
     ];
@@ -95,7 +95,7 @@ fn pieces_form_one_member_and_reference_preceding_text() {
 
 #[test]
 fn accept_encoding_gzip_must_match_exactly() {
-    for (value, asked) in [
+    for (value, expected) in [
         ("gzip", true),
         ("deflate, gzip", true),
         ("gzip,br", true),
@@ -106,6 +106,6 @@ fn accept_encoding_gzip_must_match_exactly() {
         ("GZIP", false),
         ("", false),
     ] {
-        assert_eq!(is_asked_for(value), asked, "{value:?}");
+        assert_eq!(is_accepted(value), expected, "{value:?}");
     }
 }

@@ -110,7 +110,7 @@ fn first_event_of_reopened_watch_proves_or_refutes_history() {
         (&of_a_state, "ADDED", "q", 8, Contradicts),
         (&of_a_state, "ADDED", "p", 7, Contradicts),
     ] {
-        assert_eq!(testimony(resume_marker, &item(kind, name, version)), expected, "{kind} {name} {version}");
+        assert_eq!(resume_evidence(resume_marker, &item(kind, name, version)), expected, "{kind} {name} {version}");
     }
 }
 

@@ -27,7 +27,7 @@ fn end(error: UpstreamError) -> Option<FeedEndReason> {
 #[tokio::test]
 async fn only_permanent_errors_end_a_feed() {
     for (error, expected) in [
-        (UpstreamError::Unreachable("nobody listens".into()), None),
+        (UpstreamError::Unreachable("connection refused".into()), None),
         (UpstreamError::Broken(UpstreamError::broken_off().await), None),
         (UpstreamError::Timeout(Duration::from_secs(1)), None),
         (UpstreamError::Credentials("expired".to_owned()), None),
@@ -69,7 +69,7 @@ fn untrusted() -> std::io::Error {
 async fn each_error_maps_to_one_failure_kind() {
     use ReflectorFailureKind as Kind;
     for (error, expected) in [
-        (UpstreamError::Unreachable("nobody listens".into()), Kind::Unreachable),
+        (UpstreamError::Unreachable("connection refused".into()), Kind::Unreachable),
         (UpstreamError::Unreachable(untrusted().into()), Kind::Untrusted),
         (UpstreamError::Broken(UpstreamError::broken_off().await), Kind::Broken),
         (UpstreamError::Timeout(Duration::from_secs(1)), Kind::Timeout),

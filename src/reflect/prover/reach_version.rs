@@ -6,7 +6,7 @@
 //! second, so it starts at once. If the collection is small, its versions are listed first. If they equal ours, the
 //! state has the requested version. That suffices for clients that read a state; watches and proxies follow the stream.
 //!
-//! A proxy also advances when it is asked to, and announces it on our own stream. With a proxy the watch is rarely
+//! A proxy also advances on request, and announces it on our own stream. With a proxy the watch is rarely
 //! needed.
 
 use std::convert::Infallible;
@@ -42,48 +42,48 @@ struct RequestedVersion {
 
 impl FreshnessProver {
     /// Reaches the versions that readers wait for, for as long as they wait.
-    pub(super) async fn chase(&self) -> Infallible {
+    pub(super) async fn reach_versions(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
         let versions = &feed.freshness.versions;
-        let mut wanted = versions.subscribe();
+        let mut awaited = versions.subscribe();
         let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
-        let mut asked: Option<RequestedVersion> = None;
-        let mut coming: Option<BoxFuture<'_, VersionReachOutcome>> = None;
+        let mut requested: Option<RequestedVersion> = None;
+        let mut reaching: Option<BoxFuture<'_, VersionReachOutcome>> = None;
         let mut resting: Option<BoxFuture<'_, ()>> = None;
         let mut catching_up: Option<BoxFuture<'_, ()>> = None;
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, reader.history()) != history {
-                (upstream, asked, coming) = (ResourceVersion::default(), None, None);
+                (upstream, requested, reaching) = (ResourceVersion::default(), None, None);
             }
-            wanted.borrow_and_update();
+            awaited.borrow_and_update();
             let reached = progress.look().rv;
             versions.settle(reached, reader.shown_at(), Instant::now());
             // The backoff applies to every version.
             let next = versions.least_above(upstream.max(reached)).filter(|_| self.live() && resting.is_none());
-            if next != asked.map(|asked| asked.rv) {
-                asked = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
-                coming = next.map(|rv| self.come_to(rv).boxed());
+            if next != requested.map(|requested| requested.rv) {
+                requested = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
+                reaching = next.map(|rv| self.reach_version(rv).boxed());
             }
             if catching_up.is_none() && self.live() && versions.begins_to_catch_up(upstream, !self.is_behind_a_proxy())
             {
                 catching_up = Some(self.catch_up_for_all().boxed());
             }
             state.borrow_and_update();
-            let is_wanted = versions.least_above(reached).is_some();
+            let is_awaited = versions.least_above(reached).is_some();
             tokio::select! {
                 biased;
-                came = finished(&mut coming) => match (came, asked.take()) {
+                outcome = finished(&mut reaching) => match (outcome, requested.take()) {
                     (VersionReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
-                    (VersionReachOutcome::Behind, Some(asked)) => versions.give_up(asked.rv, asked.at),
+                    (VersionReachOutcome::Behind, Some(requested)) => versions.give_up(requested.rv, requested.at),
                     (VersionReachOutcome::Behind, None) => {}
                     (VersionReachOutcome::Failed, _) => resting = Some(self.unreached.rest().boxed()),
                 },
                 () = finished(&mut resting) => {}
                 () = finished(&mut catching_up) => {}
-                () = progress.changed(), if is_wanted => {}
-                _ = wanted.changed() => {}
+                () = progress.changed(), if is_awaited => {}
+                _ = awaited.changed() => {}
                 _ = state.changed() => {}
             }
         }
@@ -94,12 +94,12 @@ impl FreshnessProver {
     }
 
     /// Asks upstream to reach a version, unless the feed's stream delivers it at once.
-    async fn come_to(&self, rv: ResourceVersion) -> VersionReachOutcome {
+    async fn reach_version(&self, rv: ResourceVersion) -> VersionReachOutcome {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
             return VersionReachOutcome::Reached(rv);
         }
-        self.upstream.asked(SideRequestReason::Position);
+        self.upstream.count_request(SideRequestReason::Position);
         let lister = self.upstream.lister(SideRequestReason::Position);
         let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(reported)) if reported.at >= rv => {
@@ -130,9 +130,9 @@ impl FreshnessProver {
         tokio::time::sleep(STREAM_HEAD_START).await;
         let feed = &self.upstream.feed;
         let before = feed.reader.progress().rv;
-        let Some(wanted) = feed.freshness.versions.least_above(before) else { return };
-        if !feed.freshness.versions.follows() || !self.watches_say_how_far() {
-            match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
+        let Some(awaited) = feed.freshness.versions.least_above(before) else { return };
+        if !feed.freshness.versions.follows() || !self.watches_have_bookmarks() {
+            match timeout(LISTED_WITHIN, self.is_at(awaited)).await {
                 Ok(Ok(true)) => return self.behind.succeeded(),
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => {
@@ -141,7 +141,7 @@ impl FreshnessProver {
                 Err(_) => tracing::debug!(feed = %feed.spec.key, "listing the objects' resourceVersions timed out"),
             }
         }
-        if !self.watches_say_how_far() {
+        if !self.watches_have_bookmarks() {
             return self.behind.rest().await;
         }
         match timeout(PROOF_MAX, self.by_catching_up(true)).await {

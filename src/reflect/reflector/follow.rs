@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{LIVED, Reflector, ReflectorState};
 use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
 use crate::feeds::FeedTrafficCounts;
-use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, testimony};
+use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, resume_evidence};
 use crate::reflect::failure::{ReflectorStepError, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
 use crate::reflect::reflector_findings::{ObjectDivergence, ReflectorFinding};
@@ -23,8 +23,8 @@ use kubeapi::ResourceVersion;
 const SHORT: Duration = Duration::from_secs(1);
 /// The time in which a reopened stream should repeat the feed's newest change. After that, upstream's position is
 /// requested.
-const TOLD_AGAIN_MAX: Duration = Duration::from_secs(1);
-const TOLD_AGAIN_SPREAD: Duration = Duration::from_secs(2);
+const REPEATED_MAX: Duration = Duration::from_secs(1);
+const REPEATED_SPREAD: Duration = Duration::from_secs(2);
 /// The window over which feeds spread their position requests if no change can be repeated. A whole fleet may have lost
 /// its streams together.
 const REOPENED_SPREAD: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ impl Reflector {
 
     /// Records that upstream no longer has the change that the stream should repeat. It may still have the changes
     /// after the feed's version.
-    pub(super) fn untold(&mut self, at: ResourceVersion) -> ReflectorState {
+    pub(super) fn marker_expired(&mut self, at: ResourceVersion) -> ReflectorState {
         self.continuity = HistoryContinuity::Unknown;
         ReflectorState::Listed { at }
     }
@@ -69,8 +69,8 @@ impl Reflector {
         let opened = Instant::now();
         // Checks that the reopened stream continues our history, unless its first event proves it.
         if resume_marker.is_some() {
-            self.history_checks.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
-        } else if !self.continuity.is_sure() {
+            self.history_checks.ask(HistoryCheckReason::Reopened, REPEATED_MAX, REPEATED_SPREAD);
+        } else if !self.continuity.is_certain() {
             self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
         let mut transactions = TransactionBuffer::of(&self.upstream.feed.spec.key.gvr);
@@ -85,7 +85,7 @@ impl Reflector {
                 biased;
                 item = item => item,
                 Some(finding) = self.findings.recv() => {
-                    match self.heard(finding, at).await {
+                    match self.process_finding(finding, at).await {
                         Ok(reached) => at = at.max(reached),
                         Err(next) => return next,
                     }
@@ -94,8 +94,8 @@ impl Reflector {
                 outcome = self.history_checks.next(&self.upstream) => {
                     if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &resume_marker) {
                         self.history_checks.ask(HistoryCheckReason::Unconfirmed, Duration::ZERO, REOPENED_SPREAD);
-                    } else if let Some(anew) = self.found(at, outcome) {
-                        return (anew, None);
+                    } else if let Some(next) = self.process_check_outcome(at, outcome) {
+                        return (next, None);
                     }
                     continue;
                 }
@@ -112,7 +112,7 @@ impl Reflector {
             {
                 return (next, None);
             }
-            match self.take_in(item, at, opened) {
+            match self.process_item(item, at, opened) {
                 Ok(reached) => at = at.max(reached),
                 Err(next) => return next,
             }
@@ -127,23 +127,23 @@ impl Reflector {
         first: &Result<StreamItem, WatchStreamEnd>,
         at: ResourceVersion,
     ) -> Option<ReflectorState> {
-        match testimony(resume_marker, first) {
+        match resume_evidence(resume_marker, first) {
             ResumeEvidence::Continues => {
-                self.is_sure();
-                self.signed_of_life();
+                self.confirm_history();
+                self.note_progress();
                 None
             }
             ResumeEvidence::Contradicts => {
                 self.give_up(at, "a watch omits the newest event");
                 Some(ReflectorState::Empty)
             }
-            ResumeEvidence::Expired => Some(self.untold(at)),
+            ResumeEvidence::Expired => Some(self.marker_expired(at)),
             ResumeEvidence::Unknown => None,
         }
     }
 
     /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
-    pub(super) fn take_in(
+    pub(super) fn process_item(
         &mut self,
         item: Result<StreamItem, WatchStreamEnd>,
         at: ResourceVersion,
@@ -195,9 +195,9 @@ impl Reflector {
         }
         match applied {
             Ok(Some(rv)) => {
-                self.complete.came(is_bookmark, at, rv, Instant::now());
+                self.complete.advanced(is_bookmark, at, rv, Instant::now());
                 self.relists.end_row();
-                self.signed_of_life();
+                self.note_progress();
                 self.writer.set_state(FeedState::Live);
                 Ok(rv)
             }
@@ -215,7 +215,7 @@ impl Reflector {
 
     /// Processes a finding of the tasks beside the stream. Returns the version that the feed reaches by it, or the
     /// state after the end of the stream.
-    pub(super) async fn heard(
+    pub(super) async fn process_finding(
         &mut self,
         finding: ReflectorFinding,
         at: ResourceVersion,
@@ -228,7 +228,7 @@ impl Reflector {
                 self.writer.advance(until, announced || feed.is_followed_by_proxies());
                 return Ok(until);
             }
-            ReflectorFinding::Divergence(found) if self.is_held_so(&found) => {
+            ReflectorFinding::Divergence(found) if self.has_version(&found) => {
                 self.quarantine(&found);
                 return Err((ReflectorState::Empty, None));
             }
@@ -258,27 +258,27 @@ impl Reflector {
     }
 
     /// Whether the feed still has the object in the version that was found to differ.
-    fn is_held_so(&self, found: &ObjectDivergence) -> bool {
+    fn has_version(&self, found: &ObjectDivergence) -> bool {
         let reader = &self.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
         found.history == reader.history() && ours() == found.ours
     }
 
     /// Acts on the outcome of a history check. Returns the new state if upstream has another history.
-    fn found(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<ReflectorState> {
+    fn process_check_outcome(&mut self, at: ResourceVersion, outcome: HistoryCheckOutcome) -> Option<ReflectorState> {
         match outcome {
             HistoryCheckOutcome::Reached | HistoryCheckOutcome::Continues => {
-                self.is_sure();
+                self.confirm_history();
                 None
             }
             HistoryCheckOutcome::Other(listed) => {
                 self.give_up(at, "the current state cannot follow from earlier events");
-                Some(self.starts_with(listed.initial, listed.asked))
+                Some(self.start_with(listed.initial, listed.requested_at))
             }
             // The storage went back, and whether this feed is affected cannot be determined.
             HistoryCheckOutcome::Unproven(HistoryCheckReason::Notice, listed) => {
                 self.give_up(at, "storage was restored, and the effect on this resource is unknown");
-                Some(self.starts_with(listed.initial, listed.asked))
+                Some(self.start_with(listed.initial, listed.requested_at))
             }
             HistoryCheckOutcome::Unproven(
                 HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,
@@ -292,7 +292,7 @@ impl Reflector {
     }
 
     /// Records that upstream continues the feed's history.
-    fn is_sure(&mut self) {
+    fn confirm_history(&mut self) {
         self.continuity = HistoryContinuity::Certain;
         self.history_checks.withdraw();
     }

@@ -56,28 +56,27 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<ReflectorState, ReflectorStepError> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.upstream.asked(SideRequestReason::Relist);
-        let asked = Instant::now();
+        self.upstream.count_request(SideRequestReason::Relist);
+        let requested_at = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let lister = self.upstream.lister(SideRequestReason::Relist);
         let initial = match window.map(RequestedListVersion::Exact) {
-            Some(exact) if is_small => {
-                self.upstream.lister(SideRequestReason::Relist).list_whole(exact).await.map_err(over)?
-            }
-            Some(exact) => self.upstream.lister(SideRequestReason::Relist).list(exact).await.map_err(over)?,
-            None => self.upstream.lister(SideRequestReason::Relist).current_and_watch().await.map_err(ended)?,
+            Some(exact) if is_small => lister.list_whole(exact).await.map_err(over)?,
+            Some(exact) => lister.list(exact).await.map_err(over)?,
+            None => lister.current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, GapRecoveryResult::OtherHistory) {
             self.relists.listed(Instant::now());
             self.give_up(at, "a list cannot follow from earlier events");
-            return Ok(self.starts_with(initial, asked));
+            return Ok(self.start_with(initial, requested_at));
         }
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
-        self.upstream.written.takes_in(&servers);
+        self.upstream.written.will_list_from(&servers);
         let mended = self.mend(recovered, until)?;
         self.upstream.gap(if mended { "mended" } else { "new_history" });
-        let (feed, took) = (&self.upstream.feed.spec.key, asked.elapsed());
+        let (feed, took) = (&self.upstream.feed.spec.key, requested_at.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         if mended {
             // The restarted server may run another release.
@@ -86,18 +85,18 @@ impl Reflector {
         } else {
             self.upstream.feed.freshness.forget();
             self.writer.replace(snapshot);
-            self.begins(asked, false);
+            self.begin_history(requested_at, false);
         }
         self.upstream.written.listed(servers);
         self.continuity = HistoryContinuity::Certain;
         if window.is_none() {
-            self.upstream.feed.freshness.prove(asked);
-            self.complete.listed(asked);
+            self.upstream.feed.freshness.prove(requested_at);
+            self.complete.listed(requested_at);
         }
-        self.signed_of_life();
+        self.note_progress();
         self.relists.listed(Instant::now());
         self.writer.set_state(FeedState::Live);
-        Ok(self.behind(until, stream))
+        Ok(self.after_list(until, stream))
     }
 
     /// Recovers the changes up to `list`, if they can be proven.
@@ -117,7 +116,7 @@ impl Reflector {
         if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(GapRecoveryResult::Unknown);
         }
-        differences.iter().for_each(|_| self.upstream.asked(SideRequestReason::Past));
+        differences.iter().for_each(|_| self.upstream.count_request(SideRequestReason::Past));
         let historian = PastObjectReader { lister: self.upstream.lister(SideRequestReason::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
@@ -156,7 +155,7 @@ impl Reflector {
         self.upstream.gap("rewound");
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
-        feed.forget_shown();
+        feed.forget_served_before();
         self.rewinds.announce(Instant::now());
     }
 

@@ -45,7 +45,7 @@ fn hands() -> Hands {
         servers: Vec::new(),
         is_from_memory: false,
     };
-    let begun = reflector.starts_with(initial, Instant::now());
+    let begun = reflector.start_with(initial, Instant::now());
     assert!(matches!(begun, ReflectorState::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
 }
@@ -74,7 +74,7 @@ impl Hands {
         at: u64,
     ) -> Result<u64, (ReflectorState, Option<ReflectorStepError>)> {
         let opened = Instant::now();
-        self.reflector.take_in(item, ResourceVersion(at), opened).map(|reached| reached.0)
+        self.reflector.process_item(item, ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
     /// Makes upstream unreachable. Returns the wait.
@@ -163,7 +163,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
         ("a quiet stream", |_| {}, 6, false),
         (
             "a clean end",
-            |hands| drop(hands.reflector.take_in(Err(WatchStreamEnd::Clean), BASE, Instant::now())),
+            |hands| drop(hands.reflector.process_item(Err(WatchStreamEnd::Clean), BASE, Instant::now())),
             0,
             false,
         ),
@@ -178,7 +178,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
         let opened = Instant::now();
         sleep(seconds(quiet)).await;
         let refused = hands.error(410, "too old resource version: 11 (15)");
-        let next = hands.reflector.take_in(refused, ResourceVersion(11), opened).map(|reached| reached.0);
+        let next = hands.reflector.process_item(refused, ResourceVersion(11), opened).map(|reached| reached.0);
         match next {
             Err((ReflectorState::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
             // The last list is too recent. The stream is opened again after a wait, and its 410 then names the window.
@@ -215,7 +215,7 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
         if reported {
             hands.reported("a", 11, 10);
         }
-        let ended = hands.reflector.take_in(Err(WatchStreamEnd::Clean), BASE, opened);
+        let ended = hands.reflector.process_item(Err(WatchStreamEnd::Clean), BASE, opened);
         let Err((ReflectorState::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
         assert_eq!(failure.is_some(), fails, "{lived} s, {reported}");
     }
@@ -233,11 +233,11 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     hands.reflector.had_lived = true;
     assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
     assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
-    for (asked, waited) in [(0, 1), (7, 7), (3_600, 30)] {
-        let status = Status::too_many_requests("later", asked);
+    for (requested, waited) in [(0, 1), (7, 7), (3_600, 30)] {
+        let status = Status::too_many_requests("later", requested);
         let refused = ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)));
         let wait = hands.reflector.pause_after(&refused, &mut state);
-        assert_eq!(wait, seconds(if asked == 0 { 30 } else { waited }), "{asked}");
+        assert_eq!(wait, seconds(if requested == 0 { 30 } else { waited }), "{requested}");
     }
 }
 
@@ -251,7 +251,7 @@ async fn refusal_after_an_outage_is_retried_soon() {
     for _ in 0..3 {
         (0..8).for_each(|_| _ = hands.fail());
         let mut elapsed = Duration::ZERO;
-        while hands.reflector.bears(FeedEndReason::Forbidden, &state) {
+        while hands.reflector.tolerates(FeedEndReason::Forbidden, &state) {
             let wait = hands.reflector.pause_after(&refused, &mut state);
             let longest = if elapsed.is_zero() { Duration::from_millis(500) } else { seconds(4) };
             assert!(wait <= longest, "{wait:?} after {elapsed:?}");
@@ -261,7 +261,7 @@ async fn refusal_after_an_outage_is_retried_soon() {
         assert!((seconds(20)..=seconds(24)).contains(&elapsed), "{elapsed:?}");
     }
     assert!(
-        !hands.reflector.bears(FeedEndReason::Forbidden, &ReflectorState::Empty),
+        !hands.reflector.tolerates(FeedEndReason::Forbidden, &ReflectorState::Empty),
         "a first list is refused for good"
     );
 }
@@ -279,12 +279,12 @@ async fn catch_up_proof_applies_only_to_its_own_history() {
     for (of, reached) in [(history + 1, 10), (history, 15)] {
         let changes = vec![change(&hands, 12)];
         let proof = ReflectorFinding::Proof { history: of, changes, until, announced: false };
-        assert_eq!(hands.reflector.heard(proof, BASE).await.ok(), Some(ResourceVersion(reached)), "{of}");
+        assert_eq!(hands.reflector.process_finding(proof, BASE).await.ok(), Some(ResourceVersion(reached)), "{of}");
     }
     assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
     let between = vec![change(&hands, 13)];
     let proof = ReflectorFinding::Proof { history, changes: between, until, announced: false };
-    let broken = hands.reflector.heard(proof, until).await;
+    let broken = hands.reflector.process_finding(proof, until).await;
     assert!(broken.is_err(), "its own stream is at 15");
 }
 
@@ -306,7 +306,7 @@ async fn divergence_discards_the_state_only_if_still_cached() {
         let key = ObjectKey::new("t1", name);
         let ours = ours.map(ResourceVersion);
         let found = ObjectDivergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
-        let next = hands.reflector.heard(ReflectorFinding::Divergence(found), at).await;
+        let next = hands.reflector.process_finding(ReflectorFinding::Divergence(found), at).await;
         assert_eq!(matches!(next, Err((ReflectorState::Empty, None))), is_given_up, "{name} {ours:?}");
         let state = if is_given_up { FeedState::Syncing } else { FeedState::Live };
         assert_eq!(hands.feed.reader.state(), state, "{name} {ours:?}");

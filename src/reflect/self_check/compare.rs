@@ -166,8 +166,8 @@ mod tests {
             ("changed and changed again", &[("a", 1), ("b", 12)], &[]),
             ("went and came again", &[("a", 1)], &[]),
             ("was never known here", &[("a", 1), ("b", 2), ("x", 3)], &["x"]),
-            ("went and is still held", &[("b", 2)], &["a"]),
-            ("changed and is still held as it was", &[("a", 14), ("b", 2)], &["a"]),
+            ("went and is still cached", &[("b", 2)], &["a"]),
+            ("changed and is still cached as it was", &[("a", 14), ("b", 2)], &["a"]),
         ] {
             assert_eq!(found(&before, &after, &listed(15, theirs, true), None), expected, "{what}");
         }

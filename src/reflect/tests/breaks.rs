@@ -196,7 +196,7 @@ async fn flapping_upstream_does_not_defeat_feed_backoff() {
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
     flap(&scene, seconds(600)).await;
     let failed = scene.said("unreachable") + scene.said("connection_lost");
-    assert!((20..=40).contains(&failed), "{failed} attempts in ten minutes, as if nobody were answered");
+    assert!((20..=40).contains(&failed), "{failed} attempts in ten minutes, as if no request were answered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,7 +204,7 @@ async fn feed_without_readers_ends_after_the_idle_timeout() {
     let Scene { up, feeds, feed, client: _client, _tasks } = Scene::of(upstream().pods(3)).await;
     let mut state = feed.reader.watch_state();
     sleep(seconds(3600)).await;
-    assert_eq!(feed.reader.state(), FeedState::Live, "somebody holds it");
+    assert_eq!(feed.reader.state(), FeedState::Live, "it has a lease");
     drop(feed);
     let began = Instant::now();
     let ended = timeout(NEVER, state.wait_for(|state| matches!(state, FeedState::Ended(_)))).await;

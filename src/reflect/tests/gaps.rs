@@ -33,7 +33,7 @@ async fn changes_during_upstream_restart_are_recovered() {
     assert!(scene.is_true());
     assert_eq!((scene.feed.reader.history(), scene.said("mended")), (history, 1));
     assert_eq!((scene.said("relist"), scene.said("new_history") + scene.said("rewound")), (1, 0));
-    assert!(scene.said("past_object") >= 3, "each object's past is asked for");
+    assert!(scene.said("past_object") >= 3, "each object's past is requested");
 }
 
 /// An apiserver that has just started sheds load and authenticates clients again. A retry gets the recovered changes
@@ -51,7 +51,7 @@ async fn gap_repair_is_retried_after_a_temporary_error() {
         assert!(scene.is_true(), "{code}");
         assert_eq!((scene.said("mended"), scene.said("new_history")), (1, 0), "{code}");
         assert_eq!(scene.feed.reader.history(), history, "{code}");
-        assert!(scene.said("past_object") >= 2, "{code}: asked again: {}", scene.said("past_object"));
+        assert!(scene.said("past_object") >= 2, "{code}: requested again: {}", scene.said("past_object"));
     }
 }
 
@@ -113,7 +113,7 @@ async fn list_after_storage_restore_starts_a_new_history() {
     scene.up.faults().up().await;
     scene.until_state("live", |state| state == FeedState::Live).await;
     sleep(seconds(60)).await;
-    assert!(scene.is_true(), "what was lost is not shown");
+    assert!(scene.is_true(), "what was lost is not served");
     assert_ne!(scene.feed.reader.history(), history);
     assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
 }

@@ -17,7 +17,7 @@ async fn no_freshness_requests_are_sent_without_waiting_clients() {
     }
     let after = scene.up.counts();
     assert_eq!((after.lists, after.watch_lists), (before.lists, before.watch_lists));
-    assert_eq!(["position", "equality", "catch_up"].map(|asked| scene.said(asked)), [0, 0, 0]);
+    assert_eq!(["position", "equality", "catch_up"].map(|requests| scene.said(requests)), [0, 0, 0]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,9 +102,9 @@ async fn proven_state_has_the_version_of_its_proof() {
         for number in 1..=3 {
             let written = scene.elsewhere(number);
             scene.proof().await;
-            let shown = scene.feed.reader.current().expect("it runs");
-            assert!(shown.rv.0 >= written, "{objects}, {number}: {} of {written}", shown.rv);
-            assert_eq!(shown.len(), objects);
+            let state = scene.feed.reader.current().expect("it runs");
+            assert!(state.rv.0 >= written, "{objects}, {number}: {} of {written}", state.rv);
+            assert_eq!(state.len(), objects);
         }
         // The stream continues from its own version.
         scene.until(scene.up.create_pod("t1", "new")).await;
@@ -128,8 +128,8 @@ async fn confirmed_version_is_dropped_after_storage_restore() {
     let new = scene.up.create_pod("t1", "new");
     assert!(new <= confirmed.0, "{new} and {confirmed}");
     scene.proof().await;
-    let shown = scene.feed.reader.current().expect("it runs");
-    assert!(shown.get(&ObjectKey::new("t1", "new")).is_some(), "a read of the present shows it");
+    let state = scene.feed.reader.current().expect("it runs");
+    assert!(state.get(&ObjectKey::new("t1", "new")).is_some(), "a read of the present shows it");
 }
 
 /// Versions are comparable across resources (KEP-5504).
@@ -175,7 +175,10 @@ async fn response_older_than_the_cache_triggers_a_history_check() {
     assert!(took > Duration::from_millis(100), "{took:?}");
     assert_eq!(scene.said("position"), 4);
     sleep(seconds(5)).await;
-    assert!((1..=2).contains(&scene.said("mismatch")), "the state is listed, once more if asked while that goes on");
+    assert!(
+        (1..=2).contains(&scene.said("mismatch")),
+        "the state is listed, once more if requested while that goes on"
+    );
     assert_eq!((scene.feed.reader.history(), scene.said("rewound")), (history, 0), "and it is as it was");
 }
 
@@ -184,9 +187,9 @@ async fn failing_freshness_checks_are_retried_with_backoff() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(30)).await);
-    let asked = scene.said("position");
+    let requests = scene.said("position");
     // The waits are 0.2, 0.4 … 5 s, each multiplied by 0.5 to 1.5.
-    assert!((7..=20).contains(&asked), "{asked} questions");
+    assert!((7..=20).contains(&requests), "{requests} requests");
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,9 +198,9 @@ async fn freshness_checks_stop_after_the_client_leaves() {
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(2)).await);
     sleep(seconds(10)).await;
-    let asked = scene.said("position");
+    let requests = scene.said("position");
     sleep(seconds(600)).await;
-    assert_eq!(scene.said("position"), asked);
+    assert_eq!(scene.said("position"), requests);
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,11 +243,11 @@ async fn failing_version_check_backs_off_while_a_client_waits() {
         scene.feed.freshness.want_version(ResourceVersion(written));
         sleep(seconds(1)).await;
     }
-    let asked = scene.said("position");
-    assert!((10..=30).contains(&asked), "{asked}");
+    let requests = scene.said("position");
+    assert!((10..=30).contains(&requests), "{requests}");
     assert_eq!(scene.said("catch_up"), 1, "nothing says that there is something to catch up with");
     sleep(seconds(600)).await;
-    assert!(scene.said("position") <= asked + 2, "nobody waits any more");
+    assert!(scene.said("position") <= requests + 2, "no reader waits any more");
 }
 
 /// The lowest version is requested first, and a new one must not end the backoff of another.
@@ -257,8 +260,8 @@ async fn decreasing_version_requests_share_one_backoff() {
         scene.feed.freshness.want_version(ResourceVersion((1 << 40) - below));
         sleep(seconds(60) / 1_200).await;
     }
-    let asked = scene.said("position");
-    assert!((10..=30).contains(&asked), "{asked}");
+    let requests = scene.said("position");
+    assert!((10..=30).contains(&requests), "{requests}");
 }
 
 /// A request about a history that was given up says nothing about the next one.
@@ -273,6 +276,6 @@ async fn freshness_proof_is_dropped_with_its_history() {
     scene.up.faults().restore(&backup);
     let took = scene.proof().await;
     assert!(took < seconds(60), "{took:?}");
-    assert!(scene.is_true(), "nobody is shown what was lost");
+    assert!(scene.is_true(), "no reader sees what was lost");
     assert_eq!(scene.said("rewound"), 1);
 }

@@ -24,7 +24,7 @@ async fn rejected_initial_list_ends_feed_with_matching_reason() {
         assert_eq!(why, end, "{code}");
         assert!(took < seconds(1), "{code}: {took:?}");
         assert!(scene.feeds.find(&spec().key, None).is_none());
-        assert!(scene.feeds.handle(&spec(), None).is_err(), "{code}: it is not asked for again at once");
+        assert!(scene.feeds.handle(&spec(), None).is_err(), "{code}: it is not requested again at once");
     }
 }
 

@@ -12,7 +12,7 @@ use kubeapi::{LabelSelector, Selector};
 
 /// The maximum wait of a client if upstream does not respond.
 const TURNED_AWAY: Duration = Duration::from_secs(6);
-/// The maximum time that a client is held.
+/// The maximum time that a client waits.
 const HELD: Duration = Duration::from_secs(8);
 
 /// Makes an upstream with some changes, and a feed that began after them. Returns them with the version from which
@@ -51,7 +51,7 @@ async fn comes_back_to(scene: &Scene, from: u64, view: CollectionView) -> (bool,
 }
 
 /// The changes that the feed has after a version.
-fn held(reader: &CacheReader, from: u64) -> Vec<(String, u64)> {
+fn events(reader: &CacheReader, from: u64) -> Vec<(String, u64)> {
     let behind = reader.events().into_iter().filter(|event| event.rv.0 > from);
     behind.map(|event| (format!("{} {}", event.event_type, event.object.key), event.rv.0)).collect()
 }
@@ -64,7 +64,7 @@ async fn late_client_resumes_after_backfill_confirmed_by_bookmark() {
     assert!(goes_on && took < seconds(3), "{took:?}");
     let expected = ["ADDED t1/p0", "ADDED t1/p1", "MODIFIED t1/p0", "DELETED t1/p0"];
     let expected: Vec<_> = expected.map(str::to_owned).into_iter().zip(from + 1..).collect();
-    assert_eq!(held(&scene.feed.reader, from), expected);
+    assert_eq!(events(&scene.feed.reader, from), expected);
     assert_eq!((scene.said("backfill"), scene.said("extended")), (1, 1));
     let now = scene.up.counts();
     assert_eq!((now.lists, now.watch_lists), (lists.lists, lists.watch_lists), "nothing is listed for it");
@@ -81,7 +81,7 @@ async fn backfill_completes_at_the_next_event_of_a_busy_upstream() {
     scene.until(scene.up.create_pod("t1", "later")).await;
     let (goes_on, took) = comes_back(&scene, from).await;
     assert!(goes_on && took < Duration::from_millis(300), "{took:?}");
-    assert_eq!(held(&scene.feed.reader, from).len(), 5);
+    assert_eq!(events(&scene.feed.reader, from).len(), 5);
 }
 
 /// A fleet returns in any order, each client from another version.
@@ -118,7 +118,7 @@ async fn expired_versions_are_rejected_from_memory_newer_ones_resume() {
     assert_eq!(comes_back(&scene, from + 4).await, (false, Duration::ZERO), "for ever");
     assert_eq!((scene.said("backfill"), scene.said("expired")), (1, 1));
     assert!(comes_back(&scene, window).await.0);
-    assert_eq!(held(&scene.feed.reader, window).len(), 6);
+    assert_eq!(events(&scene.feed.reader, window).len(), 6);
 }
 
 /// A client that requests ever older versions affects no other client.
@@ -147,13 +147,13 @@ async fn rejected_backfill_is_not_repeated_and_clients_fail_fast() {
 }
 
 /// Waits until upstream has received `times` backfill requests.
-async fn asked(scene: &Scene, times: u64) {
-    let is_asked = async {
+async fn until_requested(scene: &Scene, times: u64) {
+    let requested = async {
         while scene.said("backfill") < times {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(NEVER, is_asked).await.expect("it is asked");
+    timeout(NEVER, requested).await.expect("it is requested");
 }
 
 /// A broken connection says nothing about how much history upstream has.
@@ -175,7 +175,7 @@ async fn broken_backfill_is_retried_while_clients_wait() {
                 async move { comes_back(&scene, from).await }
             });
             for time in 1..=times.min(3) {
-                asked(&scene, time).await;
+                until_requested(&scene, time).await;
                 break_off(&scene.up.faults());
             }
             let (served, took) = waits.await.expect("no panic");
@@ -304,14 +304,14 @@ async fn changed(pods: usize) -> (Scene, u64) {
 async fn past_objects_are_requested_only_for_clients_that_need_them() {
     let (scene, from) = changed(5).await;
     assert!(comes_back(&scene, from).await.0);
-    assert_eq!(scene.said("past_object"), 0, "nobody needs to know");
+    assert_eq!(scene.said("past_object"), 0, "no client needs them");
     assert_eq!(inquires(&scene, from + 2).await, (true, Duration::from_millis(200)));
     assert_eq!((scene.said("past_object"), scene.said("previous_found")), (3, 1), "behind that version");
     assert!(inquires(&scene, from).await.0);
     assert_eq!(
         (scene.said("past_object"), scene.said("previous_found")),
         (5, 2),
-        "and what is known is not asked again"
+        "and known states are not requested again"
     );
     for event in scene.feed.reader.events() {
         let before = event.previous.as_ref().expect("it is known").rv;

@@ -15,7 +15,7 @@ async fn written(scene: &Scene, name: &str) {
 }
 
 /// The number of self-check requests so far.
-fn asked(scene: &Scene) -> u64 {
+fn requests(scene: &Scene) -> u64 {
     scene.said("self_check")
 }
 
@@ -31,12 +31,12 @@ fn differed(scene: &Scene) -> (u64, u64) {
 async fn self_check_runs_once_per_change_and_never_when_idle() {
     let scene = Scene::checked(upstream().pods(3)).await;
     sleep(24 * HOUR).await;
-    assert_eq!(asked(&scene), 0, "all of it was listed");
+    assert_eq!(requests(&scene), 0, "all of it was listed");
     for changes in 1..=3 {
         written(&scene, "one").await;
         sleep(10 * HOUR).await;
         // The versions, and three objects in full.
-        assert_eq!((asked(&scene), scene.said("same"), scene.said("skipped")), (4 * changes, changes, 0));
+        assert_eq!((requests(&scene), scene.said("same"), scene.said("skipped")), (4 * changes, changes, 0));
     }
     assert_eq!(differed(&scene), (0, 0));
 }
@@ -49,13 +49,13 @@ async fn unread_warm_feed_is_not_self_checked() {
         written(&scene, &format!("p{n}")).await;
         sleep(HOUR).await;
     }
-    assert_eq!(asked(&scene), 0);
+    assert_eq!(requests(&scene), 0);
     drop(scene.feeds.handle(&spec(), None).expect("it runs"));
     sleep(ROUND).await;
-    assert_eq!(scene.said("same"), 1, "somebody has read it");
+    assert_eq!(scene.said("same"), 1, "a client has read it");
     written(&scene, "later").await;
     sleep(24 * HOUR).await;
-    assert_eq!(scene.said("same"), 1, "and nobody since");
+    assert_eq!(scene.said("same"), 1, "and no client since");
 }
 
 /// A fault, with a name.
@@ -98,8 +98,8 @@ async fn self_check_detects_lost_events_and_starts_a_new_history() {
         assert_eq!(scene.feed.reader.state(), FeedState::Live, "{what}");
         assert!(scene.is_true(), "{what}");
         assert_eq!((differed(&scene), scene.said("rewound")), ((1, 1), 0), "{what}");
-        let held = scene.feed.reader.snapshot();
-        let altered = held.iter().any(|object| object.body().windows(7).any(|bytes| bytes == b"altered"));
+        let cached = scene.feed.reader.snapshot();
+        let altered = cached.iter().any(|object| object.body().windows(7).any(|bytes| bytes == b"altered"));
         assert_eq!(altered, what.starts_with("bytes"), "{what}");
         written(&scene, "last").await;
         sleep(24 * HOUR).await;
@@ -117,7 +117,7 @@ async fn missing_object_in_large_collection_is_found_by_object_count() {
     sleep(ROUND).await;
     assert_ne!(scene.feed.reader.history(), history);
     assert!(scene.is_true());
-    assert!(asked(&scene) <= 20, "{} questions", asked(&scene));
+    assert!(requests(&scene) <= 20, "{} requests", requests(&scene));
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,7 +128,7 @@ async fn large_collection_is_self_checked_in_parts() {
     sleep(24 * HOUR).await;
     assert_eq!(scene.said("same"), 4, "four parts");
     // Each part takes a request for the count, except the first, whose page includes it.
-    assert_eq!(asked(&scene), 4 * (1 + 3) + 3);
+    assert_eq!(requests(&scene), 4 * (1 + 3) + 3);
     let history = scene.feed.reader.history();
     scene.up.faults().lose_next_event();
     let (namespace, name) = last.split_once('/').expect("namespaced");
@@ -209,7 +209,7 @@ async fn late_event_is_not_a_divergence() {
     sleep(seconds(1)).await;
     scene.up.faults().stall_watches(1);
     scene.up.delete_pods_at_once("t1", &two);
-    while asked(&scene) == 0 {
+    while requests(&scene) == 0 {
         sleep(Duration::from_millis(100)).await;
         // Otherwise the stream would be considered dead.
         scene.up.faults().bookmark_at_last_event();
@@ -239,7 +239,7 @@ async fn rejected_self_check_is_retried_with_backoff() {
         sleep(48 * HOUR).await;
         // After 0.5, 1, 2, 4 … 32 hours, each varied by half.
         assert!((4..=9).contains(&scene.said("skipped")), "{code}: {} rounds", scene.said("skipped"));
-        assert_eq!(asked(&scene), scene.said("skipped"), "{code}: a question for each");
+        assert_eq!(requests(&scene), scene.said("skipped"), "{code}: one request each");
         assert_eq!((differed(&scene), scene.feed.reader.history()), ((0, 0), history), "{code}");
         assert_eq!(scene.feed.reader.state(), FeedState::Live, "{code}");
     }
@@ -300,9 +300,9 @@ async fn multi_page_namespace_feed_is_self_checked() {
         written(&scene, &name(350)).await;
         sleep(3 * ROUND).await;
         assert_ne!(ours.reader.history(), history, "{lost}");
-        let held = ours.reader.snapshot();
+        let cached = ours.reader.snapshot();
         let theirs = scene.up.keys("pods").into_iter().filter(|(key, _)| key.starts_with("t1/"));
-        assert!(held.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0)).eq(theirs), "{lost}");
+        assert!(cached.iter().map(|object| (object.key.as_str().to_owned(), object.rv.0)).eq(theirs), "{lost}");
     }
     assert_eq!(said(&ours, "skipped"), 0);
 }
@@ -333,23 +333,23 @@ async fn fleet_self_checks_are_spread_and_stop_without_changes() {
     let up = upstream().pods(3).remember_requests(false).in_memory();
     let proxies: Vec<_> = (0..PROXIES).map(|_| Scene::beside(&up)).collect();
     sleep(seconds(10)).await;
-    let asked = || proxies.iter().map(|(feed, _)| said(feed, "self_check")).sum::<u64>();
+    let requests = || proxies.iter().map(|(feed, _)| said(feed, "self_check")).sum::<u64>();
     let mut minutes = Vec::new();
     for minute in 0..3 * 60 {
         up.update_pod("t1", "one");
-        let before = asked();
+        let before = requests();
         sleep(seconds(60)).await;
-        minutes.push(asked() - before);
-        assert!(minute != 29 || asked() >= PROXIES / 2 * EACH, "most have asked in the first half hour");
+        minutes.push(requests() - before);
+        assert!(minute != 29 || requests() >= PROXIES / 2 * EACH, "most have sent requests in the first half hour");
     }
     let (all, most) = (minutes.iter().sum::<u64>(), minutes.iter().max().copied().unwrap_or_default());
     // Each proxy has a round in half an hour: on average one round a minute, and rarely many more.
     assert!((5 * PROXIES * EACH..=7 * PROXIES * EACH).contains(&all), "{all}");
     assert!(most <= 10 * EACH, "{most} in a minute: {minutes:?}");
     sleep(2 * ROUND).await;
-    let before = asked();
+    let before = requests();
     sleep(6 * HOUR).await;
-    assert_eq!(asked(), before, "nothing has changed");
+    assert_eq!(requests(), before, "nothing has changed");
     let differing: u64 = proxies.iter().map(|(feed, _)| said(feed, "different") + said(feed, "skipped")).sum();
     assert_eq!(differing, 0);
 }

@@ -76,7 +76,7 @@ async fn deleted_events_are_announced_together_without_a_later_event() {
     }
 }
 
-/// A reader that arrives while deletions are held gets a state with all of them.
+/// A reader that arrives while deletions are buffered gets a state with all of them.
 #[tokio::test(start_paused = true)]
 async fn proof_waits_for_held_deletions() {
     let scene = Scene::of_events(upstream().in_memory(), 10).await;
@@ -126,8 +126,8 @@ async fn deletions_that_arrive_after_the_wait_are_not_lost() {
     assert_eq!(scene.feed.reader.snapshot().len(), 8);
     scene.up.faults().resume_watches();
     sleep(seconds(1)).await;
-    let held = scene.feed.reader.snapshot();
-    assert_eq!((held.rv.0, held.len()), (at, 6));
+    let state = scene.feed.reader.snapshot();
+    assert_eq!((state.rv.0, state.len()), (at, 6));
 }
 
 /// The stream breaks between two deletions of one version: it resumes before them, and none is missing.
@@ -139,8 +139,8 @@ async fn stream_that_breaks_within_a_transaction_misses_no_deletion() {
     let at = scene.expire(4);
     sleep(REST / 2).await;
     scene.up.faults().drop_connections();
-    assert_eq!((scene.reached(), scene.feed.reader.snapshot().len()), (before, 10), "nobody has a part of them");
+    assert_eq!((scene.reached(), scene.feed.reader.snapshot().len()), (before, 10), "no reader has a part of them");
     scene.until(at).await;
-    let held = scene.feed.reader.snapshot();
-    assert_eq!((held.rv.0, held.len()), (at, 6));
+    let state = scene.feed.reader.snapshot();
+    assert_eq!((state.rv.0, state.len()), (at, 6));
 }

@@ -71,7 +71,7 @@ pub(crate) struct ConcurrencyLimits {
 pub(crate) struct PermitPool {
     what: &'static str,
     all: Arc<Semaphore>,
-    places_max: AtomicUsize,
+    permits_max: AtomicUsize,
     each: KeyedSemaphores<FlowDistinguisher>,
     each_max: AtomicUsize,
     few: usize,
@@ -163,11 +163,11 @@ impl PermitPool {
     fn new(what: &'static str, few: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         let each = KeyedSemaphores::new(Semaphore::MAX_PERMITS);
-        Self { what, all, places_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
+        Self { what, all, permits_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
     }
 
-    fn resize(&self, places: usize, each: usize) {
-        self.places_max.store(places, Ordering::Relaxed);
+    fn resize(&self, permits: usize, each: usize) {
+        self.permits_max.store(permits, Ordering::Relaxed);
         self.each_max.store(each, Ordering::Relaxed);
     }
 
@@ -191,14 +191,14 @@ impl PermitPool {
         if let Poll::Ready(done) = first {
             return Ok(done);
         }
-        let _place = self.take(payer)?;
+        let _permit = self.take(payer)?;
         Ok(needed.await)
     }
 
     /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
-    fn take_many(&self, payer: Option<&FlowDistinguisher>, places: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
-        let (places_max, each_max) = (self.places_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
-        let count = u32::try_from(places).unwrap_or(u32::MAX);
+    fn take_many(&self, payer: Option<&FlowDistinguisher>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
+        let (permits_max, each_max) = (self.permits_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
+        let count = u32::try_from(permits).unwrap_or(u32::MAX);
         let shed = |_| LimitExceeded(self.what);
         let own = match payer {
             Some(payer) => {
@@ -211,8 +211,8 @@ impl PermitPool {
         let all = self.all.clone().try_acquire_many_owned(count).map_err(shed)?;
         let (held, of_all) = (own.as_ref().map_or(0, |(_, held)| *held), taken(&self.all));
         // The reserve keeps permits for others when a handful of users fill their shares.
-        let reserve = if held > self.few { places_max / RESERVE } else { 0 };
-        if held > each_max || of_all.saturating_add(reserve) > places_max {
+        let reserve = if held > self.few { permits_max / RESERVE } else { 0 };
+        if held > each_max || of_all.saturating_add(reserve) > permits_max {
             return Err(LimitExceeded(self.what));
         }
         Ok(ConcurrencyPermit { _all: all, _own: own.map(|(own, _)| own) })
@@ -238,9 +238,9 @@ mod tests {
         FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
     }
 
-    fn room(places: usize, each: usize) -> PermitPool {
-        let room = PermitPool::new("places", FEW);
-        room.resize(places, each);
+    fn room(permits: usize, each: usize) -> PermitPool {
+        let room = PermitPool::new("permits", FEW);
+        room.resize(permits, each);
         room
     }
 
@@ -253,7 +253,7 @@ mod tests {
         held.extend(std::iter::from_fn(|| room.take(Some(&ada)).ok()));
         assert_eq!(held.len(), 12);
         room.resize(4, 2);
-        assert_eq!(room.take(None).err(), Some(LimitExceeded("places")));
+        assert_eq!(room.take(None).err(), Some(LimitExceeded("permits")));
         held.truncate(3);
         assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
     }
@@ -266,7 +266,7 @@ mod tests {
         let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
         let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
-        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(LimitExceeded("places"))));
+        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(LimitExceeded("permits"))));
         drop(adas);
         assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
     }
@@ -281,12 +281,12 @@ mod tests {
         let mut others = Vec::new();
         for name in 0..10 {
             let other = payer(&name.to_string());
-            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("there is a place for a few")));
-            assert_eq!(room.take(Some(&other)).err(), Some(LimitExceeded("places")), "and for no more");
+            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("a few permits are left")));
+            assert_eq!(room.take(Some(&other)).err(), Some(LimitExceeded("permits")), "and for no more");
         }
         drop(held);
         let other = payer("0");
-        assert!((0..100).all(|_| room.take(Some(&other)).map(|place| others.push(place)).is_ok()));
+        assert!((0..100).all(|_| room.take(Some(&other)).map(|permit| others.push(permit)).is_ok()));
     }
 
     /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
@@ -301,13 +301,13 @@ mod tests {
         let ada = Some(&ada);
         let open = |payer, bytes| std::iter::from_fn(|| concurrency.watch(payer, bytes).ok()).collect::<Vec<_>>();
         let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
-        assert_eq!(plain.len(), 50, "an ordinary one has room in its own place");
+        assert_eq!(plain.len(), 50, "an ordinary selector needs no further permit");
         drop(plain);
-        let dear = open(ada, 16 << 10);
-        assert_eq!(dear.len(), 50 / 9);
+        let expensive = open(ada, 16 << 10);
+        assert_eq!(expensive.len(), 50 / 9);
         assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(LimitExceeded("watches")));
         assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
-        drop(dear);
+        drop(expensive);
         assert_eq!(open(ada, 0).len(), 50);
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
         drop(waiting.pop());
-        assert!(wait(&ada).now_or_never().is_none(), "a place that is given back");
+        assert!(wait(&ada).now_or_never().is_none(), "a permit that was released");
     }
 
     /// A list of any length is charged only for the bytes in flight.

@@ -1,16 +1,15 @@
 use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 
-use crate::listing::{GzipListBody, ListBody};
 use crate::serve::limits::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
-use crate::serve::limits::slow_readers::{SlowReaderReaper, TOO_SLOW, TimedSnapshotPin};
+use crate::serve::limits::slow_readers::{SlowReaderReaper, TOO_SLOW};
 use base::{AbortSignal, Timer, TimerQueue, TimerTarget};
 
 /// A body that ends at its deadline, even if the client does not read it.
@@ -28,7 +27,7 @@ struct DeadlineBodyState<B> {
     deadline: u64,
     body: Mutex<DeadlineBodyInner<B>>,
     /// Aborts the stream of the response.
-    answer: AbortSignal,
+    cut: AbortSignal,
 }
 
 #[derive(Debug)]
@@ -47,19 +46,19 @@ pub(crate) struct ReadDeadlineExceeded;
 impl<B: Body + Send + 'static> DeadlineBody<B> {
     /// Wraps a body and starts its deadline.
     ///
-    /// At the deadline, `answer` resets the stream of the response, because a codec never polls the body while the
-    /// flow-control window is closed. For the body of a request, `answer` does nothing.
-    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, answer: AbortSignal) -> Self {
+    /// At the deadline, `cut` resets the stream of the response, because a codec never polls the body while the
+    /// flow-control window is closed. For the body of a request, `cut` does nothing.
+    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
         let timers = slow_readers.timers();
         let deadline = timers.after(slow_readers.body_max());
         // Most bodies are complete or empty, and need no timer.
         let is_over = body.is_end_stream();
         let body = Mutex::new(DeadlineBodyInner { body: Some(body), waker: None });
-        let going = Arc::new(DeadlineBodyState { timer: timers.timer(), deadline, body, answer });
+        let state = Arc::new(DeadlineBodyState { timer: timers.timer(), deadline, body, cut });
         if !is_over {
-            Timer::schedule(&going);
+            Timer::schedule(&state);
         }
-        Self(going)
+        Self(state)
     }
 }
 
@@ -77,8 +76,8 @@ impl<B: Send> TimerTarget for DeadlineBodyState<B> {
             return;
         }
         let (body, waker) = {
-            let mut taken = self.body.lock();
-            (taken.body.take(), taken.waker.take())
+            let mut inner = self.body.lock();
+            (inner.body.take(), inner.waker.take())
         };
         if body.is_some() {
             tracing::debug!("request or response body aborted: not sent or read before its deadline");
@@ -87,7 +86,7 @@ impl<B: Send> TimerTarget for DeadlineBodyState<B> {
         if let Some(waker) = waker {
             waker.wake();
         }
-        self.answer.cut(TOO_SLOW);
+        self.cut.cut(TOO_SLOW);
     }
 }
 
@@ -96,11 +95,11 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut taken = self.0.body.lock();
-        let Some(body) = &mut taken.body else { return Poll::Ready(Some(Err(ReadDeadlineExceeded.into()))) };
+        let mut inner = self.0.body.lock();
+        let Some(body) = &mut inner.body else { return Poll::Ready(Some(Err(ReadDeadlineExceeded.into()))) };
         let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
-        if polled.is_pending() && !taken.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            taken.waker = Some(cx.waker().clone());
+        if polled.is_pending() && !inner.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            inner.waker = Some(cx.waker().clone());
         }
         polled
     }
@@ -114,69 +113,27 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
     }
 }
 
-/// A LIST that is encoded as the client reads it. It holds a permit. The pin on its snapshot enforces the deadline.
-#[derive(Debug)]
-pub(crate) struct StreamedListBody {
-    written: ListCompression,
-    _place: ConcurrencyPermit,
-    _pin: TimedSnapshotPin,
-}
-
-impl StreamedListBody {
-    pub(crate) fn new(list: ListBody, is_gzip: bool, place: ConcurrencyPermit, pin: TimedSnapshotPin) -> Self {
-        let written = if is_gzip {
-            ListCompression::Gzip(Box::new(GzipListBody::new(list)))
-        } else {
-            ListCompression::Plain(Box::new(list))
-        };
-        Self { written, _place: place, _pin: pin }
-    }
-}
-
-#[derive(Debug)]
-enum ListCompression {
-    Plain(Box<ListBody>),
-    Gzip(Box<GzipListBody>),
-}
-
-impl Body for StreamedListBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let chunk = match &mut self.get_mut().written {
-            ListCompression::Plain(list) => ready!(list.poll_chunk(cx)),
-            ListCompression::Gzip(list) => ready!(list.poll_chunk(cx)),
-        };
-        Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(&self.written, ListCompression::Plain(list) if list.is_over())
-    }
-}
-
-/// A complete body that is sent in pieces. The connection holds the pieces that were taken. The permits are released
+/// A complete body that is sent in pieces. The connection holds the pieces that were inner. The permits are released
 /// with the last piece.
 #[derive(Debug)]
 pub(crate) struct BufferedResponseBody {
     /// The remaining parts, in this order. They are never joined, so that the codec cannot take a final part of a few
     /// bytes before the large part has found room.
     left: [Bytes; 3],
-    _places: Vec<Arc<ConcurrencyPermit>>,
+    _permits: Vec<Arc<ConcurrencyPermit>>,
 }
 
 impl BufferedResponseBody {
-    pub(crate) fn new(left: [Bytes; 3], places: Vec<Arc<ConcurrencyPermit>>) -> Self {
-        Self { left, _places: places }
+    pub(crate) fn new(left: [Bytes; 3], permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        Self { left, _permits: permits }
     }
 
     /// Creates a response body from one buffer.
-    pub(crate) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
-        // Copies the last byte. Otherwise a codec that has taken but cannot send it would keep the whole buffer alive
+    pub(crate) fn of(mut bytes: Bytes, permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        // Copies the last byte. Otherwise a codec that has inner but cannot send it would keep the whole buffer alive
         // without a permit.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
-        Self::new([Bytes::new(), bytes, end], places)
+        Self::new([Bytes::new(), bytes, end], permits)
     }
 }
 
@@ -220,7 +177,7 @@ mod tests {
     use crate::serve::limits::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     /// A body that never yields and holds a permit.
-    struct Silent(#[expect(dead_code, reason = "it is held")] ConcurrencyPermit);
+    struct Silent(#[expect(dead_code, reason = "it is kept until the drop")] ConcurrencyPermit);
 
     impl Body for Silent {
         type Data = Bytes;
@@ -233,7 +190,7 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn one_place() -> (SlowReaderReaper, ConcurrencyLimits) {
+    fn one_permit() -> (SlowReaderReaper, ConcurrencyLimits) {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
         let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), MAX);
@@ -243,9 +200,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unpolled_body_releases_its_permit_after_timeout() {
-        let (slow_readers, concurrency) = one_place();
+        let (slow_readers, concurrency) = one_permit();
         let body = DeadlineBody::new(
-            Silent(concurrency.forwards.take(None).expect("a place")),
+            Silent(concurrency.forwards.take(None).expect("a permit")),
             &slow_readers,
             AbortSignal::default(),
         );
@@ -259,9 +216,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reader_of_timed_out_body_gets_error() {
-        let (slow_readers, concurrency) = one_place();
+        let (slow_readers, concurrency) = one_permit();
         let mut body = DeadlineBody::new(
-            Silent(concurrency.forwards.take(None).expect("a place")),
+            Silent(concurrency.forwards.take(None).expect("a permit")),
             &slow_readers,
             AbortSignal::default(),
         );
@@ -271,11 +228,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn complete_response_holds_permit_until_sent() {
-        let (slow_readers, concurrency) = one_place();
-        let place = Arc::new(concurrency.forwards.take(None).expect("a place"));
+        let (slow_readers, concurrency) = one_permit();
+        let permit = Arc::new(concurrency.forwards.take(None).expect("a permit"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
         let mut body = DeadlineBody::new(
-            BufferedResponseBody::of(text.clone(), vec![place]),
+            BufferedResponseBody::of(text.clone(), vec![permit]),
             &slow_readers,
             AbortSignal::default(),
         );
@@ -301,7 +258,7 @@ mod tests {
         assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [1, PIECE_BYTES_MAX, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
         assert!(whole.is_end_stream());
-        // A last piece that the codec has taken but cannot send keeps nothing else alive.
+        // A last piece that the codec has inner but cannot send keeps nothing else alive.
         let mut read_whole = BufferedResponseBody::of(body.clone(), Vec::new());
         let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
@@ -311,10 +268,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn body_that_ends_at_once_has_no_timer() {
-        let (slow_readers, concurrency) = one_place();
-        let place = Arc::new(concurrency.forwards.take(None).expect("a place"));
+        let (slow_readers, concurrency) = one_permit();
+        let permit = Arc::new(concurrency.forwards.take(None).expect("a permit"));
         let mut body = DeadlineBody::new(
-            BufferedResponseBody::of(Bytes::new(), vec![place]),
+            BufferedResponseBody::of(Bytes::new(), vec![permit]),
             &slow_readers,
             AbortSignal::default(),
         );

@@ -251,11 +251,11 @@ impl WatchDeadlineTimer {
     /// after its deadline.
     fn limits(&self) -> (u64, u64) {
         let grace = self.slow_readers.grace();
-        let unheeded = match self.fired.load(Ordering::Acquire) {
+        let unpolled = match self.fired.load(Ordering::Acquire) {
             0 => TimerQueue::NEVER,
             fired => fired.saturating_add(grace),
         };
-        (unheeded, self.deadline.load(Ordering::Acquire).saturating_add(grace))
+        (unpolled, self.deadline.load(Ordering::Acquire).saturating_add(grace))
     }
 
     fn wake_task(&self, now: u64) {
@@ -271,16 +271,16 @@ impl TimerTarget for WatchDeadlineTimer {
     }
 
     fn next(&self, now: u64) -> u64 {
-        let (unheeded, last) = self.limits();
-        let times = [self.alarm.load(Ordering::Acquire), self.leaves(), unheeded, last];
+        let (unpolled, last) = self.limits();
+        let times = [self.alarm.load(Ordering::Acquire), self.leaves(), unpolled, last];
         times.into_iter().filter(|time| *time > now).min().unwrap_or(TimerQueue::NEVER)
     }
 
     fn fire(&self, at: u64, now: u64) {
-        let (unheeded, last) = self.limits();
+        let (unpolled, last) = self.limits();
         let has_ended = self.has_ended.load(Ordering::Acquire);
         let is_past_deadline = last <= now;
-        if unheeded <= now || (has_ended && is_past_deadline) {
+        if unpolled <= now || (has_ended && is_past_deadline) {
             let is_draining = *self.slow_readers.0.leaving.lock() != DrainProgress::NotStarted;
             let state = [has_ended, self.grant.revoked().is_some(), is_draining];
             verdict(is_past_deadline, state).into_iter().for_each(|why| self.cut.cut(why));
@@ -289,7 +289,7 @@ impl TimerTarget for WatchDeadlineTimer {
         // A timer that is due when all watches must leave is fired for that reason, too.
         let is_early = at > now || self.leaves() == 0;
         // A watch that is past its deadline has reacted to it, but not ended. It is checked again.
-        let lingers = is_past_deadline && unheeded == TimerQueue::NEVER;
+        let lingers = is_past_deadline && unpolled == TimerQueue::NEVER;
         if is_early || lingers || is_due(self.alarm.load(Ordering::Acquire)) || is_due(self.leaves()) {
             self.wake_task(now);
         }

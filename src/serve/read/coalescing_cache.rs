@@ -14,7 +14,7 @@ use crate::serve::activity::metrics::SharedResponseOrigin;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TimedResponse<V> {
     /// A time before its request was sent.
-    pub(crate) asked: Instant,
+    pub(crate) requested_at: Instant,
     pub(crate) value: V,
 }
 
@@ -61,12 +61,12 @@ where
     {
         let called = Instant::now();
         // A response that was requested before the caller's request arrived may predate that request.
-        let fits = |fetched: &TimedResponse<V>| fetched.asked >= received || is_current(fetched);
+        let fits = |fetched: &TimedResponse<V>| fetched.requested_at >= received || is_current(fetched);
         if let Some(fetched) = self.responses.get(key).await.filter(|fetched| fits(fetched)) {
             return Ok((fetched.value, SharedResponseOrigin::Memory));
         }
-        let fetching = self.responses.entry_by_ref(key).and_try_compute_with(|held| async {
-            match held.map(Entry::into_value) {
+        let fetching = self.responses.entry_by_ref(key).and_try_compute_with(|cached| async {
+            match cached.map(Entry::into_value) {
                 Some(fetched) if fits(&fetched) => Ok(Op::Nop),
                 last => fetch(last.map(|last| last.value)).await.map(Op::Put),
             }
@@ -78,7 +78,7 @@ where
         };
         let fetched = entry.into_value();
         let source =
-            if fetched.asked >= called { SharedResponseOrigin::Upstream } else { SharedResponseOrigin::Memory };
+            if fetched.requested_at >= called { SharedResponseOrigin::Upstream } else { SharedResponseOrigin::Memory };
         Ok((fetched.value, source))
     }
 }
@@ -96,11 +96,11 @@ mod tests {
     async fn callers_that_arrive_during_a_fetch_share_the_next_one() {
         let (cache, fetches) = (CoalescingCache::<&str, usize>::new(1 << 20, |_| 100), AtomicUsize::new(0));
         let fetch = |last: Option<usize>| {
-            let (asked, number) = (Instant::now(), fetches.fetch_add(1, Ordering::SeqCst));
+            let (requested_at, number) = (Instant::now(), fetches.fetch_add(1, Ordering::SeqCst));
             assert_eq!(last, number.checked_sub(1), "it receives the last response");
             async move {
                 yield_now().await;
-                Ok::<_, ()>(TimedResponse { asked, value: number })
+                Ok::<_, ()>(TimedResponse { requested_at, value: number })
             }
         };
         let get = |received, is_current: bool| cache.get(&"a", received, move |_| is_current, fetch);

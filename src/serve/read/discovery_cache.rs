@@ -125,7 +125,7 @@ impl DiscoveryCache {
         let payer = request.caller.payer();
         let fetch = async |last| {
             // The fetch takes the same permit as the caller's forwarded request would.
-            let _place = self.concurrency.forwards.take(payer.as_ref()).map_err(|why| why.to_string())?;
+            let _permit = self.concurrency.forwards.take(payer.as_ref()).map_err(|why| why.to_string())?;
             self.fetch(key, hops, last).await.map_err(|why| why.to_string())
         };
         let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
@@ -140,8 +140,10 @@ impl DiscoveryCache {
 
     /// Whether a copy is current, as far as changes are observed.
     fn is_current(&self, key: &DiscoveryDocumentKey, copy: &TimedResponse<Arc<CachedDocument>>) -> bool {
-        let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.asked >= since + self.lag_max);
-        is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
+        let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.requested_at >= since + self.lag_max);
+        is_settled
+            && copy.requested_at.elapsed() <= CURRENT_MAX
+            && (key.path != VERSION || self.is_followed(&copy.value))
     }
 
     /// Whether the build in a version document has encoded all feeds.
@@ -165,7 +167,7 @@ impl DiscoveryCache {
         if let Some(etag) = last.as_ref().and_then(|last| last.headers.get(ETAG)) {
             headers.insert(IF_NONE_MATCH, etag.clone());
         }
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let value = match (self.client.document(&key.path, headers, DOCUMENT_BYTES_MAX).await?, last) {
             (Some(CachedDocument { headers, body }), _) => {
                 let values =
@@ -175,7 +177,7 @@ impl DiscoveryCache {
             (None, Some(last)) => last,
             (None, None) => return Err(UpstreamError::OtherDocument(key.path.clone())),
         };
-        Ok(TimedResponse { asked, value })
+        Ok(TimedResponse { requested_at, value })
     }
 
     /// Returns the document, or 304 if the caller already has it. A large body holds a permit for its length until the
@@ -190,12 +192,9 @@ impl DiscoveryCache {
             cut.within(self.slow_readers.body_max(), TOO_SLOW);
             ReplyBody::full(body.clone())
         } else {
-            let place = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            ReplyBody::whole(
-                BufferedResponseBody::of(body.clone(), vec![place.into()]),
-                &self.slow_readers,
-                cut.clone(),
-            )
+            let permit = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
+            let whole = BufferedResponseBody::of(body.clone(), vec![permit.into()]);
+            ReplyBody::whole(whole, &self.slow_readers, cut.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_known {

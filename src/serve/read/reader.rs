@@ -14,13 +14,11 @@ use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind}
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::listing::{
-    CallerCpuSlices, LimitExceeded, ListPageRequest, ScanBudget, ScanPacer, ScanQueue, cost, gzip, namespace_check,
-    page,
+    CallerCpuSlices, GzipList, LimitExceeded, ListBody, ListPageRequest, PlainList, ScanBudget, ScanPacer, ScanQueue,
+    cost, gzip, object_scan, page,
 };
 use crate::serve::activity::metrics;
-use crate::serve::limits::{
-    BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedListBody, TOO_SLOW,
-};
+use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, TOO_SLOW};
 use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ServedFeedStatus, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, RoutedGet};
 use crate::upstream::UpstreamResource;
@@ -52,14 +50,11 @@ impl ReadHandler {
     ) -> CacheReadResult {
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
         let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
-        let Some(source) = self.sources.running_source(resource, &need) else {
-            return Err(NotServable::Forward(ForwardReason::NotCached));
-        };
+        let source =
+            self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
-        let Some(current) = feed.reader.current() else {
-            return Err(NotServable::FeedEnded);
-        };
+        let current = feed.reader.current().ok_or(NotServable::FeedEnded)?;
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
             let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
@@ -69,9 +64,9 @@ impl ReadHandler {
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let shown = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
+                let response = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
                 metrics::served("get", &feed.spec.key, read.representation);
-                Ok(shown)
+                Ok(response)
             }
             Err(refused) => {
                 source.refuse(&refused);
@@ -97,22 +92,23 @@ impl ReadHandler {
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
             } else {
-                ReplyBody::own(BufferedResponseBody::new(envelope.object_pieces(body), Vec::new()))
+                ReplyBody::pieces(envelope.object_pieces(body))
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
-        let place = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
-        let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
-        if context.compresses(bytes) {
-            let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(BufferedResponseBody::of(compressed, vec![place]), slow_readers, cut);
-            return Ok(gzipped(context.served(encoding, false, feed_status, body)));
-        }
-        let body =
-            ReplyBody::whole(BufferedResponseBody::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
-        Ok(context.served(encoding, false, feed_status, body))
+        let permits = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
+        let is_gzip = context.compresses(bytes);
+        let body = if is_gzip {
+            BufferedResponseBody::of(gzip::whole(envelope.object(&body)).await, vec![permits])
+        } else {
+            BufferedResponseBody::new(envelope.object_pieces(body), vec![permits])
+        };
+        let body = ReplyBody::whole(body, &self.slow_readers, context.cut.clone());
+        let response = context.served(encoding, false, feed_status, body);
+        Ok(if is_gzip { gzipped(response) } else { response })
     }
 
+    /// Returns a page of a collection.
     pub(crate) async fn list(
         &self,
         request: &ReadRequest,
@@ -129,11 +125,11 @@ impl ReadHandler {
         };
         self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
-        Box::pin(self.show(request, permit, resource, source, (read, cost))).await
+        Box::pin(self.list_state(request, permit, resource, source, (read, cost))).await
     }
 
-    /// Lists the objects of the feed's current state.
-    async fn show(
+    /// Lists the objects of the requested state of the feed.
+    async fn list_state(
         &self,
         request: &ReadRequest,
         permit: &ReadPermission,
@@ -144,18 +140,15 @@ impl ReadHandler {
         let feed = &source.feed;
         let snapshot = match read.plan.version {
             ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
-                Some(snapshot) => snapshot,
                 None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
-                None => return Err(request.not_held(ForwardReason::Continue)),
+                state => state.ok_or_else(|| request.not_cached(ForwardReason::Continue))?,
             },
-            ResourceVersionMatch::Exact(rv) => match self.sources.state_at(feed, rv, request.context.by_proxy).await {
-                Some(snapshot) => snapshot,
-                None => return Err(request.not_held(ForwardReason::ExactVersion)),
-            },
-            _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
-                Some(snapshot) => snapshot,
-                None => return Err(NotServable::FeedEnded),
-            },
+            ResourceVersionMatch::Exact(rv) => {
+                let state = self.sources.state_at(feed, rv, request.context.by_proxy).await;
+                state.ok_or_else(|| request.not_cached(ForwardReason::ExactVersion))?
+            }
+            _ if request.context.by_proxy => feed.reader.applied().ok_or(NotServable::FeedEnded)?,
+            _ => feed.reader.current().ok_or(NotServable::FeedEnded)?,
         };
         let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
         if let Some(part) = permit.part() {
@@ -168,27 +161,28 @@ impl ReadHandler {
         }
         let mut pace = self.scans.pace(request, cost).await?;
         let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let place = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
-        let body = match page.written_by(&source.renderer, &mut pace).await {
-            Ok(body) => body,
+        let list_permit = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
+        let list = match PlainList::prepare(page, &source.renderer, &mut pace).await {
+            Ok(list) => list,
             Err(refused) => {
                 source.refuse(&refused);
-                drop((place, pin, pace));
+                drop((list_permit, pin, pace));
                 // The representation is refused permanently, so the recursion ends.
                 return Box::pin(self.list(request, permit, resource, read)).await;
             }
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
-        let is_gzip = request.context.gzip && body.is_worth_compressing();
-        let body = ReplyBody::own(StreamedListBody::new(body, is_gzip, place, pin));
+        let is_gzip = request.context.gzip && list.is_worth_compressing();
+        let list = if is_gzip { ListBody::new(GzipList::new(list)) } else { ListBody::new(list) };
+        let body = ReplyBody::list(list, list_permit, pin);
         let response = request.context.served(read.representation.encoding(), false, ServedFeedStatus::of(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 }
 
-const TOO_DEAR: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, or list \
-                        one namespace at a time";
+const TOO_EXPENSIVE: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, \
+                             or list one namespace at a time";
 
 /// The queue of scans and the CPU slices of callers, which LISTs and watches share.
 #[derive(Debug, Clone)]
@@ -204,9 +198,9 @@ impl ScanScheduler {
 
     /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
     pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPacer, LimitExceeded> {
-        let whose = request.caller.payer();
-        let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
-        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), whose))
+        let payer = request.caller.payer();
+        let turn = if cost > cost::SMALL { Some(self.queue.turn(payer.clone()).await?) } else { None };
+        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), payer))
     }
 
     /// Returns the budget of a stream, which scans objects for as long as it lasts.
@@ -226,12 +220,11 @@ impl ScanScheduler {
         // Only reads across namespaces show a part of a collection.
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces =
-            namespace_check::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
+        let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
         // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
-        let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
-        asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
+        let reviewed = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
+        reviewed.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
     }
 }
 
@@ -241,5 +234,5 @@ pub(crate) fn too_expensive(request: &ReadRequest, permit: &ReadPermission) -> C
     if permit.part().is_none() {
         return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
     }
-    Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
+    Ok(request.context.status(&Status::bad_request(TOO_EXPENSIVE)))
 }

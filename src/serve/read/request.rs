@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use tokio::time::Instant;
 
 use crate::auth::{Caller, GrantError};
@@ -81,25 +81,21 @@ impl ReadRequest {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
-    /// Returns the cause that a downstream proxy states, if the request is the proxy's own.
-    fn cause(&self) -> Option<&HeaderValue> {
-        self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy)
+    /// Whether the request is a downstream proxy's own, for one of these causes.
+    fn has_cause(&self, causes: &[UpstreamCause]) -> bool {
+        let stated = self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy);
+        stated.is_some_and(|stated| causes.iter().any(|cause| stated == cause.as_str()))
     }
 
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fn fills_a_feed(&self) -> bool {
-        self.cause().is_some_and(|cause| {
-            [UpstreamCause::List, UpstreamCause::Watch, UpstreamCause::Proof].iter().any(|of| cause == of.as_str())
-        })
+        self.has_cause(&[UpstreamCause::List, UpstreamCause::Watch, UpstreamCause::Proof])
     }
 
     /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
     /// state. A proxy that only compares its own data is rejected, because it can compare later.
-    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServable {
-        let compares = |cause: &HeaderValue| {
-            [UpstreamCause::Comparison, UpstreamCause::SelfCheck].iter().any(|of| cause == of.as_str())
-        };
-        if self.cause().is_some_and(compares) {
+    pub(crate) fn not_cached(&self, reason: ForwardReason) -> NotServable {
+        if self.has_cause(&[UpstreamCause::Comparison, UpstreamCause::SelfCheck]) {
             return NotServable::Refuse(Box::new(Status::too_old_list()));
         }
         NotServable::Forward(reason)

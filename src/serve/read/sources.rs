@@ -66,7 +66,7 @@ enum Missed {
 
 /// How long a read waits for a version of a resource without a watch cache. Its streams have no bookmarks, and a proof
 /// lists the versions of all objects.
-const UNTOLD_MAX: Duration = Duration::from_secs(1);
+const NO_BOOKMARK_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long a feed may be disconnected before watches that need a proof fail.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 /// The `Retry-After` in seconds for a watch whose feed is still syncing.
@@ -98,11 +98,11 @@ impl<'a> FeedRequirements<'a> {
         &self,
         has_watch_cache: bool,
         wait_max: Duration,
-        shown_before: ResourceVersion,
+        served_before: ResourceVersion,
     ) -> (Goal, Duration, Missed) {
         // Without a watch cache, upstream sends no bookmarks on a quiet stream, so the version may well exist.
         let (version_max, missed) =
-            if has_watch_cache { (wait_max, Missed::TooLarge) } else { (UNTOLD_MAX, Missed::Unproven) };
+            if has_watch_cache { (wait_max, Missed::TooLarge) } else { (NO_BOOKMARK_WAIT_MAX, Missed::Unproven) };
         let version = match self.kind {
             ReadKind::Get(version) | ReadKind::List(version) => version,
             ReadKind::Watch { start: WatchStart::State { at, .. }, .. } => at,
@@ -112,7 +112,7 @@ impl<'a> FeedRequirements<'a> {
         };
         match (version, self.kind) {
             (ResourceVersionMatch::Exact(_), _) => (Goal::Nothing, Duration::ZERO, missed),
-            (ResourceVersionMatch::Any, _) => (Goal::Version(shown_before), version_max, Missed::Answer),
+            (ResourceVersionMatch::Any, _) => (Goal::Version(served_before), version_max, Missed::Answer),
             (ResourceVersionMatch::NotOlderThan(rv), _) => (Goal::Version(rv), version_max, missed),
             (ResourceVersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => {
                 (Goal::Proof, WatchTimeout::of(timeout_seconds).within(FeedFreshness::WAIT_MAX), Missed::Unproven)
@@ -185,14 +185,14 @@ impl FeedResolver {
         resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
     ) -> Result<FeedWithRenderer, NotServable> {
-        let wanted = need.representation;
+        let representation = need.representation;
         let config = self.config.get();
         let deadline = need.received + config.sync_wait_max;
         let widest = config.coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
         let mut refused = ForwardReason::NotDerivable;
         // If an encoding is not offered, or cannot be derived from, the next one may do.
-        for encoding in encodings(resource, wanted) {
-            if self.feeds.underivable(&key(resource, widest.clone(), *encoding), wanted).is_some() {
+        for encoding in encodings(resource, representation) {
+            if self.feeds.underivable(&key(resource, widest.clone(), *encoding), representation).is_some() {
                 refused = ForwardReason::NotDerivable;
                 continue;
             }
@@ -213,11 +213,11 @@ impl FeedResolver {
                 }
                 synced => synced?,
             };
-            if wanted == Representation::verbatim(*encoding) {
+            if representation == Representation::verbatim(*encoding) {
                 let renderer = feed.reader.verbatim().clone();
                 return Ok(FeedWithRenderer { feed, renderer });
             }
-            match while_it_runs(&feed, deadline, feed.renderings.settled(wanted)).await? {
+            match while_it_runs(&feed, deadline, feed.renderings.settled(representation)).await? {
                 Some(Ok(renderer)) => return Ok(FeedWithRenderer { feed, renderer }),
                 Some(Err(_)) => refused = ForwardReason::NotDerivable,
                 None => return Err(need.while_syncing()),
@@ -232,18 +232,18 @@ impl FeedResolver {
         resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
     ) -> Option<FeedWithRenderer> {
-        let wanted = need.representation;
+        let representation = need.representation;
         let widest = self.config.get().coverage.scope(resource).ok()?;
-        encodings(resource, wanted).iter().find_map(|encoding| {
+        encodings(resource, representation).iter().find_map(|encoding| {
             let found = scopes(widest.clone(), need.namespace)
                 .find_map(|scope| self.feeds.find(&key(resource, scope, *encoding), resource.edition.as_ref()));
             let feed = found.filter(|feed| feed.reader.state() != FeedState::Syncing)?;
-            if wanted == Representation::verbatim(*encoding) {
+            if representation == Representation::verbatim(*encoding) {
                 return Some(FeedWithRenderer { renderer: feed.reader.verbatim().clone(), feed });
             }
             // Requests the rendering, so that a later read may use it.
-            feed.renderings.want(wanted);
-            match feed.renderings.mode(wanted) {
+            feed.renderings.want(representation);
+            match feed.renderings.mode(representation) {
                 Some(DerivedRepresentationMode::Derived(renderer)) => Some(FeedWithRenderer { feed, renderer }),
                 _ => None,
             }
@@ -264,7 +264,7 @@ impl FeedResolver {
             (config.fresh_wait_max, config.sync_wait_max, config.consistency == ReadConsistency::Bounded)
         };
         let has_watch_cache = feed.spec.key.gvr.has_watch_cache();
-        let (goal, max, missed) = need.goal(has_watch_cache, wait_max, feed.shown_before());
+        let (goal, max, missed) = need.goal(has_watch_cache, wait_max, feed.served_before());
         let is_watch = matches!(need.kind, ReadKind::Watch { .. });
         let waited = match goal {
             Goal::Nothing => Some(()),
@@ -277,14 +277,14 @@ impl FeedResolver {
             Goal::Proof if is_bounded && feed.reader.state() == FeedState::Live => Some(()),
             Goal::Proof if is_watch => {
                 // Boxed, so that reads have no room for it.
-                let held = Box::pin(self.hold(feed, max, async {
+                let proof = Box::pin(self.hold(feed, max, async {
                     tokio::select! {
                         biased;
                         () = feed.freshness.reached(need.received) => Ok(()),
                         () = cut_off(feed) => Err(unreachable()),
                     }
                 }));
-                held.await?.transpose()?
+                proof.await?.transpose()?
             }
             Goal::Proof => while_it_runs(feed, Instant::now() + max, feed.freshness.reached(need.received)).await?,
             Goal::Version(rv) => while_it_runs(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?,
@@ -293,7 +293,7 @@ impl FeedResolver {
             let reached = feed.reader.progress().rv.0;
             let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
-                (Missed::Answer, _) => feed.forget_shown(),
+                (Missed::Answer, _) => feed.forget_served_before(),
                 (Missed::TooLarge, Goal::Version(rv)) => return Err(too_large(rv.0)),
                 _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
                 _ if ServedFeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
@@ -322,9 +322,9 @@ impl FeedResolver {
         rv: ResourceVersion,
         by_proxy: bool,
     ) -> Option<FeedSnapshot> {
-        let held = feed.reader.snapshot_at(rv);
-        if held.is_some() || !by_proxy || feed.body_release.changes() > 0 {
-            return held;
+        let cached = feed.reader.snapshot_at(rv);
+        if cached.is_some() || !by_proxy || feed.body_release.changes() > 0 {
+            return cached;
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
         while_it_runs(feed, deadline, reached(feed, rv, by_proxy)).await.ok()??;
@@ -422,8 +422,8 @@ fn unreachable() -> NotServable {
 /// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
 /// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
 /// columns.
-fn encodings(resource: &UpstreamResource, wanted: Representation) -> &'static [FeedEncoding] {
-    match (resource.encoding, wanted) {
+fn encodings(resource: &UpstreamResource, representation: Representation) -> &'static [FeedEncoding] {
+    match (resource.encoding, representation) {
         (_, Representation::Table(_)) => &[FeedEncoding::Table],
         (FeedEncoding::Protobuf, Representation::Object(FeedEncoding::Protobuf)) => &[FeedEncoding::Protobuf],
         (FeedEncoding::Protobuf, _) => &[FeedEncoding::Protobuf, FeedEncoding::Json],

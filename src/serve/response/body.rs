@@ -7,8 +7,11 @@ use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 
+use crate::listing::ListBody;
 use crate::net::IdleAwareBody;
-use crate::serve::limits::{BodyError, BufferedResponseBody, ConcurrencyPermit, DeadlineBody, SlowReaderReaper};
+use crate::serve::limits::{
+    BodyError, BufferedResponseBody, ConcurrencyPermit, DeadlineBody, SlowReaderReaper, TimedSnapshotPin,
+};
 use crate::upstream::UpstreamResponseBody;
 use base::AbortSignal;
 
@@ -21,10 +24,19 @@ enum ReplyBodyKind {
     /// The body is complete and in one piece.
     Full(Option<Bytes>),
     Watch(Box<dyn WatchFrameSource>),
-    /// Another body of the proxy itself.
-    Own(UnsyncBoxBody<Bytes, BodyError>),
+    List(Box<ListReply>),
+    /// A complete body in pieces.
+    Whole(UnsyncBoxBody<Bytes, BodyError>),
     /// A body from upstream.
     Forwarded(UnsyncBoxBody<Bytes, BodyError>),
+}
+
+/// A LIST that is encoded as the client reads it. The pin on its snapshot enforces the deadline.
+#[derive(Debug)]
+struct ListReply {
+    list: ListBody,
+    _permit: ConcurrencyPermit,
+    _pin: TimedSnapshotPin,
 }
 
 /// The frames of a watch as the body of a response.
@@ -55,26 +67,30 @@ impl ReplyBody {
         Self(ReplyBodyKind::Watch(Box::new(stream)))
     }
 
-    /// Creates the body of a response of the proxy itself: a LIST, or an object in pieces.
-    pub(crate) fn own(body: impl Body<Data = Bytes, Error = BodyError> + Send + 'static) -> Self {
-        Self(ReplyBodyKind::Own(body.boxed_unsync()))
+    pub(crate) fn list(list: ListBody, permit: ConcurrencyPermit, pin: TimedSnapshotPin) -> Self {
+        Self(ReplyBodyKind::List(Box::new(ListReply { list, _permit: permit, _pin: pin })))
+    }
+
+    /// Creates a complete body without permits.
+    pub(crate) fn pieces(pieces: [Bytes; 3]) -> Self {
+        Self(ReplyBodyKind::Whole(BufferedResponseBody::new(pieces, Vec::new()).boxed_unsync()))
     }
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
     pub(crate) fn whole(whole: BufferedResponseBody, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
-        Self::own(DeadlineBody::new(whole, slow_readers, cut))
+        Self(ReplyBodyKind::Whole(DeadlineBody::new(whole, slow_readers, cut).boxed_unsync()))
     }
 
     /// Creates the body of a response from upstream. It has a deadline, whose `cut` resets the response, or may last
     /// forever. The permit is released when the body is dropped.
     pub(crate) fn forwarded(
         body: UpstreamResponseBody,
-        place: Arc<ConcurrencyPermit>,
+        permit: Arc<ConcurrencyPermit>,
         deadline: Option<(&SlowReaderReaper, AbortSignal)>,
     ) -> Self {
         let body = body.map_err(move |error| {
-            let _held_by_the_body = &place;
+            let _owned_by_the_body = &permit;
             BodyError::from(error)
         });
         Self(ReplyBodyKind::Forwarded(match deadline {
@@ -92,7 +108,10 @@ impl Body for ReplyBody {
         match &mut self.get_mut().0 {
             ReplyBodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             ReplyBodyKind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
-            ReplyBodyKind::Own(body) | ReplyBodyKind::Forwarded(body) => Pin::new(body).poll_frame(cx),
+            ReplyBodyKind::List(reply) => {
+                reply.list.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
+            }
+            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
@@ -100,15 +119,16 @@ impl Body for ReplyBody {
         match &self.0 {
             ReplyBodyKind::Full(bytes) => bytes.is_none(),
             ReplyBodyKind::Watch(_) => false,
-            ReplyBodyKind::Own(body) | ReplyBodyKind::Forwarded(body) => body.is_end_stream(),
+            ReplyBodyKind::List(reply) => reply.list.is_over(),
+            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             ReplyBodyKind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            ReplyBodyKind::Watch(_) => SizeHint::default(),
-            ReplyBodyKind::Own(body) | ReplyBodyKind::Forwarded(body) => body.size_hint(),
+            ReplyBodyKind::Watch(_) | ReplyBodyKind::List(_) => SizeHint::default(),
+            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => body.size_hint(),
         }
     }
 }

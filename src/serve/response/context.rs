@@ -85,7 +85,7 @@ impl ResponseContext {
             user_agent: text(http::header::USER_AGENT).map(str::to_owned),
             audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
             record: None,
-            gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_asked_for),
+            gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_accepted),
             query: Some(query),
             extent: None,
             cut: AbortSignal::default(),

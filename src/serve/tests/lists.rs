@@ -15,16 +15,11 @@ use http_body_util::BodyExt;
 use crate::auth::{Authorizer, Caller, ReadPermission};
 use crate::cache::{CacheConfig, CollectionView, FeedSnapshot, ObjectChunk};
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
-use crate::listing::CallerCpuSlices;
-use crate::listing::GzipListBody;
-use crate::listing::ListPageRequest;
-use crate::listing::ScanPacer;
-use crate::listing::ScanQueue;
 use crate::listing::page::page;
+use crate::listing::{CallerCpuSlices, GzipList, ListBody, ListPageRequest, PlainList, ScanPacer, ScanQueue};
+use crate::serve::ReplyBody;
 use crate::serve::feed_spec;
-use crate::serve::limits::{
-    ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper, StreamedListBody,
-};
+use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{
     FeedEncoding, JsonLayout, ListMeta, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem,
@@ -76,8 +71,9 @@ fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRe
 
 fn permit() -> ReadPermission {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    ReadPermission::Whole(grant.expect("whoever asks is us"))
+    let grant =
+        Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
+    ReadPermission::Whole(grant.expect("the caller is the proxy"))
 }
 
 fn renderer(feed: &FeedHandle, representation: Representation) -> ObjectRenderer {
@@ -93,10 +89,10 @@ fn pace() -> ScanPacer {
 async fn listed(feed: &FeedHandle, read: &ListPageRequest, renderer: &ObjectRenderer) -> Vec<u8> {
     let written = async || {
         let page = page(&permit(), feed, &feed.reader.snapshot(), read, &mut pace()).await;
-        page.written_by(renderer, &mut pace()).await.expect("everything can be written")
+        PlainList::prepare(page, renderer, &mut pace()).await.expect("everything can be written")
     };
     let (mut plain, mut deflated) = (Vec::new(), Vec::new());
-    let mut list = written().await;
+    let mut list = ListBody::new(written().await);
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         let chunk = chunk.expect("it was written before");
         assert!(!chunk.is_empty());
@@ -105,7 +101,7 @@ async fn listed(feed: &FeedHandle, read: &ListPageRequest, renderer: &ObjectRend
     assert!(list.is_over());
     let list = written().await;
     assert_eq!(list.is_worth_compressing(), plain.len() > crate::listing::PLAIN_BYTES_MAX);
-    let mut list = GzipListBody::new(list);
+    let mut list = ListBody::new(GzipList::new(list));
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         deflated.extend_from_slice(&chunk.expect("it was written before"));
     }
@@ -209,7 +205,7 @@ async fn lists_share_chunk_memory() {
     let mut addresses = Vec::new();
     for _ in 0..10 {
         let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
-        let mut list = page.written_by(&renderer, &mut pace()).await.expect("as it came");
+        let mut list = ListBody::new(PlainList::prepare(page, &renderer, &mut pace()).await.expect("as it came"));
         let mut chunks = Vec::new();
         while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
             chunks.push(chunk.expect("as it came"));
@@ -237,12 +233,12 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
     };
     let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
     let place = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
-    let list = page.written_by(&renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
+    let list = PlainList::prepare(page, &renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
     let (cut, pins) = (AbortSignal::default(), feeds.0.pins());
     let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
     let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &cut, true);
-    let mut body = StreamedListBody::new(list, false, place, pin);
+    let mut body = ReplyBody::list(ListBody::new(list), place, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));
@@ -285,7 +281,7 @@ async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let (snapshot, everybody) = (feed.reader.snapshot(), ReadPermission::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);
-    let others = scans.turn(None).now_or_never().expect("at once").expect("nobody scans");
+    let others = scans.turn(None).now_or_never().expect("at once").expect("no scan runs");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
     let (plan, view) = (
         ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None },
@@ -301,7 +297,7 @@ async fn scan_longer_than_estimated_waits_for_its_turn() {
     let mut pace = ScanPacer::new(None, (scans, CallerCpuSlices::new(1)), None);
     let mut listed = pin!(page(&everybody, &feed, &snapshot, &read, &mut pace));
     let early = tokio::time::timeout(Duration::from_secs(60), listed.as_mut()).await;
-    assert!(early.is_err(), "it looked at everything while others had the turn");
+    assert!(early.is_err(), "it scanned everything while others had the turn");
     drop(others);
     listed.await;
 }

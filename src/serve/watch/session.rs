@@ -322,7 +322,7 @@ impl WatchSessionContext {
         let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, WatchSessionState::Live)) };
         self.put_events(cx, room, batch)?;
         drop(slice);
-        if batch.is_empty() && !self.scan_budget.are_used_up() && self.timers.fired(cx).is_none() {
+        if batch.is_empty() && !self.scan_budget.is_used_up() && self.timers.fired(cx).is_none() {
             self.is_parked = true;
             return Ok((Poll::Pending, WatchSessionState::Live));
         }
@@ -371,7 +371,7 @@ impl WatchSessionContext {
                     batch.push(self.bookmark(self.last_sent_rv)?);
                 }
             }
-            if !batch.is_empty() || self.scan_budget.are_used_up() {
+            if !batch.is_empty() || self.scan_budget.is_used_up() {
                 return Ok(true);
             }
         }
@@ -391,7 +391,7 @@ impl WatchSessionContext {
                 self.last_sent_rv = self.last_sent_rv.max(last);
                 self.metrics.delivered(applied);
                 if caught_up.is_some() {
-                    self.scan_budget.begin_anew();
+                    self.scan_budget.renew();
                 }
                 // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
@@ -400,7 +400,7 @@ impl WatchSessionContext {
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             PullResult::CaughtUp { progress } => {
-                self.scan_budget.begin_anew();
+                self.scan_budget.renew();
                 if let Some(exit) = self.exit_for_another_writer(progress.rv) {
                     return Err(exit);
                 }

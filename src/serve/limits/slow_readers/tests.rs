@@ -7,8 +7,9 @@ use kubeapi::{RequestInfo, UrlQuery};
 
 fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
-    ReadPermission::Whole(grant.expect("whoever asks is us")).grant_status()
+    let grant =
+        Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
+    ReadPermission::Whole(grant.expect("the caller is the proxy")).grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);

@@ -134,7 +134,7 @@ fn read_requires_permission_for_its_collection_and_name() {
     const GROUP: &str = "/apis/example.com/v1";
     let info = |path: &str| RequestInfo::parse("GET", path, &UrlQuery::default()).expect("a path");
     let (all, in_a, one) = ("widgets", "namespaces/a/widgets", "namespaces/a/widgets/w");
-    for (permitted, asked, name, fits) in [
+    for (permitted, requested, name, fits) in [
         (all, all, None, true),
         (in_a, in_a, None, true),
         (in_a, one, Some("w"), true),
@@ -147,21 +147,21 @@ fn read_requires_permission_for_its_collection_and_name() {
         ("namespaces/a/gadgets", in_a, None, false),
         ("namespaces/a/widgets/w/status", one, Some("w"), false),
     ] {
-        let [permitted, asked] = [permitted, asked].map(|path| format!("{GROUP}/{path}"));
+        let [permitted, requested] = [permitted, requested].map(|path| format!("{GROUP}/{path}"));
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
-        let permit = ReadPermission::Whole(grant.expect("nobody is asked").expect("the caller is the proxy"));
+        let permit = ReadPermission::Whole(grant.expect("decided without a review").expect("the caller is the proxy"));
         let peer = ConnectionPeer {
             address: PeerAddress::Unix { uid: None },
             certificates: None,
             connection: DownstreamConnection::default(),
             cut: AbortSignal::default(),
         };
-        let http = Request::get(&asked).body(Either::Left(ReceivedBody::empty())).expect("a request");
-        let request = UnauthenticatedRequest::new(&peer, http).of(Caller::ProxyItself, Box::new(info(&asked)));
+        let http = Request::get(&requested).body(Either::Left(ReceivedBody::empty())).expect("a request");
+        let request = UnauthenticatedRequest::new(&peer, http).of(Caller::ProxyItself, Box::new(info(&requested)));
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::of(&request, &permit, &widgets("uid/1"), name, json, kind);
         let refused = NotServable::Forward(ForwardReason::PermissionMismatch);
-        assert_eq!(need.err(), (!fits).then_some(refused), "{asked} {name:?} with a permission for {permitted}");
+        assert_eq!(need.err(), (!fits).then_some(refused), "{requested} {name:?} with a permission for {permitted}");
     }
 }
 

@@ -9,9 +9,8 @@ use bytes::Bytes;
 use super::{ListPageSource, REPRESENTATIONS, feed, pace, permit, pod, renderer};
 use crate::cache::{CollectionView, ObjectChange, ObjectChunk};
 use crate::feeds::FeedHandle;
-use crate::listing::GzipListBody;
-use crate::listing::ListPageRequest;
 use crate::listing::page::page;
+use crate::listing::{GzipList, ListBody, ListPageRequest, PlainList};
 use crate::wire::ObjectRevision;
 use base::random;
 use kubeapi::{EventType, ListPlan, ResourceVersionMatch};
@@ -23,12 +22,13 @@ fn noise(namespace: &str, name: usize, rv: u64, bytes: usize) -> ObjectRevision 
     pod(namespace, name, rv, &filler)
 }
 
-async fn list(feed: &FeedHandle) -> GzipListBody {
+async fn list(feed: &FeedHandle) -> ListBody {
     let plan = ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None };
     let (view, pages) = (CollectionView::everything(), ListPageSource::FromCache);
     let read = ListPageRequest { representation: REPRESENTATIONS[0], view, plan, in_namespace: false, pages };
     let page = page(&permit(), feed, &feed.reader.snapshot(), &read, &mut pace()).await;
-    GzipListBody::new(page.written_by(&renderer(feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came"))
+    let list = PlainList::prepare(page, &renderer(feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
+    ListBody::new(GzipList::new(list))
 }
 
 async fn chunks(feed: &FeedHandle) -> Vec<Bytes> {

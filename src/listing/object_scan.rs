@@ -2,74 +2,43 @@
 
 use std::sync::Arc;
 
-use super::page_chunks::PageChunks;
 use super::scan_pacer::ScanPacer;
 use crate::auth::ReadPermission;
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::wire::ObjectRevision;
 
-/// Decides which objects the caller may read. It caches the result for adjacent objects of one namespace.
-struct NamespaceAccessCheck<'a> {
-    permit: &'a ReadPermission,
-    last: Option<(&'a str, bool)>,
-}
-
-impl<'a> NamespaceAccessCheck<'a> {
-    fn sees(&mut self, namespace: &'a str) -> bool {
-        if let Some((_, sees)) = self.last.filter(|(last, _)| *last == namespace) {
-            return sees;
-        }
-        let sees = self.permit.sees(namespace);
-        self.last = Some((namespace, sees));
-        sees
-    }
-}
-
-/// Passes the objects that the caller may see and that `view` matches to `found`, until it returns false. Permissions
+/// Passes the objects that the caller may see and that `view` matches to `select`, until it returns false. Permissions
 /// are checked first: the selector is never evaluated on an object that the caller may not see.
-async fn scan<'a>(
-    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+pub(super) async fn scan<'a>(
+    objects: impl Iterator<Item = &'a Arc<ObjectRevision>>,
     (permit, view): (&'a ReadPermission, &CollectionView),
     pace: &mut ScanPacer,
-    mut found: impl FnMut(&'a Arc<ObjectRevision>) -> bool,
+    mut select: impl FnMut(&'a Arc<ObjectRevision>) -> bool,
 ) {
-    let mut check = NamespaceAccessCheck { permit, last: None };
-    for object in looked_at {
+    // Adjacent objects are mostly of one namespace, which is checked once.
+    let mut last: Option<(&str, bool)> = None;
+    let mut sees = |namespace: &'a str| match last {
+        Some((checked, sees)) if checked == namespace => sees,
+        _ => last.insert((namespace, permit.sees(namespace))).1,
+    };
+    for object in objects {
         if pace.spend(view.cost_of(object)) {
-            pace.rest_from_looking().await;
+            pace.rest_after_scan().await;
         }
-        if check.sees(object.key.namespace()) && view.matches(object) && !found(object) {
+        if sees(object.key.namespace()) && view.matches(object) && !select(object) {
             break;
         }
     }
 }
 
-/// Appends the objects that the caller may see and that `view` matches, up to `limit`, which is not zero.
-pub(crate) async fn pick<'a>(
-    chunks: &mut PageChunks,
-    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
-    seen: (&'a ReadPermission, &CollectionView),
-    limit: usize,
-    pace: &mut ScanPacer,
-) {
-    let (mut picking, mut picked) = (chunks.picking(), 0);
-    let put = |object| {
-        chunks.pick(&mut picking, object);
-        picked += 1;
-        picked < limit
-    };
-    scan(looked_at, seen, pace, put).await;
-    chunks.end_picking(picking);
-}
-
 /// Returns the first object that the caller may read and that `view` matches.
-pub(crate) async fn first<'a>(
-    looked_at: impl Iterator<Item = &'a Arc<ObjectRevision>>,
+pub(super) async fn first<'a>(
+    objects: impl Iterator<Item = &'a Arc<ObjectRevision>>,
     seen: (&'a ReadPermission, &CollectionView),
     pace: &mut ScanPacer,
 ) -> Option<&'a Arc<ObjectRevision>> {
     let mut first = None;
-    scan(looked_at, seen, pace, |object| first.replace(object).is_some()).await;
+    scan(objects, seen, pace, |object| first.replace(object).is_some()).await;
     first
 }
 
@@ -86,7 +55,7 @@ pub(crate) async fn namespaces(
     'namespaces: while found.len() < limit {
         for object in snapshot.looked_at(view, true, start.as_deref()) {
             if pace.spend(view.cost_of(object)) {
-                pace.rest_from_looking().await;
+                pace.rest_after_scan().await;
             }
             if view.matches(object) {
                 let namespace = object.key.namespace();
