@@ -327,7 +327,7 @@ mod tests {
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
             let kept =
-                TimedResponse { asked: at(requested_at), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
+                TimedResponse { requested_at: at(requested_at), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
             let case = format!("{kind:?}, requested_at at {requested_at} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == PeerReviewKind::Token && expected;
