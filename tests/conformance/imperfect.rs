@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use verify::{ApiserverGuarantee, VerdictRequirements};
 
 use crate::bed::{
-    self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig,
+    self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, log_line, version_of, write_kubeconfig,
 };
 use balancer::Balancer;
 use deeds::Deed;
@@ -195,22 +195,24 @@ impl<'a> Stage<'a> {
         assert!(current >= second, "a current list has what was written");
         let watch = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={current}"));
         let mut watch = through.watch(watch).await;
-        let mut shown = current;
+        let mut newest_seen = current;
         // The connections go to both in turn.
         for _ in 0..6 {
             self.balancer.cut();
             let list = through.get(&any).await;
             if list.is_cached() {
                 let version = version_of(&list.value());
-                assert!(version >= shown, "the proxy went back: {shown}, then {version}");
-                shown = version;
+                assert!(version >= newest_seen, "the proxy went back: {newest_seen}, then {version}");
+                newest_seen = version;
             }
         }
         self.relay.set(Lag::By(Duration::ZERO));
         let third = version_of(&servers[0].create(&path, json!({"metadata": {"name": "third"}})).await);
         known(third, &through).await;
         assert_eq!(watch.change().await.name(), "third", "nothing twice, and nothing is missing");
-        say(&format!("the pair went back from {new} to {old}, and the proxy did not: {current}, then {shown}"));
+        log_line(&format!(
+            "the pair went back from {new} to {old}, and the proxy did not: {current}, then {newest_seen}"
+        ));
         proxy.assert_sound();
     }
 
@@ -221,7 +223,7 @@ impl<'a> Stage<'a> {
             Trial { subject: self.both(), direct: self.plane.url().to_owned(), resource: BUILT_IN, duration, seed };
         let record = trial.run(self.plane).await;
         let found = record.found(&[], &VerdictRequirements::default());
-        say(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
+        log_line(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
         assert!(found.broken.contains(&ApiserverGuarantee::Monotone), "{}", found.text);
         self.relay.set(Lag::By(Duration::ZERO));
     }
@@ -234,7 +236,7 @@ impl<'a> Stage<'a> {
             if lacks.is_empty() {
                 break;
             }
-            say(&format!("{}: the run is void: {lacks:?}", BRIEFLY.name));
+            log_line(&format!("{}: the run is void: {lacks:?}", BRIEFLY.name));
         }
         assert!(lacks.is_empty(), "{}: every run was void, the last one for {lacks:?}", BRIEFLY.name);
     }
@@ -260,18 +262,21 @@ impl<'a> Stage<'a> {
         self.relay.set(Lag::By(Duration::ZERO));
         let mut lacks = Vec::new();
         for (record, (proxy, resource)) in records.iter().zip(&proxies) {
-            say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
+            log_line(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
             // An apiserver that lags by three seconds refuses a version that the client knows as a future one. So does
             // a proxy in front of it.
             let broken_upstream: &[ApiserverGuarantee] =
                 if scene.lag.is_zero() { &[] } else { &[ApiserverGuarantee::Future] };
             let (figures, too_little) = record.judge(&faults, broken_upstream);
-            say(&format!("{}: {resource}: {figures}", scene.name));
+            log_line(&format!("{}: {resource}: {figures}", scene.name));
             lacks.extend(too_little);
             proxy.assert_sound();
         }
         let (count, connections) = (faults.len(), self.balancer.counts());
-        say(&format!("{}: {count} times something was done; connections balanced so far: {connections:?}", scene.name));
+        log_line(&format!(
+            "{}: {count} times something was done; connections balanced so far: {connections:?}",
+            scene.name
+        ));
         lacks
     }
 }
@@ -279,20 +284,20 @@ impl<'a> Stage<'a> {
 /// The upstream lists of a proxy for its feeds, by cause.
 async fn lists(proxy: &Proxy) -> String {
     let questions = ["initial", "relist", "mismatch", "release_change"];
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     for question in questions {
-        said.push(format!("{question} {}", proxy.asked(question).await));
+        parts.push(format!("{question} {}", proxy.feed_requests(question).await));
     }
     let metrics = proxy.metrics().await;
     let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
-    said.push(format!(
+    parts.push(format!(
         "gaps mended {}, new histories {}, rewound {}",
         gaps("mended"),
         gaps("new_history"),
         gaps("rewound")
     ));
-    said.push(format!("switches {}", metrics.sum("kube_fanout_upstream_server_switches_total", &[])));
-    said.join(", ")
+    parts.push(format!("switches {}", metrics.sum("kube_fanout_upstream_server_switches_total", &[])));
+    parts.join(", ")
 }
 
 /// Aborts a task when this value is dropped.

@@ -30,7 +30,7 @@ const BOUND: Duration = Duration::from_secs(5);
 
 impl Scene {
     async fn new() -> Option<Self> {
-        let bed = bed::beside_others().await?;
+        let bed = bed::shared().await?;
         let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).start(&bed).await);
         let (user, role) = (unique("reader"), unique("maps"));
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]);
@@ -63,8 +63,8 @@ impl Scene {
     async fn allow(&self, namespace: &str) {
         let bound = binding("maps", "ClusterRole", &self.role, &subject("User", &self.user));
         self.direct.create(&collection(Some(namespace), "rolebindings"), bound).await;
-        let asked = json!({"namespace": namespace, "verb": "watch", "resource": "configmaps"});
-        may(&self.direct, json!({"user": self.user, "resourceAttributes": asked})).await;
+        let attributes = json!({"namespace": namespace, "verb": "watch", "resource": "configmaps"});
+        may(&self.direct, json!({"user": self.user, "resourceAttributes": attributes})).await;
     }
 
     async fn deny(&self, namespace: &str) {
@@ -138,8 +138,8 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     assert_eq!(paged, scene.union("").await);
     // Forwarded requests have the caller's own permissions.
     for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
-        let ask = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
-        assert_eq!(scene.through.ask(ask).await.status, 403, "{accept}");
+        let request = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
+        assert_eq!(scene.through.fetch(request).await.status, 403, "{accept}");
     }
     // A caller who may read all namespaces receives everything.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
@@ -233,7 +233,7 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
             store.take(&event);
         }
     }
-    bed::say(&format!("taken back after {:.2?}", lost.elapsed()));
+    bed::log_line(&format!("taken back after {:.2?}", lost.elapsed()));
     scene.direct.patch(&map, json!({"data": {"at": "later"}})).await;
     scene.write(&second, "last").await;
     store.until(&mut watch, "the others go on", |store| store.0.contains_key(&format!("{second}/last"))).await;

@@ -77,7 +77,7 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     ok.reached(last).await;
     let page = async |query: &str| app.admin(&format!("/debug/watches{query}")).await.json();
     let behind = |page: &Value| page["watches"][0]["eventsBehind"].as_u64().unwrap_or_default();
-    eventually("the slow one is behind", || async { behind(&page("").await) > 0 }).await;
+    eventually("the slow watch is behind", || async { behind(&page("").await) > 0 }).await;
     let seen = Mutex::new(Value::Null);
     let is_idle = || async {
         let all = page("").await;
@@ -93,8 +93,8 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     assert_eq!((&second["state"], &second["eventsBehind"]), (&"idle".into(), &0.into()));
     assert_eq!(second["resourceVersion"], last.to_string());
     // A feed reports a version only once it is complete.
-    let reported = last.to_string();
-    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == reported };
+    let version = last.to_string();
+    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == version };
     eventually("the feed has reached it", reached).await;
     assert!(second["bytesSent"].as_u64() > Some(390 * 1000), "{second}");
     assert_eq!((&all["total"], &all["leftOut"]), (&2.into(), &0.into()));

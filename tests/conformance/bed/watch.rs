@@ -85,7 +85,7 @@ impl Watch {
 
     /// The next event, normalized for comparison ([`normal::event`]). Skips bookmarks that only report progress,
     /// because two servers send them at different moments.
-    pub async fn telling(&mut self) -> String {
+    pub async fn normalized_event(&mut self) -> String {
         loop {
             let frame = self.frame().await.expect("the watch goes on");
             if let Some(event) = normal::event(&frame) {

@@ -15,7 +15,7 @@ use verify::FaultRecord;
 use super::lag::Lag;
 use super::{Background, Scene, Stage};
 use crate::bed::{
-    ALLOWANCE, Http, Identity, Protocol, Proxy, RequestSpec, Target, eventually, is_ready, say, version_of,
+    ALLOWANCE, Http, Identity, Protocol, Proxy, RequestSpec, Target, eventually, is_ready, log_line, version_of,
 };
 
 /// A disturbance, with the name that the record uses.
@@ -80,7 +80,7 @@ pub async fn until_over(
         let to_ns = now_ns() + 1_000_000_000;
         faults.push(FaultRecord { name: format!("{deed:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
     }
-    say(&format!("{}: all was known {:.1} s behind a deed at most", scene.name, longest.as_secs_f64()));
+    log_line(&format!("{}: all was known {:.1} s behind a deed at most", scene.name, longest.as_secs_f64()));
     faults
 }
 
@@ -142,10 +142,10 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
         let path = format!("{group}/namespaces/{namespace}/{plural}");
         let version = group.rsplit_once("/apis/").map_or("v1", |(_, version)| version);
         let made = json!({"apiVersion": version, "kind": kind, "metadata": {"generateName": "known-"}});
-        let ask = RequestSpec::get(&path).with(Method::POST, "application/json", made.to_string());
+        let request = RequestSpec::get(&path).with(Method::POST, "application/json", made.to_string());
         // A definition that another task creates may not be served yet.
         let written = eventually("it is written", async || {
-            let answer = direct.try_ask(ask.clone()).await.ok().filter(|answer| answer.status == 201)?;
+            let answer = direct.try_fetch(request.clone()).await.ok().filter(|answer| answer.status == 201)?;
             Some(version_of(&answer.value()))
         })
         .await;
@@ -172,8 +172,8 @@ fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
 pub fn compact(etcd_url: &str, every: Duration, keep: Duration) -> Background {
     let etcd = Http::new(Target { url: etcd_url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1);
     let post = async move |path: &str, body: serde_json::Value| {
-        let ask = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
-        etcd.try_ask(ask).await.ok().map(|answer| answer.value())
+        let request = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
+        etcd.try_fetch(request).await.ok().map(|answer| answer.value())
     };
     let key = base64::engine::general_purpose::STANDARD.encode("none");
     let compact = async move {

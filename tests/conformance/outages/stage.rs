@@ -274,11 +274,11 @@ fn all_paths() -> impl Iterator<Item = &'static str> {
 /// version request belongs to the list of a client's version.
 fn is_known(metrics: &Metrics, path: &str) -> bool {
     let resource = format!("{}.v1", path.trim_start_matches("/api/v1/"));
-    let asked = |purpose| {
+    let requests = |purpose| {
         let labels = [("resource", resource.as_str()), ("purpose", purpose)];
         metrics.sum("kube_fanout_feed_requests_total", &labels)
     };
-    asked("initial") + asked("equality") + asked("catch_up") > 0 || asked("position") > 1
+    requests("initial") + requests("equality") + requests("catch_up") > 0 || requests("position") > 1
 }
 
 /// Whether this many watches are open at the proxy, all with feeds that follow upstream.

@@ -167,7 +167,7 @@ impl Parser<'_> {
         let matching = self.matching()?;
         let right = self.sum()?;
         if left == Answer::Scalar {
-            return Err(format!("what is compared stands on the left of {sign}"));
+            return Err(format!("the compared expression must be left of {sign}"));
         }
         joined(sign, &left, &right, matching)
     }
@@ -326,8 +326,8 @@ fn vector(answer: &Answer) -> Parsed<&Labels> {
     }
 }
 
-fn has_all(labels: &Labels, wanted: &Labels) -> Parsed<()> {
-    let missing: Vec<_> = wanted.difference(labels).collect();
+fn has_all(labels: &Labels, required: &Labels) -> Parsed<()> {
+    let missing: Vec<_> = required.difference(labels).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("there are no labels {missing:?} among {labels:?}")) }
 }
 

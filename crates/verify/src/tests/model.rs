@@ -34,7 +34,7 @@ struct Open {
     bookmarks: bool,
     server: RequestServerRole,
     /// Everything up to this version was sent, and nothing after it.
-    reported: u64,
+    delivered: u64,
     /// The version at which its client would resume.
     moment: u64,
 }
@@ -201,14 +201,14 @@ impl Model {
         let at_ns = self.at_ns;
         let fault = FaultRecord { name: "cut".into(), from_ns: at_ns, to_ns: at_ns, hits: 1, ..FaultRecord::default() };
         self.records.push(HistoryRecord::Fault(fault));
-        let asked = UpstreamRequestRecord {
+        let request = UpstreamRequestRecord {
             at_ns,
             verb: ReadVerb::List,
             path: "/api/v1/pods".into(),
             code: 200,
             ..UpstreamRequestRecord::default()
         };
-        self.records.push(HistoryRecord::Asked(asked));
+        self.records.push(HistoryRecord::UpstreamRequest(request));
     }
 
     fn call(
@@ -354,7 +354,7 @@ impl Model {
         let op = self.call(ReadVerb::Watch, of.path(), query, resumes, server);
         self.scopes.insert(op, of);
         self.answer(ResponseRecord { op, code: 200, ..ResponseRecord::default() });
-        let mut open = Open { op, of, bookmarks, server, reported: self.memory, moment: self.memory };
+        let mut open = Open { op, of, bookmarks, server, delivered: self.memory, moment: self.memory };
         match (plan, shown) {
             (_, Err((code, cause))) => return self.refuse(&open, code, cause),
             (Plan::Behind(offset), _) => {
@@ -362,7 +362,7 @@ impl Model {
                 if version + 1 < self.compacted {
                     return self.refuse(&open, 410, "");
                 }
-                (open.reported, open.moment) = (version, version);
+                (open.delivered, open.moment) = (version, version);
             }
             (Plan::Next, _) => {}
             (_, Ok(version)) => {
@@ -394,7 +394,7 @@ impl Model {
 
     /// Sends a watch at most `most` changes of those in the cache.
     fn deliver(&mut self, open: &mut Open, most: u64) {
-        let changes = self.past.iter().filter(|past| open.reported < past.version && past.version <= self.memory);
+        let changes = self.past.iter().filter(|past| open.delivered < past.version && past.version <= self.memory);
         let seen = changes.filter_map(|past| Some((*past, self.seen(*past, open.of)?)));
         let seen: Vec<_> = seen.take(usize::try_from(most).unwrap_or(usize::MAX)).collect();
         for (past, (kind, shown)) in seen {
@@ -402,7 +402,7 @@ impl Model {
             self.event(open.op, kind, &shown);
             open.moment = past.version;
         }
-        open.reported = open.reported.max(self.memory);
+        open.delivered = open.delivered.max(self.memory);
     }
 
     fn event(&mut self, op: OperationId, kind: RecordedEventType, item: &RecordedItem) {
@@ -429,7 +429,7 @@ impl Model {
         let mut open = self.watches.remove(watch);
         self.deliver(&mut open, u64::MAX);
         // A watch that waits for a future version gets no earlier one.
-        if open.bookmarks && open.reported == self.memory {
+        if open.bookmarks && open.delivered == self.memory {
             open.moment = self.memory;
             self.mark(open.op, self.memory, false);
         }
