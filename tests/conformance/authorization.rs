@@ -178,7 +178,7 @@ async fn username_altered_by_header_encoding_is_rejected() {
     let role = rbac::collection(None, "rolebindings");
     direct.create(&role, rbac::binding(&name, "ClusterRole", "cluster-admin", &rbac::subject("User", &name))).await;
     let victim = proxy.client_of(&authority.issue(&name, &[]));
-    victim.until_ok("the victim is let in", RequestSpec::get(&path)).await;
+    victim.until_ok("the victim is authorized", RequestSpec::get(&path)).await;
     let odd = |before: &str, after: &str| format!("{before}{name}{after}");
     let names =
         [odd("", " "), odd(" ", ""), odd("\t", ""), odd("", "\t"), odd("", "\n"), odd("\r\n", ""), odd("", "\0")];

@@ -171,7 +171,7 @@ async fn python_client_reads_the_same_as_direct() {
         "Python: {} readings alike; {listed} objects, {pages} pages, {watched} events since",
         direct.len()
     ));
-    log_line(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }
 
 /// Starts `tests/node/reads.js`, which writes `ready` when its informer has listed, and ends with a JSON document.
@@ -245,5 +245,5 @@ async fn javascript_client_and_informer_read_the_same_as_direct() {
         length(since),
         length(informer_events)
     ));
-    log_line(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }

@@ -102,7 +102,7 @@ fn is_read(frame: &[u8]) -> bool {
 }
 
 fn bytes(frame: Option<Frame>) -> Vec<u8> {
-    match frame.expect("the watch goes on") {
+    match frame.expect("the watch continues") {
         Frame::Json(bytes) | Frame::Protobuf(bytes) => bytes.to_vec(),
     }
 }

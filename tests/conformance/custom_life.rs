@@ -393,8 +393,8 @@ async fn failed_crd_conversion_returns_the_upstream_error() {
     let last = defined.mouse("v1", "m").await;
     let watch = defined.path("v2", &format!("?watch=1&resourceVersion={last}"));
     let outlined = defined.same_until_the_end(&watch, async || {
-        let nobody = json!({"url": "https://127.0.0.1:1/convert"});
-        let webhook = json!({"clientConfig": nobody, "conversionReviewVersions": ["v1"]});
+        let unreachable = json!({"url": "https://127.0.0.1:1/convert"});
+        let webhook = json!({"clientConfig": unreachable, "conversionReviewVersions": ["v1"]});
         defined.change(json!({"conversion": {"strategy": "Webhook", "webhook": webhook}})).await;
     });
     assert_eq!(outlined.await, [""; 0]);

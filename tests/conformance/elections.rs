@@ -193,7 +193,7 @@ async fn restart_one_of_two(bed: &Plane, plan: Plan, what: &str) {
             proxies.push(plan.clone().start(bed).await);
             service.add(address);
         }
-        let done = format!("{what}, SIGTERM of each of two proxies behind one address, one after the other");
+        let done = format!("{what}, SIGTERM of each of two proxies behind one address, in turn");
         if leaders.end(&done).await {
             return;
         }

@@ -81,10 +81,8 @@ async fn estimate_from_audit_log_matches_measured_savings() {
     // A list is forwarded if its proof takes longer than 3 s.
     let unproven = proxy.metrics().await.sum("kube_fanout_forwarded_total", &[("reason", "no_proof")]);
     let passed = rest + u64::try_from(unproven).expect("a count");
-    eventually("all that was passed through is in the log", async || {
-        (answered(THROUGH) as u64 >= passed).then_some(())
-    })
-    .await;
+    eventually("all forwarded requests are in the log", async || (answered(THROUGH) as u64 >= passed).then_some(()))
+        .await;
     assert_eq!(answered(THROUGH) as u64, passed, "the others were answered from memory");
     log_line(&format!("of {sent} requests {memory} were estimated to vanish, and {} did", sent as u64 - rest));
     assert_eq!((memory, rest), (23, 6));

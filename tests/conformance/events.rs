@@ -46,7 +46,7 @@ async fn reads_after_event_deletion_are_served_from_cache() {
     let state = watch.initial().await;
     assert_eq!(state.iter().filter(|event| event.kind == "ADDED").map(bed::Event::name).collect::<Vec<_>>(), ["kept"]);
     assert!(state.last().is_some_and(|mark| mark.version() >= version_of(&list)));
-    eventually("the deletion is seen by those who take any state", async || {
+    eventually("reads of any version see the deletion", async || {
         let any = through.get(&format!("{path}?resourceVersion=0")).await;
         (any.is_cached() && names(&any.value()) == ["kept"]).then_some(())
     })
@@ -66,7 +66,7 @@ async fn informers_sync_after_an_event_is_deleted_or_expires() {
             scene.change(watchlist == "on").await;
             let synced = scene.sync(&proxy.target(), watchlist, 3).await;
             assert_eq!(synced["objects"], kept);
-            log_line(&format!("behind a {last:?}, watch-list {watchlist}: {synced}"));
+            log_line(&format!("after a {last:?}, watch-list {watchlist}: {synced}"));
         }
         assert_eq!(proxy.streams("events.v1").await, 1, "the feed serves them");
         proxy.assert_sound();

@@ -205,7 +205,7 @@ pub fn judge(record: &Path, kills: &[HistoryRecord], notes: &[String], least: &R
     let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
     let text = verdict.text(&excerpt(open(), &lines).expect("a record"));
     text.lines().for_each(log_line);
-    log_line(&format!("{} clients went on from a state", verdict.hops.clients));
+    log_line(&format!("{} clients resumed from a state", verdict.hops.clients));
     notes.iter().for_each(|note| log_line(&format!("note: {note}")));
     assert_ne!(verdict.outcome(), VerifyOutcome::Violated, "{}", record.display());
     verdict.outcome()
@@ -261,7 +261,7 @@ async fn leaf_resumes_without_relist_and_reads_fresh_after_zone_kill() {
         leaf_lists - began
     ));
     assert!(began >= 1, "the leaf has requested a state from the zone");
-    assert_eq!(leaf_lists, began, "and goes on where it was");
+    assert_eq!(leaf_lists, began, "and resumes where it was");
     assert_eq!(zone_lists, 1, "a state for each feed");
     let gaps = tiers.leaf.proxy().metrics().await;
     assert_eq!(gaps.sum("kube_fanout_history_gaps_total", &[]), 0);
@@ -293,7 +293,7 @@ async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
     let (after, passed) = passed_on(zone).await;
     let passed = passed - unproven;
     log_line(&format!(
-        "{READS} reads behind a write at the leaf: {proofs} questions to the zone, {late} too late, {passed} passed on"
+        "{READS} reads after a write at the leaf: {proofs} position requests to the zone, {late} too late, {passed} forwarded"
     ));
     assert_eq!(after, before);
     assert!(passed <= late * PASSED_ON_EACH, "{passed} questions passed on for {late} reads that were late");

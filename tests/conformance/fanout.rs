@@ -162,7 +162,7 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
         // A write without a change returns the previous version.
         written.extend(churn(bed, &namespace, 50, &bed.file("so-far")).await);
         let events = i64::try_from(written.len()).expect("few");
-        eventually("the others have been handed what was written", async || {
+        eventually("the other watches received the writes", async || {
             let handed = proxy.metrics().await.sum("kube_fanout_watch_events_total", &[]);
             (handed >= 99 * events).then_some(())
         })

@@ -189,7 +189,7 @@ impl<'a> Stage<'a> {
                 relay.disarm().await;
             }
             let away = canaries.known().await;
-            log_line(&format!("all was known {:.1} s behind the last fault", away.as_secs_f64()));
+            log_line(&format!("all was known {:.1} s after the last fault", away.as_secs_f64()));
             assert!(away < LONGEST_WAIT + ALLOWANCE, "feeds were without their streams for {away:?}");
             let (to_ns, hits) = (now_ns() + 1_000_000_000, self.hits() - before);
             faults.push(FaultRecord { name: "relays".to_owned(), from_ns, to_ns, hits, waives: Vec::new() });

@@ -51,7 +51,7 @@ async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trial
         let [p50, p99, max] = ["p50_ms", "p99_ms", "max_ms"].map(|name| latency[name].as_f64().unwrap_or(f64::NAN));
         log_line(&format!("{resource}, {beside:?}: {read} p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms"));
     }
-    log_line(&format!("{resource}, {beside:?}: passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("{resource}, {beside:?}: forwarded: {:?}", proxy.forwarded().await));
     proxy
 }
 

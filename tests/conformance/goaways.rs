@@ -46,7 +46,7 @@ async fn apiserver_goaways_fail_no_request() {
     assert!(count < MANY || resent > 0, "the run is void: every request was processed by the first connection");
     log_line(&format!(
         "{count} POSTs and {count} GETs over each of h1 and h2, {TOGETHER} at a time: none failed; {resent} were sent \
-         again; passed through: {:?}",
+         again; forwarded: {:?}",
         proxy.forwarded().await
     ));
 }

@@ -22,7 +22,7 @@ async fn guide_commands_switch_kubectl_to_the_proxy_and_back() {
     let output = shell.run(&there);
     assert!(output.contains("\"kind\":\"PodList\""), "{output}");
     let through = answered(&proxy).await;
-    assert!(through >= before + 2, "{before} requests, and {through} behind the commands");
+    assert!(through >= before + 2, "{before} requests, and {through} after the commands");
     let output = shell.run(&back);
     assert!(output.contains("\"kind\":\"PodList\""), "{output}");
     assert_eq!(answered(&proxy).await, through, "the last one goes to the apiserver");

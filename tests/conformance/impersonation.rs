@@ -157,7 +157,7 @@ async fn compare(plane: &Plane, cases: &[&[(&str, &str)]]) -> (Vec<String>, BTre
             let is_taken = expected.0 == 201 && impersonation.iter().any(|(_, name)| expected.1["username"] == *name);
             taking.extend(is_taken.then_some(role));
             if expected != actual {
-                differences.push(format!("{role}, {impersonation:?}:\nexpected {expected:?}\n    came {actual:?}"));
+                differences.push(format!("{role}, {impersonation:?}:\nexpected {expected:?}\n  actual {actual:?}"));
             }
         }
     }

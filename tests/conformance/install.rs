@@ -447,6 +447,6 @@ async fn readme_and_quickstart_commands_work_against_a_cluster() {
     })
     .await;
     assert!(printed.contains("\"kind\":\"podlist\""), "{printed}");
-    let nobody = shell.output(&format!("kubectl --kubeconfig /dev/null {server} --token nobody get --raw '{PODS}'"));
-    assert!(!nobody.status.success(), "it asks who a caller is");
+    let anonymous = shell.output(&format!("kubectl --kubeconfig /dev/null {server} --token nobody get --raw '{PODS}'"));
+    assert!(!anonymous.status.success(), "it authenticates callers");
 }

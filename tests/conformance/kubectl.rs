@@ -304,5 +304,5 @@ async fn kubectl_watches_print_the_same_as_direct() {
     let tables = [("verb", "watch"), ("representation", "table")];
     let tables = proxy.metrics().await.sum("kube_fanout_served_total", &tables);
     assert_eq!(tables, 7, "every Table");
-    log_line(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }

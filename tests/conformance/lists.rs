@@ -203,7 +203,7 @@ async fn paging_with_a_selector_ends_where_the_apiservers_does() {
             }
         }
     }
-    log_line(&format!("{pages} pages alike; passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("{pages} pages alike; forwarded: {:?}", pair.proxy.forwarded().await));
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn field_selector_treats_absent_field_as_empty() {
     assert_eq!((code, names(&none).len()), (200, 0));
     let (code, refused) = list("status.foo%3D1").await;
     assert_eq!((code, &refused["message"]), (400, &json!("field label not supported: status.foo")));
-    log_line(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", pair.proxy.forwarded().await));
 }
 
 /// Resources with additional selectable fields, in each version that any minor of the matrix has.
@@ -311,6 +311,6 @@ async fn cached_field_selector_keys_are_accepted_by_the_apiserver() {
             }
         }
     }
-    assert!(key_count > 100 && passed < key_count, "{passed} of {key_count} passed through");
-    log_line(&format!("{key_count} keys, {passed} of which passed through"));
+    assert!(key_count > 100 && passed < key_count, "{passed} of {key_count} forwarded");
+    log_line(&format!("{key_count} keys, {passed} of them forwarded"));
 }

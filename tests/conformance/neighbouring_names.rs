@@ -149,7 +149,7 @@ async fn watch_of_one_name_receives_no_event_of_similar_names() {
     };
     tokio::select! {
         () = async { drop(futures_util::future::join_all(watches).await) } => {}
-        () = churn => unreachable!("it goes on"),
+        () = churn => unreachable!("it continues"),
     }
     log_line(&format!("{count} watches among neighbours that change"));
 }

@@ -82,7 +82,7 @@ async fn read(http: &Http, path: &str, bytes: usize) {
     let mut body = http.send(RequestSpec::get(path)).await.into_body();
     let mut seen = 0;
     while seen < bytes {
-        let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it goes on");
+        let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it continues");
         seen += frame.into_data().as_ref().map_or(0, Bytes::len);
     }
 }

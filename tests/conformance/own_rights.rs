@@ -67,7 +67,7 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     assert_eq!(again.status(), 403, "the next request gets upstream's refusal");
     let port = json!([{"port": 80}]);
     direct.create(&services, json!({"metadata": {"name": "behind"}, "spec": {"ports": port}})).await;
-    assert_eq!(open.change().await.name(), "behind", "what it may still read goes on");
+    assert_eq!(open.change().await.name(), "behind", "watches that are still permitted continue");
 
     let_read(&bed, &account, "configmaps").await;
     let answer = client.get(&maps).await;

@@ -106,7 +106,7 @@ async fn cost_a_few_watches(second: &Proxy) {
         let labels = [("resource", "configmaps.v1"), ("purpose", question)];
         questions.sum("kube_fanout_feed_requests_total", &labels)
     };
-    log_line(&format!("upstream: {} watches for what was before", of_maps("backfill")));
+    log_line(&format!("upstream: {} watches for older history", of_maps("backfill")));
     assert_eq!(of_maps("relist"), 0);
     assert!(of_maps("initial") <= 1, "one list, or the state of a client's version");
     assert!((1..=16).contains(&of_maps("backfill")), "{}", of_maps("backfill"));

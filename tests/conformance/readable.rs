@@ -161,7 +161,7 @@ impl Store {
         let key = key(&event.object);
         match event.kind.as_str() {
             "ADDED" | "MODIFIED" => drop(self.0.insert(key, event.object.clone())),
-            "DELETED" => assert!(self.0.remove(&key).is_some(), "{key} goes, and never came"),
+            "DELETED" => assert!(self.0.remove(&key).is_some(), "{key} is deleted, but was never added"),
             "BOOKMARK" => {}
             _ => panic!("{}", event.line),
         }
@@ -209,11 +209,11 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
 
     // A permission is granted, and the watch receives the existing objects.
     scene.allow(&third).await;
-    store.until(&mut watch, "a namespace comes", |store| store.0.contains_key(&format!("{third}/b"))).await;
+    store.until(&mut watch, "a namespace is added", |store| store.0.contains_key(&format!("{third}/b"))).await;
     // A namespace is created and readable.
     let fresh = scene.add_namespace().await;
     scene.allow(&fresh).await;
-    store.until(&mut watch, "a new namespace comes", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
+    store.until(&mut watch, "a new namespace is added", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
 
     // A permission is revoked: the watch receives deletions of the known objects, and no later change.
     scene.deny(&first).await;
@@ -225,7 +225,7 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
         written.push(Instant::now());
         scene.direct.patch(&map, json!({"data": {"at": (written.len() - 1).to_string()}})).await;
         while let Ok(event) = tokio::time::timeout(Duration::from_millis(50), watch.event()).await {
-            let event = event.expect("the watch goes on");
+            let event = event.expect("the watch continues");
             let at = event.object["data"]["at"].as_str().and_then(|at| at.parse::<usize>().ok());
             let late =
                 namespace_of(&event) == first && at.is_some_and(|at| written[at] > lost + BOUND + bed::ALLOWANCE);

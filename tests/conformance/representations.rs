@@ -225,7 +225,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     assert_eq!(planted.last(), Some(&json!("yes")), "{list}");
     // The protobuf watch continues and contains the field.
     let bytes = loop {
-        let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and goes on") };
+        let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and continues") };
         if bytes.windows(6).any(|part| part == b"\x12\x01c\x1a\x00\x22" || part.starts_with(b"\x0a\x01c")) {
             break bytes;
         }

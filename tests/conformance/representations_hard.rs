@@ -388,7 +388,7 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
         loop {
             let frames = (ours.frame().await, theirs.frame().await);
             assert_eq!(frames.0, frames.1, "{accept}, after {seen}");
-            let Some(Frame::Json(bytes) | Frame::Protobuf(bytes)) = frames.0 else { panic!("it goes on") };
+            let Some(Frame::Json(bytes) | Frame::Protobuf(bytes)) = frames.0 else { panic!("it continues") };
             seen += 1;
             if bytes.windows(4).any(|part| part == b"last") {
                 break;

@@ -162,7 +162,7 @@ async fn irrelevant_change_causes_no_upstream_request() {
             let hears_rbac = before["rbac"].streams == 0 || more["rbac"].bytes >= of_role;
             (more["definitions"].bytes >= of_definition && hears_rbac).then_some(())
         };
-        eventually("the changes have come", is_synced).await;
+        eventually("the changes are cached", is_synced).await;
     }
     let (a, b, c) = tokio::join!(rested(&open, &[]), rested(&idle, &[]), rested(&leased, &OF_A_WATCH));
     for (((of, _), before), (now, _)) in proxies.iter().zip(&before).zip([a, b, c]) {

@@ -57,7 +57,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     let version = bench.direct.version(&path).await;
     let request = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"));
     // A refusal may close the connection of the next attempt.
-    let response = eventually("the watch is let in", async || {
+    let response = eventually("the watch is accepted", async || {
         caller.try_send(request.clone()).await.filter(|response| response.status() == 200)
     });
     let mut watch = Watch::new(response.await);

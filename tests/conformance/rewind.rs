@@ -139,7 +139,7 @@ fn assert_nothing_old(seen: &Seen, after: Instant) {
     let late: Vec<_> = seen.answers.iter().filter(|(at, ..)| at >= first).collect();
     assert!(!late.is_empty() && late.iter().all(|(.., lost)| !lost), "served after the watches had ended");
     let restored = seen.answers.iter().position(|(at, _, lost)| *at > after && !lost).expect("it was read");
-    assert!(seen.answers[restored..].iter().all(|(.., lost)| !lost), "the old state came back");
+    assert!(seen.answers[restored..].iter().all(|(.., lost)| !lost), "the old state returned");
     let versions = seen.answers[restored..].iter().map(|(_, version, _)| *version);
     assert!(versions.is_sorted(), "versions of the restored history go forward");
 }
@@ -239,7 +239,7 @@ async fn report(proxy: &Proxy, time: Duration) {
     log_line(&format!("upstream was found behind the cache {behind} times"));
     // The longer it takes, the more often it is found.
     let behind_max = 20 + usize::try_from(time.as_secs()).expect("minutes");
-    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: that was for each proof");
+    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: one for each proof");
     let maps =
         metrics.sum("kube_fanout_feed_requests_total", &[("purpose", "mismatch"), ("resource", "configmaps.v1")]);
     assert!(maps <= 1, "{maps} lists on a doubt");

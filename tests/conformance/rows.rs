@@ -122,5 +122,5 @@ async fn tables_and_partial_metadata_match_the_apiserver() {
     watched.event().await.expect("two events");
     let second = watched.event().await.expect("two events").line;
     assert!(second.contains("\"columnDefinitions\":null"), "{second}");
-    log_line(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", pair.proxy.forwarded().await));
 }

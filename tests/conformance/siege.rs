@@ -242,7 +242,7 @@ fn scheduled(program: &str, arguments: &[&str]) -> Result<(), String> {
 
 /// Waits for a condition that a busy machine may delay, up to [`LATE_MAX`].
 async fn allow(holds: impl Fn() -> bool) {
-    let late = bed::eventually("what is late", async || holds().then_some(()));
+    let late = bed::eventually("late responses", async || holds().then_some(()));
     let _ = tokio::time::timeout(LATE_MAX, late).await;
 }
 

@@ -44,7 +44,7 @@ async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio
             tokio::spawn(async move {
                 let mut lines = Vec::new();
                 while !is_over(&path, &lines) {
-                    let message = within("a WebSocket message", socket.next()).await.expect("it goes on");
+                    let message = within("a WebSocket message", socket.next()).await.expect("it continues");
                     lines.push(message.expect("a message").into_text().expect("JSON is text").to_string());
                 }
                 lines
@@ -358,7 +358,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         eventually("a watch begins", async || {
             let (mut watch, is_cached) = open(http.clone(), query).await;
             assert!(!is_cached, "{query}");
-            let line = watch.event().await.expect("the watch goes on").line;
+            let line = watch.event().await.expect("the watch continues").line;
             (!line.contains(TOO_LARGE)).then_some((watch, line))
         })
         .await
@@ -379,7 +379,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         let [ours, theirs] = join_all([through, direct].map(async |(mut watch, line): (Watch, String)| {
             let mut lines = vec![line];
             while !is_of(&lines, &format!("\"{last}\"")) {
-                lines.push(watch.event().await.expect("the watch goes on").line);
+                lines.push(watch.event().await.expect("the watch continues").line);
             }
             lines.iter().map(|line| taken_apart(line).0).collect::<Vec<_>>()
         }))
@@ -389,7 +389,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         assert_eq!(ours, theirs, "{query}");
         assert!(theirs.len() > 2, "{query}: {theirs:?}");
     }
-    let first = watch.event().await.expect("the watch goes on").line;
+    let first = watch.event().await.expect("the watch continues").line;
     assert!(!first.contains("\"b\"") && first.contains("later"), "no event before the version: {first}");
     let forwarded = proxy.forwarded().await;
     let times = |reason: &str| forwarded.iter().find(|(why, _)| why.contains(reason)).map_or(0, |(_, times)| *times);

@@ -71,7 +71,7 @@ async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
         // One connection each, because a connection has a limited number of watches.
         let request = RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
         let mut watch = proxy.client().watch(request).await;
-        watch.catch_up(QUIET).await.expect("it goes on");
+        watch.catch_up(QUIET).await.expect("it continues");
         (path.clone(), watch)
     });
     join_all(opened).await
@@ -87,7 +87,7 @@ async fn lists(bed: &Plane) -> i64 {
 async fn events_until(watch: &mut Watch, bytes: &[u8]) -> usize {
     let mut events = 0;
     loop {
-        let Some(Frame::Protobuf(frame)) = watch.frame().await else { panic!("it is protobuf, and goes on") };
+        let Some(Frame::Protobuf(frame)) = watch.frame().await else { panic!("it is protobuf, and continues") };
         events += 1;
         if frame.windows(bytes.len()).any(|part| part == bytes) {
             return events;

@@ -81,9 +81,9 @@ pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, wh
 pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer {
     let began = Instant::now();
     loop {
-        let (path, asked) = (path(), Instant::now());
+        let (path, started) = (path(), Instant::now());
         let answer = client.get(&path).await;
-        if answer.is_cached() || asked.elapsed() < FRESH_MAX || began.elapsed() >= PATIENCE {
+        if answer.is_cached() || started.elapsed() < FRESH_MAX || began.elapsed() >= PATIENCE {
             return answer;
         }
     }

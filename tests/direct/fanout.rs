@@ -14,20 +14,20 @@ async fn hundred_watches_receive_all_events_in_order_from_one_watch() {
     let watches = join_all(open).await;
     let last = up.churn(400).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    let asked = up.counts();
+    let after = up.counts();
     history.assert_delivered(&watches, last).await;
     assert_eq!(
-        asked.lists.of("pods") - before.lists.of("pods"),
+        after.lists.of("pods") - before.lists.of("pods"),
         1,
         "one list, from the version that the clients had last"
     );
     // Streamed lists that match nothing: one returns upstream's position and the form of its bookmarks, and another one
     // proves the state unless an event has done so.
     assert!(
-        (1..=2).contains(&(asked.watch_lists.of("pods") - before.watch_lists.of("pods"))),
+        (1..=2).contains(&(after.watch_lists.of("pods") - before.watch_lists.of("pods"))),
         "one or two position requests"
     );
-    assert_eq!(asked.watches_open.of("pods"), 1, "and one watch");
+    assert_eq!(after.watches_open.of("pods"), 1, "and one watch");
     drop(app);
 }
 

@@ -138,8 +138,8 @@ async fn verify_detects_lost_repeated_torn_or_silent_watch_events() {
         assert_eq!(output.code, Some(1), "{lie:?}: {}{}", output.stdout, output.stderr);
         assert!(is_broken(&output, promise), "{lie:?}: {}", output.stdout);
         let page = file(&dir, "report.html");
-        for words in ["class=\"verdict violated\"", "(violation)", "wrong\"", promise] {
-            assert!(page.contains(words), "{lie:?}: {words}");
+        for part in ["class=\"verdict violated\"", "(violation)", "wrong\"", promise] {
+            assert!(page.contains(part), "{lie:?}: {part}");
         }
         judged_again(&dir.join("out").join("records.jsonl"), promise);
     }

@@ -268,7 +268,7 @@ impl Http {
                 }
             }
         };
-        let response = within("a watch is let in", let_in).await;
+        let response = within("a watch is accepted", let_in).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         Watch::new(response)
     }
@@ -278,12 +278,12 @@ impl Http {
     pub async fn begin(&self, spec: RequestSpec) -> (Vec<Event>, Watch) {
         eventually("a watch begins with the state", async || {
             let mut watch = self.watch(spec.clone()).await;
-            let mut events = vec![watch.event().await.expect("the watch goes on")];
+            let mut events = vec![watch.event().await.expect("the watch continues")];
             if events[0].line.contains(TOO_LARGE) {
                 return None;
             }
             while !events.last().is_some_and(Event::ends_initial) {
-                events.push(watch.event().await.expect("the watch goes on"));
+                events.push(watch.event().await.expect("the watch continues"));
             }
             Some((events, watch))
         })

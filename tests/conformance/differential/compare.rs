@@ -35,7 +35,7 @@ const NOT_OUR_OWN: [(&str, &str); 5] = [
     ("x-kubernetes-pf-flowschema-uid", "priority and fairness never saw the request"),
     ("x-kubernetes-pf-prioritylevel-uid", "the same"),
     ("warning", "that an API is deprecated"),
-    ("content-encoding", "no gzip from the cache; what is inside is compared"),
+    ("content-encoding", "no gzip from the cache; the content is compared"),
     ("vary", "the same"),
 ];
 

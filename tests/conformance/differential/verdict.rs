@@ -33,7 +33,11 @@ const ONE_IN: [(Verdict, u64, &str); 3] = [
     (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
     // By L5 a watch-list waits up to 30 s for its proof, and these watches last for one second.
     (Verdict::Late, 20, "each was the same with more time, but a proxy that needs it is slow"),
-    (Verdict::Documented, 50, "an apiserver breaks off what makes a handler panic, and forgets who has impersonated"),
+    (
+        Verdict::Documented,
+        50,
+        "the apiserver aborts a response if a handler panics, and forgets earlier impersonation checks",
+    ),
 ];
 /// The maximum rate of unprocessed requests: a server closes the connection after an unauthenticated request, without
 /// processing requests that arrive at the same time.

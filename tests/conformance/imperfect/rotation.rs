@@ -37,7 +37,7 @@ impl Files {
     fn certify(&self, plane: &Plane, user: &str) {
         let issued = Authority::of(plane).issue(user, &["system:masters"]).certificate.expect("it has one");
         let text = fs::read_to_string(issued).expect("a file");
-        let key = text.find("-----BEGIN PRIVATE KEY").expect("the key is behind the certificate");
+        let key = text.find("-----BEGIN PRIVATE KEY").expect("the key is written after the certificate");
         self.write("client.crt", &text[..key]);
         self.write("client.key", &text[key..]);
     }
@@ -152,7 +152,7 @@ async fn rotated_credentials_take_effect_without_ending_watches() {
         watched.proxy.assert_sound();
     }
     log_line(&format!(
-        "new credentials were used after {:.1} s; 2 watches went on, also on new connections",
+        "new credentials were used after {:.1} s; 2 watches continued, also on new connections",
         used.as_secs_f64()
     ));
 }

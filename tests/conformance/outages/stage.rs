@@ -205,14 +205,14 @@ impl<'a> Stage<'a> {
         }
         for (of, goal) in followed.into_iter().zip(goals) {
             let path = of.ledger.path().to_owned();
-            let what = format!("clients of {path} have come to {goal}");
+            let what = format!("clients of {path} have reached {goal}");
             for client in within(&what, join_all(of.followers)).await {
                 let client = client.expect("no panic");
                 self.tally.client(&client);
                 let passed = &client.passed;
                 assert!(
                     client.resumed <= lives + client.expired,
-                    "a watch of {path} ended, and no proxy had; passed through: {passed:?}"
+                    "a watch of {path} ended, and no proxy had; forwarded: {passed:?}"
                 );
                 assert_eq!(client.lists, 1 + client.expired, "{path}");
             }

@@ -23,7 +23,7 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
     let mut watch = Http::new(target, Protocol::H1).watch(request).await;
     let mut changes = Vec::new();
     loop {
-        let Some(Frame::Json(line)) = watch.frame().await else { panic!("etcd's watch goes on") };
+        let Some(Frame::Json(line)) = watch.frame().await else { panic!("etcd's watch continues") };
         let line: Value = serde_json::from_slice(&line).expect("JSON");
         let result = &line["result"];
         assert!(result.is_object() && result["compact_revision"].is_null(), "{line}");

@@ -57,7 +57,7 @@ impl Tally {
         for purpose in LISTS.into_iter().chain(["past_object"]) {
             self.this.insert(purpose.to_owned(), metrics.sum(QUESTIONS, &[("purpose", purpose)]));
         }
-        assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history went on");
+        assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history continued");
     }
 
     /// Records that the proxy process has ended.

@@ -251,13 +251,13 @@ async fn besiege(field: &Field, how: &Attack, by: &[Identity], newcomer: Ipv4Add
     };
     field.besiege(&what, None, attacking).await;
     let grown = watcher.seen().await.max.saturating_sub(before);
-    log_line(&format!("{what}: {} MiB more, {came} newcomers", grown >> 20));
+    log_line(&format!("{what}: {} MiB more, {came} new clients", grown >> 20));
     let counts = answers.counts();
     let wrong: Vec<_> = counts.keys().map(String::as_str).filter(|answer| !is_promised(how, answer)).collect();
     let promised = how.promised[0];
     let faults = [
         (grown > GROWN_MAX, format!("{} MiB more", grown >> 20)),
-        (came < NEWCOMERS_MIN, format!("{came} newcomers were let in")),
+        (came < NEWCOMERS_MIN, format!("{came} new clients were accepted")),
         (!wrong.is_empty(), format!("{wrong:?} among {counts:?}")),
         (!counts.contains_key(promised), format!("no {promised} among {counts:?}")),
     ];

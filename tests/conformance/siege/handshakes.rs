@@ -99,7 +99,7 @@ pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Durat
     tokio::time::sleep(seconds()).await;
     allow(|| came.load(Ordering::SeqCst) >= NEWCOMERS_MIN).await;
     until.store(true, Ordering::SeqCst);
-    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were let in")
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were accepted")
 }
 
 /// Work for a flood is limited to its turns, so that a newcomer from another address waits for one of them at a time.
@@ -140,7 +140,7 @@ async fn handshake_flood_does_not_delay_other_addresses() {
             "{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"
         ));
         field.proxy.assert_sound();
-        assert!(under.0.len() >= NEWCOMERS_MIN, "{what}: newcomers were not let in");
+        assert!(under.0.len() >= NEWCOMERS_MIN, "{what}: new clients were not accepted");
         assert!(answers.count() > AT_ONCE, "{what}: there was no flood");
         assert!(ratio_max() == 0.0 || ratio <= ratio_max(), "{what}: p99 × {ratio:.1}");
     }

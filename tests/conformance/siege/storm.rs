@@ -92,7 +92,7 @@ async fn request_storm_of_one_identity_does_not_delay_others() {
             let answers = Answers::default();
             let counted = answers.clone();
             let storming = thread::spawn(move || storm(&target, &paths, &over, &counted));
-            tokio::task::spawn_blocking(|| storming.join()).await.expect("joined").expect("it goes on");
+            tokio::task::spawn_blocking(|| storming.join()).await.expect("joined").expect("it continues");
             answers
         };
         field.besiege(&format!("a storm of {what}"), None, attack).await;

@@ -98,7 +98,7 @@ async fn unread_responses_do_not_delay_others() {
     beside("unread lists from memory", &cached, None).await;
     let floor = if super::ratio_max() > 0.0 { Some(at_the_apiserver(&field, &attackers, &passed).await) } else { None };
     let before = field.proxy.resident_bytes();
-    beside("unread answers passed through", &passed, floor).await;
+    beside("unread forwarded responses", &passed, floor).await;
     let grown = field.proxy.resident_bytes().saturating_sub(before);
     log_line(&format!("they hold {} MiB", grown >> 20));
     assert!(grown <= HELD_MAX, "unread answers that pass through hold {} MiB", grown >> 20);

@@ -119,9 +119,9 @@ impl Parser<'_> {
         is_it
     }
 
-    fn takes_word(&mut self, words: &[&str]) -> Option<String> {
+    fn takes_word(&mut self, keywords: &[&str]) -> Option<String> {
         let Some(Token::Word(word)) = self.peek() else { return None };
-        let word = words.contains(&word.as_str()).then(|| word.clone())?;
+        let word = keywords.contains(&word.as_str()).then(|| word.clone())?;
         self.at += 1;
         Some(word)
     }

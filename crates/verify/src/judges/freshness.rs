@@ -10,7 +10,7 @@ use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement};
 use super::super::record::{ReadVerb, RecordedEncoding, RequestServerRole};
 use super::super::timeline::VersionTimeline;
 use super::super::violation::GuaranteeVerdict;
-use super::versions::{ResponseVersion, shown};
+use super::versions::{ResponseVersion, response_version};
 
 /// Judges that a response to a request without a version contains everything that any participant knew before the
 /// request.
@@ -32,10 +32,10 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
             next(history, op, known, &mut judged);
             continue;
         }
-        let Some(shown) = shown(history, op) else { continue };
+        let Some(response) = response_version(history, op) else { continue };
         judged.instances += 1;
         let expected = || format!("all changes up to {known}, which was known before");
-        match shown {
+        match response {
             // A list may have an older version if it contains all current objects: nothing has changed since, or every
             // change was undone.
             ResponseVersion::State { version, line } => {
@@ -49,7 +49,7 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
                     });
                 }
             }
-            ResponseVersion::Object { .. } => shown.judge(history, op, known, &mut judged, expected),
+            ResponseVersion::Object { .. } => response.judge(history, op, known, &mut judged, expected),
         }
     }
     judged
@@ -79,11 +79,12 @@ pub(super) fn monotone(history: &RunHistory) -> GuaranteeVerdict {
         else {
             continue;
         };
-        let Some(shown) = shown(history, op) else { continue };
+        let Some(response) = response_version(history, op) else { continue };
         judged.instances += 1;
         let timeline = seen.get(&(op.server, request.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
         let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
-        shown.judge(history, op, known, &mut judged, || format!("a response at {known} or later, like an earlier one"));
+        response
+            .judge(history, op, known, &mut judged, || format!("a response at {known} or later, like an earlier one"));
     }
     judged
 }

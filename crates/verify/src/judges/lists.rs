@@ -105,7 +105,7 @@ fn ends(history: &RunHistory) -> HashMap<OperationId, ObjectKeyId> {
 }
 
 /// Checks the objects of a page; returns their number, or `None` if they are wrong.
-#[expect(clippy::too_many_arguments, reason = "a page is one of a list, whose state and other pages are known")]
+#[expect(clippy::too_many_arguments, reason = "a page belongs to a list whose state and other pages are known")]
 fn page(
     history: &RunHistory,
     op: &RecordedOperation,

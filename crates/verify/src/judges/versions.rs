@@ -19,9 +19,9 @@ pub(super) fn not_older_than(history: &RunHistory) -> GuaranteeVerdict {
         else {
             continue;
         };
-        if let Some(shown) = shown(history, op) {
+        if let Some(response) = response_version(history, op) {
             judged.instances += 1;
-            shown.judge(history, op, requested, &mut judged, || format!("a response at {requested} or later"));
+            response.judge(history, op, requested, &mut judged, || format!("a response at {requested} or later"));
         }
     }
     judged
@@ -63,7 +63,7 @@ pub(super) enum ResponseVersion {
 }
 
 /// Returns the content of a response; `None` if it has none.
-pub(super) fn shown(history: &RunHistory, op: &RecordedOperation) -> Option<ResponseVersion> {
+pub(super) fn response_version(history: &RunHistory, op: &RecordedOperation) -> Option<ResponseVersion> {
     let answer = op.answer.as_ref()?;
     match (op.verb, answer.code) {
         (ReadVerb::List, 200) => Some(ResponseVersion::State { version: answer.version?, line: answer.line }),

@@ -20,7 +20,7 @@ use crate::bed::{
 
 /// A disturbance, with the name that the record uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed {
+pub enum Disruption {
     /// Ends all connections of the balancer.
     Cut,
     /// Changes the lag of the second apiserver.
@@ -60,62 +60,62 @@ pub async fn until_over(
     duration: Duration,
 ) -> Vec<FaultRecord> {
     let (over, mut rng) = (Instant::now() + duration.saturating_sub(CALM), Rng::with_seed(seed));
-    let namespace = stage.plane.namespace("deeds").await;
+    let namespace = stage.plane.namespace("disruptions").await;
     let (mut faults, mut longest) = (Vec::new(), Duration::ZERO);
     // First each once, in a drawn order, and then any.
-    let mut first = scene.deeds.to_vec();
+    let mut first = scene.disruptions.to_vec();
     rng.shuffle(&mut first);
-    let mut deeds = first.into_iter();
+    let mut disruptions = first.into_iter();
     loop {
         sleep(Duration::from_millis(rng.u64(300..1500))).await;
         if Instant::now() >= over {
             break;
         }
-        let deed = deeds.next().unwrap_or_else(|| *rng.choice(scene.deeds).expect("there are some"));
+        let disruption = disruptions.next().unwrap_or_else(|| *rng.choice(scene.disruptions).expect("there are some"));
         let from_ns = now_ns();
-        stage.carry_out(deed, &mut rng).await;
+        stage.carry_out(disruption, &mut rng).await;
         let known = known(stage, &namespace, proxies).await;
-        assert!(known < LONGEST_WAIT + ALLOWANCE, "{deed:?}: feeds were without their streams for {known:?}");
+        assert!(known < LONGEST_WAIT + ALLOWANCE, "{disruption:?}: feeds were without their streams for {known:?}");
         longest = longest.max(known);
         let to_ns = now_ns() + 1_000_000_000;
-        faults.push(FaultRecord { name: format!("{deed:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
+        faults.push(FaultRecord { name: format!("{disruption:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
     }
-    log_line(&format!("{}: all was known {:.1} s behind a deed at most", scene.name, longest.as_secs_f64()));
+    log_line(&format!("{}: all was known {:.1} s after a disruption at most", scene.name, longest.as_secs_f64()));
     faults
 }
 
 impl Stage<'_> {
-    async fn carry_out(&self, deed: Deed, rng: &mut Rng) {
-        match deed {
-            Deed::Cut => self.balancer.cut(),
-            Deed::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..1500)))),
-            Deed::Hold => {
+    async fn carry_out(&self, disruption: Disruption, rng: &mut Rng) {
+        match disruption {
+            Disruption::Cut => self.balancer.cut(),
+            Disruption::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..1500)))),
+            Disruption::Hold => {
                 self.relay.set(Lag::Held);
                 sleep(Duration::from_millis(rng.u64(300..2000))).await;
                 self.relay.set(Lag::By(super::LAG));
             }
-            Deed::PauseFirst => {
+            Disruption::PauseFirst => {
                 self.plane.signal_apiserver("STOP");
                 sleep(Duration::from_millis(rng.u64(200..3000))).await;
                 self.plane.signal_apiserver("CONT");
             }
-            Deed::PauseSecond => {
+            Disruption::PauseSecond => {
                 self.sibling.signal("STOP");
                 sleep(Duration::from_millis(rng.u64(200..3000))).await;
                 self.sibling.signal("CONT");
             }
-            Deed::KillFirst => {
+            Disruption::KillFirst => {
                 self.plane.kill_apiserver().await;
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.plane.start_apiserver().await;
             }
-            Deed::KillSecond => {
+            Disruption::KillSecond => {
                 self.sibling.kill();
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.sibling.start_again().await;
             }
-            Deed::RestartBoth => self.restart_both().await,
-            Deed::KillEtcd => {
+            Disruption::RestartBoth => self.restart_both().await,
+            Disruption::KillEtcd => {
                 self.plane.kill_etcd().await;
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.plane.start_etcd().await;
