@@ -59,7 +59,7 @@ impl FromStr for TrialScript {
                 other => return Err(format!("{other:?}: expected apiserver, proxy or quit")),
             };
             if actions.back().is_some_and(|(before, _)| at < *before) {
-                return Err(format!("{part:?}: expected ascending times, but the previous action is later"));
+                return Err(format!("{part:?}: expected ascending times, but it is before the previous action"));
             }
             actions.push_back((at, action));
         }
