@@ -1,8 +1,7 @@
-"""How much does the proxy bear? `fanoutctl verify` again and again in front of a real control plane, while a fault
-every few seconds kills or stops the apiserver (`--faults apiserver`), the proxy (`proxy`), or both at once (`both`).
-What every run was judged by is added up. Of runs under `apiserver` alone, through which the proxy lives, the slopes of
-its memory, descriptors, tasks and threads are told. Ends with 1 at the first promise that was broken, and keeps its
-record."""
+"""Endurance test: runs `fanoutctl verify` repeatedly in front of a real control plane, while a fault every few seconds
+kills or stops the apiserver (`--faults apiserver`), the proxy (`proxy`), or both at once (`both`). Sums the checks of
+all runs. With `--faults apiserver` the proxy keeps running, so the slopes of its memory, descriptors, tasks and threads
+are printed too. Exits with 1 at the first broken promise, and keeps its record."""
 
 import argparse
 import collections
@@ -107,7 +106,7 @@ class Bed:
         self.pause("apiserver.pid", 20)
 
     def metrics(self):
-        """The samples of /metrics, by name and labels; nothing while nobody answers."""
+        """The samples of /metrics, by name and labels; none if there is no response."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
@@ -116,7 +115,7 @@ class Bed:
         return {sample: float(value) for sample, value in (line.rsplit(" ", 1) for line in lines if line and line[0] != "#")}
 
     def keep_metrics(self):
-        """What the proxy that is about to end has counted."""
+        """Stores the counters of a proxy that is about to end."""
         with open(self.dir / "lives.jsonl", "a") as lives:
             of_maps = {sample: value for sample, value in self.metrics().items() if kept(sample)}
             lives.write(json.dumps(of_maps) + "\n")
@@ -178,10 +177,10 @@ class Sums:
         self.counts, self.judged, self.faults, self.seen = (collections.Counter() for _ in range(4))
         self.samples = []
 
-    def add(self, said, record):
-        counted = next(line for line in said.splitlines() if " events, " in line and " GETs" in line)
+    def add(self, output, record):
+        counted = next(line for line in output.splitlines() if " events, " in line and " GETs" in line)
         self.counts.update({name: int(number) for number, name in re.findall(r"(\d+) (\w+)", counted)})
-        self.judged.update({name: int(times) for name, times in re.findall(r"^\s*(\w+)\s+ok in (\d+)", said, re.M)})
+        self.judged.update({name: int(times) for name, times in re.findall(r"^\s*(\w+)\s+ok in (\d+)", output, re.M)})
         resumed = set()
         for line in open(record):
             if line.startswith('{"fault"'):
@@ -190,13 +189,13 @@ class Sums:
                     self.faults[act] += fault["hits"]
             elif line.startswith('{"call"') and '"resumes"' in line:
                 call = json.loads(line)["call"]
-                # The apiserver itself is asked as well, and forgets what was before it was killed.
+                # Requests to the apiserver itself are excluded: when it is killed, it forgets its history.
                 if call["verb"] == "watch" and call.get("server") != "direct":
                     resumed.add(call["op"])
             elif '"code":410' in line:
-                kind, told = next(iter(json.loads(line).items()))
-                # A watch that went on from where its client was, and was told to list again.
-                self.seen["relists"] += told["op"] in resumed
+                kind, record = next(iter(json.loads(line).items()))
+                # A resumed watch that received 410, so its client had to relist.
+                self.seen["relists"] += record["op"] in resumed
         self.seen["resumes"] += len(resumed)
 
     def sample(self, bed, seconds):
@@ -279,12 +278,12 @@ def one_run(bed, sums, seed, arguments):
     command += ["--patience", f"{arguments.patience}s"] if arguments.patience else []
     command += ["--informers"] if arguments.informers else []
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    said = ran.stdout + ran.stderr
+    output = ran.stdout + ran.stderr
     if ran.returncode == 0:
-        sums.add(said, out / "records.jsonl")
+        sums.add(output, out / "records.jsonl")
         shutil.rmtree(out)
         return True
-    print(f"seed {seed}: exit {ran.returncode}; {out}\n{said}", flush=True)
+    print(f"seed {seed}: exit {ran.returncode}; {out}\n{output}", flush=True)
     return False
 
 
@@ -302,12 +301,12 @@ def main():
     run.add_argument("--run-seconds", type=int, default=240)
     run.add_argument("--clients", type=int, default=64)
     run.add_argument("--rate", type=int, default=50)
-    run.add_argument("--informers", action="store_true", help="all clients are informers, which take most events")
-    run.add_argument("--share", type=int, default=1, help="so many clients share a connection over HTTP/2")
-    run.add_argument("--transports", help="of clients: h1, h2, ws; all of them if not said")
-    run.add_argument("--patience", type=int, help="seconds that an event may take on a machine that does other things too")
+    run.add_argument("--informers", action="store_true", help="all clients are informers, which receive the most events")
+    run.add_argument("--share", type=int, default=1, help="number of clients that share an HTTP/2 connection")
+    run.add_argument("--transports", help="transports of the clients: h1, h2, ws [default: all]")
+    run.add_argument("--patience", type=int, help="maximum delivery time of an event in seconds, for a busy machine")
     run.add_argument("--faults", choices=FAULTS, default="both")
-    run.add_argument("--fault-every", type=int, nargs=2, default=[0, 2], help="seconds between faults, at least and at most")
+    run.add_argument("--fault-every", type=int, nargs=2, default=[0, 2], help="minimum and maximum seconds between faults")
     run.add_argument("--seed", type=int)
     run.set_defaults(run=endure)
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests of `make test` again and again, to find those that can fail by chance: `make flakes RUNS=20`.
+"""Runs the tests of `make test` repeatedly, to find those that can fail by chance: `make flakes RUNS=20`.
 
-Every run is made beside busy loops that take all processors (--quiet: without them). --stalls stops each program again
-and again for some seconds, as a machine does that is overcommitted. --alone runs each test once in a process of its own. Each failure is printed with its output and kept in target/flakes. A test that fails once has failed:
-nothing is retried. Exits with 1 if anything failed."""
+Busy loops use all processors during each run (--quiet: without them). --stalls stops each program repeatedly for some
+seconds, like an overcommitted machine. --alone runs each test once in its own process. Each failure is printed with its
+output and kept in target/flakes. Nothing is retried. Exits with 1 if anything failed."""
 
 import argparse
 import json
@@ -114,8 +114,8 @@ def main():
                 began = time.monotonic()
                 passed, output, failed = run(path, arguments.filter, arguments.stalls)
                 result = re.search(r"^test result: (.*?) finished in", output, re.M)
-                words = result.group(1) if result else "no result"
-                print(f"run {nth} of {arguments.runs}: {name}: {words} {time.monotonic() - began:.0f} s", flush=True)
+                outcome = result.group(1) if result else "no result"
+                print(f"run {nth} of {arguments.runs}: {name}: {outcome} {time.monotonic() - began:.0f} s", flush=True)
                 if not passed:
                     note(f"run {nth}", name, output, failed)
         if arguments.alone:

@@ -77,7 +77,7 @@ fn corpus_is_small_and_each_directory_has_a_target() {
     for folder in std::fs::read_dir(corpus()).expect("a corpus") {
         let folder = folder.expect("a folder");
         let name = folder.file_name().into_string().expect("text");
-        assert!(TARGETS.iter().any(|(target, _)| *target == name), "{name} is nobody's");
+        assert!(TARGETS.iter().any(|(target, _)| *target == name), "{name} belongs to no target");
         bytes += inputs(&name).iter().map(Vec::len).sum::<usize>();
     }
     assert!(bytes < 200_000, "{bytes} bytes");

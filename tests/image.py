@@ -1,9 +1,9 @@
-"""Does the image in target/image start? Its layout is read as a runtime reads it, every digest compared, the layers
-unpacked, and the entry point run as the image's user with its environment and nothing else: with the unpacked tree as
-root where we are root, from within the tree elsewhere. It has a network of its own, as a pod has, and is probed and
-scraped from the other end of a cable, as a kubelet and a Prometheus do it; where no network can be made, that is said,
-and it is asked on loopback alone. The image's own `health` verb is asked too. Last the block of docs/INSTALL.md is run,
-with a folder for a registry, where skopeo is installed."""
+"""Checks that the image in target/image starts. It reads the layout as a container runtime does, compares every digest,
+unpacks the layers, and runs the entry point as the image's user with only the image's environment. As root it uses the
+unpacked tree as root directory; otherwise it runs from within the tree. The process has its own network namespace, like
+a pod, and is probed and scraped from outside, like by a kubelet and Prometheus. If no namespace can be created, it says
+so and uses loopback only. It also runs the image's own `health` verb. If skopeo is installed, it runs the block of
+docs/INSTALL.md with a directory as the registry."""
 
 import contextlib
 import ctypes
@@ -104,8 +104,8 @@ def pods_network():
         holder.wait(60)
 
 
-def asked(port, path):
-    """What the pod answers to this machine: the status and the text."""
+def get(port, path):
+    """Sends a GET to the pod. Returns the status and the body."""
     connection = http.client.HTTPConnection(POD, port, timeout=30)
     with contextlib.closing(connection):
         connection.request("GET", path)
@@ -115,7 +115,7 @@ def asked(port, path):
 
 
 def probe_from_outside():
-    """As a kubelet and a Prometheus ask; what is on loopback is not reached."""
+    """Probes and scrapes like a kubelet and Prometheus. Loopback listeners must be unreachable."""
     for port, path, status, part in [
         (HEALTH, "/livez", 200, "ok"),
         (HEALTH, "/healthz", 200, "ok"),
@@ -125,7 +125,7 @@ def probe_from_outside():
         (METRICS, "/metrics", 200, "\nkube_fanout_build_info{"),
         (METRICS, "/debug/feeds", 404, ""),
     ]:
-        code, text = asked(port, path)
+        code, text = get(port, path)
         print(f"http://{POD}:{port}{path} from {MACHINE} -> {code}, {len(text)} bytes")
         assert code == status and part in text, text
     for port in [CLIENTS, ADMIN]:
@@ -183,8 +183,8 @@ contexts: [{name: x, context: {cluster: c, user: u}}]
 """
 
 
-def serve_and_ask(image):
-    """Starts the image as it is meant to be, and asks it how it is from inside and from outside."""
+def serve_and_probe(image):
+    """Starts the image as intended, and probes it from inside and from outside."""
     inside = image.network is not None
     any_address = "0.0.0.0" if inside else "127.0.0.1"
     health, metrics = (HEALTH, METRICS) if inside else (free_port(), free_port())
@@ -194,10 +194,10 @@ def serve_and_ask(image):
         "--healthz-bind-address", f"{any_address}:{health}", "--metrics-bind-address", f"{any_address}:{metrics}",
     )
     try:
-        said = []
-        while not (said and said[-1].startswith("metrics on ")):
-            said.append(serving.stdout.readline())
-            assert said[-1], "".join(said)
+        output = []
+        while not (output and output[-1].startswith("metrics on ")):
+            output.append(serving.stdout.readline())
+            assert output[-1], "".join(output)
         url = f"http://127.0.0.1:{health}"
         for arguments, code in [
             ([url, "--timeout", STARTING_SECONDS], 0),
@@ -252,7 +252,7 @@ def main():
         assert version.returncode == 0 and version.stdout.startswith("kube-fanout "), version.stdout
         assert image.run("demo").returncode == 127, "the image has no fanoutctl"
         (root / "kubeconfig").write_text(KUBECONFIG % free_port())
-        serve_and_ask(image)
+        serve_and_probe(image)
         print(f"the image starts as {config['User']}" + (" with itself as root" if image.is_root else ""))
     guide()
 

@@ -16,7 +16,7 @@ if ! command -v rustup >/dev/null || ! timeout 300 rustup --quiet target add "$t
 fi
 
 mkdir -p "$tools"
-# A compiler that leaves an empty file where an object was asked for, and an archiver that does so with its archive.
+# A compiler and an archiver that only create an empty output file.
 cat >"$tools/cc" <<'EOF'
 #!/usr/bin/env bash
 while [ $# -gt 0 ]; do

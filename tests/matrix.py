@@ -1,8 +1,7 @@
-"""Does the proxy answer as the apiserver does, whichever minor that is? Builds the control plane of each minor that
-tests/kube has versions of, runs the conformance tests below against it, and writes the results into
-docs/dev/COMPARED.md.
+"""Compares the proxy with the apiserver of each Kubernetes minor. Builds the control plane of each minor that
+tests/kube has versions of, runs the conformance tests below against it, and writes the results to docs/dev/COMPARED.md.
 
-Ends with 1 if a test failed or did not run. With `--minors`, other minors keep what was written of them before."""
+Exits with 1 if a test failed or did not run. With `--minors`, the results of other minors are kept."""
 
 import argparse
 import datetime
@@ -16,8 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BED = ROOT / "tests" / "kube"
 DOCUMENT = ROOT / "docs" / "dev" / "COMPARED.md"
 BEGIN, END = "<!-- written by make matrix -->\n", "<!-- as far as here -->\n"
-# What compares an answer or a stream with the apiserver's own, byte for byte, and needs nothing but the test bed. Tests
-# of loads, of faults and of time are of the proxy rather than of a minor: they run with the newest one, in make test.
+# Tests that compare responses or streams with the apiserver's, byte for byte, and need only the test bed. Tests of load,
+# faults and time do not depend on the minor: make test runs them with the newest one.
 MODULES = [
     "custom", "expired", "freshness", "gaps", "kubectl", "lists", "representations", "representations_hard", "rows",
     "tables", "transactions", "watches", "websocket",
@@ -95,8 +94,8 @@ def write(columns, failed):
     for row in ["compared on", "etcd", *MODULES]:
         title = f"`{row}`" if row in MODULES else row
         lines.append(f"| {title} | " + " | ".join(columns[release].get(row, "") for release in releases) + " |")
-    told = ["", "Not passed:", "", *failed] if failed else ["", "All passed."]
-    return "\n".join(["", *lines, *told, "", ""])
+    summary = ["", "Not passed:", "", *failed] if failed else ["", "All passed."]
+    return "\n".join(["", *lines, *summary, "", ""])
 
 
 def main():

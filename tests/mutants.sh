@@ -124,8 +124,8 @@ run() {
 # Whether a failed test says that this promise is broken, as the judges of `verify` do.
 is_judged() { grep -qE "^([A-Za-z]+, )*$1(, [A-Za-z]+)* broken: " "$output"; }
 
-# What a failed test said first.
-words() { awk '/ panicked at / { getline; print substr($0, 1, 100); exit }' "$output"; }
+# The first message of a failed test.
+first_message() { awk '/ panicked at / { getline; print substr($0, 1, 100); exit }' "$output"; }
 
 # put_back NUMBER FILE::TEST …: the bug, in the copy and in the programs that have these tests.
 put_back() {
@@ -149,7 +149,7 @@ for name in $(printf '%s\n' "${all_tests[@]}" | sort -u); do
   find_test "$name"
   run
   if [ "$outcome" != passed ]; then
-    printf '%3s  WITHOUT A BUG %s %s: %s\n' - "$path" "$outcome" "$(words)"
+    printf '%3s  WITHOUT A BUG %s %s: %s\n' - "$path" "$outcome" "$(first_message)"
     wrong=1
   fi
 done
@@ -167,10 +167,10 @@ for row in "${rows[@]}"; do
     run
     # Tests of one module see no more of a promise than its part in it.
     if [ "$outcome" = failed ] && [[ $name == tests/* && $judge != none ]] && ! is_judged "$judge"; then
-      printf '%3d  NOT CAUGHT by the judge of %s in %s: %s\n' "$number" "$judge" "$path" "$(words)"
+      printf '%3d  NOT CAUGHT by the judge of %s in %s: %s\n' "$number" "$judge" "$path" "$(first_message)"
       survived=1
     elif [ "$outcome" = failed ]; then
-      printf '%3d  caught by %s after %s: %s\n' "$number" "$path" "$took" "$(words)"
+      printf '%3d  caught by %s after %s: %s\n' "$number" "$path" "$took" "$(first_message)"
     else
       printf '%3d  NOT CAUGHT by %s, which %s\n' "$number" "$path" "$outcome"
       survived=1

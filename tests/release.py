@@ -1,8 +1,8 @@
-"""Are the archives in target/dist what docs/INSTALL.md says? Their sums are compared, each archive is unpacked as a user
-unpacks it, its binary run, its manual, completions and licences looked through, what it says that it is made of
-compared with what cargo says that is linked, and all of it written a second time from the same binaries: byte for byte
-the same. A binary for another architecture runs under qemu-user where that is installed, and else not at all, which is
-said."""
+"""Checks that the archives in target/dist match docs/INSTALL.md. It compares their checksums, unpacks each archive as a
+user does, runs its binary, checks its manual, completions and licences, and compares its list of components with the
+crates that cargo links. It then builds all archives again from the same binaries; they must be identical byte for byte.
+A binary for another architecture runs under qemu-user if that is installed; otherwise the script reports that it did not
+run."""
 
 import hashlib
 import json
@@ -97,8 +97,8 @@ def look_through(tree):
     assert len(pages) >= 10, pages
     for page in pages:
         if shutil.which("mandoc"):
-            said = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], capture_output=True, text=True)
-            bad = [line for line in said.stdout.splitlines() if not any(word in line for word in EXPECTED)]
+            printed = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], capture_output=True, text=True)
+            bad = [line for line in printed.stdout.splitlines() if not any(word in line for word in EXPECTED)]
             assert not bad, "\n".join(bad)
     if not shutil.which("mandoc"):
         print("NOT LINTED: the manual: there is no mandoc here")
@@ -143,7 +143,7 @@ def compare_bill(archive, tree, version, target):
     assert (about["name"], about["version"]) == ("fanoutctl", version), about
     named = {(each["name"], each["version"]): each for each in bill["components"]}
     wanted, sums = linked(target), locked()
-    assert len(wanted) > 100, f"{len(wanted)} crates: cargo tree says too little"
+    assert len(wanted) > 100, f"{len(wanted)} crates: cargo tree lists too few"
     assert wanted <= set(named), f"linked and not named: {sorted(wanted - set(named))}"
     for crate, component in named.items():
         if sums[crate] is None:
@@ -167,8 +167,8 @@ def follow_guide(archive, folder):
     assert archive.name in commands, f"{GUIDE} names another version"
     for file in [archive, DIST / "SHA256SUMS"]:
         shutil.copy(file, folder)
-    said = output("sh", "-euc", commands, cwd=folder)
-    assert f"{archive.name}: OK\n" in said and f"kube-fanout {own_version()}\n" in said, said
+    printed = output("sh", "-euc", commands, cwd=folder)
+    assert f"{archive.name}: OK\n" in printed and f"kube-fanout {own_version()}\n" in printed, printed
     assert "Usage: " in output(usr / "bin" / "kubectl-fanout", "status", "--help")
     print(f"{archive.name}: installed as {GUIDE} says, {len([file for file in usr.rglob('*') if file.is_file()])} files")
 
@@ -193,7 +193,7 @@ def main():
         again = pathlib.Path(folder) / "again"
         output("deploy/release.sh", cwd=TOP, env=os.environ | {"DIST": again, "BUILD": "no", "TARGETS": " ".join(targets)})
         for file in sorted(DIST.iterdir(), reverse=True):
-            assert file.read_bytes() == (again / file.name).read_bytes(), f"{file.name} is written otherwise again"
+            assert file.read_bytes() == (again / file.name).read_bytes(), f"{file.name} differs in the second build"
         print(f"the same {len(list(DIST.iterdir()))} files again, byte for byte")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs tests that have failed a second time, each alone: second_chance.py LOG, with what `cargo test` printed.
+"""Repeats failed tests once, each alone: second_chance.py LOG, where LOG is the output of `cargo test`.
 
-The whole run passes if a few tests failed at most and each passes now. They are printed all the same, with the command
-that searches for the cause: a test that can fail by chance is wrong, or has found something that happens rarely.
-`make flakes` counts each first failure, and the mutants are judged without a second chance."""
+The run passes if at most a few tests failed and each passes now. It still prints them, with the command that searches
+for the cause: a test that fails by chance is wrong, or has found a rare bug. `make flakes` counts each first failure,
+and the mutants are judged without a repetition."""
 
 import os
 import pathlib

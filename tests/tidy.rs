@@ -89,8 +89,8 @@ fn code_has_no_todo_dbg_ignore_or_should_panic() {
         (&["should_panic"], "should_panic: assert the error that is returned"),
     ];
     let violations = in_rust(|_, source| {
-        let found = banned.iter().flat_map(|(words, why)| {
-            let at = (0..source.tokens.len()).filter(|at| source.reads(*at, words));
+        let found = banned.iter().flat_map(|(banned_tokens, why)| {
+            let at = (0..source.tokens.len()).filter(|at| source.reads(*at, banned_tokens));
             at.map(|at| (source.tokens[at].line, (*why).to_owned())).collect::<Vec<_>>()
         });
         found.collect()
@@ -119,7 +119,8 @@ fn shipped_code_does_not_depend_on_cfg_test() {
             return Vec::new();
         }
         let asks: [&[&str]; 2] = [&["cfg", "!", "(", "test"], &["cfg", "(", "not", "(", "test"]];
-        let at = (0..source.tokens.len()).filter(|at| asks.iter().any(|words| source.reads(*at, words)));
+        let at =
+            (0..source.tokens.len()).filter(|at| asks.iter().any(|banned_tokens| source.reads(*at, banned_tokens)));
         let shipped = at.filter(|at| !source.tokens[*at].test);
         shipped.map(|at| (source.tokens[at].line, "make it a value that tests give".to_owned())).collect()
     });

@@ -34,9 +34,9 @@ async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
     found
 }
 
-async fn ask(client: &Http, path: &str, id: &str) -> bool {
-    let ask = RequestSpec::get(path).header(HeaderName::from_static("audit-id"), id);
-    client.ask(ask.header(HeaderName::from_static("user-agent"), "conformance/1")).await.is_cached()
+async fn fetch(client: &Http, path: &str, id: &str) -> bool {
+    let request = RequestSpec::get(path).header(HeaderName::from_static("audit-id"), id);
+    client.fetch(request.header(HeaderName::from_static("user-agent"), "conformance/1")).await.is_cached()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,10 +75,10 @@ async fn audit_records_of_cached_reads_match_the_apiserver() {
         let id = eventually(&format!("{path} is answered from the cache"), async || {
             tries += 1;
             let id = format!("record-{number}-{tries}");
-            ask(&through, &path, &id).await.then_some(id)
+            fetch(&through, &path, &id).await.then_some(id)
         })
         .await;
-        assert!(!ask(&direct, &path, &format!("{id}-direct")).await);
+        assert!(!fetch(&direct, &path, &format!("{id}-direct")).await);
         let theirs = records(&theirs, &format!("{id}-direct"), stages).await;
         assert_eq!(records(&ours, &id, stages).await, theirs, "{path}");
     }

@@ -18,7 +18,7 @@ use std::time::Instant;
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
 
-use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, RequestSpec, Seed, rbac, say, unique};
+use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, RequestSpec, Seed, log_line, rbac, unique};
 use crate::differential::compare::{Compared, Seen, Servers};
 use crate::differential::probe::Probe;
 use crate::differential::verdict::{Counts, Verdict};
@@ -38,29 +38,33 @@ const AT_ONCE: usize = 48;
 const CACHED_ONE_IN: u64 = 12;
 const SHOWN_MAX: usize = 20;
 
-type IsSo = fn(&Told<'_>) -> bool;
+type IsSo = fn(&Exchange<'_>) -> bool;
 
 /// Cases in which different answers are equivalent (docs/DIFFERENCES.md).
 const AS_GOOD: [(&str, IsSo); 2] = [
     (
-        "who has impersonated before is told by the apiserver of the way that served it, and by us of the first",
-        |reported| {
+        "for repeated impersonation the apiserver's error names the check that permitted it before, ours the first check",
+        |exchange| {
             let refused = |seen: &Seen| (400..500).contains(&seen.status);
-            reported.identity.certificate.is_some()
-                && refused(&reported.compared.expected)
-                && reported.compared.expected.status == reported.compared.reported.status
-                && reported.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
+            exchange.identity.certificate.is_some()
+                && refused(&exchange.compared.expected)
+                && exchange.compared.expected.status == exchange.compared.actual.status
+                && exchange.probe.headers.iter().any(|(name, _)| name.starts_with("impersonate-"))
         },
     ),
-    ("who is not known is told so, or of a bad timeout before that, in JSON, when YAML is asked for", |reported| {
-        let both = |status| (reported.compared.expected.status, reported.compared.reported.status) == (status, status);
-        (both(401) || (both(400) && reported.probe.first("timeout").is_some()))
-            && reported.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))
-    }),
+    (
+        "an unauthenticated caller, or one with a bad timeout, gets the error in JSON although it requests YAML",
+        |exchange| {
+            let both =
+                |status| (exchange.compared.expected.status, exchange.compared.actual.status) == (status, status);
+            (both(401) || (both(400) && exchange.probe.first("timeout").is_some()))
+                && exchange.probe.headers.iter().any(|(name, value)| *name == "accept" && value.contains("yaml"))
+        },
+    ),
 ];
 
 /// A request, its sender, and both answers.
-struct Told<'a> {
+struct Exchange<'a> {
     servers: &'a Servers,
     identity: &'a Identity,
     probe: Probe,
@@ -84,8 +88,8 @@ async fn delegated_auth_decisions_match_the_apiserver() {
         }
     }
     reports.splice(..0, counts.complaints(CACHED_ONE_IN));
-    let shown = reports.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join("\n\n");
-    assert!(reports.is_empty(), "{} reports:\n{shown}", reports.len());
+    let first_ones = reports.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join("\n\n");
+    assert!(reports.is_empty(), "{} reports:\n{first_ones}", reports.len());
 }
 
 /// Sends a number of requests under a new set of rules, and returns those whose answers differ.
@@ -103,30 +107,34 @@ async fn round<P: Deref<Target = Plane>>(
     let settled = pair.direct.version("/api/v1/namespaces").await;
     let servers: Vec<_> = cast.members.iter().map(|member| Servers::by(pair, &member.identity)).collect();
     let mut questions = Questions::new(world, seed);
-    let asked: Vec<_> = (0..count).map(|_| questions.draw(&cast, &policy, &stage)).collect();
-    let reported = stream::iter(asked).map(async |(who, probe)| {
+    let requests: Vec<_> = (0..count).map(|_| questions.draw(&cast, &policy, &stage)).collect();
+    let exchanges = stream::iter(requests).map(async |(who, probe)| {
         let (servers, identity) = (&servers[who], &cast.members[who].identity);
         let compared = servers.compare(&probe, settled).await;
-        Told { servers, identity, probe, compared }
+        Exchange { servers, identity, probe, compared }
     });
-    let reported = reported.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
+    let exchanges = exchanges.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
     let mut own = Counts::default();
-    for reported in &reported {
-        own.count(&reported.compared, reported.verdict());
-        counts.count(&reported.compared, reported.verdict());
+    for exchange in &exchanges {
+        own.count(&exchange.compared, exchange.verdict());
+        counts.count(&exchange.compared, exchange.verdict());
     }
-    say(&format!("seed {seed}: {own}, statuses {:?} in {:.1} s", statuses(&reported), started.elapsed().as_secs_f64()));
+    log_line(&format!(
+        "seed {seed}: {own}, statuses {:?} in {:.1} s",
+        statuses(&exchanges),
+        started.elapsed().as_secs_f64()
+    ));
     let now = pair.direct.version("/api/v1/namespaces").await;
     assert_eq!(now, settled, "a request has written something");
     policy.forget(&pair.direct).await;
-    reported
+    exchanges
         .iter()
-        .filter(|reported| reported.verdict() == Verdict::Different)
-        .map(|reported| format!("seed {seed}: {}", reported.report()))
+        .filter(|exchange| exchange.verdict() == Verdict::Different)
+        .map(|exchange| format!("seed {seed}: {}", exchange.report()))
         .collect()
 }
 
-impl Told<'_> {
+impl Exchange<'_> {
     fn verdict(&self) -> Verdict {
         match self.compared.verdict {
             Verdict::Different if AS_GOOD.iter().any(|(_, is_as_good)| is_as_good(self)) => Verdict::Documented,
@@ -138,9 +146,9 @@ impl Told<'_> {
         let Self { servers, identity, probe, compared } = self;
         let denied = |status: u16| matches!(status, 401 | 403);
         let given = |status: u16| (100..300).contains(&status);
-        let what = match (compared.expected.status, compared.reported.status) {
-            (expected, reported) if denied(expected) && given(reported) => "OVER-GRANT",
-            (expected, reported) if given(expected) && denied(reported) => "UNDER-GRANT",
+        let what = match (compared.expected.status, compared.actual.status) {
+            (expected, actual) if denied(expected) && given(actual) => "OVER-GRANT",
+            (expected, actual) if given(expected) && denied(actual) => "UNDER-GRANT",
             _ => "another answer",
         };
         let mut text = format!("{what} to {}", identity.name);
@@ -151,10 +159,10 @@ impl Told<'_> {
     }
 }
 
-fn statuses(reported: &[Told<'_>]) -> BTreeMap<u16, u32> {
+fn statuses(exchanges: &[Exchange<'_>]) -> BTreeMap<u16, u32> {
     let mut statuses = BTreeMap::new();
-    for reported in reported {
-        *statuses.entry(reported.compared.expected.status).or_default() += 1;
+    for exchange in exchanges {
+        *statuses.entry(exchange.compared.expected.status).or_default() += 1;
     }
     statuses
 }
@@ -162,7 +170,7 @@ fn statuses(reported: &[Told<'_>]) -> BTreeMap<u16, u32> {
 /// A name that a header cannot carry unchanged must not become another user's name.
 #[tokio::test]
 async fn username_altered_by_header_encoding_is_rejected() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let (proxy, authority) = (Plan::delegated(&bed).start(&bed).await, Authority::of(&bed));
     let (namespace, name) = (bed.namespace("names").await, unique("victim"));
     let direct = bed.direct();
@@ -170,7 +178,7 @@ async fn username_altered_by_header_encoding_is_rejected() {
     let role = rbac::collection(None, "rolebindings");
     direct.create(&role, rbac::binding(&name, "ClusterRole", "cluster-admin", &rbac::subject("User", &name))).await;
     let victim = proxy.client_of(&authority.issue(&name, &[]));
-    victim.until_ok("the victim is let in", RequestSpec::get(&path)).await;
+    victim.until_ok("the victim is authorized", RequestSpec::get(&path)).await;
     let odd = |before: &str, after: &str| format!("{before}{name}{after}");
     let names =
         [odd("", " "), odd(" ", ""), odd("\t", ""), odd("", "\t"), odd("", "\n"), odd("\r\n", ""), odd("", "\0")];

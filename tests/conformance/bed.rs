@@ -85,7 +85,7 @@ impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
 }
 
 /// The shared control plane, in parallel with other tests. `None` without a test bed.
-pub async fn beside_others() -> Option<Bed> {
+pub async fn shared() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.read().await);
     Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
@@ -112,7 +112,7 @@ pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
 /// upgrade` has built the previous one.
 pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     let Some(previous) = std::env::var_os("KUBE_TESTBED_PREVIOUS").map(PathBuf::from) else {
-        say("only with the control plane of the previous minor (run `make upgrade`)");
+        log_line("only with the control plane of the previous minor (run `make upgrade`)");
         return None;
     };
     let present = binary()?;
@@ -156,7 +156,7 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
 /// The test bed's binary. If there is none, reports the test as skipped, or fails it in CI.
 pub fn binary() -> Option<PathBuf> {
     static TOLD: Once = Once::new();
-    TOLD.call_once(tell_failures_at_once);
+    TOLD.call_once(print_failures_immediately);
     let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
     let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
     if path.is_file() {
@@ -168,10 +168,10 @@ pub fn binary() -> Option<PathBuf> {
 
 /// Installs a panic hook that writes each failure to stderr as it happens. The log of a long run is often kept only
 /// around the test that failed, without the summary at its end.
-fn tell_failures_at_once() {
+fn print_failures_immediately() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        say(&format!("fails: {panic}"));
+        log_line(&format!("fails: {panic}"));
         before(panic);
     }));
 }
@@ -179,11 +179,11 @@ fn tell_failures_at_once() {
 /// Reports on stderr that the test is skipped. Panics in CI.
 pub fn skip(why: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
-    say(&format!("SKIPPED: {why}"));
+    log_line(&format!("SKIPPED: {why}"));
 }
 
 /// Writes a line to stderr, which is visible even if the test passes.
-pub fn say(line: &str) {
+pub fn log_line(line: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr().lock(), "{test}: {line}");
 }

@@ -13,12 +13,12 @@ use kube_runtime::watcher::{self, Event, InitialListStrategy};
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Plan, Plane, Process, Proxy, RequestSpec, Target, eventually, repository, say, version_of, within,
+    self, Plan, Plane, Process, Proxy, RequestSpec, Target, eventually, log_line, repository, version_of, within,
 };
 
 /// The events that a kube-rs watcher reports, from its first list to a version.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct WatcherEvents {
     initial: Vec<(String, u64)>,
     changes: Vec<(String, u64, bool)>,
     state: BTreeMap<String, u64>,
@@ -49,10 +49,10 @@ async fn follow(
     strategy: InitialListStrategy,
     listed: tokio::sync::oneshot::Sender<()>,
     mut until: tokio::sync::watch::Receiver<u64>,
-) -> Told {
+) -> WatcherEvents {
     let config = watcher::Config { initial_list_strategy: strategy, ..watcher::Config::default() };
     let mut events = pin!(watcher::watcher(api, config));
-    let (mut reported, mut listed, mut reached) = (Told::default(), Some(listed), 0);
+    let (mut received, mut listed, mut reached) = (WatcherEvents::default(), Some(listed), 0);
     loop {
         let event = tokio::select! {
             event = within("an event of a kube-rs watcher", events.next()) => event,
@@ -60,21 +60,21 @@ async fn follow(
         };
         match event {
             Some(Ok(Event::Init)) | None => {}
-            Some(Ok(Event::InitApply(map))) => reported.initial.push(of(&map)),
+            Some(Ok(Event::InitApply(map))) => received.initial.push(of(&map)),
             Some(Ok(Event::InitDone)) => {
-                reported.state.extend(reported.initial.iter().cloned());
-                listed.take().expect("one list, not another").send(()).expect("somebody waits");
+                received.state.extend(received.initial.iter().cloned());
+                listed.take().expect("one list, not another").send(()).expect("the test waits for the list");
             }
             Some(Ok(Event::Apply(map))) => {
                 let (name, version) = of(&map);
-                reported.state.insert(name.clone(), version);
-                reported.changes.push((name, version, true));
+                received.state.insert(name.clone(), version);
+                received.changes.push((name, version, true));
                 reached = version;
             }
             Some(Ok(Event::Delete(map))) => {
                 let (name, version) = of(&map);
-                reported.state.remove(&name);
-                reported.changes.push((name, version, false));
+                received.state.remove(&name);
+                received.changes.push((name, version, false));
                 reached = version;
             }
             // kube-rs starts again if the state was not available in time.
@@ -82,7 +82,7 @@ async fn follow(
             Some(Err(error)) => panic!("kube-rs: {error}"),
         }
         if *until.borrow() > 0 && reached >= *until.borrow() {
-            return reported;
+            return received;
         }
     }
 }
@@ -108,7 +108,7 @@ async fn ends(plane: &Plane, proxy: &Proxy, namespace: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kube_rs_watchers_receive_the_same_events_as_direct() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let namespace = bed.namespace("kube-rs").await;
     churn(&bed, &namespace, "60", "1").await;
@@ -130,14 +130,14 @@ async fn kube_rs_watchers_receive_the_same_events_as_direct() {
         let (direct, through) = (direct.await.expect("no panic"), through.await.expect("no panic"));
         assert_eq!(through, direct, "{strategy:?}");
         let (initial, changes) = (through.initial.len(), through.changes.len());
-        say(&format!("kube-rs, {strategy:?}: {initial} initial objects and {changes} changes as direct"));
+        log_line(&format!("kube-rs, {strategy:?}: {initial} initial objects and {changes} changes as direct"));
     }
     assert!(proxy.metrics().await.sum("kube_fanout_served_total", &[("verb", "watch")]) >= 2);
 }
 
 #[tokio::test]
 async fn python_client_reads_the_same_as_direct() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let python = repository().join("target/venv/bin/python");
     if !python.exists() {
         return bed::skip("no Python client (tests/run.sh makes target/venv)");
@@ -167,8 +167,11 @@ async fn python_client_reads_the_same_as_direct() {
     }
     let length = |what: &str| direct[what].as_array().map_or(0, Vec::len);
     let (listed, watched, pages) = (length("list"), length("watch since"), length("pages"));
-    say(&format!("Python: {} readings alike; {listed} objects, {pages} pages, {watched} events since", direct.len()));
-    say(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!(
+        "Python: {} readings alike; {listed} objects, {pages} pages, {watched} events since",
+        direct.len()
+    ));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }
 
 /// Starts `tests/node/reads.js`, which writes `ready` when its informer has listed, and ends with a JSON document.
@@ -199,7 +202,7 @@ fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Pr
 
 #[tokio::test]
 async fn javascript_client_and_informer_read_the_same_as_direct() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     if !repository().join("target/node/node_modules").exists() {
         return bed::skip("no JavaScript client (tests/run.sh makes target/node)");
     }
@@ -225,8 +228,8 @@ async fn javascript_client_and_informer_read_the_same_as_direct() {
     let mut documents = Vec::new();
     for (process, out, log) in running {
         assert!(process.wait(bed::PATIENCE).await.success(), "{}", read(&log));
-        let said = read(&out);
-        let document: Value = serde_json::from_str(said.lines().nth(1).expect("a document")).expect("JSON");
+        let printed = read(&out);
+        let document: Value = serde_json::from_str(printed.lines().nth(1).expect("a document")).expect("JSON");
         documents.push(document.as_object().expect("an object").clone());
     }
     let [direct, through] = documents.try_into().expect("two");
@@ -234,13 +237,13 @@ async fn javascript_client_and_informer_read_the_same_as_direct() {
         assert_eq!(&through[what], expected, "JavaScript: {what}");
     }
     let length = |value: &Value| value.as_array().map_or(0, Vec::len);
-    let (listed, since, reported) = (&direct["list"], &direct["watch since"], &direct["informer"]["told"]);
-    say(&format!(
-        "JavaScript: {} readings alike; {} objects, {} events since; its informer told {}",
+    let (listed, since, informer_events) = (&direct["list"], &direct["watch since"], &direct["informer"]["told"]);
+    log_line(&format!(
+        "JavaScript: {} readings alike; {} objects, {} events since; its informer received {}",
         direct.len(),
         length(listed),
         length(since),
-        length(reported)
+        length(informer_events)
     ));
-    say(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }

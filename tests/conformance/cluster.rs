@@ -7,7 +7,7 @@ mod components;
 mod errors;
 mod scenario;
 
-use crate::bed::{self, Plane, say};
+use crate::bed::{self, Plane, log_line};
 use compared::{Requests, Run};
 use components::Cluster;
 use scenario::Scenario;
@@ -30,7 +30,7 @@ async fn run(layout: Layout, name: &str, nodes: usize) -> Option<Run> {
     let binary = components::binary()?;
     let bed = bed::audited_with(name, &FLAGS).await?;
     let plane: &Plane = &bed;
-    say(&format!("{layout:?}, {nodes} nodes"));
+    log_line(&format!("{layout:?}, {nodes} nodes"));
     let cluster = Cluster::start(plane, binary, layout, nodes).await;
     let done = Scenario::new(cluster).run(layout != Layout::Direct).await;
     Some(Run { layout, steps: done.steps, logs: done.logs, requests: Requests::of(plane) })

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use http::header::ACCEPT_ENCODING;
 
-use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, say};
+use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, log_line};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -52,15 +52,15 @@ async fn compressed_list_is_at_most_a_thousandth_larger() {
 
 async fn compare(bed: &Plane, proxy: &Proxy, (what, path): (&str, &str), form: &str) {
     let what = format!("{what} in {}", form.trim_start_matches("application/"));
-    let ask = RequestSpec::get(path).accept(form);
-    let plain = bed.direct().ask(ask.clone()).await.body;
-    let ask = ask.header(ACCEPT_ENCODING, "gzip");
-    let (ours, theirs) = (proxy.client().list_now(ask.clone()).await, bed.direct().ask(ask).await);
+    let request = RequestSpec::get(path).accept(form);
+    let plain = bed.direct().fetch(request.clone()).await.body;
+    let request = request.header(ACCEPT_ENCODING, "gzip");
+    let (ours, theirs) = (proxy.client().list_now(request.clone()).await, bed.direct().fetch(request).await);
     assert!(ours.is_cached(), "{what}: {}", ours.status);
     assert!(gunzipped(&ours, &what) == gunzipped(&theirs, &what), "{what}: another body");
     let (len, mine, its) = (plain.len(), ours.body.len(), theirs.body.len());
     let ratio = mine as f64 / its as f64;
-    say(&format!("{what}: {len} bytes, compressed {mine}, by the apiserver {its}: × {ratio:.4}"));
+    log_line(&format!("{what}: {len} bytes, compressed {mine}, by the apiserver {its}: × {ratio:.4}"));
     // zlib splits text without repetitions into more blocks than Go does, each with codes of its own.
     assert!(mine <= its + its / 1000, "{what}: {mine} bytes, and from the apiserver {its}");
 }

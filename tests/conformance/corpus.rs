@@ -61,8 +61,8 @@ impl Feed {
         let named = |what: &str| format!("{}-{what}", self.number);
         http.create(&collection, self.object("one")).await;
         http.create(&collection, self.object("two")).await;
-        let page = http.ask(RequestSpec::get(&format!("{collection}?limit=1")).accept(self.accept)).await;
-        let all = http.ask(RequestSpec::get(&collection).accept(self.accept)).await;
+        let page = http.fetch(RequestSpec::get(&format!("{collection}?limit=1")).accept(self.accept)).await;
+        let all = http.fetch(RequestSpec::get(&collection).accept(self.accept)).await;
         for (what, page) in [("page", page), ("all", all)] {
             corpus.insert(("pages", named(what)), numbered(self.number, &page.body));
         }
@@ -102,7 +102,7 @@ fn is_read(frame: &[u8]) -> bool {
 }
 
 fn bytes(frame: Option<Frame>) -> Vec<u8> {
-    match frame.expect("the watch goes on") {
+    match frame.expect("the watch continues") {
         Frame::Json(bytes) | Frame::Protobuf(bytes) => bytes.to_vec(),
     }
 }
@@ -129,7 +129,7 @@ async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     ];
     let reader = ObjectReader::new(FeedEncoding::Protobuf, JsonLayout::BuiltIn, SelectableFieldTable::default().into());
     for (kind, path) in paths {
-        let answer = http.ask(RequestSpec::get(&path).accept(PROTOBUF)).await;
+        let answer = http.fetch(RequestSpec::get(&path).accept(PROTOBUF)).await;
         let object = reader.object(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));
         corpus.insert(("bodies", kind.to_string()), numbered(kind, object.body()));
     }
@@ -150,7 +150,7 @@ async fn documents(plane: &Plane, http: &Http, namespace: &str, corpus: &mut Cor
     ];
     for (what, path) in paths {
         for accept in [JSON, PROTOBUF] {
-            let answer = http.ask(RequestSpec::get(&path).accept(accept)).await;
+            let answer = http.fetch(RequestSpec::get(&path).accept(accept)).await;
             assert!(!answer.status.is_success(), "{path}");
             corpus.insert(("statuses", format!("{what}-{}", accept.len())), answer.body.to_vec());
         }
@@ -230,7 +230,7 @@ fn requests(corpus: &mut Corpus) {
 
 #[tokio::test]
 async fn fuzz_corpus_contains_every_captured_apiserver_response() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let (http, mut corpus) = (bed.direct(), Corpus::new());
     let names = json!({"plural": "samples", "singular": "sample", "kind": "Sample"});
     let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});

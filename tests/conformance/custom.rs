@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ended, Http, Pair, Plane, RequestSpec, eventually, promised, say, unique, version_of};
+use crate::bed::{self, Ended, Http, Pair, Plane, RequestSpec, eventually, log_line, promised, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// The longest delay with which the proxy follows a change of a definition (docs/DIFFERENCES.md, "Changed
@@ -135,8 +135,8 @@ async fn custom_resource_field_selectors_match_the_apiserver() {
     pair.direct.patch(&red, json!({"spec": {"color": "red"}})).await;
     for expected in ["DELETED", "ADDED"] {
         let [direct, through] = &mut watches;
-        let (wanted, reported) = (direct.change().await, through.change().await);
-        assert_eq!((reported.kind.as_str(), &reported.line), (expected, &wanted.line));
+        let (theirs, ours) = (direct.change().await, through.change().await);
+        assert_eq!((ours.kind.as_str(), &ours.line), (expected, &theirs.line));
     }
 }
 
@@ -191,7 +191,7 @@ async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     };
     eventually("upstream knows the new fields", async || knows(&pair.direct).await).await;
     promised(FOLLOWS, "the new field selects, the old one no more", async || knows(&pair.through).await).await;
-    say(&format!("the proxy knows the new fields {:.1?} after the change", changed.elapsed()));
+    log_line(&format!("the proxy knows the new fields {:.1?} after the change", changed.elapsed()));
     for selector in ["color%3Dred", "size%3D3", "size!%3D3", "shape%3Dround", "shape%3D"] {
         pair.same(RequestSpec::get(&selected(selector))).await;
     }
@@ -204,5 +204,5 @@ async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     eventually("upstream deletes the resource", async || is_gone(&pair.direct).await).await;
     promised(FOLLOWS, "the deleted resource is gone", async || is_gone(&pair.through).await).await;
     pair.same(RequestSpec::get(&kind.path(&pair, "?resourceVersion=0"))).await;
-    say(&format!("the deleted resource is a 404 at the proxy {:.1?} after its deletion", deleted.elapsed()));
+    log_line(&format!("the deleted resource is a 404 at the proxy {:.1?} after its deletion", deleted.elapsed()));
 }

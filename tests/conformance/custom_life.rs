@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Answer, Ended, Event, Http, Pair, Plan, RequestSpec, Times, eventually, outline, promised, say, unique,
+    self, Answer, Ended, Event, Http, Pair, Plan, RequestSpec, Times, eventually, log_line, outline, promised, unique,
     version_of,
 };
 use crate::custom::FOLLOWS;
@@ -56,7 +56,7 @@ impl Defined {
     }
 
     async fn with(plan: Plan, spec: Value) -> Option<Self> {
-        let pair = Pair::with(plan, bed::beside_others().await?).await;
+        let pair = Pair::with(plan, bed::shared().await?).await;
         let defined = Self { pair, group: format!("{}.example.com", unique("life")) };
         defined.define(spec).await;
         Some(defined)
@@ -124,15 +124,15 @@ impl Defined {
 
     /// Watches both from `at`, does something that ends the watches, and checks that both sent the same until then.
     async fn same_until_the_end(&self, path: &str, what: impl AsyncFnOnce()) -> Vec<String> {
-        let ask = || RequestSpec::get(path);
-        let mut direct = self.pair.direct.watch(ask()).await;
-        let mut through = self.pair.through.watch(ask()).await;
+        let request = || RequestSpec::get(path);
+        let mut direct = self.pair.direct.watch(request()).await;
+        let mut through = self.pair.through.watch(request()).await;
         what().await;
-        let ((wanted, end), (reported, ended)) = tokio::join!(direct.rest(), through.rest());
+        let ((expected, end), (received, ended)) = tokio::join!(direct.rest(), through.rest());
         assert_eq!((end, ended), (Ended::Clean, Ended::Clean), "{path}");
         let lines = |events: &[Event]| events.iter().map(|event| event.line.clone()).collect::<Vec<_>>();
-        assert_eq!(lines(&reported), lines(&wanted), "{path}");
-        outline(&reported).into()
+        assert_eq!(lines(&received), lines(&expected), "{path}");
+        outline(&received).into()
     }
 }
 
@@ -175,15 +175,15 @@ async fn new_crd_is_cached_promptly_and_crd_change_takes_effect() {
         eventually("the new field selects", is_new).await;
         changed.push(since.elapsed());
     }
-    say(&format!("from a definition's creation to its first cached answer: {}", Times::of(created)));
-    say(&format!("from a definition's change to an answer by it: {}", Times::of(changed)));
+    log_line(&format!("from a definition's creation to its first cached answer: {}", Times::of(created)));
+    log_line(&format!("from a definition's change to an answer by it: {}", Times::of(changed)));
 }
 
 #[tokio::test]
 async fn crd_watch_shares_the_proxys_own_upstream_watch() {
     let Some(pair) = Pair::new().await else { return };
-    let ask = RequestSpec::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
-    let watch = pair.through.watch(ask).await;
+    let request = RequestSpec::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
+    let watch = pair.through.watch(request).await;
     let labels = [("resource", "customresourcedefinitions.v1.apiextensions.k8s.io")];
     eventually("one watch here is one watch upstream", async || {
         let metrics = pair.proxy.metrics().await;
@@ -207,7 +207,7 @@ async fn crd_label_change_causes_no_upstream_list() {
     let manifest = json!({"metadata": {"name": "mice.label.example.com"}, "spec": spec});
     direct.create(DEFINITIONS, manifest).await;
     let is_held = async || through.get("/apis/label.example.com/v1/mice?resourceVersion=0").await.is_cached();
-    eventually("the new resource is held", async || is_held().await.then_some(())).await;
+    eventually("the new resource is cached", async || is_held().await.then_some(())).await;
     let labels = [("verb", "LIST"), ("resource", "customresourcedefinitions")];
     let lists = async || bed.metrics().await.sum("apiserver_request_total", &labels);
     let before = lists().await;
@@ -226,9 +226,9 @@ async fn custom_resource_list_uses_list_kind_of_the_crd() {
     defined.is_served("v1").await;
     defined.mouse("v1", "m").await;
     for query in ["?resourceVersion=0", "", "?limit=1", "?labelSelector=none"] {
-        let ask = RequestSpec::get(&defined.path("v1", query));
-        assert!(defined.pair.through.list_now(ask.clone()).await.is_cached());
-        let list = defined.pair.same(ask).await;
+        let request = RequestSpec::get(&defined.path("v1", query));
+        assert!(defined.pair.through.list_now(request.clone()).await.is_cached());
+        let list = defined.pair.same(request).await;
         assert_eq!(list.value()["kind"], "Mischief");
     }
     let watch = defined.path(
@@ -253,10 +253,10 @@ async fn crd_versions_can_be_added_and_removed() {
     let watch = |version: &str, at: u64| defined.path(version, &format!("?watch=1&resourceVersion={at}"));
     // A changed definition also ends the watches of versions that remain.
     let path = watch("v1", last);
-    let reported = defined.same_until_the_end(&path, async || {
+    let outlined = defined.same_until_the_end(&path, async || {
         defined.change(json!({"versions": [stored("v1"), version("v2", json!({}))]})).await;
     });
-    assert_eq!(reported.await, [""; 0]);
+    assert_eq!(outlined.await, [""; 0]);
     defined.is_served("v2").await;
     defined.is_served("v1").await;
     // Both list the same objects, each in its own version. Upstream has dropped its history from before the change.
@@ -282,11 +282,11 @@ async fn crd_versions_can_be_added_and_removed() {
         assert_eq!(names(&list), ["last", "later", "new", "old"]);
     }
     let path = watch("v1", newest);
-    let reported = defined.same_until_the_end(&path, async || {
+    let outlined = defined.same_until_the_end(&path, async || {
         let unserved = version("v1", json!({"served": false, "storage": true}));
         defined.change(json!({"versions": [unserved, version("v2", json!({}))]})).await;
     });
-    assert_eq!(reported.await, [""; 0]);
+    assert_eq!(outlined.await, [""; 0]);
     defined.is_unknown("v1").await;
     let list = defined.agree(&defined.path("v2", "?resourceVersion=0"), |answer| names(answer).len() == 4).await;
     assert_eq!(list.value()["items"][0]["apiVersion"], format!("{}/v2", defined.group));
@@ -316,12 +316,12 @@ async fn recreated_crd_serves_no_objects_of_the_deleted_one() {
     let mut last = defined.mouse("v1", "two").await;
     for scope in ["Namespaced", "Cluster"] {
         let watch = defined.path("v1", &format!("?watch=1&resourceVersion={last}"));
-        let reported = defined.same_until_the_end(&watch, async || {
+        let outlined = defined.same_until_the_end(&watch, async || {
             defined.pair.direct.delete(&defined.definition()).await;
         });
-        let mut reported = reported.await;
-        reported.sort();
-        assert_eq!(reported, ["DELETED one", "DELETED two"]);
+        let mut outlined = outlined.await;
+        outlined.sort();
+        assert_eq!(outlined, ["DELETED one", "DELETED two"]);
         let gone = async || (defined.pair.direct.get(&defined.definition()).await.status == 404).then_some(());
         eventually("the definition is gone", gone).await;
         // The proxy has no time to notice.
@@ -392,12 +392,12 @@ async fn failed_crd_conversion_returns_the_upstream_error() {
     }
     let last = defined.mouse("v1", "m").await;
     let watch = defined.path("v2", &format!("?watch=1&resourceVersion={last}"));
-    let reported = defined.same_until_the_end(&watch, async || {
-        let nobody = json!({"url": "https://127.0.0.1:1/convert"});
-        let webhook = json!({"clientConfig": nobody, "conversionReviewVersions": ["v1"]});
+    let outlined = defined.same_until_the_end(&watch, async || {
+        let unreachable = json!({"url": "https://127.0.0.1:1/convert"});
+        let webhook = json!({"clientConfig": unreachable, "conversionReviewVersions": ["v1"]});
         defined.change(json!({"conversion": {"strategy": "Webhook", "webhook": webhook}})).await;
     });
-    assert_eq!(reported.await, [""; 0]);
+    assert_eq!(outlined.await, [""; 0]);
     let Pair { direct, through, .. } = &defined.pair;
     let list = defined.path("v2", "?resourceVersion=0");
     let fails = async || direct.get(&list).await.text().contains("conversion webhook").then_some(());

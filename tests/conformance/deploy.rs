@@ -8,7 +8,7 @@ use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Account, Bed, Http, Identity, Plan, Plane, Protocol, RequestSpec, eventually, kube_fanout, say,
+    self, Account, Bed, Http, Identity, Plan, Plane, Protocol, RequestSpec, eventually, kube_fanout, log_line,
 };
 
 const NAMESPACE: &str = "kube-fanout";
@@ -62,12 +62,12 @@ async fn apply(direct: &Http, objects: &[Value], query: &str) -> BTreeSet<String
         let kind = object["kind"].as_str().expect("a kind");
         let Some(path) = path_of(direct, object).await else {
             assert_eq!(kind, OPTIONAL, "it is not served");
-            say(&format!("not applied: {kind}, whose definition is not in this cluster"));
+            log_line(&format!("not applied: {kind}, whose definition is not in this cluster"));
             continue;
         };
         let path = format!("{path}?fieldManager=deploy&force=true&fieldValidation=Strict{query}");
-        let ask = RequestSpec::get(&path).with(Method::PATCH, "application/apply-patch+yaml", object.to_string());
-        let answer = direct.ask(ask).await;
+        let request = RequestSpec::get(&path).with(Method::PATCH, "application/apply-patch+yaml", object.to_string());
+        let answer = direct.fetch(request).await;
         assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
         assert_eq!(answer.header("warning"), "", "{path}");
         taken.insert(kind.to_owned());
@@ -160,8 +160,8 @@ fn checked(kubeconfig: &std::path::Path, resources: &[String]) -> (Option<i32>, 
     let mut command = kube_fanout("check");
     command.args(["--auth", "delegated", "--tls-self-signed", "--strict", "--preload", &resources.join(",")]);
     let output = command.arg("--kubeconfig").arg(kubeconfig).output().expect("it runs");
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    (output.status.code(), said)
+    let report = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    (output.status.code(), report)
 }
 
 /// With the rules of the manifests every check passes, and each removed rule is named.
@@ -182,8 +182,8 @@ async fn check_names_what_is_missing(
     let resources: Vec<_> = listed.iter().flat_map(named).filter(is_served).collect();
     // The check also fails if upstream does not answer in time.
     eventually("the check passes with the rights of the manifests", async || {
-        let (code, said) = checked(kubeconfig, &resources);
-        say(&format!("check with the rights of the manifests:\n{said}"));
+        let (code, report) = checked(kubeconfig, &resources);
+        log_line(&format!("check with the rights of the manifests:\n{report}"));
         (code == Some(0)).then_some(())
     })
     .await;
@@ -193,8 +193,8 @@ async fn check_names_what_is_missing(
         let rules = whole.as_array().expect("rules").iter().filter(|rule| rule["apiGroups"] != json!([lost]));
         direct.patch(&path, json!({"rules": rules.collect::<Vec<_>>()})).await;
         let remedies = eventually(&format!("{lost} is missed"), async || {
-            let (code, said) = checked(kubeconfig, &resources);
-            let remedies = said.lines().filter(|line| line.contains("fix: add the ClusterRole rule"));
+            let (code, report) = checked(kubeconfig, &resources);
+            let remedies = report.lines().filter(|line| line.contains("fix: add the ClusterRole rule"));
             let remedies: Vec<_> = remedies.map(str::to_owned).collect();
             (code == Some(1) && !remedies.is_empty()).then_some(remedies)
         })
@@ -217,21 +217,21 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     check_names_what_is_missing(&direct, &kubeconfig, &listed).await;
     let proxy = Plan::delegated(&bed).upstream(&kubeconfig).start(&bed).await;
     let admin = proxy.client();
-    let (mut held, mut passed) = (0, Vec::new());
+    let (mut cached, mut passed) = (0, Vec::new());
     for (group, name, path) in served(&direct).await {
         let gives = listed.get(&group).is_some_and(|names| names.contains(&name)) || name == ANYBODYS;
         let answer = admin.list_now(RequestSpec::get(&path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, gives), "{path}: {}", answer.text());
         assert_eq!(itself.get(&path).await.status == 200, gives, "{path}");
-        held += usize::from(gives);
+        cached += usize::from(gives);
         passed.extend((!gives).then_some(path));
     }
-    assert!(held > 50, "{held} resources are held");
+    assert!(cached > 50, "{cached} resources are cached");
     assert!(passed.contains(&"/api/v1/secrets".to_owned()), "{passed:?}");
     // The proxy watches RBAC while an open watch needs it.
     let open = admin.watch(RequestSpec::get("/api/v1/pods?watch=true&resourceVersion=0")).await;
     let watched = async || (proxy.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(());
-    eventually("changes of RBAC are heard", watched).await;
+    eventually("the proxy watches RBAC", watched).await;
     drop(open);
     may_do_nothing_else(&itself).await;
     let (impersonator, _) = account(&bed, "kube-fanout-impersonator").await;
@@ -240,8 +240,8 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     let header = HeaderName::from_static;
     let as_admin = RequestSpec::get("/api/v1/pods").header(header("impersonate-user"), "somebody");
     let as_admin = as_admin.header(header("impersonate-group"), "system:masters");
-    assert_eq!(impersonator.ask(as_admin).await.status, 200, "anything as somebody else");
-    say(&format!("{held} resources held, {} passed through: {}", passed.len(), passed.join(" ")));
+    assert_eq!(impersonator.fetch(as_admin).await.status, 200, "it may do anything by impersonation");
+    log_line(&format!("{cached} resources cached, {} forwarded: {}", passed.len(), passed.join(" ")));
 }
 
 /// Includes a node's proxy, which caches only that node's pods.
@@ -260,7 +260,7 @@ async fn manifests_apply_and_node_proxy_runs_with_their_rbac() {
     for kind in ["DaemonSet", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Secret", "Service"] {
         assert!(kept.contains(kind), "{kind}: {kept:?}");
     }
-    say(&format!("{} objects of {} kinds are taken", objects.len(), kept.len()));
+    log_line(&format!("{} objects of {} kinds are taken", objects.len(), kept.len()));
 
     for node in ["n1", "n2"] {
         direct.create("/api/v1/nodes", json!({"metadata": {"name": node}})).await;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 
-use crate::bed::{self, Pair, Plan, Seed, number, say};
+use crate::bed::{self, Pair, Plan, Seed, log_line, number};
 use compare::Servers;
 use grammar::Grammar;
 use probe::Probe;
@@ -49,7 +49,7 @@ async fn random_requests_get_the_same_responses_as_direct() {
     let started = Instant::now();
     let world = World::make(&pair).await;
     let settled = pair.direct.version("/api/v1/namespaces").await;
-    say(&format!("a world of {} resources after {:.1} s", world.resources.len(), started.elapsed().as_secs_f64()));
+    log_line(&format!("a world of {} resources after {:.1} s", world.resources.len(), started.elapsed().as_secs_f64()));
     let at_once = number("DIFFERENTIAL_AT_ONCE", AT_ONCE);
     let servers = Servers::of(&pair);
     let mut reports = Vec::new();
@@ -57,7 +57,7 @@ async fn random_requests_get_the_same_responses_as_direct() {
         let mut grammar = Grammar::new(&world, seed);
         let probes: Vec<_> = (0..count).map(|_| grammar.draw()).collect();
         let tally = run(&servers, probes, usize::try_from(at_once).expect("small"), settled).await;
-        say(&format!("seed {seed}: {tally}"));
+        log_line(&format!("seed {seed}: {tally}"));
         let of_seed = tally.counts.complaints(CACHED_ONE_IN).into_iter();
         let of_seed = of_seed.chain(tally.differences(&servers, settled, SHOWN_MAX).await);
         reports.extend(of_seed.map(|report| format!("seed {seed}: {report}")));
@@ -68,7 +68,7 @@ async fn random_requests_get_the_same_responses_as_direct() {
 }
 
 async fn run(servers: &Servers, probes: Vec<Probe>, at_once: usize, settled: u64) -> Tally {
-    let (count, mut tally, mut reported) = (probes.len(), Tally::default(), Instant::now());
+    let (count, mut tally, mut last_report) = (probes.len(), Tally::default(), Instant::now());
     let answers = stream::iter(probes).map(async |probe| {
         let compared = servers.compare(&probe, settled).await;
         (probe, compared)
@@ -76,9 +76,9 @@ async fn run(servers: &Servers, probes: Vec<Probe>, at_once: usize, settled: u64
     let mut answers = answers.buffer_unordered(at_once);
     while let Some((probe, compared)) = answers.next().await {
         tally.count(probe, compared);
-        if reported.elapsed() > REPORT_EVERY {
-            reported = Instant::now();
-            say(&format!("{tally} of {count}"));
+        if last_report.elapsed() > REPORT_EVERY {
+            last_report = Instant::now();
+            log_line(&format!("{tally} of {count}"));
         }
     }
     tally

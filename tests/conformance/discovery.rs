@@ -67,27 +67,27 @@ async fn discovery_is_the_apiservers_to_the_byte() {
     let categories: Vec<_> = (0..4_000).map(|n| format!("c{n}-{}", "x".repeat(50))).collect();
     pair.direct.create(DEFINITIONS, definition("large.example.com", &categories)).await;
     eventually("the apiserver serves the large definition", async || {
-        let all = pair.direct.ask(RequestSpec::get("/apis").accept(V2)).await;
+        let all = pair.direct.fetch(RequestSpec::get("/apis").accept(V2)).await;
         all.text().contains("large.example.com").then_some(())
     })
     .await;
-    bed::settled("discovery", async || pair.direct.ask(RequestSpec::get("/apis").accept(V2)).await.body).await;
+    bed::settled("discovery", async || pair.direct.fetch(RequestSpec::get("/apis").accept(V2)).await.body).await;
     let (mut tags, mut compressed) = (0, 0);
     for path in PATHS {
         for accept in ACCEPTS {
             for encoding in ["identity", "gzip"] {
-                let ask = RequestSpec::get(path).accept(accept).header(ACCEPT_ENCODING, encoding);
+                let request = RequestSpec::get(path).accept(accept).header(ACCEPT_ENCODING, encoding);
                 let what = format!("{path} {accept} {encoding}");
-                let theirs = pair.direct.ask(ask.clone()).await;
+                let theirs = pair.direct.fetch(request.clone()).await;
                 compressed += u32::from(theirs.header("content-encoding") == "gzip");
                 for _ in 0..2 {
-                    let ours = pair.through.ask(ask.clone()).await;
+                    let ours = pair.through.fetch(request.clone()).await;
                     assert_same(&what, &ours, &theirs);
                     assert_eq!(ours.is_cached(), theirs.status == 200, "{what}");
                 }
                 for tag in [theirs.header("etag"), "\"0\""] {
-                    let ask = ask.clone().header(IF_NONE_MATCH, tag);
-                    let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
+                    let request = request.clone().header(IF_NONE_MATCH, tag);
+                    let (ours, theirs) = (pair.through.fetch(request.clone()).await, pair.direct.fetch(request).await);
                     assert_same(&format!("{what}, if not {tag}"), &ours, &theirs);
                     tags += u32::from(theirs.status == 304);
                 }
@@ -123,7 +123,7 @@ async fn discovery_has_a_new_definition_as_soon_as_the_apiserver_has() {
     for round in 0..2 {
         let group = format!("g{round}.example.com");
         let has = async |http: &Http, path: &str, accept: &str| {
-            let answer = http.ask(RequestSpec::get(path).accept(accept)).await;
+            let answer = http.fetch(RequestSpec::get(path).accept(accept)).await;
             answer.status == 200 && answer.text().contains(&group)
         };
         eventually("discovery is served from memory", async || {

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use crate::bed::{self, Driving, Http, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, say};
+use crate::bed::{self, Driving, Http, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, log_line};
 
 const LEADERS: &str = "10";
 /// The proxy forwards everything except configmaps.
@@ -95,10 +95,10 @@ impl Leaders {
         std::fs::write(&self.end, "").expect("a file");
         let outcome = self.run.finish().await;
         let (summary, silence) = (outcome.summary(), self.prober.silence());
-        say(&format!("{what}: {summary}; nobody answered for {silence:.1?} at most"));
-        let said: Vec<_> = outcome.lines().collect();
+        log_line(&format!("{what}: {summary}; at most {silence:.1?} without any response"));
+        let summary_lines: Vec<_> = outcome.lines().collect();
         let are_kept = summary["lost"] == 0;
-        assert!(are_kept || silence >= SILENCE_MAX, "{what}: {said:?}");
+        assert!(are_kept || silence >= SILENCE_MAX, "{what}: {summary_lines:?}");
         are_kept
     }
 }
@@ -124,7 +124,7 @@ async fn restart_the_only_one(bed: &Plane, plan: Plan, what: &str) {
             return;
         }
     }
-    panic!("{what}: leases were lost, and nobody answered for {SILENCE_MAX:?} or longer, {RUNS_MAX} times");
+    panic!("{what}: leases were lost, and no server responded for {SILENCE_MAX:?} or longer, {RUNS_MAX} times");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -193,12 +193,12 @@ async fn restart_one_of_two(bed: &Plane, plan: Plan, what: &str) {
             proxies.push(plan.clone().start(bed).await);
             service.add(address);
         }
-        let done = format!("{what}, SIGTERM of each of two proxies behind one address, one after the other");
+        let done = format!("{what}, SIGTERM of each of two proxies behind one address, in turn");
         if leaders.end(&done).await {
             return;
         }
     }
-    panic!("{what}: leases were lost, and nobody answered for {SILENCE_MAX:?} or longer, {RUNS_MAX} times");
+    panic!("{what}: leases were lost, and no server responded for {SILENCE_MAX:?} or longer, {RUNS_MAX} times");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,30 +5,30 @@ use std::path::Path;
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Http, Plan, RequestSpec, eventually, kube_fanout, say};
+use crate::bed::{self, Http, Plan, RequestSpec, eventually, kube_fanout, log_line};
 use crate::blocks::{Shell, blocks, with};
 
 const DIRECT: &str = "estimate-direct/1";
 const THROUGH: &str = "estimate-through/1";
 
 /// Sends a program's requests one after the other. Returns their number.
-async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
+async fn send_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
     let get = |path: String| RequestSpec::get(&path);
-    let mut asks = Vec::new();
-    asks.extend((0..10).map(|_| get(format!("{maps}?limit=500&resourceVersion=0"))));
-    asks.extend((0..5).map(|_| get(maps.to_owned())));
-    asks.extend((0..4).map(|_| get(format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"))));
-    asks.extend((0..2).map(|_| get(format!("{maps}/m?resourceVersion=0"))));
-    asks.extend((0..3).map(|_| get(format!("{maps}/m"))));
-    asks.extend((0..2).map(|_| get("/version".to_owned())));
+    let mut requests = Vec::new();
+    requests.extend((0..10).map(|_| get(format!("{maps}?limit=500&resourceVersion=0"))));
+    requests.extend((0..5).map(|_| get(maps.to_owned())));
+    requests.extend((0..4).map(|_| get(format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"))));
+    requests.extend((0..2).map(|_| get(format!("{maps}/m?resourceVersion=0"))));
+    requests.extend((0..3).map(|_| get(format!("{maps}/m"))));
+    requests.extend((0..2).map(|_| get("/version".to_owned())));
     for n in 0..3 {
         let name = format!("{}-{n}", agent.split('/').next().unwrap_or_default());
         let object = json!({"metadata": {"name": name}}).to_string();
-        asks.push(RequestSpec::get(maps).with(Method::POST, "application/json", object));
+        requests.push(RequestSpec::get(maps).with(Method::POST, "application/json", object));
     }
-    let count = asks.len();
-    for ask in asks {
-        let answer = client.ask(ask.header(HeaderName::from_static("user-agent"), agent)).await;
+    let count = requests.len();
+    for request in requests {
+        let answer = client.fetch(request.header(HeaderName::from_static("user-agent"), agent)).await;
         assert!(answer.status.is_success(), "{}", answer.text());
     }
     count
@@ -61,32 +61,30 @@ async fn estimate_from_audit_log_matches_measured_savings() {
         bed.audit().iter().filter(is_of).count()
     };
 
-    let asked = ask_all(&direct, &maps, DIRECT, version).await;
-    eventually("all is in the log", async || (answered(DIRECT) == asked).then_some(())).await;
+    let sent = send_all(&direct, &maps, DIRECT, version).await;
+    eventually("all is in the log", async || (answered(DIRECT) == sent).then_some(())).await;
     let (memory, rest) = estimated(&log, DIRECT);
     let [block] = blocks("docs/FORMS.md", "estimate_from_audit_log_matches_measured_savings");
     let log = log.display().to_string();
     let shell = Shell::in_checkout(bed.file("reader"));
-    let said = shell.run(&with(&block, &[("/var/log/kubernetes/audit.log", &log)]));
-    assert!(said.contains(DIRECT) && said.contains("upstream, after:"), "{said}");
-    assert_eq!(memory + rest, asked as u64);
+    let estimate = shell.run(&with(&block, &[("/var/log/kubernetes/audit.log", &log)]));
+    assert!(estimate.contains(DIRECT) && estimate.contains("upstream, after:"), "{estimate}");
+    assert_eq!(memory + rest, sent as u64);
 
     let proxy = Plan::plain().start(&bed).await;
     let through = proxy.client();
     let filled = format!("{maps}?resourceVersion=0");
     eventually("the feed is filled", async || through.get(&filled).await.is_cached().then_some(())).await;
-    assert_eq!(ask_all(&through, &maps, THROUGH, version).await, asked);
+    assert_eq!(send_all(&through, &maps, THROUGH, version).await, sent);
     eventually("the rest is in the log", async || (answered(THROUGH) >= usize::try_from(rest).ok()?).then_some(()))
         .await;
     // A list is forwarded if its proof takes longer than 3 s.
     let unproven = proxy.metrics().await.sum("kube_fanout_forwarded_total", &[("reason", "no_proof")]);
     let passed = rest + u64::try_from(unproven).expect("a count");
-    eventually("all that was passed through is in the log", async || {
-        (answered(THROUGH) as u64 >= passed).then_some(())
-    })
-    .await;
+    eventually("all forwarded requests are in the log", async || (answered(THROUGH) as u64 >= passed).then_some(()))
+        .await;
     assert_eq!(answered(THROUGH) as u64, passed, "the others were answered from memory");
-    say(&format!("of {asked} requests {memory} were estimated to vanish, and {} did", asked as u64 - rest));
+    log_line(&format!("of {sent} requests {memory} were estimated to vanish, and {} did", sent as u64 - rest));
     assert_eq!((memory, rest), (23, 6));
     proxy.assert_sound();
 }

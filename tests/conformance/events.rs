@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Plan, RequestSpec, eventually, say, version_of};
+use crate::bed::{self, Plan, RequestSpec, eventually, log_line, version_of};
 use crate::event_scenes::{self, EXPIRES_SOON, EventScene, LASTS, LastChange};
 
 const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -46,7 +46,7 @@ async fn reads_after_event_deletion_are_served_from_cache() {
     let state = watch.initial().await;
     assert_eq!(state.iter().filter(|event| event.kind == "ADDED").map(bed::Event::name).collect::<Vec<_>>(), ["kept"]);
     assert!(state.last().is_some_and(|mark| mark.version() >= version_of(&list)));
-    eventually("the deletion is seen by those who take any state", async || {
+    eventually("reads of any version see the deletion", async || {
         let any = through.get(&format!("{path}?resourceVersion=0")).await;
         (any.is_cached() && names(&any.value()) == ["kept"]).then_some(())
     })
@@ -66,7 +66,7 @@ async fn informers_sync_after_an_event_is_deleted_or_expires() {
             scene.change(watchlist == "on").await;
             let synced = scene.sync(&proxy.target(), watchlist, 3).await;
             assert_eq!(synced["objects"], kept);
-            say(&format!("behind a {last:?}, watch-list {watchlist}: {synced}"));
+            log_line(&format!("after a {last:?}, watch-list {watchlist}: {synced}"));
         }
         assert_eq!(proxy.streams("events.v1").await, 1, "the feed serves them");
         proxy.assert_sound();
@@ -76,7 +76,7 @@ async fn informers_sync_after_an_event_is_deleted_or_expires() {
 /// The writer of an Event chooses its times. A time that JSON cannot represent must not end other clients' watches.
 #[tokio::test]
 async fn out_of_range_event_time_does_not_end_json_watches() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let (through, direct) = (proxy.client(), bed.direct());
     let namespace = bed.namespace("times").await;
@@ -94,9 +94,9 @@ async fn out_of_range_event_time_does_not_end_json_watches() {
         while expected.name() != format!("t{n}") {
             expected = theirs.change().await;
         }
-        let reported = watch.change().await;
-        assert_eq!(reported.line, expected.line, "{time}");
-        say(&reported.object["firstTimestamp"].to_string());
+        let actual = watch.change().await;
+        assert_eq!(actual.line, expected.line, "{time}");
+        log_line(&actual.object["firstTimestamp"].to_string());
     }
     let of = [("resource", "events.v1"), ("representation", "json"), ("mode", "unsupported_object")];
     assert_eq!(proxy.metrics().await.sum("kube_fanout_representation_mode", &of), 0);

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ended, Pair, Plane, RequestSpec, normal, say};
+use crate::bed::{self, Ended, Pair, Plane, RequestSpec, log_line, normal};
 use crate::websocket;
 
 /// Compacts etcd up to `version`, as the apiserver does every five minutes.
@@ -50,7 +50,7 @@ async fn expired_watches(pair: &Pair<Box<Plane>>) {
     for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {
         let (answer, _) = pair.same_watch(RequestSpec::get(&pair.path(query)).accept(form)).await;
         assert_eq!(answer.status, 200);
-        say(&format!("{form}: {:?}", normal::events(&answer)));
+        log_line(&format!("{form}: {:?}", normal::events(&answer)));
         Box::pin(websocket::same(pair, query, form)).await;
     }
     let (events, ended) = pair.through.watch(RequestSpec::get(&pair.path(query))).await.rest().await;

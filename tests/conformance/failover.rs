@@ -19,7 +19,7 @@ use verify::{
     RequestServerRole, RunCounts, RunHistory, RunVerdict, VerdictRequirements, VerifyOptions, VerifyOutcome, excerpt,
 };
 
-use crate::bed::{self, Http, NO_PROOF, Plane, Proxy, RequestSpec, Seed, Target, Watch, eventually, say, within};
+use crate::bed::{self, Http, NO_PROOF, Plane, Proxy, RequestSpec, Seed, Target, Watch, eventually, log_line, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
 /// Stores configmaps as JSON, so that etcd's gateway shows them.
@@ -96,7 +96,7 @@ async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> VerifyOutcom
     let (ran, kills) = tokio::join!(running, kill(tiers, scale));
     let notes = ran.unwrap_or_else(|error| panic!("{error}")).notes;
     for (victim, times) in &kills {
-        say(&format!("{} was killed {times} times", name(*victim)));
+        log_line(&format!("{} was killed {times} times", name(*victim)));
     }
     assert_eq!(kills.len(), 3, "the run is void: not each of them was killed");
     judge(&out.join("records.jsonl"), &tiers.records, &notes, &least(scale))
@@ -204,9 +204,9 @@ pub fn judge(record: &Path, kills: &[HistoryRecord], notes: &[String], least: &R
     drop(history);
     let lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
     let text = verdict.text(&excerpt(open(), &lines).expect("a record"));
-    text.lines().for_each(say);
-    say(&format!("{} clients went on from a state", verdict.hops.clients));
-    notes.iter().for_each(|note| say(&format!("note: {note}")));
+    text.lines().for_each(log_line);
+    log_line(&format!("{} clients resumed from a state", verdict.hops.clients));
+    notes.iter().for_each(|note| log_line(&format!("note: {note}")));
     assert_ne!(verdict.outcome(), VerifyOutcome::Violated, "{}", record.display());
     verdict.outcome()
 }
@@ -230,7 +230,7 @@ async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
 }
 
 /// The number of lists that a proxy has sent upstream to fill its feeds.
-async fn lists_asked(proxy: &Proxy) -> i64 {
+async fn list_requests(proxy: &Proxy) -> i64 {
     proxy.metrics().await.sum("kube_fanout_upstream_requests_total", &[("cause", "list")])
 }
 
@@ -239,29 +239,29 @@ async fn leaf_resumes_without_relist_and_reads_fresh_after_zone_kill() {
     let Some(bed) = bed::alone().await else { return };
     let mut tiers = Tiers::start(&bed).await;
     let version = bed.direct().version(MAPS).await;
-    let ask = || RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}"));
+    let request = || RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}"));
     let leaf: Http = tiers.leaf.proxy().client();
-    let watches = join_all((0..WATCHES).map(|_| leaf.watch(ask()))).await;
-    let direct = bed.direct().watch(ask()).await;
+    let watches = join_all((0..WATCHES).map(|_| leaf.watch(request()))).await;
+    let direct = bed.direct().watch(request()).await;
     let churn = bed.drive("churn").args(["--resource", "configmaps", "--namespace", "tiers", "--ops", "500"]);
     let churn = churn.args(["--rate", "100", "--objects", "30"]).start();
     churn.wrote(100).await;
-    let began = lists_asked(tiers.leaf.proxy()).await;
+    let began = list_requests(tiers.leaf.proxy()).await;
     tiers.zone.kill();
     churn.wrote(200).await;
     tiers.zone.start_again(&bed).await;
     let last = *churn.finish().await.versions().last().expect("it wrote");
-    let reported = within("all watches have it", join_all(watches.into_iter().map(|watch| changes(watch, last)))).await;
+    let received = within("all watches have it", join_all(watches.into_iter().map(|watch| changes(watch, last)))).await;
     let expected = within("the apiserver has it", changes(direct, last)).await;
-    assert!(reported.iter().all(|reported| *reported == expected), "each change once and in order");
-    let (leaf_lists, zone_lists) = (lists_asked(tiers.leaf.proxy()).await, lists_asked(tiers.zone.proxy()).await);
-    say(&format!(
+    assert!(received.iter().all(|changes| *changes == expected), "each change once and in order");
+    let (leaf_lists, zone_lists) = (list_requests(tiers.leaf.proxy()).await, list_requests(tiers.zone.proxy()).await);
+    log_line(&format!(
         "{} changes in each of {WATCHES} watches; {began} lists of the leaf, then {}; {zone_lists} of the next zone",
         expected.len(),
         leaf_lists - began
     ));
-    assert!(began >= 1, "the leaf has asked the zone for a state");
-    assert_eq!(leaf_lists, began, "and goes on where it was");
+    assert!(began >= 1, "the leaf has requested a state from the zone");
+    assert_eq!(leaf_lists, began, "and resumes where it was");
     assert_eq!(zone_lists, 1, "a state for each feed");
     let gaps = tiers.leaf.proxy().metrics().await;
     assert_eq!(gaps.sum("kube_fanout_history_gaps_total", &[]), 0);
@@ -279,7 +279,7 @@ async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
     let (leaf, zone) = (tiers.leaf.proxy(), tiers.zone.proxy());
     // The proxy probes each encoding only once.
     leaf.client().version(OWN).await;
-    let ((before, unproven), asked) = (passed_on(zone).await, leaf.asked("position").await);
+    let ((before, unproven), positions) = (passed_on(zone).await, leaf.feed_requests("position").await);
     let mut late = 0;
     for n in 0..READS {
         let patch = serde_json::json!({"data": {"n": n.to_string()}});
@@ -289,11 +289,11 @@ async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
             assert!(late <= LATE_MAX, "{late} of {READS} reads could not be proven in time");
         }
     }
-    let proofs = leaf.asked("position").await - asked;
+    let proofs = leaf.feed_requests("position").await - positions;
     let (after, passed) = passed_on(zone).await;
     let passed = passed - unproven;
-    say(&format!(
-        "{READS} reads behind a write at the leaf: {proofs} questions to the zone, {late} too late, {passed} passed on"
+    log_line(&format!(
+        "{READS} reads after a write at the leaf: {proofs} position requests to the zone, {late} too late, {passed} forwarded"
     ));
     assert_eq!(after, before);
     assert!(passed <= late * PASSED_ON_EACH, "{passed} questions passed on for {late} reads that were late");
@@ -302,9 +302,9 @@ async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
 /// Reads at the leaf what was written. `false` if the leaf forwarded the read because no proof arrived in time. In that
 /// case it must report the reason and must have waited.
 async fn is_proven_in_time(leaf: &Proxy, n: usize, written: u64) -> bool {
-    let asked = Instant::now();
+    let started = Instant::now();
     let list = leaf.client().get(OWN).await;
-    let took = asked.elapsed();
+    let took = started.elapsed();
     let items = list.value()["items"].as_array().expect("items").clone();
     let read = items.iter().find(|item| item["metadata"]["name"] == "failover-probe").expect("it is there");
     assert_eq!(read["data"]["n"], n.to_string(), "{written} was written before");

@@ -6,7 +6,7 @@ use std::path::Path;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, RequestSpec, Watch, eventually, say};
+use crate::bed::{self, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, RequestSpec, Watch, eventually, log_line};
 
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -57,14 +57,14 @@ async fn thousand_watches_per_encoding_share_one_upstream_stream() {
         let (events, bytes) = (summary["events"].as_u64().unwrap_or(0), summary["bytes"].as_f64().unwrap_or(0.0));
         assert!(events >= count * versions.len() as u64, "every acknowledged write is an event: {summary}");
         let mebibytes = bytes / f64::from(1 << 20);
-        say(&format!(
+        log_line(&format!(
             "{form}: {count} watches equal, {events} events, {mebibytes:.0} MiB, {took:.1} s after the writes began"
         ));
     }
     let streams = proxy.streams("pods.v1").await;
-    say(&format!("streams upstream: {streams} for 2020 watches of {BULK_PODS} pods and more"));
+    log_line(&format!("streams upstream: {streams} for 2020 watches of {BULK_PODS} pods and more"));
     assert_eq!(streams, 1, "whatever the form");
-    assert_eq!(proxy.asked("relist").await, 0);
+    assert_eq!(proxy.feed_requests("relist").await, 0);
 }
 
 /// The bytes of the initial events, including the bookmark that ends them, and its version.
@@ -72,7 +72,7 @@ async fn initial_bytes(watch: &mut Watch) -> (Vec<u8>, u64) {
     let mut bytes = Vec::new();
     loop {
         let frame = watch.frame().await.expect("the initial events end with a bookmark");
-        let Frame::Json(line) = &frame else { panic!("not asked for: {frame:?}") };
+        let Frame::Json(line) = &frame else { panic!("not requested: {frame:?}") };
         if line.starts_with(b"{\"type\":\"BOOKMARK\"") {
             let bookmark = Event::parse(&frame);
             assert!(bookmark.ends_initial(), "{}", bookmark.line);
@@ -95,7 +95,7 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
     let started = std::time::Instant::now();
     // Several connections, so that no request waits for another one's response.
     let clients: Vec<_> = (0..5).map(|_| proxy.client()).collect();
-    let asked = (0..500).map(|at| {
+    let requests = (0..500).map(|at| {
         let client = clients[at % clients.len()].clone();
         let path = path.clone();
         tokio::spawn(async move {
@@ -105,7 +105,7 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
             (sent, started.elapsed(), watch, initial)
         })
     });
-    let answered: Vec<_> = join_all(asked).await.into_iter().map(|done| done.expect("no panic")).collect();
+    let answered: Vec<_> = join_all(requests).await.into_iter().map(|done| done.expect("no panic")).collect();
     let (initial, _direct) = bed.direct().begin(RequestSpec::get(&path)).await;
     let lines = initial.iter().filter(|event| !event.ends_initial()).map(|event| event.line.as_bytes());
     let expected: Vec<u8> = lines.flatten().copied().collect();
@@ -115,7 +115,7 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
     assert_eq!(metrics.sum("kube_fanout_watches_open", &[]), 500);
     let initial = [("resource", "pods.v1"), ("purpose", "initial")];
     assert_eq!(metrics.sum("kube_fanout_feed_requests_total", &initial), 1);
-    assert_eq!(proxy.forwarded().await, [], "nobody was passed through");
+    assert_eq!(proxy.forwarded().await, [], "no request was forwarded");
     eventually("the feed and the reference are what the apiserver sees", async || {
         (bed.open_watches("pods").await == before + 2).then_some(())
     })
@@ -123,9 +123,9 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
     let last_sent = answered.iter().map(|(sent, ..)| *sent).max().unwrap_or_default();
     let mut took: Vec<_> = answered.iter().map(|(_, done, ..)| *done).collect();
     took.sort();
-    let (positions, proofs) = (proxy.asked("position").await, proxy.asked("equality").await);
-    say(&format!(
-        "500 watch-lists sent within {last_sent:.1?}: median {:.1?}, last {:.1?}, {} bytes each; asked upstream: \
+    let (positions, proofs) = (proxy.feed_requests("position").await, proxy.feed_requests("equality").await);
+    log_line(&format!(
+        "500 watch-lists sent within {last_sent:.1?}: median {:.1?}, last {:.1?}, {} bytes each; upstream requests: \
          position {positions}, equality {proofs}",
         took[250],
         took[499],
@@ -162,7 +162,7 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
         // A write without a change returns the previous version.
         written.extend(churn(bed, &namespace, 50, &bed.file("so-far")).await);
         let events = i64::try_from(written.len()).expect("few");
-        eventually("the others have been handed what was written", async || {
+        eventually("the other watches received the writes", async || {
             let handed = proxy.metrics().await.sum("kube_fanout_watch_events_total", &[]);
             (handed >= 99 * events).then_some(())
         })
@@ -178,10 +178,10 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
 
 #[tokio::test]
 async fn stuck_reader_resumes_and_does_not_delay_others() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let (summary, _) = one_stuck_among_a_hundred(Plan::tls(), &bed).await;
     assert_eq!(summary["stuck_ended"], json!({"complete": 1}), "{summary}");
-    say(&format!("{summary}"));
+    log_line(&format!("{summary}"));
 }
 
 #[tokio::test]
@@ -193,5 +193,5 @@ async fn stuck_reader_beyond_history_window_receives_410() {
     assert_eq!(summary["stuck_ended"], json!({"error-event": 1}), "{summary}");
     let expired = proxy.metrics().await.sum("kube_fanout_watches_ended_total", &[("reason", "expired")]);
     assert_eq!(expired, 1);
-    say(&format!("{summary}"));
+    log_line(&format!("{summary}"));
 }

@@ -25,7 +25,7 @@ use verify::{
     RunHistory, RunVerdict, VerdictRequirements, VerifyOptions, VerifyOutcome, excerpt,
 };
 
-use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
+use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, log_line};
 use canary::Canaries;
 use noise::Noise;
 use plan::Side;
@@ -90,7 +90,7 @@ async fn guarantees_hold_when_traffic_is_cut_stalled_or_corrupted() {
     let seconds = bed::number("FAULTS_SECONDS", 0);
     let seed = Seed::new("FAULTS_SEED", |seed| format!("make faults SECONDS={} SEED={seed}", seconds.max(60)));
     if seconds == 0 {
-        let Some(bed) = bed::beside_others().await else { return };
+        let Some(bed) = bed::shared().await else { return };
         Stage::set(&bed, seed.first(), SHORT, false).await.play(SHORT_ARMED).await;
     } else {
         let json = ["--storage-media-type=application/json"];
@@ -124,7 +124,7 @@ impl<'a> Stage<'a> {
             if lacks.is_empty() {
                 break;
             }
-            say(&format!("the run is void: {lacks:?}"));
+            log_line(&format!("the run is void: {lacks:?}"));
         }
         assert!(lacks.is_empty(), "the run is void: {lacks:?}");
         self.proxy.assert_sound();
@@ -137,7 +137,7 @@ impl<'a> Stage<'a> {
         let noise = Noise::start(&self.relays[2].target(&self.plane.user("admin")), self.seed);
         let (notes, faults) = tokio::join!(futures_util::future::join_all(runs), self.break_things(armed));
         drop(noise);
-        self.relays.iter().for_each(|relay| say(&relay.tally().to_string()));
+        self.relays.iter().for_each(|relay| log_line(&relay.tally().to_string()));
         let least = RunCounts { events: 200, writes: 50, resumes: 10, faults: 10, ..RunCounts::default() };
         let requirements = VerdictRequirements { least, judged: JUDGED.into() };
         let mut lacks = Vec::new();
@@ -189,7 +189,7 @@ impl<'a> Stage<'a> {
                 relay.disarm().await;
             }
             let away = canaries.known().await;
-            say(&format!("all was known {:.1} s behind the last fault", away.as_secs_f64()));
+            log_line(&format!("all was known {:.1} s after the last fault", away.as_secs_f64()));
             assert!(away < LONGEST_WAIT + ALLOWANCE, "feeds were without their streams for {away:?}");
             let (to_ns, hits) = (now_ns() + 1_000_000_000, self.hits() - before);
             faults.push(FaultRecord { name: "relays".to_owned(), from_ns, to_ns, hits, waives: Vec::new() });
@@ -256,7 +256,7 @@ fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: 
     }
     assert_ne!(verdict.outcome(), VerifyOutcome::Violated, "{}\n{text}", record.display());
     let is_void = verdict.outcome() == VerifyOutcome::Inconclusive;
-    text.lines().filter(|line| is_void || line.contains(" events, ")).for_each(say);
+    text.lines().filter(|line| is_void || line.contains(" events, ")).for_each(log_line);
     verdict.lacks
 }
 

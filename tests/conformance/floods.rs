@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use crate::bed::{self, Plan, Proxy, RequestSpec, say, unique, within};
+use crate::bed::{self, Plan, Proxy, RequestSpec, log_line, unique, within};
 use crate::hostile::streams::{Fields, field, frame, head, hello, literals};
 
 const DATA: u8 = 0;
@@ -59,7 +59,7 @@ const FLOODS: [(&str, Flood); 9] = [
     ("settings", |at, _| frame(SETTINGS, 0, 0, &[[0, 3].as_slice(), &at.to_be_bytes()].concat())),
     ("priorities", |at, _| frame(PRIORITY, 0, 2 * at + 3, &[0, 0, 0, 0, 1])),
     ("empty data", |at, fields| if at == 0 { head(3, fields, false) } else { frame(DATA, 0, 3, &[]) }),
-    ("a header that is remembered and said again", |at, fields| {
+    ("an indexed header that is sent again", |at, fields| {
         // Adds four kilobytes to the header table, and then refers to them with one byte each (RFC 7541 §6.1).
         let entry = [[0x40, 1, b'x', 0x7f, 0xa1, 0x1e].as_slice(), &[b'y'; 4000]].concat();
         let block = [literals(fields), if at == 0 { entry } else { vec![0xbe; 8000] }].concat();
@@ -122,7 +122,7 @@ async fn flood(proxy: &Proxy, flood: Flood, fields: &Fields) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn http2_flood_costs_little_cpu_and_does_not_delay_others() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let (namespace, token) = (bed.namespace("floods").await, bed.user("admin").token);
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -141,7 +141,7 @@ async fn http2_flood_costs_little_cpu_and_does_not_delay_others() {
         let (sent, other) = tokio::join!(flood(&proxy, what, &fields), other);
         let (cpu, memory) = (proxy.cpu_seconds() - cpu, proxy.resident_bytes().saturating_sub(memory));
         let took = began.elapsed();
-        say(&format!(
+        log_line(&format!(
             "{name}: {} KiB in {took:.1?}, {cpu:.1} s of CPU, {} KiB more; others: {other:.1?}",
             sent >> 10,
             memory >> 10
@@ -153,18 +153,18 @@ async fn http2_flood_costs_little_cpu_and_does_not_delay_others() {
 }
 
 /// The complete frames in received bytes: type, stream and payload of each.
-pub fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
+pub fn frames_of_streams(mut received: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
     std::iter::from_fn(move || {
-        let (head, rest) = heard.split_at_checked(FRAME_HEAD)?;
+        let (head, rest) = received.split_at_checked(FRAME_HEAD)?;
         let (payload, rest) = rest.split_at_checked(number(&[&[0], &head[..3]].concat()) as usize)?;
-        heard = rest;
+        received = rest;
         Some((head[3], number(&head[5..]), payload))
     })
 }
 
 /// The complete frames in received bytes: type and payload of each.
-fn frames(heard: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
-    frames_of_streams(heard).map(|(kind, _, payload)| (kind, payload))
+fn frames(received: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    frames_of_streams(received).map(|(kind, _, payload)| (kind, payload))
 }
 
 /// The first four bytes as a big-endian number.
@@ -172,13 +172,13 @@ fn number(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"))
 }
 
-fn kinds(heard: &[u8]) -> Vec<u8> {
-    frames(heard).map(|(kind, _)| kind).collect()
+fn kinds(received: &[u8]) -> Vec<u8> {
+    frames(received).map(|(kind, _)| kind).collect()
 }
 
 #[tokio::test]
 async fn unauthenticated_connection_serves_one_request_then_goaway() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     for token in ["a-guess", ""] {
         let mut fields = question(token);
@@ -187,24 +187,24 @@ async fn unauthenticated_connection_serves_one_request_then_goaway() {
         }
         let mut io = proxy.target().connect("h2").await;
         send(&mut io, &[hello(), head(1, &fields, true)].concat()).await.expect("it is sent");
-        let (mut heard, mut part, mut answered, mut insisted) = (Vec::new(), [0; 4096], 0, false);
+        let (mut received, mut part, mut answered, mut insisted) = (Vec::new(), [0; 4096], 0, false);
         while let Ok(read @ 1..) = within("the end of the connection", io.read(&mut part)).await {
-            heard.extend_from_slice(&part[..read]);
+            received.extend_from_slice(&part[..read]);
             // A request after the GOAWAY is ignored.
-            if !insisted && kinds(&heard).contains(&GOAWAY) {
+            if !insisted && kinds(&received).contains(&GOAWAY) {
                 insisted = true;
                 send(&mut io, &head(3, &fields, true)).await.expect("it is still open");
             }
             // If the client does not answer the ping after a GOAWAY, the proxy waits for a minute.
-            let pings = frames(&heard).filter(|(kind, _)| *kind == PING).map(|(_, payload)| payload.to_vec());
+            let pings = frames(&received).filter(|(kind, _)| *kind == PING).map(|(_, payload)| payload.to_vec());
             for ping in pings.skip(answered).collect::<Vec<_>>() {
                 let _ = send(&mut io, &frame(PING, ACK, 0, &ping)).await;
                 answered += 1;
             }
         }
-        let resets: Vec<_> = frames(&heard).filter(|(kind, _)| *kind == RST_STREAM).map(|(_, why)| why).collect();
+        let resets: Vec<_> = frames(&received).filter(|(kind, _)| *kind == RST_STREAM).map(|(_, why)| why).collect();
         assert_eq!(resets, [REFUSED_STREAM.to_be_bytes()], "{token:?}");
-        let kinds = kinds(&heard);
+        let kinds = kinds(&received);
         let answers: Vec<_> = kinds.iter().filter(|kind| **kind == HEADERS).collect();
         assert!(answers.len() == 1 && kinds.contains(&GOAWAY), "{token:?}: {kinds:?}");
     }
@@ -216,15 +216,15 @@ async fn unauthenticated_connection_serves_one_request_then_goaway() {
         send(&mut writer, &head(stream, &fields, true)).await.expect("it is sent");
         fields.push(field("x-again", "a"));
     }
-    let mut heard = Vec::new();
-    let answers = |heard: &[u8]| kinds(heard).into_iter().filter(|kind| *kind == HEADERS).count();
-    while answers(&heard) < 2 {
+    let mut received = Vec::new();
+    let answers = |received: &[u8]| kinds(received).into_iter().filter(|kind| *kind == HEADERS).count();
+    while answers(&received) < 2 {
         let mut part = [0; 4096];
         let read = within("two answers", reader.read(&mut part)).await.expect("the connection holds");
-        assert!(read > 0, "after {:?}", kinds(&heard));
-        heard.extend_from_slice(&part[..read]);
+        assert!(read > 0, "after {:?}", kinds(&received));
+        received.extend_from_slice(&part[..read]);
     }
-    assert!(!kinds(&heard).contains(&GOAWAY));
+    assert!(!kinds(&received).contains(&GOAWAY));
 }
 
 /// A GOAWAY loses no request (RFC 9113 §6.8 and RFC 9113 §8.7). Every request on a connection that is being closed is
@@ -233,13 +233,13 @@ async fn unauthenticated_connection_serves_one_request_then_goaway() {
 async fn requests_racing_a_goaway_are_processed_or_refused() {
     const ROUNDS: usize = 300;
     const AT_ONCE: usize = 20;
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let fields = [question("a-guess"), question(&bed.user("admin").token)];
     let rounds = (0..ROUNDS).map(|round| around_a_goodbye(&proxy, &fields, round));
     let answers: Vec<bool> = stream::iter(rounds).buffer_unordered(AT_ONCE).collect().await;
     let answered = answers.iter().filter(|is_answered| **is_answered).count();
-    say(&format!("{answered} answered, {} refused", ROUNDS - answered));
+    log_line(&format!("{answered} answered, {} refused", ROUNDS - answered));
     assert!(answered > 0 && answered < ROUNDS);
 }
 
@@ -249,38 +249,42 @@ async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: us
     let (mut reader, mut writer) = split(proxy.target().connect("h2").await);
     send(&mut writer, &[hello(), head(1, guess, true)].concat()).await.expect("it is sent");
     // Directly after the first request, after its refusal, or after the GOAWAY.
-    let is_moment = |heard: &[u8]| match round % 3 {
+    let is_moment = |received: &[u8]| match round % 3 {
         0 => true,
-        1 => kinds(heard).contains(&HEADERS),
-        _ => kinds(heard).contains(&GOAWAY),
+        1 => kinds(received).contains(&HEADERS),
+        _ => kinds(received).contains(&GOAWAY),
     };
     let is_answered =
-        |heard: &[u8], stream| frames_of_streams(heard).any(|(kind, of, _)| kind == HEADERS && of == stream);
-    let (mut heard, mut part, mut sent, mut pings) = (Vec::new(), [0; 4096], None, 0);
+        |received: &[u8], stream| frames_of_streams(received).any(|(kind, of, _)| kind == HEADERS && of == stream);
+    let (mut received, mut part, mut sent, mut pings) = (Vec::new(), [0; 4096], None, 0);
     // If the caller is authenticated before the first request is refused, the connection may stay open.
     let may_stay = round.is_multiple_of(3);
-    while !(may_stay && is_answered(&heard, 1) && is_answered(&heard, 3)) {
-        if sent.is_none() && is_moment(&heard) {
+    while !(may_stay && is_answered(&received, 1) && is_answered(&received, 3)) {
+        if sent.is_none() && is_moment(&received) {
             sent = Some(send(&mut writer, &head(3, known, true)).await.is_ok());
         }
-        for ping in frames(&heard).filter(|(kind, _)| *kind == PING).skip(pings).map(|(_, it)| it.to_vec()) {
+        for ping in frames(&received).filter(|(kind, _)| *kind == PING).skip(pings).map(|(_, it)| it.to_vec()) {
             let _ = send(&mut writer, &frame(PING, ACK, 0, &ping)).await;
             pings += 1;
         }
         match within("the end of the connection", reader.read(&mut part)).await {
-            Ok(read @ 1..) => heard.extend_from_slice(&part[..read]),
+            Ok(read @ 1..) => received.extend_from_slice(&part[..read]),
             _ => break,
         }
     }
-    assert!(is_answered(&heard, 1), "round {round}: closed before it answered: {:?}", kinds(&heard));
-    let last = frames(&heard).filter(|(kind, _)| *kind == GOAWAY).map(|(_, payload)| number(payload)).last();
-    assert!(may_stay || last.is_some(), "round {round}: a guess is told to go: {:?}", kinds(&heard));
-    if is_answered(&heard, 3) {
+    assert!(is_answered(&received, 1), "round {round}: closed before it answered: {:?}", kinds(&received));
+    let last = frames(&received).filter(|(kind, _)| *kind == GOAWAY).map(|(_, payload)| number(payload)).last();
+    assert!(
+        may_stay || last.is_some(),
+        "round {round}: an unauthenticated connection gets GOAWAY: {:?}",
+        kinds(&received)
+    );
+    if is_answered(&received, 3) {
         return true;
     }
-    let reset = frames_of_streams(&heard).find(|(kind, of, _)| *kind == RST_STREAM && *of == 3);
+    let reset = frames_of_streams(&received).find(|(kind, of, _)| *kind == RST_STREAM && *of == 3);
     let is_refused = reset.is_some_and(|(.., why)| number(why) == REFUSED_STREAM) || last.is_some_and(|last| last < 3);
-    assert!(sent == Some(false) || is_refused, "round {round}: lost: {:?}, last {last:?}", kinds(&heard));
+    assert!(sent == Some(false) || is_refused, "round {round}: lost: {:?}, last {last:?}", kinds(&received));
     false
 }
 
@@ -288,7 +292,7 @@ async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: us
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_responses_do_not_accumulate_in_memory() {
     const STREAMS: u32 = 200;
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     bed.load().await;
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let pods = "/api/v1/namespaces/bulk/pods?resourceVersion=0";
@@ -307,15 +311,19 @@ async fn unread_responses_do_not_accumulate_in_memory() {
         send(&mut io, &bytes).await.expect("it is sent");
         stuck.push(io);
     }
-    let asked = STREAMS as usize * CONNECTIONS;
+    let requests = STREAMS as usize * CONNECTIONS;
     bed::eventually("all of it is being answered", async || {
         let served = proxy.metrics().await.sum("kube_fanout_served_total", &[]);
-        (served > i64::try_from(asked).expect("small")).then_some(())
+        (served > i64::try_from(requests).expect("small")).then_some(())
     })
     .await;
     let took = proxy.resident_bytes().saturating_sub(before);
-    say(&format!("{asked} answers of {} KiB that nobody takes: {} KiB each", whole >> 10, (took / asked as u64) >> 10));
-    assert!(took < asked as u64 * (256 << 10), "{took} bytes");
+    log_line(&format!(
+        "{requests} unread responses of {} KiB: {} KiB each",
+        whole >> 10,
+        (took / requests as u64) >> 10
+    ));
+    assert!(took < requests as u64 * (256 << 10), "{took} bytes");
     assert_eq!(proxy.client().get(pods).await.body.len(), whole);
     proxy.assert_sound();
     drop(stuck);
@@ -325,7 +333,7 @@ async fn unread_responses_do_not_accumulate_in_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_handshakes_and_heads_are_disconnected() {
     const EACH: usize = 100;
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let target = proxy.target();
     let silent = (0..EACH).map(async |_| {
@@ -347,7 +355,7 @@ async fn stalled_handshakes_and_heads_are_disconnected() {
         began.elapsed()
     };
     let (_, _, others) = tokio::join!(join_all(silent), join_all(slow), others);
-    say(&format!("{} connections hung up on after {:.1?}; others: {others:.1?}", 2 * EACH, began.elapsed()));
+    log_line(&format!("{} connections hung up on after {:.1?}; others: {others:.1?}", 2 * EACH, began.elapsed()));
     assert!(began.elapsed() < Duration::from_secs(30));
     proxy.assert_sound();
 }

@@ -78,7 +78,7 @@ impl Follower {
                     }
                 };
                 let Some(event) = event else { break WatchEnding::Broken };
-                self.ledger.reported(op, &event);
+                self.ledger.record_event(op, &event);
                 if !self.apply(&event) {
                     break WatchEnding::Left;
                 }

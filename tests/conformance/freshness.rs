@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::bed::{self, Bed, Http, Plan, Proxy, RequestSpec, say, version_of};
+use crate::bed::{self, Bed, Http, Plan, Proxy, RequestSpec, log_line, version_of};
 
 /// The load besides the writes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,29 +41,29 @@ async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trial
     let served = proxy.metrics().await.sum("kube_fanout_served_total", &[]);
     let trials: i64 = trials.parse().expect("a number");
     assert!(served >= trials / 2, "{served} of {trials} from the cache");
-    let mut asked = Vec::new();
+    let mut counts = Vec::new();
     for question in ["position", "equality", "catch_up"] {
-        asked.push(format!("{question} {}", proxy.asked(question).await));
+        counts.push(format!("{question} {}", proxy.feed_requests(question).await));
     }
-    let (asked, took) = (asked.join(", "), started.elapsed().as_secs_f64());
-    say(&format!("{resource}, {beside:?}: {trials} trials, 0 misses, {took:.0} s; asked upstream: {asked}"));
+    let (counts, took) = (counts.join(", "), started.elapsed().as_secs_f64());
+    log_line(&format!("{resource}, {beside:?}: {trials} trials, 0 misses, {took:.0} s; upstream requests: {counts}"));
     for (read, latency) in summary["latency"].as_object().into_iter().flatten() {
         let [p50, p99, max] = ["p50_ms", "p99_ms", "max_ms"].map(|name| latency[name].as_f64().unwrap_or(f64::NAN));
-        say(&format!("{resource}, {beside:?}: {read} p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms"));
+        log_line(&format!("{resource}, {beside:?}: {read} p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms"));
     }
-    say(&format!("{resource}, {beside:?}: passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("{resource}, {beside:?}: forwarded: {:?}", proxy.forwarded().await));
     proxy
 }
 
 #[tokio::test]
 async fn reads_of_busy_configmaps_miss_no_write() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     no_read_misses_a_write(&bed, "configmaps", Beside::Busy, 600).await;
 }
 
 #[tokio::test]
 async fn reads_of_busy_pods_miss_no_write() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     bed.load().await;
     no_read_misses_a_write(&bed, "pods", Beside::Busy, 600).await;
 }
@@ -78,7 +78,7 @@ async fn reads_of_idle_configmaps_miss_no_write() {
 async fn configmap_reads_miss_no_write_while_others_change() {
     let Some(bed) = bed::alone().await else { return };
     let proxy = no_read_misses_a_write(&bed, "configmaps", Beside::Elsewhere, 100).await;
-    assert!(proxy.asked("equality").await > 0, "proofs were needed");
+    assert!(proxy.feed_requests("equality").await > 0, "proofs were needed");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn reads_of_3000_pods_miss_no_write_while_others_change() {
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = no_read_misses_a_write(&bed, "pods", Beside::Elsewhere, 40).await;
-    assert!(proxy.asked("catch_up").await + proxy.asked("equality").await > 0, "proofs were needed");
+    assert!(proxy.feed_requests("catch_up").await + proxy.feed_requests("equality").await > 0, "proofs were needed");
 }
 
 /// A client that has seen a version of another resource can read a quiet resource at that version, as from the
@@ -109,19 +109,19 @@ async fn quiet_resource_reaches_cluster_version_despite_future_reads() {
         for number in 0..6 {
             let map = json!({"metadata": {"name": format!("seen-elsewhere-{number}")}});
             let seen = version_of(&direct.create("/api/v1/namespaces/default/configmaps", map).await);
-            let reported = async |at: &Http| {
-                let asked = Instant::now();
-                (at.get(&format!("{quiet}{seen}")).await, asked.elapsed().as_secs_f64())
+            let timed_read = async |at: &Http| {
+                let started = Instant::now();
+                (at.get(&format!("{quiet}{seen}")).await, started.elapsed().as_secs_f64())
             };
-            let (mut answer, mut took) = reported(&client).await;
+            let (mut answer, mut took) = timed_read(&client).await;
             // On a slow machine, one of them may be late.
             if answer.status == 504 && !std::mem::replace(&mut was_late, true) {
-                (answer, took) = reported(&client).await;
+                (answer, took) = timed_read(&client).await;
             }
             assert!(answer.status == 200 && answer.is_cached(), "{seen}: {}", answer.text());
-            let (there, took_there) = reported(&direct).await;
+            let (there, took_there) = timed_read(&direct).await;
             assert_eq!(there.status, 200);
-            say(&format!("version {seen} is told after {took:.2} s, by the apiserver after {took_there:.2} s"));
+            log_line(&format!("version {seen} arrives after {took:.2} s, from the apiserver after {took_there:.2} s"));
         }
     };
     tokio::select! {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Event, Plan, RequestSpec, Watch, say, version_of};
+use crate::bed::{self, Event, Plan, RequestSpec, Watch, log_line, version_of};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -11,21 +11,21 @@ fn map(name: &str, app: &str) -> Value {
 }
 
 /// A change in a watch: type, name, version, label and value.
-type Told = (String, String, u64, String, String);
+type WatchedChange = (String, String, u64, String, String);
 
-fn reported(event: &Event) -> Told {
+fn watched_change(event: &Event) -> WatchedChange {
     let (label, value) = (&event.object["metadata"]["labels"]["app"], &event.object["data"]["k"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     (event.kind.clone(), event.name().to_owned(), event.version(), text(label), text(value))
 }
 
 /// Changes up to and including the one of the object `last`.
-async fn until(watch: &mut Watch, last: &str) -> Vec<Told> {
+async fn until(watch: &mut Watch, last: &str) -> Vec<WatchedChange> {
     let mut all = Vec::new();
     loop {
         let event = watch.change().await;
         let done = event.name() == last;
-        all.push(reported(&event));
+        all.push(watched_change(&event));
         if done {
             return all;
         }
@@ -60,28 +60,28 @@ async fn changes_missed_in_an_apiserver_crash_reach_watches_once() {
     assert_eq!(until(&mut all, "last").await, with(&changes, "all", last));
     assert_eq!(until(&mut selected, "last").await, with(&changes, "selected", last));
     bed.direct().patch(&format!("{MAPS}/a"), json!({"data": {"k": "end"}})).await;
-    for expected in changes.iter().filter(|(_, of)| of.contains(&"named")).map(|(reported, _)| reported) {
-        assert_eq!(reported(&named.change().await), *expected);
+    for expected in changes.iter().filter(|(_, of)| of.contains(&"named")).map(|(expected_change, _)| expected_change) {
+        assert_eq!(watched_change(&named.change().await), *expected);
     }
-    assert_eq!(reported(&named.change().await).4, "end");
+    assert_eq!(watched_change(&named.change().await).4, "end");
     let metrics = proxy.metrics().await;
     let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
     assert_eq!(gaps("new_history"), 0);
-    let (past, relists) = (proxy.asked("past_object").await, proxy.asked("relist").await);
-    say(&format!(
-        "{} changes read back; gaps mended: {}; asked upstream: relist {relists}, past {past}",
+    let (past, relists) = (proxy.feed_requests("past_object").await, proxy.feed_requests("relist").await);
+    log_line(&format!(
+        "{} changes read back; gaps mended: {}; upstream requests: relist {relists}, past {past}",
         changes.len(),
         gaps("mended")
     ));
 }
 
-fn with(changes: &[(Told, &'static [&'static str])], which: &str, last: u64) -> Vec<Told> {
-    let of = changes.iter().filter(|(_, of)| of.contains(&which)).map(|(reported, _)| reported.clone());
+fn with(changes: &[(WatchedChange, &'static [&'static str])], which: &str, last: u64) -> Vec<WatchedChange> {
+    let of = changes.iter().filter(|(_, of)| of.contains(&which)).map(|(change, _)| change.clone());
     of.chain([("ADDED".to_owned(), "last".to_owned(), last, "x".to_owned(), "0".to_owned())]).collect()
 }
 
 /// Changes, and for each the watches that must receive it: of everything, of a label or of a name.
-async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
+async fn change_much(bed: &bed::Plane) -> Vec<(WatchedChange, &'static [&'static str])> {
     const EVERYBODY: &[&str] = &["all", "selected", "named"];
     const ALL: &[&str] = &["all"];
     const BOTH: &[&str] = &["all", "selected"];
@@ -91,7 +91,7 @@ async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
         let body = json!({"metadata": {"labels": {"app": app}}, "data": {"k": value}});
         version_of(&client.patch(&format!("{MAPS}/{name}"), body).await)
     };
-    let of = |kind: &str, name: &str, version: u64, app: &str, value: &str| -> Told {
+    let of = |kind: &str, name: &str, version: u64, app: &str, value: &str| -> WatchedChange {
         (kind.to_owned(), name.to_owned(), version, app.to_owned(), value.to_owned())
     };
     for value in ["1", "2", "3"] {

@@ -5,7 +5,7 @@ use futures_util::{StreamExt as _, stream};
 use http::Method;
 use serde_json::json;
 
-use crate::bed::{self, Http, Plan, Protocol, RequestSpec, number, say};
+use crate::bed::{self, Http, Plan, Protocol, RequestSpec, log_line, number};
 
 /// The highest value that the apiserver accepts.
 const CHANCE: &str = "--goaway-chance=0.02";
@@ -29,7 +29,7 @@ async fn apiserver_goaways_fail_no_request() {
         let answers = answers.map(|at| async move {
             let object = json!({"metadata": {"name": format!("{name}-{at}")}, "data": {"a": "b"}});
             let posted =
-                client.ask(RequestSpec::get(maps).with(Method::POST, "application/json", object.to_string())).await;
+                client.fetch(RequestSpec::get(maps).with(Method::POST, "application/json", object.to_string())).await;
             // If the request had already been processed, this would be a 409.
             assert_eq!(posted.status, 201, "{}", posted.text());
             let got = client.get(&format!("{maps}/{name}-{at}")).await;
@@ -40,13 +40,13 @@ async fn apiserver_goaways_fail_no_request() {
     let (ours, theirs) =
         (proxy.client().get(&format!("{maps}?resourceVersion=0")).await, bed.direct().get(maps.as_str()).await);
     assert!(ours.is_cached(), "{}", ours.status);
-    let said = |answer: &bed::Answer| answer.header("strict-transport-security").to_owned();
-    assert_eq!((said(&ours), said(&theirs).is_empty()), (said(&theirs), false));
+    let hsts = |answer: &bed::Answer| answer.header("strict-transport-security").to_owned();
+    assert_eq!((hsts(&ours), hsts(&theirs).is_empty()), (hsts(&theirs), false));
     let resent = proxy.log().matches(RESENT).count();
     assert!(count < MANY || resent > 0, "the run is void: every request was processed by the first connection");
-    say(&format!(
+    log_line(&format!(
         "{count} POSTs and {count} GETs over each of h1 and h2, {TOGETHER} at a time: none failed; {resent} were sent \
-         again; passed through: {:?}",
+         again; forwarded: {:?}",
         proxy.forwarded().await
     ));
 }

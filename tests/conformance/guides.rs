@@ -19,12 +19,12 @@ async fn guide_commands_switch_kubectl_to_the_proxy_and_back() {
     let shell = reader(&bed).set("PROXY", &target.url).set("CA", &authority);
     let [there, back] = blocks("docs/GUIDES.md", "guide_commands_switch_kubectl_to_the_proxy_and_back");
     let before = answered(&proxy).await;
-    let said = shell.run(&there);
-    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    let output = shell.run(&there);
+    assert!(output.contains("\"kind\":\"PodList\""), "{output}");
     let through = answered(&proxy).await;
-    assert!(through >= before + 2, "{before} requests, and {through} behind the commands");
-    let said = shell.run(&back);
-    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    assert!(through >= before + 2, "{before} requests, and {through} after the commands");
+    let output = shell.run(&back);
+    assert!(output.contains("\"kind\":\"PodList\""), "{output}");
     assert_eq!(answered(&proxy).await, through, "the last one goes to the apiserver");
     proxy.assert_sound();
 }

@@ -21,7 +21,9 @@ use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::bed::{self, Authority, Identity, Plan, Proxy, Seed, eventually, number, read_until_quiet, say, within};
+use crate::bed::{
+    self, Authority, Identity, Plan, Proxy, Seed, eventually, log_line, number, read_until_quiet, within,
+};
 use cases::{Case, Cast, Wire};
 use judge::Judge;
 
@@ -34,13 +36,13 @@ const ANSWER_BYTES_MAX: usize = 256 << 10;
 const SHOWN_MAX: usize = 20;
 
 /// Reads from a connection until it is quiet. The connection stays open for a while in the background.
-async fn hear(mut io: impl AsyncRead + Unpin + Send + 'static) -> Vec<u8> {
-    let heard = read_until_quiet(&mut io, QUIET, ANSWER_BYTES_MAX).await;
+async fn read_response(mut io: impl AsyncRead + Unpin + Send + 'static) -> Vec<u8> {
+    let response = read_until_quiet(&mut io, QUIET, ANSWER_BYTES_MAX).await;
     tokio::spawn(async move {
         sleep(KEPT).await;
         drop(io);
     });
-    heard
+    response
 }
 
 /// Sends a case. Returns the response bytes, complete or not.
@@ -50,7 +52,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
         Wire::Tcp => {
             let mut io = TcpStream::connect(target.host()).await.expect("it listens");
             let _ = io.write_all(&case.bytes).await;
-            return hear(io).await;
+            return read_response(io).await;
         }
         Wire::Http1 => "http/1.1",
         Wire::Http2 => "h2",
@@ -59,7 +61,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
     // A server may close the connection before it has read everything.
     let _ = io.write_all(&case.bytes).await;
     let _ = io.flush().await;
-    hear(io).await
+    read_response(io).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,15 +75,15 @@ async fn hostile_requests_cannot_spoof_identity_or_smuggle() {
     let (seed, mut random, started) = (drawn.first(), Rng::with_seed(drawn.first()), Instant::now());
     let cases: Vec<_> = (0..count).map(|at| Case::draw(&cast, &mut random, at)).collect();
     let answers = stream::iter(cases).map(async |case| {
-        let heard = within(case.family, send(&proxy, &cast.callers[case.caller], &case)).await;
-        (case, heard)
+        let response = within(case.family, send(&proxy, &cast.callers[case.caller], &case)).await;
+        (case, response)
     });
     let mut answers = answers.buffer_unordered(AT_ONCE);
     let mut statuses = BTreeMap::<String, u32>::new();
     let mut cases = Vec::new();
-    while let Some((case, heard)) = answers.next().await {
-        *statuses.entry(judge::status(case.wire, &heard)).or_default() += 1;
-        judge.hear(&case, &heard);
+    while let Some((case, response)) = answers.next().await {
+        *statuses.entry(judge::status(case.wire, &response)).or_default() += 1;
+        judge.check_response(&case, &response);
         cases.push(case);
     }
     drop(answers);
@@ -92,14 +94,14 @@ async fn hostile_requests_cannot_spoof_identity_or_smuggle() {
     let log = eventually("the log is whole", async || {
         let log = bed.audit();
         let is_there = log.iter().any(|event| event["requestURI"] == last.as_str());
-        (is_there && judge::are_told_to_the_end(&log)).then_some(log)
+        (is_there && judge::is_complete(&log)).then_some(log)
     })
     .await;
     let arrived = judge.read(&cases, &log);
     let took = started.elapsed().as_secs_f64();
-    say(&format!("seed {seed}: {count} requests in {took:.1} s, {arrived} arrived upstream; {statuses:?}"));
+    log_line(&format!("seed {seed}: {count} requests in {took:.1} s, {arrived} arrived upstream; {statuses:?}"));
     let wrong = judge.wrong;
-    let shown: Vec<_> = wrong.iter().take(SHOWN_MAX).cloned().collect();
-    assert!(wrong.is_empty(), "seed {seed}: {} are wrong:\n{}", wrong.len(), shown.join("\n\n"));
+    let first_ones: Vec<_> = wrong.iter().take(SHOWN_MAX).cloned().collect();
+    assert!(wrong.is_empty(), "seed {seed}: {} are wrong:\n{}", wrong.len(), first_ones.join("\n\n"));
     assert!(arrived * 10 > count, "only {arrived} of {count} arrived: that shows little");
 }

@@ -3,7 +3,7 @@
 //! continuously. `make imperfect` runs longer.
 
 mod balancer;
-mod deeds;
+mod disruptions;
 mod lag;
 mod rolling;
 mod rotation;
@@ -17,10 +17,10 @@ use tokio::time::Instant;
 use verify::{ApiserverGuarantee, VerdictRequirements};
 
 use crate::bed::{
-    self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig,
+    self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, log_line, version_of, write_kubeconfig,
 };
 use balancer::Balancer;
-use deeds::Deed;
+use disruptions::Disruption;
 use lag::{Lag, LagRelay};
 use trial::Trial;
 
@@ -63,7 +63,7 @@ struct Scene {
     name: &'static str,
     /// The proxies of the part, each with its clients, which run concurrently.
     proxies: &'static [(Access, &'static str)],
-    deeds: &'static [Deed],
+    disruptions: &'static [Disruption],
     lag: Duration,
     /// How much of its history etcd keeps; `None` without compactions.
     keeps: Option<Duration>,
@@ -72,56 +72,57 @@ struct Scene {
 const LAGGING: Scene = Scene {
     name: "one of two behind one address lags",
     proxies: &[(Access::Balanced, BUILT_IN), (Access::Balanced, CUSTOM)],
-    deeds: &[Deed::Cut, Deed::Slower, Deed::Hold, Deed::PauseSecond],
+    disruptions: &[Disruption::Cut, Disruption::Slower, Disruption::Hold, Disruption::PauseSecond],
     lag: LAG,
     keeps: None,
 };
 const LISTED: Scene = Scene {
     name: "two that are named, of which the first fails",
     proxies: &[(Access::Listed, BUILT_IN), (Access::Listed, CUSTOM)],
-    deeds: &[Deed::KillFirst, Deed::PauseFirst, Deed::Slower],
+    disruptions: &[Disruption::KillFirst, Disruption::PauseFirst, Disruption::Slower],
     lag: LAG,
     keeps: None,
 };
 const ROLLING: Scene = Scene {
     name: "rolling restarts",
     proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
-    deeds: &[Deed::RestartBoth],
+    disruptions: &[Disruption::RestartBoth],
     lag: Duration::ZERO,
     keeps: None,
 };
 const COMPACTED: Scene = Scene {
     name: "compaction all the time",
     proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
-    deeds: &[Deed::Cut],
+    disruptions: &[Disruption::Cut],
     lag: Duration::ZERO,
     keeps: Some(Duration::ZERO),
 };
 const EVERYTHING: Scene = Scene {
     name: "all of it",
     proxies: &[(Access::Balanced, BUILT_IN), (Access::Listed, CUSTOM)],
-    deeds: &[
-        Deed::Cut,
-        Deed::Slower,
-        Deed::Hold,
-        Deed::PauseFirst,
-        Deed::PauseSecond,
-        Deed::KillFirst,
-        Deed::KillSecond,
-        Deed::RestartBoth,
-        Deed::KillEtcd,
+    disruptions: &[
+        Disruption::Cut,
+        Disruption::Slower,
+        Disruption::Hold,
+        Disruption::PauseFirst,
+        Disruption::PauseSecond,
+        Disruption::KillFirst,
+        Disruption::KillSecond,
+        Disruption::RestartBoth,
+        Disruption::KillEtcd,
     ],
     lag: LAG,
     keeps: Some(KEPT),
 };
 /// The part that is short enough for `make test`. It restarts no apiserver, which `rolling` does.
-const BRIEFLY: Scene = Scene { name: "briefly", deeds: &[Deed::Cut, Deed::Hold, Deed::PauseFirst], ..EVERYTHING };
+const BRIEFLY: Scene =
+    Scene { name: "briefly", disruptions: &[Disruption::Cut, Disruption::Hold, Disruption::PauseFirst], ..EVERYTHING };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarantees_hold_when_apiservers_lag_pause_or_restart() {
     let seconds = bed::number("IMPERFECT_SECONDS", 0);
     let seed = Seed::new("IMPERFECT_SEED", |seed| format!("make imperfect SECONDS={} SEED={seed}", seconds.max(60)));
-    let Some(bed) = bed::own_with("imperfect", &deeds::FLAGS).await else { return };
+    let Some(bed) = bed::own_with("imperfect", &disruptions::FLAGS).await else { return };
     let stage = Stage::set(&bed).await;
     stage.the_pair_goes_back_and_the_proxy_does_not().await;
     if seconds == 0 {
@@ -178,7 +179,7 @@ impl<'a> Stage<'a> {
         let proxy = self.proxy(Access::Balanced).await;
         let through = proxy.client();
         let known = async |version: u64, client: &bed::Http| {
-            eventually("what was written is known", async || {
+            eventually("the writes are known", async || {
                 let list = client.try_get(&any).await.filter(|list| list.status == 200)?;
                 (version_of(&list.value()) >= version).then_some(())
             })
@@ -192,25 +193,27 @@ impl<'a> Stage<'a> {
         let [new, old] = [servers[0].json(&any).await, servers[1].json(&any).await].map(|list| version_of(&list));
         assert!(old < second && second <= new, "the pair goes back: {new}, then {old}");
         let current = version_of(&through.json(&path).await);
-        assert!(current >= second, "a current list has what was written");
+        assert!(current >= second, "a current list has the writes");
         let watch = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={current}"));
         let mut watch = through.watch(watch).await;
-        let mut shown = current;
+        let mut newest_seen = current;
         // The connections go to both in turn.
         for _ in 0..6 {
             self.balancer.cut();
             let list = through.get(&any).await;
             if list.is_cached() {
                 let version = version_of(&list.value());
-                assert!(version >= shown, "the proxy went back: {shown}, then {version}");
-                shown = version;
+                assert!(version >= newest_seen, "the proxy went back: {newest_seen}, then {version}");
+                newest_seen = version;
             }
         }
         self.relay.set(Lag::By(Duration::ZERO));
         let third = version_of(&servers[0].create(&path, json!({"metadata": {"name": "third"}})).await);
         known(third, &through).await;
         assert_eq!(watch.change().await.name(), "third", "nothing twice, and nothing is missing");
-        say(&format!("the pair went back from {new} to {old}, and the proxy did not: {current}, then {shown}"));
+        log_line(&format!(
+            "the pair went back from {new} to {old}, and the proxy did not: {current}, then {newest_seen}"
+        ));
         proxy.assert_sound();
     }
 
@@ -221,7 +224,7 @@ impl<'a> Stage<'a> {
             Trial { subject: self.both(), direct: self.plane.url().to_owned(), resource: BUILT_IN, duration, seed };
         let record = trial.run(self.plane).await;
         let found = record.found(&[], &VerdictRequirements::default());
-        say(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
+        log_line(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
         assert!(found.broken.contains(&ApiserverGuarantee::Monotone), "{}", found.text);
         self.relay.set(Lag::By(Duration::ZERO));
     }
@@ -234,7 +237,7 @@ impl<'a> Stage<'a> {
             if lacks.is_empty() {
                 break;
             }
-            say(&format!("{}: the run is void: {lacks:?}", BRIEFLY.name));
+            log_line(&format!("{}: the run is void: {lacks:?}", BRIEFLY.name));
         }
         assert!(lacks.is_empty(), "{}: every run was void, the last one for {lacks:?}", BRIEFLY.name);
     }
@@ -243,35 +246,42 @@ impl<'a> Stage<'a> {
     /// was broken. Returns the counts that were too low.
     async fn play(&self, scene: &Scene, seed: u64, duration: Duration) -> Vec<String> {
         self.relay.set(Lag::By(scene.lag));
-        let compactions = scene.keeps.map(|keep| deeds::compact(&self.plane.etcd_url(), COMPACT_EVERY, keep));
+        let compactions = scene.keeps.map(|keep| disruptions::compact(&self.plane.etcd_url(), COMPACT_EVERY, keep));
         let mut proxies = Vec::new();
         for (access, resource) in scene.proxies {
             proxies.push((self.proxy(*access).await, *resource));
         }
-        let direct = if scene.deeds.contains(&Deed::RestartBoth) { self.both().url } else { self.sibling.target().url };
+        let direct = if scene.disruptions.contains(&Disruption::RestartBoth) {
+            self.both().url
+        } else {
+            self.sibling.target().url
+        };
         let trials = proxies.iter().map(|(proxy, resource)| {
             let (subject, direct) = (proxy.target(), direct.clone());
             let trial = Trial { subject, direct, resource, duration, seed };
             async move { trial.run(self.plane).await }
         });
-        let doing = deeds::until_over(self, scene, &proxies, seed, duration);
+        let doing = disruptions::until_over(self, scene, &proxies, seed, duration);
         let (records, faults) = tokio::join!(futures_util::future::join_all(trials), doing);
         drop(compactions);
         self.relay.set(Lag::By(Duration::ZERO));
         let mut lacks = Vec::new();
         for (record, (proxy, resource)) in records.iter().zip(&proxies) {
-            say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
+            log_line(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
             // An apiserver that lags by three seconds refuses a version that the client knows as a future one. So does
             // a proxy in front of it.
             let broken_upstream: &[ApiserverGuarantee] =
                 if scene.lag.is_zero() { &[] } else { &[ApiserverGuarantee::Future] };
             let (figures, too_little) = record.judge(&faults, broken_upstream);
-            say(&format!("{}: {resource}: {figures}", scene.name));
+            log_line(&format!("{}: {resource}: {figures}", scene.name));
             lacks.extend(too_little);
             proxy.assert_sound();
         }
         let (count, connections) = (faults.len(), self.balancer.counts());
-        say(&format!("{}: {count} times something was done; connections balanced so far: {connections:?}", scene.name));
+        log_line(&format!(
+            "{}: {count} times something was done; connections balanced so far: {connections:?}",
+            scene.name
+        ));
         lacks
     }
 }
@@ -279,20 +289,20 @@ impl<'a> Stage<'a> {
 /// The upstream lists of a proxy for its feeds, by cause.
 async fn lists(proxy: &Proxy) -> String {
     let questions = ["initial", "relist", "mismatch", "release_change"];
-    let mut said = Vec::new();
+    let mut parts = Vec::new();
     for question in questions {
-        said.push(format!("{question} {}", proxy.asked(question).await));
+        parts.push(format!("{question} {}", proxy.feed_requests(question).await));
     }
     let metrics = proxy.metrics().await;
     let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
-    said.push(format!(
+    parts.push(format!(
         "gaps mended {}, new histories {}, rewound {}",
         gaps("mended"),
         gaps("new_history"),
         gaps("rewound")
     ));
-    said.push(format!("switches {}", metrics.sum("kube_fanout_upstream_server_switches_total", &[])));
-    said.join(", ")
+    parts.push(format!("switches {}", metrics.sum("kube_fanout_upstream_server_switches_total", &[])));
+    parts.join(", ")
 }
 
 /// Aborts a task when this value is dropped.

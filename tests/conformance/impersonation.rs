@@ -92,7 +92,7 @@ const WANTED: [&[(&str, &str)]; 21] = [
 
 /// Grants a group its permissions, and waits until they apply.
 async fn grant(direct: &Http, name: &str, rights: &[Right]) {
-    let list = |words: &[&str]| json!(words);
+    let list = |name_list: &[&str]| json!(name_list);
     let rule = |(verb, group, resources, names): &Right| {
         let mut rule = json!({"verbs": [verb], "apiGroups": [group], "resources": list(resources)});
         if !names.is_empty() {
@@ -120,13 +120,13 @@ fn named(header: &str) -> HeaderName {
 }
 
 /// The resulting identity, or the reason for the refusal.
-async fn reported(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
+async fn review_identity(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-    let mut ask = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
+    let mut request = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
     for (name, value) in headers {
-        ask.headers.append(named(name), HeaderValue::from_str(value).expect("a value"));
+        request.headers.append(named(name), HeaderValue::from_str(value).expect("a value"));
     }
-    let answer = http.ask(ask).await;
+    let answer = http.fetch(request).await;
     let body = answer.value();
     let what = if answer.status == 201 { body["status"]["userInfo"].clone() } else { body };
     (answer.status.as_u16(), without_credential(what))
@@ -141,23 +141,23 @@ fn without_credential(mut what: Value) -> Value {
 }
 
 /// The differences, and the permissions by which an impersonation succeeded.
-async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTreeSet<&'static str>) {
+async fn compare(plane: &Plane, cases: &[&[(&str, &str)]]) -> (Vec<String>, BTreeSet<&'static str>) {
     let proxy = Plan::delegated(plane).start(plane).await;
     let (direct, authority) = (Http::new(plane.target(), Protocol::H2), Authority::of(plane));
     let (mut differences, mut taking) = (Vec::new(), BTreeSet::new());
     for (role, rights) in ROLES {
         let group = unique(role);
         grant(&direct, &group, rights).await;
-        for wanted in asked {
+        for impersonation in cases {
             // A new caller for each request, because the apiserver first tries the way that worked for a requestor
             // before.
             let holder = authority.issue(&unique("holder"), &[&group]);
-            let expected = reported(&Http::new(plane.target().by(&holder), Protocol::H2), wanted).await;
-            let came = reported(&proxy.client_of(&holder), wanted).await;
-            let is_taken = expected.0 == 201 && wanted.iter().any(|(_, name)| expected.1["username"] == *name);
+            let expected = review_identity(&Http::new(plane.target().by(&holder), Protocol::H2), impersonation).await;
+            let actual = review_identity(&proxy.client_of(&holder), impersonation).await;
+            let is_taken = expected.0 == 201 && impersonation.iter().any(|(_, name)| expected.1["username"] == *name);
             taking.extend(is_taken.then_some(role));
-            if expected != came {
-                differences.push(format!("{role}, {wanted:?}:\nexpected {expected:?}\n    came {came:?}"));
+            if expected != actual {
+                differences.push(format!("{role}, {impersonation:?}:\nexpected {expected:?}\n  actual {actual:?}"));
             }
         }
     }
@@ -167,7 +167,7 @@ async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTre
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn impersonation_by_certificate_matches_the_apiserver() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let (differences, taking) = compare(&bed, &WANTED).await;
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
     assert_eq!(taking, BTreeSet::from(["info", "info-ada", "legacy", "legacy-ada", "machines"]));
@@ -186,19 +186,19 @@ async fn proxy_adds_no_constrained_impersonation_to_old_upstreams() {
 /// The apiserver parses the path before it checks impersonation (R-ORDER-1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_path_fails_before_impersonation_is_checked() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let holder = Authority::of(&bed).issue(&unique("holder"), &[]);
     let direct = Http::new(bed.target().by(&holder), Protocol::H2);
     let through = proxy.client_of(&holder);
-    let wanted: [&[(&str, &str)]; 4] = [&[], &[ADA], &[("impersonate-group", "g")], &[("impersonate-user", "")]];
-    for wanted in wanted {
-        let headers = wanted.iter().copied();
-        let ask =
-            headers.fold(RequestSpec::get("/apis/apps/v1/watch"), |ask, (name, value)| ask.header(named(name), value));
-        let (expected, came) = (direct.ask(ask.clone()).await, through.ask(ask).await);
-        assert_eq!(expected.status, 500, "{wanted:?}: {}", expected.text());
-        assert_eq!((came.status, came.text()), (expected.status, expected.text()), "{wanted:?}");
+    let impersonation: [&[(&str, &str)]; 4] = [&[], &[ADA], &[("impersonate-group", "g")], &[("impersonate-user", "")]];
+    for impersonation in impersonation {
+        let headers = impersonation.iter().copied();
+        let request = headers
+            .fold(RequestSpec::get("/apis/apps/v1/watch"), |request, (name, value)| request.header(named(name), value));
+        let (expected, actual) = (direct.fetch(request.clone()).await, through.fetch(request).await);
+        assert_eq!(expected.status, 500, "{impersonation:?}: {}", expected.text());
+        assert_eq!((actual.status, actual.text()), (expected.status, expected.text()), "{impersonation:?}");
     }
     proxy.assert_sound();
 }

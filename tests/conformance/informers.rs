@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Outcome, Plan, say, version_of};
+use crate::bed::{self, Outcome, Plan, log_line, version_of};
 
 /// An informer's client: its kind, its initial list, its encoding, and its selector.
 type Client = (&'static str, &'static str, &'static str, &'static [&'static str]);
@@ -40,8 +40,8 @@ fn events(outcome: &Outcome) -> BTreeMap<u64, Vec<String>> {
     for line in outcome.lines() {
         let informer = line["informer"].as_u64();
         if let (true, Some(informer)) = (line["kind"] == "event" && line["initial"] != true, informer) {
-            let reported = format!("{} {} {}", line["type"], line["key"], line["rv"]);
-            events.entry(informer).or_default().push(reported);
+            let text = format!("{} {} {}", line["type"], line["key"], line["rv"]);
+            events.entry(informer).or_default().push(text);
         }
     }
     events
@@ -96,20 +96,23 @@ async fn informers_get_the_same_store_and_events_as_direct() {
         let summary = outcome.summary();
         let (_, reference) = expected.iter().find(|(other, _)| *other == selects).expect("one for each");
         let [store] = stores(reference).try_into().expect("one informer");
-        let [reported] = events(reference).into_values().collect::<Vec<_>>().try_into().expect("one informer");
+        let [reference_events] = events(reference).into_values().collect::<Vec<_>>().try_into().expect("one informer");
         assert_eq!(summary["reference"], "equal", "{summary}");
         let others = stores(&outcome);
         assert!(others.len() == 3 && others.iter().all(|other| *other == store), "{summary}");
         let others = events(&outcome);
         assert_eq!(others.len(), 3);
-        assert!(others.values().all(|other| *other == reported), "{kind} {watchlist} {encoding} {selects:?}: the same");
+        assert!(
+            others.values().all(|other| *other == reference_events),
+            "{kind} {watchlist} {encoding} {selects:?}: the same"
+        );
         let (lists, starts) = (&summary["lists"], &summary["watchlists"]);
-        assert_eq!(lists, if watchlist == "on" { 0 } else { 3 }, "nobody had to fall back or list again: {summary}");
-        say(&format!(
+        assert_eq!(lists, if watchlist == "on" { 0 } else { 3 }, "no informer fell back or relisted: {summary}");
+        log_line(&format!(
             "{kind}, watchlist {watchlist}, {encoding}, {selects:?}: {} objects and {} events as direct; {lists} \
              lists, {starts} watch-lists",
             summary["objects"],
-            reported.len()
+            reference_events.len()
         ));
     }
     assert_eq!(proxy.streams("pods.v1").await, 1, "one feed, whatever the form");

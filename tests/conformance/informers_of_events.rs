@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::bed::{self, Plan, Times, number, say};
+use crate::bed::{self, Plan, Times, log_line, number};
 use crate::event_scenes::{EXPIRES_SOON, EventScene, LASTS, LastChange};
 
 /// The number of informers that start together.
@@ -38,8 +38,8 @@ async fn event_informers_sync_as_fast_as_direct() {
             }
             let (direct, through) = (Times::of(direct), Times::of(through));
             let [theirs, ours] = [&direct, &through].map(|times| times.at(50).as_secs_f64());
-            let what = format!("{COUNT} informers behind a {last:?}, watch-list {watchlist}");
-            say(&format!("{what}: directly {direct}, through the proxy {through}: × {:.2}", ours / theirs));
+            let what = format!("{COUNT} informers after a {last:?}, watch-list {watchlist}");
+            log_line(&format!("{what}: directly {direct}, through the proxy {through}: × {:.2}", ours / theirs));
             if percent_max > 0 && ours > theirs * percent_max as f64 / 100.0 + LOOK_SECONDS {
                 slow.push(what);
             }

@@ -4,7 +4,7 @@
 //! start with Secrets of 200 KB. `make informers` is the long form. It needs a release build and also checks how long
 //! the informers take. The short form only checks which objects they have.
 
-use crate::bed::{self, Plan, Plane, Proxy, Target, fill, number, say};
+use crate::bed::{self, Plan, Plane, Proxy, Target, fill, log_line, number};
 
 const SENSITIVE: &str = "feeds:\n  sensitive: [secrets]\n";
 
@@ -60,7 +60,7 @@ impl Load<'_> {
         let (direct, through) = (median(direct), median(through));
         let ratio = through.seconds / direct.seconds;
         let how = if self.watchlist == "on" { "watch-list" } else { "LIST" };
-        say(&format!(
+        log_line(&format!(
             "{} informers of {} secrets, {what}, by {how}: directly {:.2} s (CPU of the apiserver {:.1} s, of the \
              client {:.1} s), through the proxy {:.2} s (CPU {:.1} s, of the apiserver {:.1} s, of the client {:.1} \
              s): × {ratio:.2}",

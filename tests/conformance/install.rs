@@ -10,7 +10,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Account, Bed, Http, Plane, Process, eventually, free_address, rbac, say, write_kubeconfig};
+use crate::bed::{
+    self, Account, Bed, Http, Plane, Process, eventually, free_address, log_line, rbac, write_kubeconfig,
+};
 use crate::blocks::{Shell, blocks, commands, has, repository, with};
 use container::{Root, Running};
 
@@ -59,8 +61,8 @@ async fn agents(bed: &Bed<Box<Plane>>, root: &Root<'_>) {
     let subject = json!({"kind": "ServiceAccount", "namespace": "agents", "name": "agent"});
     let binding = rbac::binding("agents", "ClusterRole", "view", &subject);
     direct.create(&rbac::collection(None, "rolebindings"), binding).await;
-    let asked = json!({"verb": "list", "resource": "pods"});
-    rbac::may(&direct, json!({"user": account.user(), "resourceAttributes": asked})).await;
+    let attributes = json!({"verb": "list", "resource": "pods"});
+    rbac::may(&direct, json!({"user": account.user(), "resourceAttributes": attributes})).await;
     root.account("agents", "agent").await;
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
@@ -78,13 +80,13 @@ async fn variables(direct: &Http, workload: &str) -> Value {
 
 /// Points an agent and a controller to the proxy, and the agent back to the apiserver.
 async fn clients_are_pointed(shell: &Shell, direct: &Http, [agent, controller, back]: [&str; 3]) {
-    let reported = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
+    let expected = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
     shell.run(agent);
-    assert_eq!(variables(direct, "daemonsets/agent").await, reported);
+    assert_eq!(variables(direct, "daemonsets/agent").await, expected);
     shell.run(back);
     assert_eq!(variables(direct, "daemonsets/agent").await, Value::Null);
     shell.run(controller);
-    assert_eq!(variables(direct, "deployments/controller").await, reported);
+    assert_eq!(variables(direct, "deployments/controller").await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,8 +105,8 @@ async fn install_guide_deploys_central_proxy_and_redirects_clients() {
     let (config, own) = (root.path("/etc/kube-fanout/config.yaml"), root.path("kubeconfig"));
     fs::copy(config, shell.home.join("central.yaml")).expect("a copy");
     fs::copy(own, shell.home.join("proxy.kubeconfig")).expect("a copy");
-    let said = shell.run(&check);
-    assert!(said.contains("all checks passed"), "{said}");
+    let printed = shell.run(&check);
+    assert!(printed.contains("all checks passed"), "{printed}");
 
     let client = Root::new(&bed, "agent");
     agents(&bed, &client).await;
@@ -113,8 +115,8 @@ async fn install_guide_deploys_central_proxy_and_redirects_clients() {
     clients_are_pointed(&shell, &direct, [&agent, &controller, &back]).await;
     let before = proxy.sum("kube_fanout_served_total").await;
     let list = format!("kubectl --kubeconfig '{}' get --raw", kubeconfig.display());
-    let said = shell.run(&format!("{list} '{PODS}'"));
-    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    let printed = shell.run(&format!("{list} '{PODS}'"));
+    assert!(printed.contains("\"kind\":\"PodList\""), "{printed}");
     let refused = shell.output(&format!("{list} /api/v1/secrets"));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is forbidden"), "as the apiserver says: {refused:?}");
     eventually("it is counted", async || (proxy.sum("kube_fanout_served_total").await > before).then_some(())).await;
@@ -132,9 +134,9 @@ async fn agents_may_look(bed: &Plane, shell: &Shell, proxy: &Running, agent: &Ro
     shell.run("kubectl apply -f role.yaml");
     let bind = "kubectl create clusterrolebinding onlookers --clusterrole kube-fanout-onlooker";
     shell.run(&format!("{bind} --serviceaccount agents:agent"));
-    let asked = json!({"verb": "get", "path": "/debug/watches"});
+    let attributes = json!({"verb": "get", "path": "/debug/watches"});
     let user = "system:serviceaccount:agents:agent";
-    rbac::may(&bed.direct(), json!({"user": user, "nonResourceAttributes": asked})).await;
+    rbac::may(&bed.direct(), json!({"user": user, "nonResourceAttributes": attributes})).await;
     let token = fs::read_to_string(agent.path("/var/run/secrets/kubernetes.io/serviceaccount/token")).expect("a token");
     assert_eq!(proxy.status_of("/debug/watches", &token).await, 200);
     assert_eq!(proxy.status_of("/debug/watches", &bed.user("bob").token).await, 403);
@@ -161,9 +163,9 @@ async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell
     );
     let holder = format!("--client-certificate '{}' --client-key '{}'", pair[0], pair[1]);
     let kubectl = format!("kubectl --kubeconfig /dev/null {cluster} {holder}");
-    let said =
+    let printed =
         shell.run(&format!("{kubectl} get --raw '{PODS}'; {kubectl} -n default create configmap by-certificate"));
-    assert!(said.contains("\"kind\":\"PodList\"") && said.contains("by-certificate created"), "{said}");
+    assert!(printed.contains("\"kind\":\"PodList\"") && printed.contains("by-certificate created"), "{printed}");
 }
 
 /// Uses the component whose binding is for the account of the Prometheus operator.
@@ -181,8 +183,8 @@ async fn scrapes_are_asked_about(bed: &Bed<Box<Plane>>, shell: &Shell, block: &s
     shell.run(block);
     for account in ["prometheus-k8s", "prometheus"] {
         let user = format!("system:serviceaccount:monitoring:{account}");
-        let asked = json!({"verb": "get", "path": "/metrics"});
-        rbac::may(&direct, json!({"user": user, "nonResourceAttributes": asked})).await;
+        let attributes = json!({"verb": "get", "path": "/metrics"});
+        rbac::may(&direct, json!({"user": user, "nonResourceAttributes": attributes})).await;
     }
     let proxy = run(&root, &direct, "deployments/kube-fanout", None).await;
     let server = format!("--server '{}' --tls-server-name kube-fanout.kube-fanout.svc", proxy.metrics);
@@ -206,10 +208,10 @@ async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
     let map = direct.json("/api/v1/namespaces/default/configmaps/fanout-example").await;
     let settings = map["data"]["kubeconfig"].as_str().expect("text");
     shell.file("application", &with(settings, &[("http://127.0.0.1:8001", &proxy.url)]));
-    let words = &pod["containers"][0]["command"];
-    assert_eq!(words[0], "kubectl", "{words}");
-    let words: Vec<_> = words.as_array().expect("words").iter().filter_map(Value::as_str).collect();
-    let command = format!("{} --kubeconfig application", words.join(" "));
+    let arguments = &pod["containers"][0]["command"];
+    assert_eq!(arguments[0], "kubectl", "{arguments}");
+    let arguments: Vec<_> = arguments.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    let command = format!("{} --kubeconfig application", arguments.join(" "));
     drop(Ongoing::start(shell, "application", &command, "\"name\": \"fanout-example\"").await);
     assert!(proxy.sum("kube_fanout_served_total").await > 0, "from its memory");
 }
@@ -217,20 +219,20 @@ async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
 /// Uses Helm instead of Kustomize, with the chart of `make chart`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn helm_chart_installs_and_its_proxy_runs() {
-    let Some(helm) = std::env::var_os("HELM") else { return say("only with Helm (run `make chart`)") };
+    let Some(helm) = std::env::var_os("HELM") else { return log_line("only with Helm (run `make chart`)") };
     let Some(bed) = bed::own("install-chart").await else { return };
     let (shell, root) = (reader(&bed), Root::new(&bed, "chart"));
     shell.link("bin/helm", helm.as_ref());
     let [install, self_signed] = blocks("docs/INSTALL.md", "helm_chart_installs_and_its_proxy_runs");
-    let said = shell.run(&install);
+    let printed = shell.run(&install);
     // Helm's notes list the remaining steps.
-    let secret = said.lines().find(|line| line.contains("create secret tls ")).expect("the certificate").trim();
+    let secret = printed.lines().find(|line| line.contains("create secret tls ")).expect("the certificate").trim();
     shell.run(&self_signed);
     shell.run(secret);
     let proxy = run(&root, &bed.direct(), "deployments/kube-fanout", None).await;
     let server = format!("--server '{}' --tls-server-name kube-fanout.kube-fanout.svc", proxy.url);
-    let said = shell.run(&format!("kubectl {server} --certificate-authority tls.crt get --raw '{PODS}'"));
-    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    let printed = shell.run(&format!("kubectl {server} --certificate-authority tls.crt get --raw '{PODS}'"));
+    assert!(printed.contains("\"kind\":\"PodList\""), "{printed}");
     let (pod, _) = template(&bed.direct(), "deployments/kube-fanout").await;
     assert_eq!(pod["containers"][0]["image"], "registry.example/kube-fanout:latest");
 }
@@ -260,8 +262,8 @@ async fn install_guide_chains_node_proxies_to_zone_proxies() {
 
     let server = format!("--server '{}' --tls-server-name kube-fanout-node.kube-fanout.svc", node.url);
     let own = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=0";
-    let said = shell.run(&format!("kubectl {server} --certificate-authority tls.crt get --raw '{own}'"));
-    assert!(said.contains("\"name\":\"own\""), "{said}");
+    let printed = shell.run(&format!("kubectl {server} --certificate-authority tls.crt get --raw '{own}'"));
+    assert!(printed.contains("\"name\":\"own\""), "{printed}");
     assert!(!authority_of_node.is_empty() && authority_of_node != authority, "each has its own");
     assert!(node.sum("kube_fanout_served_total").await > 0, "from its memory");
     assert!(zone.sum("kube_fanout_watches_open").await > 0, "which the zone fills");
@@ -278,7 +280,7 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
         let log = || File::options().create(true).append(true).open(bed.dir.join("signer.log")).expect("a log");
         return Some(Process::start("kube-controller-manager", command.stdout(log()).stderr(log())));
     }
-    say("signed as kube-controller-manager would, which is not here");
+    log_line("signed as kube-controller-manager would, which is not here");
     let path = format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}");
     let (direct, shell) = (bed.direct(), Shell::new(bed.file("signer")));
     let request = eventually("the request is approved", async || {
@@ -289,7 +291,7 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
     .await;
     // Signing is delayed, so a client that does not wait has no certificate.
     let waited = async || (bed.open_watches("certificatesigningrequests").await > 0).then_some(());
-    eventually("somebody waits for the certificate", waited).await;
+    eventually("a request waits for the certificate", waited).await;
     let [authority, key] = ["ca.crt", "ca.key"].map(|file| bed.dir.join(file).display().to_string());
     let signed = shell.run(&format!(
         "echo '{}' | base64 -d > request
@@ -305,15 +307,15 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn install_guide_issues_node_certificate_and_proxies_node() {
-    let Some(bed) = bed::beside_others().await.filter(|_| has(&["openssl", "curl"])) else { return };
+    let Some(bed) = bed::shared().await.filter(|_| has(&["openssl", "curl"])) else { return };
     let shell = reader(&bed).set("NODE_NAME", "n1");
     let [request] = blocks("docs/INSTALL.md", "install_guide_issues_node_certificate_and_proxies_node");
     let [socket] = blocks("docs/FORMS.md", "install_guide_issues_node_certificate_and_proxies_node");
     let mut asking = shell.command(&request);
-    let asked = tokio::task::spawn_blocking(move || asking.output().expect("a shell"));
+    let done = tokio::task::spawn_blocking(move || asking.output().expect("a shell"));
     let _signer = signer(&bed, "kube-fanout-n1").await;
-    let asked = asked.await.expect("no panic");
-    assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+    let done = done.await.expect("no panic");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let files = ["crt", "key"].map(|end| shell.home.join(format!("client.{end}")));
     let user = json!({"client-certificate": files[0], "client-key": files[1]});
     let kubeconfig = shell.home.join("node.kubeconfig");
@@ -333,11 +335,11 @@ async fn install_guide_issues_node_certificate_and_proxies_node() {
     let [serve, curl] = commands(&with(&with(&socket, &table[1..2]), &[table[0], table[2]])).try_into().expect("two");
     let _serving = Ongoing::start(&shell, "serve", &serve, "serving on unix:").await;
     // The list is forwarded while the feed is syncing, or if no proof arrives in time.
-    let said = eventually("the list is served from the cache", async || {
-        Some(shell.run(&curl)).filter(|said| said.contains("kube-fanout-served: cache"))
+    let printed = eventually("the list is served from the cache", async || {
+        Some(shell.run(&curl)).filter(|printed| printed.contains("kube-fanout-served: cache"))
     })
     .await;
-    assert!(said.contains("\"name\":\"own\""), "{said}");
+    assert!(printed.contains("\"name\":\"own\""), "{printed}");
     as_a_static_pod(&bed, &shell, &files).await;
 }
 
@@ -356,8 +358,8 @@ async fn as_a_static_pod(bed: &Bed, shell: &Shell, files: &[PathBuf; 2]) {
     let proxy = root.run(&pod["spec"]["containers"][0], None).await;
     let own = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=0";
     let server = format!("--server '{}' --certificate-authority '{}'", proxy.url, authority.display());
-    let said = shell.run(&format!("kubectl {server} get --raw '{own}'"));
-    assert!(said.contains("\"name\":\"own\""), "{said}");
+    let printed = shell.run(&format!("kubectl {server} get --raw '{own}'"));
+    assert!(printed.contains("\"name\":\"own\""), "{printed}");
     assert!(proxy.sum("kube_fanout_served_total").await > 0, "from its memory");
 }
 
@@ -368,31 +370,35 @@ struct Ongoing {
 }
 
 impl Ongoing {
-    /// Starts the command, and returns when its output contains `words`.
-    async fn start(shell: &Shell, name: &str, command: &str, words: &str) -> Self {
+    /// Starts the command, and returns when its output contains `prefix`.
+    async fn start(shell: &Shell, name: &str, command: &str, prefix: &str) -> Self {
         let (out, log) = (shell.home.join(format!("{name}.out")), shell.home.join(format!("{name}.log")));
         let mut running = shell.command(&format!("exec {command}"));
         running.stdout(File::create(&out).expect("a file")).stderr(File::create(&log).expect("a file"));
         let mut process = Process::start(name, &mut running);
-        eventually(&format!("{name} says {words}"), async || {
-            let said = fs::read_to_string(&out).unwrap_or_default().contains(words);
-            assert!(said || process.ended().is_none(), "{command}: {}", fs::read_to_string(&log).unwrap_or_default());
-            said.then_some(())
+        eventually(&format!("{name} says {prefix}"), async || {
+            let is_printed = fs::read_to_string(&out).unwrap_or_default().contains(prefix);
+            assert!(
+                is_printed || process.ended().is_none(),
+                "{command}: {}",
+                fs::read_to_string(&log).unwrap_or_default()
+            );
+            is_printed.then_some(())
         })
         .await;
         Self { out, _process: process }
     }
 
-    /// The rest of the output line that begins with `words`.
-    fn after(&self, words: &str) -> String {
-        let said = fs::read_to_string(&self.out).expect("its output");
-        said.lines().find_map(|line| line.strip_prefix(words)).expect("it has said so").to_owned()
+    /// The rest of the output line that begins with `prefix`.
+    fn after(&self, prefix: &str) -> String {
+        let stdout = fs::read_to_string(&self.out).expect("its output");
+        stdout.lines().find_map(|line| line.strip_prefix(prefix)).expect("the line was printed").to_owned()
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readme_and_quickstart_commands_work_against_a_cluster() {
-    let Some(bed) = bed::beside_others().await.filter(|_| has(&["openssl", "curl"])) else { return };
+    let Some(bed) = bed::shared().await.filter(|_| has(&["openssl", "curl"])) else { return };
     let shell = reader(&bed);
     let path = format!("{0}/.local/bin:{0}/bin:{1}", shell.home.display(), std::env::var("PATH").expect("a path"));
     let shell = shell.set("PATH", &path);
@@ -414,9 +420,9 @@ async fn readme_and_quickstart_commands_work_against_a_cluster() {
 
     let [plugin] = blocks("docs/OPERATING.md", "readme_and_quickstart_commands_work_against_a_cluster");
     fs::create_dir_all(shell.home.join(".local/bin")).expect("a folder");
-    let asked = format!("status --address {}", serving.after("metrics and health on "));
-    let said = shell.run(&with(&plugin, &[("status", &asked)]));
-    assert!(said.contains("pods"), "{said}");
+    let arguments = format!("status --address {}", serving.after("metrics and health on "));
+    let printed = shell.run(&with(&plugin, &[("status", &arguments)]));
+    assert!(printed.contains("pods"), "{printed}");
 
     let [self_signed] = blocks("docs/INSTALL.md", "readme_and_quickstart_commands_work_against_a_cluster");
     shell.run(&with(&self_signed, &[("DNS:kube-fanout.kube-fanout.svc", "IP:127.0.0.1")]));
@@ -428,19 +434,19 @@ async fn readme_and_quickstart_commands_work_against_a_cluster() {
     let [central] = commands(&central).try_into().expect("one");
     let central = Ongoing::start(&shell, "central", &central, "serving on ").await;
     let server = format!("--server {} --certificate-authority tls.crt", central.after("serving on "));
-    let said = shell.run(&format!("kubectl {server} get --raw '{PODS}'"));
-    assert!(said.contains("\"kind\":\"PodList\""), "{said}");
+    let printed = shell.run(&format!("kubectl {server} get --raw '{PODS}'"));
+    assert!(printed.contains("\"kind\":\"PodList\""), "{printed}");
     let [both] = blocks("docs/RUNBOOK.md", "readme_and_quickstart_commands_work_against_a_cluster");
     let target = bed.target();
     let (apiserver, proxy) = (target.host(), central.after("serving on https://"));
     let table = [("APISERVER", apiserver), ("PROXY", &proxy), ("--cacert CA ", "--cacert tls.crt ")];
     let shell = shell.set("TOKEN", &target.identity.token);
     let both = with(&both, &table);
-    let said = eventually("the list is served from the cache", async || {
-        Some(shell.run(&both).to_lowercase()).filter(|said| said.contains("\nkube-fanout-served: cache"))
+    let printed = eventually("the list is served from the cache", async || {
+        Some(shell.run(&both).to_lowercase()).filter(|printed| printed.contains("\nkube-fanout-served: cache"))
     })
     .await;
-    assert!(said.contains("\"kind\":\"podlist\""), "{said}");
-    let nobody = shell.output(&format!("kubectl --kubeconfig /dev/null {server} --token nobody get --raw '{PODS}'"));
-    assert!(!nobody.status.success(), "it asks who a caller is");
+    assert!(printed.contains("\"kind\":\"podlist\""), "{printed}");
+    let anonymous = shell.output(&format!("kubectl --kubeconfig /dev/null {server} --token nobody get --raw '{PODS}'"));
+    assert!(!anonymous.status.success(), "it authenticates callers");
 }

@@ -5,20 +5,20 @@ use std::process::Command;
 
 use futures_util::future::join_all;
 
-use crate::bed::{self, Bed, Plan, Proxy, Target, eventually, kubectl, say};
+use crate::bed::{self, Bed, Plan, Proxy, Target, eventually, kubectl, log_line};
 
 /// kubectl's output and exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Said {
+struct CommandOutput {
     out: String,
     errors: String,
     code: Option<i32>,
 }
 
-async fn run(mut command: Command) -> Said {
+async fn run(mut command: Command) -> CommandOutput {
     let output = tokio::task::spawn_blocking(move || command.output().expect("kubectl runs")).await.expect("no panic");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Said { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
+    CommandOutput { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
 }
 
 /// Replaces ages such as `0s` and `3m12s` with `AGE`, and also the servers' addresses.
@@ -37,10 +37,10 @@ fn normalised(text: &str, target: &Target) -> String {
     };
     let text = text.replace(&target.url, "SERVER").replace(target.host(), "SERVER");
     let lines = text.lines().map(|line| {
-        let words = line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word });
+        let columns = line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word });
         // The width of a column depends on its longest age.
         if line.contains("  ") && line.split_whitespace().any(is_age) {
-            words.collect::<Vec<_>>().join(" ")
+            columns.collect::<Vec<_>>().join(" ")
         } else {
             line.to_owned()
         }
@@ -49,12 +49,12 @@ fn normalised(text: &str, target: &Target) -> String {
 }
 
 /// Removes kubectl's own log lines, which have times and addresses. Its messages to the user remain.
-fn comparable(said: &Said, target: &Target) -> Said {
-    let errors = normalised(&said.errors, target);
-    Said { out: normalised(&said.out, target), errors, code: said.code }
+fn comparable(output: &CommandOutput, target: &Target) -> CommandOutput {
+    let errors = normalised(&output.errors, target);
+    CommandOutput { out: normalised(&output.out, target), errors, code: output.code }
 }
 
-async fn same(bed: &Bed, proxy: &Proxy, args: &[&str]) -> Said {
+async fn same(bed: &Bed, proxy: &Proxy, args: &[&str]) -> CommandOutput {
     let [direct, through] = [bed.target(), proxy.target()];
     let (a, b) = tokio::join!(run(kubectl(bed, &direct, args)), run(kubectl(bed, &through, args)));
     let (a, b) = (comparable(&a, &direct), comparable(&b, &through));
@@ -138,13 +138,13 @@ async fn kubectl_reads_print_the_same_as_direct() {
     // This command must time out, so it runs in parallel with all others.
     let waits = alike(&["wait", "--for=condition=Ready", "pod/a", "--timeout=15s"]);
     tokio::join!(all, waits);
-    say(&format!("{} kubectl reads say the same", reads.len() + 1));
+    log_line(&format!("{} kubectl reads say the same", reads.len() + 1));
 }
 
 /// Exec, attach and port-forward need a kubelet. Without one, upstream's response to the upgrade must arrive unchanged.
 #[tokio::test]
 async fn refused_upgrade_returns_the_upstream_response() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().config("execOnLoopback: true").start(&bed).await;
     let namespace = bed.namespace("upgrades").await;
     let file = manifest(&bed, PODS);
@@ -158,16 +158,16 @@ async fn refused_upgrade_returns_the_upstream_response() {
         &["cp", "a:/x", "x"],
     ];
     for args in attempts {
-        let said = same(&bed, &proxy, &[&["-n", &namespace], *args].concat()).await;
-        assert_ne!(said.code, Some(0), "{said:?}");
-        say(&format!("kubectl {}: {}", args.join(" "), said.errors.lines().last().unwrap_or_default()));
+        let output = same(&bed, &proxy, &[&["-n", &namespace], *args].concat()).await;
+        assert_ne!(output.code, Some(0), "{output:?}");
+        log_line(&format!("kubectl {}: {}", args.join(" "), output.errors.lines().last().unwrap_or_default()));
     }
 }
 
 /// Writes, each done once through the proxy and once directly, to objects with the same names in two namespaces.
 #[tokio::test]
 async fn kubectl_writes_behave_the_same_as_direct() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let spaces = [bed.namespace("direct").await, bed.namespace("through").await];
     let file = manifest(&bed, PODS);
@@ -199,7 +199,7 @@ async fn kubectl_writes_behave_the_same_as_direct() {
     ];
     let alike = async |args: &[&str]| {
         let targets = [bed.target(), proxy.target()];
-        let said = join_all(targets.iter().zip(&spaces).map(async |(target, space)| {
+        let output = join_all(targets.iter().zip(&spaces).map(async |(target, space)| {
             let done = run(kubectl(&bed, target, &[&["-n", space], args].concat())).await;
             let done = comparable(&done, target);
             let without = |text: &str| text.replace(space, "SPACE");
@@ -208,8 +208,8 @@ async fn kubectl_writes_behave_the_same_as_direct() {
             let out = done.out.lines().filter(|line| !line.starts_with(['+', '-', 'd']) || !line.contains("/tmp/"));
             (without(&out.collect::<Vec<_>>().join("\n")), errors, done.code)
         }));
-        let said = said.await;
-        assert_eq!(said[1], said[0], "kubectl {}", args.join(" "));
+        let output = output.await;
+        assert_eq!(output[1], output[0], "kubectl {}", args.join(" "));
     };
     let all = async |some: &[&[&str]]| {
         for args in some {
@@ -218,7 +218,7 @@ async fn kubectl_writes_behave_the_same_as_direct() {
     };
     all(writes).await;
     tokio::join!(alike(waits), all(behind));
-    say(&format!("{} kubectl writes say the same", writes.len() + 1 + behind.len()));
+    log_line(&format!("{} kubectl writes say the same", writes.len() + 1 + behind.len()));
 }
 
 /// A `kubectl` watch, which is ended when it has written enough.
@@ -248,9 +248,9 @@ impl Watching {
 
     async fn says(&self, lines: usize) -> String {
         eventually("kubectl tells what it watches", async || {
-            let said = std::fs::read_to_string(&self.out).unwrap_or_default();
+            let printed = std::fs::read_to_string(&self.out).unwrap_or_default();
             // kubectl writes a line cell by cell.
-            (said.matches('\n').count() >= lines).then_some(said)
+            (printed.matches('\n').count() >= lines).then_some(printed)
         })
         .await
     }
@@ -258,7 +258,7 @@ impl Watching {
 
 #[tokio::test]
 async fn kubectl_watches_print_the_same_as_direct() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("watched").await;
     let file = manifest(&bed, PODS);
@@ -300,9 +300,9 @@ async fn kubectl_watches_print_the_same_as_direct() {
         assert_eq!(normalised(&through.says(last).await, &target), expected, "kubectl {}", args.join(" "));
         drop((direct.process, through.process));
     }
-    say(&format!("{} kubectl watches say the same", watches.len()));
+    log_line(&format!("{} kubectl watches say the same", watches.len()));
     let tables = [("verb", "watch"), ("representation", "table")];
     let tables = proxy.metrics().await.sum("kube_fanout_served_total", &tables);
     assert_eq!(tables, 7, "every Table");
-    say(&format!("passed through: {:?}", proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
 }

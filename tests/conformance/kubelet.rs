@@ -34,7 +34,7 @@ impl Node {
         let kubelet = node.directly(&node.kubelet("n1"));
         let secret = node.inside("secrets/n1");
         eventually("the node may read what its pods mount", async || {
-            (kubelet.ask(RequestSpec::get(&secret)).await.status == 200).then_some(())
+            (kubelet.fetch(RequestSpec::get(&secret)).await.status == 200).then_some(())
         })
         .await;
         Some(node)
@@ -53,10 +53,10 @@ impl Node {
     }
 
     /// Sends a request to both as the same caller. Panics unless the answers are equal. Returns the proxy's.
-    async fn same(&self, identity: &Identity, ask: RequestSpec) -> Answer {
+    async fn same(&self, identity: &Identity, request: RequestSpec) -> Answer {
         let (direct, through) = (self.directly(identity), self.proxy.client_of(identity));
-        let what = format!("{} asks {} {}", identity.name, ask.method, ask.path);
-        bed::assert_same(&what, direct.ask(ask.clone()), through.ask(ask)).await
+        let what = format!("{} asks {} {}", identity.name, request.method, request.path);
+        bed::assert_same(&what, direct.fetch(request.clone()), through.fetch(request)).await
     }
 }
 
@@ -98,8 +98,8 @@ async fn kubelet_gets_apiserver_responses_from_its_node_proxy() {
     let patch = |path: &str| {
         RequestSpec::get(path).with(Method::PATCH, "application/strategic-merge-patch+json", patch.clone())
     };
-    assert_eq!(through.ask(patch("/api/v1/nodes/n1/status")).await.status, 200);
-    let patched = through.ask(patch(&node.inside("pods/n1/status"))).await;
+    assert_eq!(through.fetch(patch("/api/v1/nodes/n1/status")).await.status, 200);
+    let patched = through.fetch(patch(&node.inside("pods/n1/status"))).await;
     assert_eq!(patched.status, 200);
     let there = format!("{PODS}&resourceVersion={}", version_of(&patched.value()));
     through.until_ok("the feed has it", RequestSpec::get(&there)).await;
@@ -115,15 +115,15 @@ async fn kubelet_gets_apiserver_responses_from_its_node_proxy() {
 async fn node_proxy_grants_other_callers_no_extra_permissions() {
     let Some(node) = Node::new("kubelet-others").await else { return };
     let certificates = [node.kubelet("n2"), Authority::of(&node.bed).issue("viewer", &[])];
-    let held = [PODS, "/api/v1/nodes?fieldSelector=metadata.name%3Dn1"].map(str::to_owned);
+    let cached_paths = [PODS, "/api/v1/nodes?fieldSelector=metadata.name%3Dn1"].map(str::to_owned);
     let passed = ["/api/v1/secrets", "/api/v1/pods"].map(str::to_owned);
     let passed = passed.into_iter().chain(["secrets/n1", "secrets/n2", "pods/n1"].map(|name| node.inside(name)));
-    for path in held.iter().cloned().chain(passed.clone()) {
+    for path in cached_paths.iter().cloned().chain(passed.clone()) {
         node.same(&node.bed.user("alice"), RequestSpec::get(&path).accept("application/json")).await;
     }
     // Forwarding requests of a certificate holder would need an impersonator, which no node has.
     for identity in &certificates {
-        for path in &held {
+        for path in &cached_paths {
             node.same(identity, RequestSpec::get(path).accept("application/json")).await;
         }
         for path in passed.clone() {

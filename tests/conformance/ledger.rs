@@ -83,7 +83,7 @@ impl Ledger {
         }));
     }
 
-    pub fn reported(&self, op: OperationId, event: &Event) {
+    pub fn record_event(&self, op: OperationId, event: &Event) {
         let record = records::event(op, now_ns(), records::kind(&event.kind), &event.object);
         let is_object = record.kind < RecordedEventType::Bookmark;
         let digest = is_object.then(|| ContentDigest::of_object(&event.object));

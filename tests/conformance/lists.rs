@@ -4,7 +4,7 @@ use futures_util::future::join;
 use kubeapi::{Gvr, SelectableFieldTable};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Pair, RequestSpec, say, version_of};
+use crate::bed::{self, Pair, RequestSpec, log_line, version_of};
 
 fn names(list: &Value) -> Vec<&str> {
     let items = list["items"].as_array().expect("items");
@@ -127,7 +127,7 @@ async fn continue_tokens_match_the_apiserver_byte_for_byte() {
         }
     }
     assert!(compared >= 8, "{compared} tokens of the same version");
-    say(&format!("{compared} tokens are equal"));
+    log_line(&format!("{compared} tokens are equal"));
 }
 
 /// A token without its version.
@@ -203,7 +203,7 @@ async fn paging_with_a_selector_ends_where_the_apiservers_does() {
             }
         }
     }
-    say(&format!("{pages} pages alike; passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("{pages} pages alike; forwarded: {:?}", pair.proxy.forwarded().await));
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn field_selector_treats_absent_field_as_empty() {
     assert_eq!((code, names(&none).len()), (200, 0));
     let (code, refused) = list("status.foo%3D1").await;
     assert_eq!((code, &refused["message"]), (400, &json!("field label not supported: status.foo")));
-    say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", pair.proxy.forwarded().await));
 }
 
 /// Resources with additional selectable fields, in each version that any minor of the matrix has.
@@ -290,7 +290,7 @@ const CONTESTED: [&str; 8] =
 #[tokio::test]
 async fn cached_field_selector_keys_are_accepted_by_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
-    let (mut asked, mut passed) = (0, 0);
+    let (mut key_count, mut passed) = (0, 0);
     for (group, versions, plural) in SELECTABLE {
         for version in versions {
             let gvr = Gvr::new(group, version, plural);
@@ -307,10 +307,10 @@ async fn cached_field_selector_keys_are_accepted_by_the_apiserver() {
                 if ours.status != 200 {
                     assert_eq!(ours.text(), theirs.text(), "{path}");
                 }
-                (asked, passed) = (asked + 1, passed + usize::from(!ours.is_cached()));
+                (key_count, passed) = (key_count + 1, passed + usize::from(!ours.is_cached()));
             }
         }
     }
-    assert!(asked > 100 && passed < asked, "{passed} of {asked} passed through");
-    say(&format!("{asked} keys, {passed} of which passed through"));
+    assert!(key_count > 100 && passed < key_count, "{passed} of {key_count} forwarded");
+    log_line(&format!("{key_count} keys, {passed} of them forwarded"));
 }

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream};
 use http::HeaderName;
 use serde_json::json;
 
-use crate::bed::{self, Frame, RequestSpec, Seed, TOO_LARGE, Watch, say};
+use crate::bed::{self, Frame, RequestSpec, Seed, TOO_LARGE, Watch, log_line};
 use crate::differential::compare::Compared;
 use crate::differential::probe::Probe;
 use crate::differential::verdict::Counts;
@@ -30,7 +30,7 @@ const CACHED_ONE_IN: u64 = 8;
 const SHOWN_MAX: usize = 10;
 
 /// A request, and its results.
-struct Told<'a> {
+struct Exchange<'a> {
     caller: &'a Caller,
     probe: Probe,
     compared: Compared,
@@ -46,40 +46,41 @@ async fn permission_for_one_name_never_exposes_similar_names() {
     let scene = Scene::set(bed).await;
     let tokens = tokens(&scene).await;
     let mut draws = Draws::new(seed.first(), tokens, scene.versions);
-    let asked = (0..count).map(|_| {
+    let requests = (0..count).map(|_| {
         let caller = draws.caller(&scene.callers);
         (caller, draws.probe(caller))
     });
-    let asked: Vec<_> = asked.collect();
-    let reported =
-        stream::iter(asked).map(|(caller, probe)| tell(caller, probe, scene.versions.1)).buffer_unordered(AT_ONCE);
-    let reported: Vec<_> = reported.collect().await;
+    let requests: Vec<_> = requests.collect();
+    let exchanges = stream::iter(requests)
+        .map(|(caller, probe)| exchange(caller, probe, scene.versions.1))
+        .buffer_unordered(AT_ONCE);
+    let exchanges: Vec<_> = exchanges.collect().await;
     let (mut counts, mut statuses) = (Counts::default(), BTreeMap::<u16, usize>::new());
-    for reported in &reported {
-        counts.count(&reported.compared, reported.compared.verdict);
-        *statuses.entry(reported.compared.reported.status).or_default() += 1;
+    for exchange in &exchanges {
+        counts.count(&exchange.compared, exchange.compared.verdict);
+        *statuses.entry(exchange.compared.actual.status).or_default() += 1;
     }
-    let cached = |reported: &&Told<'_>| reported.compared.cached && reported.compared.reported.status == 200;
-    let watches = reported.iter().filter(cached).filter(|reported| reported.compared.watch).count();
-    say(&format!("{counts}, statuses {statuses:?}; {watches} watches from the cache"));
+    let cached = |exchange: &&Exchange<'_>| exchange.compared.cached && exchange.compared.actual.status == 200;
+    let watches = exchanges.iter().filter(cached).filter(|exchange| exchange.compared.watch).count();
+    log_line(&format!("{counts}, statuses {statuses:?}; {watches} watches from the cache"));
     let reports: Vec<_> =
-        counts.complaints(CACHED_ONE_IN).into_iter().chain(reported.iter().filter_map(Told::report)).collect();
-    let shown: Vec<_> = reports.iter().take(SHOWN_MAX).cloned().collect();
-    assert!(reports.is_empty(), "{} reports:\n{}", reports.len(), shown.join("\n\n"));
+        counts.complaints(CACHED_ONE_IN).into_iter().chain(exchanges.iter().filter_map(Exchange::report)).collect();
+    let first_ones: Vec<_> = reports.iter().take(SHOWN_MAX).cloned().collect();
+    assert!(reports.is_empty(), "{} reports:\n{}", reports.len(), first_ones.join("\n\n"));
     assert!(watches >= usize::try_from(count / 40).expect("a small number"), "{watches} watches from the cache");
     for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
-        let own = reported.iter().filter(cached).filter(|reported| reported.caller.name == caller.name).count();
+        let own = exchanges.iter().filter(cached).filter(|exchange| exchange.caller.name == caller.name).count();
         assert!(own > 0, "nothing from the cache for {}", caller.name);
     }
 }
 
-async fn tell(caller: &Caller, probe: Probe, settled: u64) -> Told<'_> {
+async fn exchange(caller: &Caller, probe: Probe, settled: u64) -> Exchange<'_> {
     let compared = caller.servers.compare(&probe, settled).await;
     let seen = caller.not_for(&compared.bytes);
-    Told { caller, probe, compared, seen }
+    Exchange { caller, probe, compared, seen }
 }
 
-impl Told<'_> {
+impl Exchange<'_> {
     fn report(&self) -> Option<String> {
         let Self { caller, probe, compared, seen } = self;
         if seen.is_empty() && !compared.differs() {
@@ -121,10 +122,13 @@ async fn watch_of_one_name_receives_no_event_of_similar_names() {
     let scene = Scene::set(bed).await;
     let mut watches = Vec::new();
     for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
-        for (ask, needs) in caller.live(scene.versions.1) {
+        for (request, needs) in caller.live(scene.versions.1) {
             watches.push(async move {
                 // If a watch's state could not be proven in time, the watch is opened again.
-                bed::eventually("a watch tells of its object twice", async || hear(caller, &ask, &needs).await).await;
+                bed::eventually("a watch delivers its object twice", async || {
+                    watch_twice(caller, &request, &needs).await
+                })
+                .await;
             });
         }
     }
@@ -145,16 +149,16 @@ async fn watch_of_one_name_receives_no_event_of_similar_names() {
     };
     tokio::select! {
         () = async { drop(futures_util::future::join_all(watches).await) } => {}
-        () = churn => unreachable!("it goes on"),
+        () = churn => unreachable!("it continues"),
     }
-    say(&format!("{count} watches among neighbours that change"));
+    log_line(&format!("{count} watches among neighbours that change"));
 }
 
 /// Watches until this marker has arrived twice, in the state or in changes. `None` if the state was not available in
 /// time.
-async fn hear(caller: &Caller, ask: &RequestSpec, needs: &str) -> Option<()> {
-    let what = format!("{}: {} {:?}", caller.name, ask.path, ask.headers);
-    let response = caller.http.send(ask.clone()).await;
+async fn watch_twice(caller: &Caller, request: &RequestSpec, needs: &str) -> Option<()> {
+    let what = format!("{}: {} {:?}", caller.name, request.path, request.headers);
+    let response = caller.http.send(request.clone()).await;
     let served = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");
     assert_eq!((response.status().as_u16(), served), (200, true), "{what}");
     let (mut watch, mut bytes) = (Watch::new(response), Vec::new());
@@ -186,10 +190,10 @@ async fn readable_list_contains_only_permitted_namespaces() {
             ["", "fieldSelector=metadata.name%3Da", "limit=1", "labelSelector=l+in+(a,aa)", "watch=1&timeoutSeconds=1"]
         {
             for accept in ["application/json", "application/vnd.kubernetes.protobuf", drawn::METADATA] {
-                let ask = format!("{}?{query}", path(MAPS, None));
-                let ask = RequestSpec::get(&ask).accept(accept);
-                let ask = ask.header(HeaderName::from_static("kube-fanout-readable"), "true");
-                let answer = caller.http.list_now(ask).await;
+                let request = format!("{}?{query}", path(MAPS, None));
+                let request = RequestSpec::get(&request).accept(accept);
+                let request = request.header(HeaderName::from_static("kube-fanout-readable"), "true");
+                let answer = caller.http.list_now(request).await;
                 let seen = caller.not_for(&answer.body);
                 assert!(seen.is_empty(), "{}: {query} {accept}: {seen:?}", caller.name);
                 assert!(!answer.text().contains("remainingItemCount"), "{}: {query} {accept}", caller.name);

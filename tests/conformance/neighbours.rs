@@ -18,7 +18,7 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use crate::bed::{self, Http, Identity, Protocol, RequestSpec, eventually, number, say, unique};
+use crate::bed::{self, Http, Identity, Protocol, RequestSpec, eventually, log_line, number, unique};
 use kubelet::Kubelet;
 use town::{CACHED, PASSED, Town};
 
@@ -60,7 +60,7 @@ async fn denied_requests_do_not_end_watches_of_other_clients() {
     });
     let knocks = ticks.take_while(|()| std::future::ready(Instant::now() < until)).enumerate();
     let knocks = knocks.map(|(at, ())| knock(&town, at as u64)).buffer_unordered(64).count().await;
-    say(&format!("{} watches beside {knocks} requests that were refused in {:?}", watches.len(), seconds()));
+    log_line(&format!("{} watches beside {knocks} requests that were refused in {:?}", watches.len(), seconds()));
     town.assert_unharmed(watches).await;
 }
 
@@ -82,7 +82,7 @@ async fn read(http: &Http, path: &str, bytes: usize) {
     let mut body = http.send(RequestSpec::get(path)).await.into_body();
     let mut seen = 0;
     while seen < bytes {
-        let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it goes on");
+        let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it continues");
         seen += frame.into_data().as_ref().map_or(0, Bytes::len);
     }
 }
@@ -106,11 +106,11 @@ async fn unread_log_streams_do_not_delay_others_or_grow_memory() {
     let before = town.resident_bytes();
     let open = stream::iter(0..count).map(|_| unread(&town, &kubelet.log)).buffer_unordered(32);
     let stuck = open.collect::<Vec<_>>().await;
-    let mut said = 0;
+    let mut sent = 0;
     eventually("every buffer between the logs and their readers is full", async || {
         sleep(Duration::from_millis(500)).await;
-        let more = kubelet.said_bytes();
-        (std::mem::replace(&mut said, more) == more).then_some(())
+        let more = kubelet.sent_bytes();
+        (std::mem::replace(&mut sent, more) == more).then_some(())
     })
     .await;
     let filled = town.resident_bytes();
@@ -120,15 +120,17 @@ async fn unread_log_streams_do_not_delay_others_or_grow_memory() {
         for http in town.clients() {
             took = took.max(read_by_eight(&http, &kubelet.log, READ).await);
         }
-        say(&format!("eight others read {READ} bytes of one in {took:?}, of the apiserver itself in {directly:?}"));
+        log_line(&format!(
+            "eight others read {READ} bytes of one in {took:?}, of the apiserver itself in {directly:?}"
+        ));
         took < 5 * directly + Duration::from_secs(1) + bed::ALLOWANCE
     };
     // If the unread streams blocked other reads, both attempts would be slow.
     let is_soon = read().await || read().await;
     let after = town.resident_bytes();
     let each = filled.saturating_sub(before) / count;
-    say(&format!("{count} unread logs: {} KiB of memory each", each >> 10));
-    say(&format!("memory: {} MiB, then {}, then {}", before >> 20, filled >> 20, after >> 20));
+    log_line(&format!("{count} unread logs: {} KiB of memory each", each >> 10));
+    log_line(&format!("memory: {} MiB, then {}, then {}", before >> 20, filled >> 20, after >> 20));
     assert!(each < 1 << 20, "an unread stream takes {each} bytes");
     assert!(after < filled + (64 << 20), "from {filled} to {after} bytes");
     assert!(is_soon, "unread logs hold others up");
@@ -163,14 +165,14 @@ async fn token_guessing_is_rate_limited_and_spares_known_callers() {
     let proxy_asked = async || {
         town.metrics().await.sum("kube_fanout_auth_reviews_total", &[("kind", "token"), ("result", "unauthenticated")])
     };
-    let (asked, counted) = (proxy_asked().await, town.reviews().await);
+    let (reviews_sent, counted) = (proxy_asked().await, town.reviews().await);
     let (began, over, answered) = (Instant::now(), AtomicBool::new(false), AtomicUsize::new(0));
     let strangers = Http::new(town.target().by(&Identity::anonymous()), Protocol::H1);
     let guess = async |_| {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, format!("Bearer {}", unique("guess")).parse().expect("a token"));
-        let ask = RequestSpec { method: Method::GET, path: CACHED.to_owned(), headers, body: Bytes::new() };
-        let answer = strangers.ask(ask).await;
+        let request = RequestSpec { method: Method::GET, path: CACHED.to_owned(), headers, body: Bytes::new() };
+        let answer = strangers.fetch(request).await;
         assert!([401, 429].contains(&answer.status.as_u16()), "{}", answer.text());
         answered.fetch_add(1, Ordering::Relaxed);
     };
@@ -191,12 +193,12 @@ async fn token_guessing_is_rate_limited_and_spares_known_callers() {
     let (guesses, by_token, by_certificate) =
         tokio::join!(guesses, go_on_reading(&clients[0], &over), go_on_reading(&clients[1], &over));
     let took = began.elapsed();
-    let (asked, counted) = (proxy_asked().await - asked, town.reviews().await - counted);
-    say(&format!("{guesses} guesses in {took:.1?}: {asked} questions, the apiserver saw {counted}"));
-    say(&format!("meanwhile {by_token} answers to a token and {by_certificate} to a certificate"));
+    let (reviews_sent, counted) = (proxy_asked().await - reviews_sent, town.reviews().await - counted);
+    log_line(&format!("{guesses} guesses in {took:.1?}: {reviews_sent} questions, the apiserver saw {counted}"));
+    log_line(&format!("at the same time {by_token} responses with a token and {by_certificate} with a certificate"));
     let allowed = allowed(took);
     assert!(guesses as f64 > FLOOD * allowed, "that was no flood");
-    assert!((asked as f64) <= allowed, "{asked} questions, {allowed} allowed");
+    assert!((reviews_sent as f64) <= allowed, "{reviews_sent} questions, {allowed} allowed");
     // The reviews of the one valid token, one per second, come in addition.
     assert!((counted as f64) <= allowed + 2.0 * took.as_secs_f64() + 2.0, "{counted} questions, {allowed} allowed");
     town.assert_unharmed(watches).await;

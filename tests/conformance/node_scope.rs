@@ -69,22 +69,22 @@ impl Node {
         format!("/api/v1/namespaces/{}/{rest}", self.namespace)
     }
 
-    fn as_node(ask: RequestSpec) -> RequestSpec {
-        ask.header(NODE, "system:node:n1").header(NODES, "system:nodes")
+    fn as_node(request: RequestSpec) -> RequestSpec {
+        request.header(NODE, "system:node:n1").header(NODES, "system:nodes")
     }
 
     /// The apiserver's answer to the node itself.
-    async fn directly(&self, ask: RequestSpec) -> Answer {
-        self.direct.ask(Self::as_node(ask)).await
+    async fn directly(&self, request: RequestSpec) -> Answer {
+        self.direct.fetch(Self::as_node(request)).await
     }
 
     /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
-    async fn same(&self, ask: RequestSpec) -> Answer {
-        let what = format!("{} {:?}", ask.path, ask.headers);
-        bed::assert_same(&what, self.directly(ask.clone()), self.through.ask(ask)).await
+    async fn same(&self, request: RequestSpec) -> Answer {
+        let what = format!("{} {:?}", request.path, request.headers);
+        bed::assert_same(&what, self.directly(request.clone()), self.through.fetch(request)).await
     }
 
-    async fn held(&self, resource: &str) -> i64 {
+    async fn cached_objects(&self, resource: &str) -> i64 {
         self.proxy.metrics().await.sum("kube_fanout_feed_objects", &[("resource", resource)])
     }
 }
@@ -92,7 +92,7 @@ impl Node {
 /// The Node authorizer's reasons for refusals that may soon become permitted are those that a proxy does not cache.
 #[tokio::test]
 async fn node_authorizer_denial_reason_is_recognized_as_uncacheable() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let about = json!({"verb": "watch", "resource": "configmaps", "namespace": "default", "name": "nobody-needs-it"});
     let spec = json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": about});
     let review = bed.direct().create(ACCESS_REVIEWS, json!({"spec": spec})).await;
@@ -106,8 +106,8 @@ async fn node_authorizer_denial_reason_is_recognized_as_uncacheable() {
 async fn node_scope_reads_match_reads_with_node_identity() {
     let Some(node) = Node::new(bed::quiet("node-reads").await).await else { return };
     let own = ["", "&resourceVersion=0", "&limit=2", "&limit=500&resourceVersion=0", "&labelSelector=none"];
-    let mut held: Vec<_> = own.iter().map(|query| format!("{PODS}{query}")).collect();
-    held.extend([
+    let mut cached_paths: Vec<_> = own.iter().map(|query| format!("{PODS}{query}")).collect();
+    cached_paths.extend([
         node.inside("pods?fieldSelector=spec.nodeName%3Dn1"),
         format!("{PODS},status.phase%3DPending"),
         "/api/v1/nodes?fieldSelector=metadata.name%3Dn1".to_owned(),
@@ -136,7 +136,7 @@ async fn node_scope_reads_match_reads_with_node_identity() {
     }
     passed.extend(["pods/n1-0", "pods/n1-0?resourceVersion=0", "pods/n2-0"].map(|path| node.inside(path)));
     for form in [PROTOBUF, "application/json"] {
-        for (paths, cached) in [(&held, true), (&passed, false)] {
+        for (paths, cached) in [(&cached_paths, true), (&passed, false)] {
             for path in paths {
                 let answer = bed::proven(async || node.same(RequestSpec::get(path).accept(form)).await).await;
                 assert_eq!(answer.is_cached(), cached, "{path} {form}");
@@ -148,9 +148,13 @@ async fn node_scope_reads_match_reads_with_node_identity() {
     let of = [("resource", "pods.v1"), ("selector", "spec.nodeName=n1")];
     assert_eq!(pods.sum("kube_fanout_upstream_watches", &of), 1, "one watch, with the selector");
     assert_eq!(node.proxy.streams("pods.v1").await, 1, "and no other");
-    assert_eq!([node.held("pods.v1").await, node.held("nodes.v1").await], [3, 1], "nothing of other nodes");
+    assert_eq!(
+        [node.cached_objects("pods.v1").await, node.cached_objects("nodes.v1").await],
+        [3, 1],
+        "nothing of other nodes"
+    );
     for kind in ["secrets.v1", "configmaps.v1"] {
-        assert_eq!([node.held(kind).await, node.proxy.streams(kind).await], [0, 0], "{kind}");
+        assert_eq!([node.cached_objects(kind).await, node.proxy.streams(kind).await], [0, 0], "{kind}");
     }
 }
 
@@ -158,11 +162,12 @@ async fn node_scope_reads_match_reads_with_node_identity() {
 async fn node_scope_watch_receives_events_of_own_pods_only() {
     let Some(node) = Node::new(bed::quiet("node-watches").await).await else { return };
     for form in [PROTOBUF, "application/json"] {
-        let ask = || RequestSpec::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
-        let (mut direct, mut through) = join(node.direct.watch(Node::as_node(ask())), node.through.watch(ask())).await;
-        let same = async |reported: &[&str], direct: &mut Watch, through: &mut Watch| {
-            for what in reported {
-                assert_eq!(through.telling().await, direct.telling().await, "{form}: {what}");
+        let request = || RequestSpec::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
+        let (mut direct, mut through) =
+            join(node.direct.watch(Node::as_node(request())), node.through.watch(request())).await;
+        let same = async |changes: &[&str], direct: &mut Watch, through: &mut Watch| {
+            for what in changes {
+                assert_eq!(through.normalized_event().await, direct.normalized_event().await, "{form}: {what}");
             }
         };
         // Nothing changes before both have sent the end of the initial events, so that it is after the same event.
@@ -175,8 +180,8 @@ async fn node_scope_watch_receives_events_of_own_pods_only() {
         }
         node.direct.create(&node.inside("pods"), pod("n1-end", "n1", "n1")).await;
         node.direct.delete(&node.inside("pods/n1-end")).await;
-        let reported = ["n1-9 is new", "n1-9 has a label", "n1-9 goes", "n1-end is new", "n1-end goes"];
-        same(&reported, &mut direct, &mut through).await;
+        let changes = ["n1-9 is new", "n1-9 has a label", "n1-9 goes", "n1-end is new", "n1-end goes"];
+        same(&changes, &mut direct, &mut through).await;
     }
     assert_eq!(node.proxy.streams("pods.v1").await, 1);
 }
@@ -197,10 +202,10 @@ async fn node_scope_reads_contain_every_earlier_write() {
         let written = version_of(&node.direct.patch(&ours, labelled.clone()).await);
         // The cluster's version runs ahead of a stream that receives no events of it.
         node.direct.patch(&theirs, labelled).await;
-        let read = node.through.ask(RequestSpec::get(PODS)).await;
+        let read = node.through.fetch(RequestSpec::get(PODS)).await;
         let found = read.value()["items"].as_array().expect("a list").iter().map(version_of).max();
         assert_eq!(found, Some(written), "{}", read.text());
-        let of_nodes = node.through.ask(RequestSpec::get(NODE)).await;
+        let of_nodes = node.through.fetch(RequestSpec::get(NODE)).await;
         for (cached, read) in cached.iter_mut().zip([read, of_nodes]) {
             *cached += usize::from(read.is_cached());
         }
@@ -209,10 +214,10 @@ async fn node_scope_reads_contain_every_earlier_write() {
     let passed = i64::try_from(2 * READS - cached.iter().sum::<usize>()).expect("a few");
     assert_eq!(passed, late().await - before, "{cached:?} of {READS}");
     assert!(cached.iter().all(|cached| *cached > 0), "{cached:?} of {READS}");
-    assert!(node.proxy.asked("position").await > 0);
+    assert!(node.proxy.feed_requests("position").await > 0);
 }
 
-fn reported(event: &bed::Event) -> (String, String, u64) {
+fn summary(event: &bed::Event) -> (String, String, u64) {
     (event.kind.clone(), event.name().to_owned(), event.version())
 }
 
@@ -244,7 +249,7 @@ async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     let mut expected = Vec::new();
     // A pod is marked as deleted before its removal.
     for kind in ["MODIFIED", "MODIFIED", "MODIFIED", "ADDED", "MODIFIED", "DELETED"] {
-        expected.push(reported(&of_this_one.change().await));
+        expected.push(summary(&of_this_one.change().await));
         assert_eq!(expected.last().map(|(kind, ..)| kind.as_str()), Some(kind));
     }
     node.bed.kill_apiserver().await;
@@ -252,10 +257,10 @@ async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     node.proxy.go_on();
     expected.push(("MODIFIED".to_owned(), "n1-2".to_owned(), version_of(&patch("n1-2", 0).await)));
     for expected in expected {
-        assert_eq!(reported(&watch.change().await), expected);
+        assert_eq!(summary(&watch.change().await), expected);
     }
     let metrics = node.proxy.metrics().await;
     let gaps =
         |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("resource", "pods.v1"), ("outcome", outcome)]);
-    assert_eq!([gaps("mended"), gaps("new_history"), node.held("pods.v1").await], [1, 0, 3]);
+    assert_eq!([gaps("mended"), gaps("new_history"), node.cached_objects("pods.v1").await], [1, 0, 3]);
 }

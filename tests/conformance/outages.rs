@@ -11,7 +11,7 @@ mod writer;
 
 use std::time::Instant;
 
-use crate::bed::{self, Seed, say};
+use crate::bed::{self, Seed, log_line};
 use stage::Stage;
 
 /// etcd stores objects as JSON and is not compacted, so that its whole history is readable.
@@ -30,9 +30,9 @@ async fn watches_survive_random_outages_while_upstream_has_history() {
     for seed in seed.rounds().take(count) {
         let (mut rng, began) = (fastrand::Rng::with_seed(seed), Instant::now());
         let outages = drawn::sequence(&mut rng);
-        say(&format!("make outages SEQUENCES=1 SEED={seed}: {outages:?}"));
+        log_line(&format!("make outages SEQUENCES=1 SEED={seed}: {outages:?}"));
         stage.play(&outages, &mut rng).await;
-        say(&format!("it took {:.0} s; so far: {}", began.elapsed().as_secs_f64(), stage.tally));
+        log_line(&format!("it took {:.0} s; so far: {}", began.elapsed().as_secs_f64(), stage.tally));
     }
     assert!(sequences < MANY || stage.tally.overlapping() > 0, "the run is void: no outage met a recovery");
 }

@@ -60,14 +60,14 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     assert_eq!(refused.status, 403, "upstream says so itself: {}", refused.text());
     assert!(refused.text().contains(&account.user()), "{}", refused.text());
     let [mut ended, mut open] = watches;
-    let (reported, end) = bed::within("its watch ends", ended.rest()).await;
-    assert_eq!(end, Ended::Clean, "{reported:?}");
-    assert!(reported.iter().all(|event| event.kind != "ADDED"), "{reported:?}");
+    let (events, end) = bed::within("its watch ends", ended.rest()).await;
+    assert_eq!(end, Ended::Clean, "{events:?}");
+    assert!(events.iter().all(|event| event.kind != "ADDED"), "{events:?}");
     let again = client.send(RequestSpec::get(&format!("{maps}?watch=1"))).await;
-    assert_eq!(again.status(), 403, "whoever comes again hears it from upstream");
+    assert_eq!(again.status(), 403, "the next request gets upstream's refusal");
     let port = json!([{"port": 80}]);
     direct.create(&services, json!({"metadata": {"name": "behind"}, "spec": {"ports": port}})).await;
-    assert_eq!(open.change().await.name(), "behind", "what it may still read goes on");
+    assert_eq!(open.change().await.name(), "behind", "watches that are still permitted continue");
 
     let_read(&bed, &account, "configmaps").await;
     let answer = client.get(&maps).await;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Bed, Plan, Process, Proxy, eventually, kube_fanout, rbac, say, unique};
+use crate::bed::{self, Bed, Plan, Process, Proxy, eventually, kube_fanout, log_line, rbac, unique};
 use crate::blocks::{blocks, with};
 use crate::install::reader;
 
@@ -34,7 +34,7 @@ struct Stage {
 
 /// The output and exit code of a command.
 #[derive(Debug)]
-struct Said {
+struct CommandOutput {
     out: String,
     errors: String,
     code: Option<i32>,
@@ -42,7 +42,7 @@ struct Said {
 
 impl Stage {
     async fn new() -> Option<Self> {
-        let bed = bed::beside_others().await?;
+        let bed = bed::shared().await?;
         let namespace = bed.namespace("fanout").await;
         let proxies = [Plan::tls().start(&bed).await, Plan::tls().start(&bed).await];
         let kubelet_log = bed.file("kubelet");
@@ -54,8 +54,8 @@ impl Stage {
         }
         let kubelet = Process::start("kube-testbed portforward", &mut command);
         let port = eventually("the kubelet listens", async || {
-            let said = fs::read_to_string(&kubelet_log).ok()?;
-            let address = said.lines().find_map(|line| line.strip_prefix("serving on "))?;
+            let log = fs::read_to_string(&kubelet_log).ok()?;
+            let address = log.lines().find_map(|line| line.strip_prefix("serving on "))?;
             address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok())
         })
         .await;
@@ -101,15 +101,15 @@ impl Stage {
         command
     }
 
-    async fn status(&self, user: &str, script: &str) -> Said {
+    async fn status(&self, user: &str, script: &str) -> CommandOutput {
         run(self.fanout(user, script, &["status", "-o", "json"])).await
     }
 
     /// The kinds of upgrade that the kubelet has received so far, for each pod.
     fn upgrades(&self) -> BTreeSet<String> {
         let log = fs::read_to_string(&self.kubelet_log).expect("a log");
-        let asked = log.lines().filter_map(|line| line.strip_prefix("port-forward to "));
-        asked.map(|asked| asked.replace(&format!("{}/", self.namespace), "")).collect()
+        let address = log.lines().filter_map(|line| line.strip_prefix("port-forward to "));
+        address.map(|address| address.replace(&format!("{}/", self.namespace), "")).collect()
     }
 
     /// Allows a user to get and list pods here, but not to forward their ports.
@@ -122,16 +122,16 @@ impl Stage {
         let binding = rbac::binding("reads", "Role", "reads", &rbac::subject("User", user));
         direct.create(&rbac::collection(within, "rolebindings"), binding).await;
         for verb in ["get", "list"] {
-            let asked = json!({"namespace": self.namespace, "verb": verb, "resource": "pods"});
-            rbac::may(&direct, json!({"user": user, "resourceAttributes": asked})).await;
+            let attributes = json!({"namespace": self.namespace, "verb": verb, "resource": "pods"});
+            rbac::may(&direct, json!({"user": user, "resourceAttributes": attributes})).await;
         }
     }
 }
 
-async fn run(mut command: Command) -> Said {
+async fn run(mut command: Command) -> CommandOutput {
     let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("no panic");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Said { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
+    CommandOutput { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
 }
 
 fn by_spdy() -> String {
@@ -152,22 +152,22 @@ async fn status_reads_pod_proxies_through_port_forward() {
         .await;
     }
     for script in [REAL, &by_spdy()] {
-        let said = stage.status("admin", script).await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let reported: Value = serde_json::from_str(&said.out).expect("JSON");
-        assert_eq!(reported.as_array().map(Vec::len), Some(PODS.len()), "{reported:#}");
+        let output = stage.status("admin", script).await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let document: Value = serde_json::from_str(&output.out).expect("JSON");
+        assert_eq!(document.as_array().map(Vec::len), Some(PODS.len()), "{document:#}");
         for (at, pod) in PODS.iter().enumerate() {
-            let reported = &reported[at];
+            let status = &document[at];
             assert_eq!(
-                (&reported["proxy"], &reported["ready"]),
+                (&status["proxy"], &status["ready"]),
                 (&format!("pod/{pod}").into(), &true.into()),
-                "{reported:#}"
+                "{status:#}"
             );
-            let feeds = reported["feeds"].as_array().expect("feeds");
+            let feeds = status["feeds"].as_array().expect("feeds");
             let has = read.map(|resource| feeds.iter().any(|feed| feed["resource"] == format!("{resource}.v1")));
-            assert_eq!(has, [at == 0, at == 1], "{reported:#}");
+            assert_eq!(has, [at == 0, at == 1], "{status:#}");
         }
-        say(&format!("{:?}", stage.upgrades()));
+        log_line(&format!("{:?}", stage.upgrades()));
     }
     let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
     assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
@@ -175,16 +175,16 @@ async fn status_reads_pod_proxies_through_port_forward() {
     let [block] = blocks("docs/OPERATING.md", "status_reads_pod_proxies_through_port_forward");
     let shell = reader(&stage.bed);
     shell.link("bin/kubectl-fanout", &shell.home.join("bin/fanoutctl"));
-    let said = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
-    assert!(PODS.iter().all(|pod| said.contains(&format!("pod/{pod}"))), "{said}");
+    let output = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
+    assert!(PODS.iter().all(|pod| output.contains(&format!("pod/{pod}"))), "{output}");
 
     // One port forward serves many connections.
     let top = stage.fanout("admin", REAL, &["top", "--every", "1ms", "--times", "20"]);
-    let said = run(top).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run(top).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     // If a machine stalls, a late answer is shown as such.
-    let shown = |state: &str| said.out.matches(&format!("pod/two: {state}")).count();
-    assert!(shown("") == 20 && shown("ready") > 0, "{}", said.out);
+    let lines_in = |state: &str| output.out.matches(&format!("pod/two: {state}")).count();
+    assert!(lines_in("") == 20 && lines_in("ready") > 0, "{}", output.out);
 }
 
 /// The same, with a proxy between kubectl and the apiserver.
@@ -196,10 +196,10 @@ async fn port_forward_works_through_a_proxy() {
     let authority = target.ca.expect("it serves TLS");
     let through = format!("--server '{}' --certificate-authority '{}'", target.url, authority.display());
     for before in [":", BY_SPDY] {
-        let said = stage.status("admin", &format!("{before}; exec \"$KUBECTL\" {through} \"$@\"")).await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let reported: Value = serde_json::from_str(&said.out).expect("JSON");
-        assert_eq!([&reported[0]["proxy"], &reported[1]["proxy"]], ["pod/one", "pod/two"], "{reported:#}");
+        let output = stage.status("admin", &format!("{before}; exec \"$KUBECTL\" {through} \"$@\"")).await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let document: Value = serde_json::from_str(&output.out).expect("JSON");
+        assert_eq!([&document[0]["proxy"], &document[1]["proxy"]], ["pod/one", "pod/two"], "{document:#}");
     }
     let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
     assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
@@ -219,7 +219,7 @@ async fn status_without_port_forward_permission_reports_forbidden() {
     stage.let_read_pods("bob").await;
     for script in [REAL, &by_spdy()] {
         let refused = stage.status("bob", script).await;
-        say(&refused.errors);
+        log_line(&refused.errors);
         assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""), "{refused:?}");
         for part in ["kubectl port-forward pod/one: ", "User \"bob\" cannot create resource \"pods/portforward\""] {
             assert!(refused.errors.contains(part), "{part}: {}", refused.errors);
@@ -230,15 +230,15 @@ async fn status_without_port_forward_permission_reports_forbidden() {
 #[tokio::test]
 async fn status_command_names_pod_deleted_or_down_during_query() {
     let Some(stage) = Stage::new().await else { return };
-    let shown = stage.bed.file("top");
+    let top_output = stage.bed.file("top");
     let mut top = stage.fanout("admin", REAL, &["top", "--every", "10ms"]);
-    let file = Stdio::from(File::create(&shown).expect("a file"));
+    let file = Stdio::from(File::create(&top_output).expect("a file"));
     let _top = Process::start("fanoutctl fanout top", top.stdout(file));
     let both = |ones: &'static str, twos: &'static str| {
-        let shown = shown.clone();
-        eventually("both are shown", async move || {
-            let shown = fs::read_to_string(&shown).expect("a file");
-            let last = shown.rsplit_once("pod/one: ")?.1;
+        let top_output = top_output.clone();
+        eventually("both are printed", async move || {
+            let top_output = fs::read_to_string(&top_output).expect("a file");
+            let last = top_output.rsplit_once("pod/one: ")?.1;
             (last.starts_with(ones) && last.contains(&format!("\npod/two: {twos}"))).then_some(())
         })
     };
@@ -248,7 +248,7 @@ async fn status_command_names_pod_deleted_or_down_during_query() {
     both("ready", "no response").await;
 
     let dead = stage.status("admin", REAL).await;
-    say(&dead.errors);
+    log_line(&dead.errors);
     assert_eq!((dead.code, dead.out.as_str()), (Some(2), ""), "{dead:?}");
     assert!(dead.errors.contains("pod/two: "), "{}", dead.errors);
 
@@ -256,7 +256,7 @@ async fn status_command_names_pod_deleted_or_down_during_query() {
     let delete = format!("delete pod two -n {} --force --grace-period=0 >/dev/null 2>&1", stage.namespace);
     let script = format!("case \" $* \" in *' get '*) \"$KUBECTL\" \"$@\"; \"$KUBECTL\" {delete} ;; *) {REAL} ;; esac");
     let gone = stage.status("admin", &script).await;
-    say(&gone.errors);
+    log_line(&gone.errors);
     assert_eq!((gone.code, gone.out.as_str()), (Some(2), ""), "{gone:?}");
     assert!(gone.errors.contains("kubectl port-forward pod/two: "), "{}", gone.errors);
     assert!(gone.errors.contains("pods \"two\" not found"), "{}", gone.errors);

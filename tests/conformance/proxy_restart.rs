@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use verify::ApiserverGuarantee;
 
-use crate::bed::{self, Plan, Protocol, Proxy, say, within};
+use crate::bed::{self, Plan, Protocol, Proxy, log_line, within};
 use crate::follower::Follower;
 use crate::ledger::Ledger;
 
@@ -65,7 +65,7 @@ async fn clients_resume_without_loss_after_proxy_is_killed() {
         assert_eq!(summary["reference"], "equal", "{summary}");
         assert_eq!(summary["distinct_stores"], 1, "{summary}");
         assert_eq!(summary["regressions"], 0, "{summary}");
-        say(&format!("10 client-go informers, watchlist {watchlist}: {summary}"));
+        log_line(&format!("10 client-go informers, watchlist {watchlist}: {summary}"));
     }
     let followers: Vec<_> = within("the followers are there", join_all(followers))
         .await
@@ -86,7 +86,7 @@ async fn clients_resume_without_loss_after_proxy_is_killed() {
         .await;
     assert!(followers.iter().all(|follower| follower.resumed >= 1), "the kill was noticed");
     let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();
-    say(&format!(
+    log_line(&format!(
         "{} raw watches: {} resumes, {} times 410, {} lists, all judged by the apiserver's own events",
         followers.len(),
         sum(|f| f.resumed),
@@ -94,7 +94,7 @@ async fn clients_resume_without_loss_after_proxy_is_killed() {
         sum(|f| f.lists)
     ));
     assert_eq!(sum(|f| f.expired), 0, "nothing was forgotten");
-    assert_eq!(sum(|f| f.lists), sum(|_| 1), "and nobody lists again");
+    assert_eq!(sum(|f| f.lists), sum(|_| 1), "and no client relists");
     assert_eq!(second.streams("configmaps.v1").await, 1, "one, whatever the form");
     cost_a_few_watches(&second).await;
 }
@@ -106,7 +106,7 @@ async fn cost_a_few_watches(second: &Proxy) {
         let labels = [("resource", "configmaps.v1"), ("purpose", question)];
         questions.sum("kube_fanout_feed_requests_total", &labels)
     };
-    say(&format!("upstream: {} watches for what was before", of_maps("backfill")));
+    log_line(&format!("upstream: {} watches for older history", of_maps("backfill")));
     assert_eq!(of_maps("relist"), 0);
     assert!(of_maps("initial") <= 1, "one list, or the state of a client's version");
     assert!((1..=16).contains(&of_maps("backfill")), "{}", of_maps("backfill"));

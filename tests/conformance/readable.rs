@@ -30,7 +30,7 @@ const BOUND: Duration = Duration::from_secs(5);
 
 impl Scene {
     async fn new() -> Option<Self> {
-        let bed = bed::beside_others().await?;
+        let bed = bed::shared().await?;
         let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).start(&bed).await);
         let (user, role) = (unique("reader"), unique("maps"));
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]);
@@ -63,8 +63,8 @@ impl Scene {
     async fn allow(&self, namespace: &str) {
         let bound = binding("maps", "ClusterRole", &self.role, &subject("User", &self.user));
         self.direct.create(&collection(Some(namespace), "rolebindings"), bound).await;
-        let asked = json!({"namespace": namespace, "verb": "watch", "resource": "configmaps"});
-        may(&self.direct, json!({"user": self.user, "resourceAttributes": asked})).await;
+        let attributes = json!({"namespace": namespace, "verb": "watch", "resource": "configmaps"});
+        may(&self.direct, json!({"user": self.user, "resourceAttributes": attributes})).await;
     }
 
     async fn deny(&self, namespace: &str) {
@@ -138,8 +138,8 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     assert_eq!(paged, scene.union("").await);
     // Forwarded requests have the caller's own permissions.
     for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
-        let ask = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
-        assert_eq!(scene.through.ask(ask).await.status, 403, "{accept}");
+        let request = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
+        assert_eq!(scene.through.fetch(request).await.status, 403, "{accept}");
     }
     // A caller who may read all namespaces receives everything.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
@@ -161,7 +161,7 @@ impl Store {
         let key = key(&event.object);
         match event.kind.as_str() {
             "ADDED" | "MODIFIED" => drop(self.0.insert(key, event.object.clone())),
-            "DELETED" => assert!(self.0.remove(&key).is_some(), "{key} goes, and never came"),
+            "DELETED" => assert!(self.0.remove(&key).is_some(), "{key} is deleted, but was never added"),
             "BOOKMARK" => {}
             _ => panic!("{}", event.line),
         }
@@ -209,11 +209,11 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
 
     // A permission is granted, and the watch receives the existing objects.
     scene.allow(&third).await;
-    store.until(&mut watch, "a namespace comes", |store| store.0.contains_key(&format!("{third}/b"))).await;
+    store.until(&mut watch, "a namespace is added", |store| store.0.contains_key(&format!("{third}/b"))).await;
     // A namespace is created and readable.
     let fresh = scene.add_namespace().await;
     scene.allow(&fresh).await;
-    store.until(&mut watch, "a new namespace comes", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
+    store.until(&mut watch, "a new namespace is added", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
 
     // A permission is revoked: the watch receives deletions of the known objects, and no later change.
     scene.deny(&first).await;
@@ -225,7 +225,7 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
         written.push(Instant::now());
         scene.direct.patch(&map, json!({"data": {"at": (written.len() - 1).to_string()}})).await;
         while let Ok(event) = tokio::time::timeout(Duration::from_millis(50), watch.event()).await {
-            let event = event.expect("the watch goes on");
+            let event = event.expect("the watch continues");
             let at = event.object["data"]["at"].as_str().and_then(|at| at.parse::<usize>().ok());
             let late =
                 namespace_of(&event) == first && at.is_some_and(|at| written[at] > lost + BOUND + bed::ALLOWANCE);
@@ -233,7 +233,7 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
             store.take(&event);
         }
     }
-    bed::say(&format!("taken back after {:.2?}", lost.elapsed()));
+    bed::log_line(&format!("taken back after {:.2?}", lost.elapsed()));
     scene.direct.patch(&map, json!({"data": {"at": "later"}})).await;
     scene.write(&second, "last").await;
     store.until(&mut watch, "the others go on", |store| store.0.contains_key(&format!("{second}/last"))).await;

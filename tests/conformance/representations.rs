@@ -4,7 +4,9 @@
 use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Frame, Metrics, Pair, Plan, Plane, Planter, RequestSpec, Watch, eventually, say, version_of};
+use crate::bed::{
+    self, Frame, Metrics, Pair, Plan, Plane, Planter, RequestSpec, Watch, eventually, log_line, version_of,
+};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -106,14 +108,14 @@ async fn built_in_resources_share_one_stream_across_encodings() {
         let through = pair.proxy.client();
         for media_type in [JSON, PROTOBUF] {
             for accept in [media_type.to_owned(), metadata(media_type, true)] {
-                let ask = RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(&accept);
-                let (ours, theirs) = join(pair.through.ask(ask.clone()), pair.direct.ask(ask)).await;
+                let request = RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(&accept);
+                let (ours, theirs) = join(pair.through.fetch(request.clone()), pair.direct.fetch(request)).await;
                 assert_eq!(of(&ours), of(&theirs), "{path} as {accept}");
             }
             for accept in [media_type.to_owned(), metadata(media_type, false)] {
-                let ask = RequestSpec::get(&format!("{path}?{WATCH_LIST}")).accept(&accept);
+                let request = RequestSpec::get(&format!("{path}?{WATCH_LIST}")).accept(&accept);
                 let what = format!("{path} as {accept}");
-                let (ours, theirs) = (through.watch(ask.clone()).await, pair.direct.watch(ask).await);
+                let (ours, theirs) = (through.watch(request.clone()).await, pair.direct.watch(request).await);
                 let ((ours, watch), (theirs, _)) =
                     (begun(&what, ours).await, begun(&format!("{what}, directly,"), theirs).await);
                 assert_eq!(ours, theirs, "{what}");
@@ -133,15 +135,15 @@ async fn built_in_resources_share_one_stream_across_encodings() {
         // Excludes the proxy's own two watches, which were open before.
         let other: Vec<_> = other.into_iter().filter(|(path, more)| *more != 0 || !is_followed(path)).collect();
         if !other.is_empty() {
-            say(&format!("not one more: {other:?}"));
+            log_line(&format!("not one more: {other:?}"));
         }
         other.is_empty().then_some(())
     })
     .await;
-    say(&format!("{} resources, {} watches, {compared} initial events equal", resources.len(), open.len()));
+    log_line(&format!("{} resources, {} watches, {compared} initial events equal", resources.len(), open.len()));
     let metrics = pair.proxy.metrics().await;
     let modes = |mode| metrics.sum("kube_fanout_representation_mode", &[("mode", mode)]);
-    say(&format!("derived: {}, of {} wanted", modes("derived"), 3 * resources.len()));
+    log_line(&format!("derived: {}, of {} expected", modes("derived"), 3 * resources.len()));
     for reason in ["unsupported_object", "mismatch", "not_comparable", "unknown_type"] {
         assert_eq!(modes(reason), 0, "{reason}");
     }
@@ -156,7 +158,8 @@ async fn first_bookmark_of_each_built_in_resource_matches_upstream() {
     let same = async |resource: &Resource| {
         let path = resource.path();
         let version = pair.direct.version(&path).await;
-        let held = pair.through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
+        let open_watch =
+            pair.through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
         for media_type in [JSON, PROTOBUF] {
             let there =
                 RequestSpec::get(&format!("{path}?resourceVersion={version}&labelSelector=none")).accept(media_type);
@@ -165,19 +168,20 @@ async fn first_bookmark_of_each_built_in_resource_matches_upstream() {
             }
             for accept in [media_type.to_owned(), metadata(media_type, false)] {
                 let query = format!("{WATCH_LIST_AT}&resourceVersion={version}");
-                let ask = RequestSpec::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);
-                let (mut ours, mut theirs) = (pair.through.watch(ask.clone()).await, pair.direct.watch(ask).await);
-                let (reported, expected) = (ours.telling().await, theirs.telling().await);
-                assert_eq!(reported, expected, "{path} as {accept}");
-                assert!(reported.contains("BOOKMARK"), "{path} as {accept}: {reported}");
+                let request = RequestSpec::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);
+                let (mut ours, mut theirs) =
+                    (pair.through.watch(request.clone()).await, pair.direct.watch(request).await);
+                let (actual, expected) = (ours.normalized_event().await, theirs.normalized_event().await);
+                assert_eq!(actual, expected, "{path} as {accept}");
+                assert!(actual.contains("BOOKMARK"), "{path} as {accept}: {actual}");
             }
         }
-        drop(held);
+        drop(open_watch);
     };
     for some in resources.chunks(8) {
         join_all(some.iter().map(same)).await;
     }
-    say(&format!("{} resources, in two forms, whole and as metadata", resources.len()));
+    log_line(&format!("{} resources, in two forms, whole and as metadata", resources.len()));
 }
 
 /// Whether the proxy watches this resource for itself.
@@ -188,7 +192,7 @@ fn is_followed(path: &str) -> bool {
 /// An apiserver that is newer than the field table, or a fork: its objects have an unknown field.
 #[tokio::test]
 async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let (through, direct) = (proxy.client(), bed.direct());
@@ -221,7 +225,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     assert_eq!(planted.last(), Some(&json!("yes")), "{list}");
     // The protobuf watch continues and contains the field.
     let bytes = loop {
-        let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and goes on") };
+        let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and continues") };
         if bytes.windows(6).any(|part| part == b"\x12\x01c\x1a\x00\x22" || part.starts_with(b"\x0a\x01c")) {
             break bytes;
         }
@@ -236,7 +240,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     let line =
         log.lines().find(|line| line.contains("stopped converting cached objects")).expect("a line that says so");
     assert!(line.contains("configmaps") && line.contains("unknown protobuf field number 5000"), "{line}");
-    say(line);
+    log_line(line);
 }
 
 /// Upstream derives metadata from the object before its conversion, which adds some annotations. The metadata does not
@@ -269,13 +273,13 @@ async fn derived_metadata_has_the_annotations_of_upstream() {
         pair.through.until_ok("the feed has it", RequestSpec::get(&format!("{path}?resourceVersion={version}"))).await;
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
-            let ask = RequestSpec::get(&path).accept(&metadata(media_type, true));
+            let request = RequestSpec::get(&path).accept(&metadata(media_type, true));
             // A request is forwarded while the feed's metadata is still being compared with upstream's.
             eventually(&format!("{path} as {media_type} is served from the cache"), async || {
-                pair.through.ask(ask.clone()).await.is_cached().then_some(())
+                pair.through.fetch(request.clone()).await.is_cached().then_some(())
             })
             .await;
-            let answer = pair.same(ask).await;
+            let answer = pair.same(request).await;
             if media_type == JSON {
                 let annotations = &answer.value()["items"][0]["metadata"]["annotations"];
                 assert_eq!([hidden, SHOWN].map(|name| annotations.get(name).is_some()), [false, true], "{path}");
@@ -311,8 +315,8 @@ async fn large_responses_are_gzipped_if_the_client_accepts_gzip() {
         (&pair.path("/m00?resourceVersion=0"), "gzip", false),
     ] {
         for accept in [JSON, PROTOBUF] {
-            let ask = RequestSpec::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
-            let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
+            let request = RequestSpec::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
+            let (ours, theirs) = (pair.through.fetch(request.clone()).await, pair.direct.fetch(request).await);
             let of = |answer: &bed::Answer| {
                 let plain = if compressed { gunzipped(&answer.body).into() } else { answer.body.clone() };
                 let plain = bed::normal::body(&bed::Answer { body: plain, ..answer.clone() }, false).text;

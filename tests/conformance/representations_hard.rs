@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Answer, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, RequestSpec, eventually, normal, say,
+    self, Answer, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, RequestSpec, eventually, log_line, normal,
     version_of,
 };
 use crate::expired;
@@ -39,9 +39,9 @@ struct Informer {
 impl Informer {
     async fn run(mut self, last: &str) -> Self {
         loop {
-            let ask =
+            let request =
                 RequestSpec::get(&format!("{}?watch=1&resourceVersion={}{}", self.path, self.version, self.query));
-            let mut watch = self.client.watch(ask).await;
+            let mut watch = self.client.watch(request).await;
             self.watches += 1;
             while let Some(event) = watch.event().await {
                 if event.kind == "ERROR" {
@@ -104,7 +104,7 @@ const INFORMERS: usize = 60;
 /// Informers with two selectors, while objects are created, changed, removed from the selection and deleted.
 #[tokio::test]
 async fn informers_lose_no_event_when_derived_json_is_disabled() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let (namespace, direct) = (bed.namespace("flip").await, bed.direct());
@@ -163,7 +163,7 @@ async fn informers_lose_no_event_when_derived_json_is_disabled() {
         }
     }
     let sum = |of: fn(&Informer) -> usize| done.iter().map(of).sum::<usize>();
-    say(&format!("{} watches, {} lists", sum(|one| one.watches), sum(|one| one.lists)));
+    log_line(&format!("{} watches, {} lists", sum(|one| one.watches), sum(|one| one.lists)));
     assert_eq!(mode(&proxy, "configmaps.v1", "unsupported_object").await, 1);
     assert_eq!(sum(|one| one.lists), 0, "all of them could go on");
 }
@@ -171,7 +171,7 @@ async fn informers_lose_no_event_when_derived_json_is_disabled() {
 /// The replacing feed starts at the slowest client's version, and a list must not show that.
 #[tokio::test]
 async fn lists_do_not_go_back_when_a_feed_is_replaced() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let (namespace, direct, through) = (bed.namespace("travel").await, bed.direct(), proxy.client());
@@ -199,7 +199,7 @@ async fn lists_do_not_go_back_when_a_feed_is_replaced() {
         },
         join_all(lists)
     );
-    say(&format!("seen {seen}, then {versions:?}; the slowest was at {first}"));
+    log_line(&format!("seen {seen}, then {versions:?}; the slowest was at {first}"));
     assert!(versions.iter().all(|version| *version >= seen), "older than before: {versions:?} after {seen}");
 }
 
@@ -207,7 +207,7 @@ async fn lists_do_not_go_back_when_a_feed_is_replaced() {
 /// clients.
 #[tokio::test]
 async fn unknown_field_disables_derived_json_but_not_metadata() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     planter.plant();
     let (elsewhere, here) = (bed.namespace("elsewhere").await, bed.namespace("here").await);
@@ -223,12 +223,12 @@ async fn unknown_field_disables_derived_json_but_not_metadata() {
     let one = through.json(&format!("{}/b?resourceVersion={version}", at(&here))).await;
     assert_eq!(one["planted"], "yes", "{one}");
     let metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-    let ask = RequestSpec::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
+    let request = RequestSpec::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
     let ours = eventually("metadata is served from the cache", async || {
-        Some(through.ask(ask.clone()).await).filter(Answer::is_cached)
+        Some(through.fetch(request.clone()).await).filter(Answer::is_cached)
     })
     .await;
-    let theirs = bed.direct().ask(ask).await;
+    let theirs = bed.direct().fetch(request).await;
     assert_eq!(ours.value()["items"], theirs.value()["items"]);
     let modes: BTreeMap<_, _> = [
         ("unsupported_object", mode(&proxy, "configmaps.v1", "unsupported_object").await),
@@ -271,7 +271,7 @@ async fn json_is_verified_on_quiet_resource_after_compaction() {
 /// The mismatch is found by comparison after clients have received wrong data, so they must relist.
 #[tokio::test]
 async fn watch_that_received_wrong_json_ends_with_410() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let (namespace, direct, through) = (bed.namespace("wrong").await, bed.direct(), proxy.client());
@@ -289,7 +289,7 @@ async fn watch_that_received_wrong_json_ends_with_410() {
 /// Some builds do not report their release. Then the proxy derives nothing, and fetches JSON from upstream.
 #[tokio::test]
 async fn upstream_without_release_is_cached_without_derived_json() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     planter.say_release(Planter::UNKNOWN);
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
@@ -303,7 +303,7 @@ async fn upstream_without_release_is_cached_without_derived_json() {
 /// Two servers share an address during an upgrade: the old one reports its release, and the new one writes the objects.
 #[tokio::test]
 async fn derived_json_is_retried_after_upstream_release_changes() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let planter = Planter::start(&bed).await;
     // This release wrote `creationTimestamp: null` into templates.
     planter.say_release(33);
@@ -316,13 +316,13 @@ async fn derived_json_is_retried_after_upstream_release_changes() {
     let version = version_of(&direct.create(&path, json!({"metadata": {"name": "d"}, "spec": spec})).await);
     let _protobuf =
         through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}")).accept(PROTOBUF)).await;
-    let ask = RequestSpec::get(&format!("{path}?resourceVersion={version}"));
+    let request = RequestSpec::get(&format!("{path}?resourceVersion={version}"));
     let same = async || {
-        let (ours, theirs) = (through.ask(ask.clone()).await, direct.ask(ask.clone()).await);
+        let (ours, theirs) = (through.fetch(request.clone()).await, direct.fetch(request.clone()).await);
         assert_eq!(ours.value()["items"], theirs.value()["items"]);
     };
     // If the comparison takes longer than a request is held, the request is forwarded and the comparison continues.
-    eventually("it is found to be written otherwise", async || {
+    eventually("the difference is detected", async || {
         same().await;
         (mode(&proxy, "deployments.v1.apps", "mismatch").await == 1).then_some(())
     })
@@ -373,9 +373,9 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
         let exact = format!("{path}?resourceVersion={version}&resourceVersionMatch=NotOlderThan");
         pair.through.until_ok("the feed has it", RequestSpec::get(&exact)).await;
         for accept in ["application/json", PROTOBUF] {
-            let ask = RequestSpec::get(&exact).accept(accept);
-            let plain = pair.same(ask.clone()).await;
-            let mut compressed = pair.through.ask(ask.header(http::header::ACCEPT_ENCODING, "gzip")).await;
+            let request = RequestSpec::get(&exact).accept(accept);
+            let plain = pair.same(request.clone()).await;
+            let mut compressed = pair.through.fetch(request.header(http::header::ACCEPT_ENCODING, "gzip")).await;
             if compressed.header("content-encoding") == "gzip" {
                 compressed.body = bed::gunzip(&compressed.body);
             }
@@ -388,12 +388,12 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
         loop {
             let frames = (ours.frame().await, theirs.frame().await);
             assert_eq!(frames.0, frames.1, "{accept}, after {seen}");
-            let Some(Frame::Json(bytes) | Frame::Protobuf(bytes)) = frames.0 else { panic!("it goes on") };
+            let Some(Frame::Json(bytes) | Frame::Protobuf(bytes)) = frames.0 else { panic!("it continues") };
             seen += 1;
             if bytes.windows(4).any(|part| part == b"last") {
                 break;
             }
         }
-        say(&format!("{seen} events equal as {accept}"));
+        log_line(&format!("{seen} events equal as {accept}"));
     }
 }

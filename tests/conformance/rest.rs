@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Frame, Http, Plan, Proxy, RequestSpec, Watch, eventually, rbac, say};
+use crate::bed::{self, Frame, Http, Plan, Proxy, RequestSpec, Watch, eventually, log_line, rbac};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -47,7 +47,7 @@ fn requests(costs: &Costs, of_watches: &[&str]) -> u64 {
 async fn rested(proxy: &Proxy, of_watches: &[&str]) -> (Costs, Costs) {
     let quiet = Duration::from_secs(bed::number("REST_SECONDS", 8));
     let mut last = (Instant::now(), costs(proxy).await);
-    eventually("nothing more is asked", async || {
+    eventually("no further request is sent", async || {
         let now = costs(proxy).await;
         if requests(&now, of_watches) != requests(&last.1, of_watches) {
             last = (Instant::now(), now);
@@ -69,7 +69,7 @@ fn since(before: &Costs, now: &Costs) -> Costs {
 }
 
 /// The costs that are not zero, as text.
-fn reported(costs: &Costs) -> String {
+fn summary(costs: &Costs) -> String {
     let some = costs.iter().filter(|(_, cost)| **cost != Cost::default());
     let each = some.map(|(cause, Cost { requests, streams, bytes })| {
         format!("{cause}: {requests} requests, {streams} streams open, {bytes} bytes")
@@ -118,8 +118,8 @@ async fn irrelevant_change_causes_no_upstream_request() {
     direct.create(&roles, json!({"metadata": {"name": "rest"}, "rules": []})).await;
     let established = format!("{DEFINITIONS}/mice.rest.example.com");
     eventually("the definition is established", async || {
-        let said = direct.json(&established).await.to_string();
-        said.contains(r#""status":"True","type":"Established""#).then_some(())
+        let crd = direct.json(&established).await.to_string();
+        crd.contains(r#""status":"True","type":"Established""#).then_some(())
     })
     .await;
 
@@ -130,7 +130,7 @@ async fn irrelevant_change_causes_no_upstream_request() {
         .client()
         .watch(RequestSpec::get("/api/v1/configmaps?watch=true&fieldSelector=metadata.name%3Dnone"))
         .await;
-    eventually("RBAC is heard", async || {
+    eventually("RBAC is synced", async || {
         (leased.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(())
     })
     .await;
@@ -139,8 +139,8 @@ async fn irrelevant_change_causes_no_upstream_request() {
     let (a, b, c) = tokio::join!(rested(&open, &[]), rested(&idle, &[]), rested(&leased, &OF_A_WATCH));
     let mut before = Vec::new();
     for ((of, _), (all, at_rest)) in proxies.iter().zip([a, b, c]) {
-        say(&format!("{of}: since the start: {}", reported(&all)));
-        say(&format!("{of}: at rest: {}", reported(&at_rest)));
+        log_line(&format!("{of}: since the start: {}", summary(&all)));
+        log_line(&format!("{of}: at rest: {}", summary(&at_rest)));
         before.push(all);
     }
     assert_costs_two_streams(&before[0], proxies[0].0);
@@ -155,19 +155,19 @@ async fn irrelevant_change_causes_no_upstream_request() {
     direct.create("/api/v1/namespaces", json!({"metadata": {"name": "rest"}})).await;
     let of_definition = event_bytes(&mut definitions).await;
     let of_role = event_bytes(&mut cluster_roles).await;
-    say(&format!("the events: {of_definition} bytes of a definition, {of_role} of a ClusterRole"));
+    log_line(&format!("the events: {of_definition} bytes of a definition, {of_role} of a ClusterRole"));
     for ((_, proxy), before) in proxies.iter().zip(&before) {
-        let heard = async || {
+        let is_synced = async || {
             let more = since(before, &costs(proxy).await);
             let hears_rbac = before["rbac"].streams == 0 || more["rbac"].bytes >= of_role;
             (more["definitions"].bytes >= of_definition && hears_rbac).then_some(())
         };
-        eventually("the changes have come", heard).await;
+        eventually("the changes are cached", is_synced).await;
     }
     let (a, b, c) = tokio::join!(rested(&open, &[]), rested(&idle, &[]), rested(&leased, &OF_A_WATCH));
     for (((of, _), before), (now, _)) in proxies.iter().zip(&before).zip([a, b, c]) {
         let more = since(before, &now);
-        say(&format!("{of}: three changes: {}", reported(&more)));
+        log_line(&format!("{of}: three changes: {}", summary(&more)));
         let of_watches: &[&str] = if more["rbac"].streams == 0 { &[] } else { &OF_A_WATCH };
         assert_eq!(requests(&more, of_watches), 0, "{of}: {more:?}");
         let most = |event: u64, streams: u64| event * 6 / 5 + streams * BOOKMARK_BYTES_MAX;

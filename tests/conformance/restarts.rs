@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Outcome, Plan, Plane, Proxy, eventually, say};
+use crate::bed::{self, Outcome, Plan, Plane, Proxy, eventually, log_line};
 
 pub const COUNT: usize = 20;
 
@@ -29,13 +29,13 @@ pub async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until
 }
 
 /// The versions of the changes that each watch received, in order of arrival.
-fn reported(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
-    let mut reported: HashMap<u64, Vec<u64>> = HashMap::new();
+fn versions_by_watch(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
+    let mut versions_by_watch: HashMap<u64, Vec<u64>> = HashMap::new();
     for line in outcome.lines().filter(|line| line["kind"] == "frame" && line["type"] != "BOOKMARK") {
         let (watch, version) = (line["watch"].as_u64().expect("a watch"), line["rv"].as_u64().expect("a version"));
-        reported.entry(watch).or_default().push(version);
+        versions_by_watch.entry(watch).or_default().push(version);
     }
-    reported
+    versions_by_watch
 }
 
 /// Panics unless no watch ended, all received the same, and each received every acknowledged version exactly once and
@@ -44,12 +44,12 @@ pub fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
     let summary = outcome.summary();
     assert_eq!(summary["ended"], json!({"complete": COUNT}), "{summary}");
     assert_eq!(summary["distinct_complete"], 1, "{summary}");
-    let reported = reported(outcome);
-    assert_eq!(reported.len(), COUNT);
-    for (watch, versions) in reported {
+    let received = versions_by_watch(outcome);
+    assert_eq!(received.len(), COUNT);
+    for (watch, versions) in received {
         assert!(versions.is_sorted_by(|a, b| a < b), "watch {watch}: in order, and each once: {versions:?}");
         let missing: Vec<_> = acknowledged.iter().filter(|version| versions.binary_search(version).is_err()).collect();
-        assert!(missing.is_empty(), "watch {watch} was not told of {missing:?}");
+        assert!(missing.is_empty(), "watch {watch} did not receive {missing:?}");
     }
 }
 
@@ -92,7 +92,7 @@ async fn apiserver_crash_ends_no_watch_and_costs_one_relist_per_feed() {
         watches(&bed, &proxy, "/api/v1/pods", "protobuf", &busy).await,
     ];
     let quiet = watches(&bed, &proxy, "/api/v1/configmaps", "json", &idle).await;
-    let initial = proxy.asked("initial").await;
+    let initial = proxy.feed_requests("initial").await;
     let churn = bed.drive("churn").args(["--namespace", "default", "--ops", "600", "--rate", "60", "--workers", "2"]);
     let churn = churn.args(["--objects", "30"]).start();
     churn.wrote(100).await;
@@ -100,7 +100,7 @@ async fn apiserver_crash_ends_no_watch_and_costs_one_relist_per_feed() {
     let killed = Instant::now();
     bed.start_apiserver().await;
     let away = killed.elapsed();
-    say(&format!("the apiserver was away for {:.1} s", away.as_secs_f64()));
+    log_line(&format!("the apiserver was away for {:.1} s", away.as_secs_f64()));
     let churn = churn.finish().await;
     let failed = churn.lines().filter(|line| !line["error"].is_null()).count();
     let acknowledged = churn.versions();
@@ -113,23 +113,25 @@ async fn apiserver_crash_ends_no_watch_and_costs_one_relist_per_feed() {
     write(&idle, last);
     assert_unbroken(&quiet.finish().await, &[last]);
     let (writes, watches) = (acknowledged.len(), 3 * COUNT);
-    say(&format!("{writes} acknowledged versions, {failed} failed attempts: in {watches} watches once and in order"));
+    log_line(&format!(
+        "{writes} acknowledged versions, {failed} failed attempts: in {watches} watches once and in order"
+    ));
     // The number of failed requests depends on how long the apiserver took to start. Successful ones are counted below.
     // An apiserver that listens before it is ready may ask for a retry after one second.
     let away_seconds = i64::try_from(away.as_secs()).expect("minutes");
     let relists_max = 1 + REFUSALS_MAX + pauses_within(away).max(away_seconds);
     for (labels, count) in &questions(&proxy).await {
-        say(&format!("asked upstream: {labels} {count}"));
+        log_line(&format!("upstream requests: {labels} {count}"));
         let is_few = !labels.contains("relist") || *count <= relists_max;
         assert!(is_few, "one relist per feed and incident: {labels} {count}, {relists_max} at most");
     }
-    assert_eq!(proxy.asked("initial").await, initial, "no feed started over");
+    assert_eq!(proxy.feed_requests("initial").await, initial, "no feed started over");
     let gaps = proxy.metrics().await;
     let (mended, lost) = ("kube_fanout_history_gaps_total", [("outcome", "new_history")]);
     assert_eq!(gaps.sum(mended, &lost), 0);
-    say(&format!("gaps mended: {}", gaps.sum(mended, &[("outcome", "mended")])));
+    log_line(&format!("gaps mended: {}", gaps.sum(mended, &[("outcome", "mended")])));
     for resource in ["pods", "configmaps"] {
-        say(&format!("LISTs of {resource} that the new apiserver answered: {}", lists(&bed, resource).await));
+        log_line(&format!("LISTs of {resource} that the new apiserver answered: {}", lists(&bed, resource).await));
     }
     assert!(lists(&bed, "configmaps").await <= 1);
     assert!(lists(&bed, "pods").await <= 2, "one per form");
@@ -164,7 +166,7 @@ async fn repeated_apiserver_crashes_end_no_watch_of_idle_resource() {
         kinds.iter().filter_map(|line| line["type"].as_str()).filter(|kind| *kind != "BOOKMARK").collect();
     assert_eq!(kinds, ["MODIFIED", "ADDED", "DELETED"]);
     for (labels, count) in questions(&proxy).await {
-        say(&format!("asked upstream: {labels} {count}"));
+        log_line(&format!("upstream requests: {labels} {count}"));
     }
     assert!(lists(&bed, "configmaps").await <= 2, "one per form and incident");
     assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);

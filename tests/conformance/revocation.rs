@@ -12,7 +12,7 @@ use http::Method;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::bed::{self, Ended, Event, Http, RequestSpec, Times, Watch, eventually, number, say};
+use crate::bed::{self, Ended, Event, Http, RequestSpec, Times, Watch, eventually, log_line, number};
 use right::{Bench, Loss, Right};
 
 /// How long the test waits for a broken watch after its bound.
@@ -41,7 +41,7 @@ async fn revoked_permission_ends_watch() {
         async move {
             let trials = stream::iter(0..trials).map(|_| Box::pin(trial(bench, loss)));
             let outlived: Vec<_> = trials.buffer_unordered(loss.at_once()).collect().await;
-            say(&format!("{loss:?}: {}", summary(&outlived)));
+            log_line(&format!("{loss:?}: {}", summary(&outlived)));
             let wrong = outlived.into_iter().flat_map(|outlived| outlived.wrong);
             wrong.map(|wrong| format!("{loss:?}: {wrong}")).collect::<Vec<_>>()
         }
@@ -55,10 +55,10 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     let caller = bench.proxy.client_of(&right.caller);
     let path = format!("/api/v1/namespaces/{}/configmaps", right.namespace);
     let version = bench.direct.version(&path).await;
-    let ask = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"));
+    let request = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"));
     // A refusal may close the connection of the next attempt.
-    let response = eventually("the watch is let in", async || {
-        caller.try_send(ask.clone()).await.filter(|response| response.status() == 200)
+    let response = eventually("the watch is accepted", async || {
+        caller.try_send(request.clone()).await.filter(|response| response.status() == 200)
     });
     let mut watch = Watch::new(response.await);
     bench.direct.create(&path, json!({"metadata": {"name": "map"}, "data": {"at": "0"}})).await;
@@ -92,7 +92,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
             if lasted > bound(loss) {
                 wrong.push(format!("it ended after {lasted:.1?}"));
             }
-            wrong.extend(let_in(&caller, loss, &ask).await);
+            wrong.extend(let_in(&caller, loss, &request).await);
         }
     }
     right.forget(bench).await;
@@ -108,7 +108,7 @@ async fn write(direct: &Http, map: &str, loss: Loss, written: &mut Vec<Instant>)
         written.push(Instant::now());
         let change = json!({"data": {"at": (written.len() - 1).to_string()}}).to_string();
         let answer =
-            direct.ask(RequestSpec::get(map).with(Method::PATCH, "application/merge-patch+json", change)).await;
+            direct.fetch(RequestSpec::get(map).with(Method::PATCH, "application/merge-patch+json", change)).await;
         assert!(answer.status == 200 || loss == Loss::NamespaceDeleted, "{map}: {}", answer.text());
     }
 }
@@ -123,11 +123,11 @@ fn number_of(event: &Event) -> Option<usize> {
 }
 
 /// Opens the watch again, which must be refused with the expected code. Returns a description of any other answer.
-async fn let_in(caller: &Http, loss: Loss, ask: &RequestSpec) -> Option<String> {
-    let again = RequestSpec { path: format!("{}&timeoutSeconds=1", ask.path), ..ask.clone() };
+async fn let_in(caller: &Http, loss: Loss, request: &RequestSpec) -> Option<String> {
+    let again = RequestSpec { path: format!("{}&timeoutSeconds=1", request.path), ..request.clone() };
     let answered = eventually("it is answered", async || caller.try_send(again.clone()).await);
     let status = answered.await.status().as_u16();
-    (status != loss.code()).then(|| format!("asked again, it is answered with {status}"))
+    (status != loss.code()).then(|| format!("the next request gets {status}"))
 }
 
 fn summary(outlived: &[Outlived]) -> String {

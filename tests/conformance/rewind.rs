@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::bed::{self, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, say, version_of};
+use crate::bed::{self, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, log_line, version_of};
 
 const MAPS: &str = "/api/v1/configmaps";
 const DEFAULT_MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -78,7 +78,7 @@ async fn informer(client: Http, number: usize, seen: Shared) {
 /// Reads at `resourceVersion=0` repeatedly.
 async fn reader(client: Http, seen: Shared, over: Arc<AtomicBool>) {
     while !over.load(Ordering::Relaxed) {
-        let asked = Instant::now();
+        let started = Instant::now();
         if let Some(list) = client.try_get(&format!("{MAPS}?resourceVersion=0")).await
             && list.status == 200
             && list.is_cached()
@@ -86,7 +86,7 @@ async fn reader(client: Http, seen: Shared, over: Arc<AtomicBool>) {
             let list = list.value();
             let version = list["metadata"]["resourceVersion"].as_str().expect("a version");
             let lost = state(&list).keys().any(|key| key.contains("lost"));
-            seen.lock().answers.push((asked, version.parse().expect("a number"), lost));
+            seen.lock().answers.push((started, version.parse().expect("a number"), lost));
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
@@ -136,10 +136,10 @@ impl Clients {
 /// answer without it.
 fn assert_nothing_old(seen: &Seen, after: Instant) {
     let first = seen.ended.iter().flatten().min().expect("the watches ended");
-    let late: Vec<_> = seen.answers.iter().filter(|(asked, ..)| asked >= first).collect();
+    let late: Vec<_> = seen.answers.iter().filter(|(at, ..)| at >= first).collect();
     assert!(!late.is_empty() && late.iter().all(|(.., lost)| !lost), "served after the watches had ended");
-    let restored = seen.answers.iter().position(|(asked, _, lost)| *asked > after && !lost).expect("it was read");
-    assert!(seen.answers[restored..].iter().all(|(.., lost)| !lost), "the old state came back");
+    let restored = seen.answers.iter().position(|(at, _, lost)| *at > after && !lost).expect("it was read");
+    assert!(seen.answers[restored..].iter().all(|(.., lost)| !lost), "the old state returned");
     let versions = seen.answers[restored..].iter().map(|(_, version, _)| *version);
     assert!(versions.is_sorted(), "versions of the restored history go forward");
 }
@@ -199,7 +199,7 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     eventually("the restored state is read", async || {
         let seen = clients.seen.lock();
         let ended = seen.ended.iter().flatten().min().copied().max(Some(back));
-        seen.answers.iter().any(|(asked, _, lost)| Some(*asked) > ended && !lost).then_some(())
+        seen.answers.iter().any(|(at, _, lost)| Some(*at) > ended && !lost).then_some(())
     })
     .await;
     let seen = clients.stop().await;
@@ -208,7 +208,7 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
         assert_nothing_old(&seen, back);
         (seen.ended.iter().flatten().max().copied().expect("they ended"), seen.answers.len())
     };
-    say(&format!(
+    log_line(&format!(
         "at {reached}, restored to {restored}: watches ended {:.1} s after the apiserver was back, those of a quiet \
          resource after {:.1} s; {answers} answers at resourceVersion=0",
         last.saturating_duration_since(back).as_secs_f64(),
@@ -224,17 +224,22 @@ async fn report(proxy: &Proxy, time: Duration) {
         |resource| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound"), ("resource", resource)]);
     assert_eq!([rewound("configmaps.v1"), rewound("secrets.v1")], [1, 1]);
     let feeds = metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound")]);
-    let (doubt, initial, position) =
-        (proxy.asked("mismatch").await, proxy.asked("initial").await, proxy.asked("position").await);
+    let (doubt, initial, position) = (
+        proxy.feed_requests("mismatch").await,
+        proxy.feed_requests("initial").await,
+        proxy.feed_requests("position").await,
+    );
     let log = proxy.log();
-    let said = log.lines().filter(|line| line.contains("rolled back")).count();
-    say(&format!("{feeds} feeds went back; asked: doubt {doubt}, initial {initial}, position {position}; log: {said}"));
-    assert_eq!(i64::try_from(said).expect("few"), feeds, "a line a feed");
+    let rolled_back = log.lines().filter(|line| line.contains("rolled back")).count();
+    log_line(&format!(
+        "{feeds} feeds went back; upstream requests: mismatch {doubt}, initial {initial}, position {position}; log: {rolled_back}"
+    ));
+    assert_eq!(i64::try_from(rolled_back).expect("few"), feeds, "a line a feed");
     let behind = log.lines().filter(|line| line.contains("upstream is behind the cache")).count();
-    say(&format!("upstream was found behind the cache {behind} times"));
+    log_line(&format!("upstream was found behind the cache {behind} times"));
     // The longer it takes, the more often it is found.
     let behind_max = 20 + usize::try_from(time.as_secs()).expect("minutes");
-    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: that was for each proof");
+    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: one for each proof");
     let maps =
         metrics.sum("kube_fanout_feed_requests_total", &[("purpose", "mismatch"), ("resource", "configmaps.v1")]);
     assert!(maps <= 1, "{maps} lists on a doubt");

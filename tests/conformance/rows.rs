@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use http::Method;
 use http::header::USER_AGENT;
 
-use crate::bed::{Pair, RequestSpec, say};
+use crate::bed::{Pair, RequestSpec, log_line};
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const PARTIAL: &str = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io";
@@ -110,8 +110,8 @@ async fn tables_and_partial_metadata_match_the_apiserver() {
         table
     };
     for path in ["?resourceVersion=0", "/cm-a"] {
-        let ask = RequestSpec::get(&pair.path(path)).accept(TABLE);
-        let (direct, through) = (pair.direct.ask(ask.clone()).await, pair.through.ask(ask).await);
+        let request = RequestSpec::get(&pair.path(path)).accept(TABLE);
+        let (direct, through) = (pair.direct.fetch(request.clone()).await, pair.through.fetch(request).await);
         assert_eq!(without_age(&through.text()), without_age(&direct.text()), "{path}");
     }
     let watch = RequestSpec::get(&pair.path("?watch=1&timeoutSeconds=3")).accept(PARTIAL);
@@ -122,5 +122,5 @@ async fn tables_and_partial_metadata_match_the_apiserver() {
     watched.event().await.expect("two events");
     let second = watched.event().await.expect("two events").line;
     assert!(second.contains("\"columnDefinitions\":null"), "{second}");
-    say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
+    log_line(&format!("forwarded: {:?}", pair.proxy.forwarded().await));
 }

@@ -10,7 +10,7 @@ use crate::blocks::blocks;
 /// Uses the certificate of the listeners, and tokens that the apiserver issues.
 const CONFIG: &str = "metricsBindAddress: 127.0.0.1:0\nmetrics:\n  auth: delegated\n";
 
-fn words(answer: &Answer) -> (u16, Value) {
+fn status_and_message(answer: &Answer) -> (u16, Value) {
     (answer.status.as_u16(), answer.value()["message"].clone())
 }
 
@@ -31,7 +31,7 @@ async fn metrics_require_the_documented_role() {
     direct.create(&collection(None, "roles"), role).await;
     let scrape = async |who: &Identity| proxy.scraped_by(who).get("/metrics").await;
     let denied = scrape(&scraper).await;
-    assert_eq!(denied.status, 403, "nobody has given it to the account: {}", denied.text());
+    assert_eq!(denied.status, 403, "the account has no permission yet: {}", denied.text());
 
     for (at, user) in [prometheus.user(), "scraper".to_owned()].iter().enumerate() {
         let bound = binding(&format!("scrape-{at}"), "ClusterRole", &name, &subject("User", user));
@@ -39,20 +39,20 @@ async fn metrics_require_the_documented_role() {
     }
     for who in [&scraper, &holder] {
         // A deny decision is cached for half a minute.
-        let shown = eventually("the right counts", async || {
+        let metrics = eventually("the right counts", async || {
             let answer = scrape(who).await;
             (answer.status == 200).then_some(answer)
         })
         .await;
-        assert!(shown.text().contains("kube_fanout_build_info"), "{}", shown.text());
+        assert!(metrics.text().contains("kube_fanout_build_info"), "{}", metrics.text());
     }
     for who in [&stranger, &nosy, &Identity::token("forged", "no.such.token")] {
         let theirs = Http::new(bed.target().by(who), Protocol::H1).get("/metrics").await;
         let ours = scrape(who).await;
         assert!([401, 403].contains(&ours.status.as_u16()), "{}: {}", who.name, ours.text());
-        assert_eq!(words(&ours), words(&theirs), "{}", who.name);
+        assert_eq!(status_and_message(&ours), status_and_message(&theirs), "{}", who.name);
     }
-    assert_eq!(words(&scrape(&Identity::anonymous()).await), (401, "Unauthorized".into()));
+    assert_eq!(status_and_message(&scrape(&Identity::anonymous()).await), (401, "Unauthorized".into()));
 
     // A deleted account invalidates its tokens. A cached review expires within two minutes, but a token without one is
     // refused at once.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Authority, Bed, Plan, Plane, Proxy, RequestSpec, number, say, within};
+use crate::bed::{self, Authority, Bed, Plan, Plane, Proxy, RequestSpec, log_line, number, within};
 
 const OFTEN: &str = "feeds: {selfCheck: 300ms}";
 /// The number of comparisons of each feed.
@@ -17,15 +17,17 @@ async fn checks(proxy: &Proxy, resource: &str, outcome: &str) -> i64 {
 async fn assert_same(proxy: &Proxy, resource: &str, rounds: i64) {
     let [same, different, skipped] = ["same", "different", "skipped"].map(|outcome| checks(proxy, resource, outcome));
     let (same, different, skipped) = (same.await, different.await, skipped.await);
-    let asked = proxy.asked("self_check").await;
-    say(&format!("{resource}: {same} comparisons, {different} differ, {skipped} skipped; {asked} questions in all"));
+    let sent = proxy.feed_requests("self_check").await;
+    log_line(&format!(
+        "{resource}: {same} comparisons, {different} differ, {skipped} skipped; {sent} questions in all"
+    ));
     assert_eq!(different, 0, "{resource}: {}", proxy.log());
     assert!(same >= rounds, "{resource}: {same} and {skipped} skipped: {}", proxy.log());
 }
 
 #[tokio::test]
 async fn self_check_finds_no_difference_under_churn() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     bed.load().await;
     let proxy = Plan::tls().config(OFTEN).start(&bed).await;
     let namespace = bed.namespace("self-checks").await;
@@ -138,7 +140,7 @@ async fn self_check_cost_does_not_grow_with_object_count() {
         |outcome| metrics.sum("kube_fanout_self_checks_total", &[("resource", "configmaps.v1"), ("outcome", outcome)]);
     // A skipped comparison has sent requests too.
     let done = of("same") + of("skipped");
-    say(&format!(
+    log_line(&format!(
         "{objects} configmaps: {done} comparisons, {requests} requests and {bytes} bytes; {} and {} each",
         requests as f64 / done as f64,
         bytes / done

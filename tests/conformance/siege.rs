@@ -33,7 +33,7 @@ use std::{fmt, fs};
 use futures_util::future::join_all;
 use serde_json::Value;
 
-use crate::bed::{self, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, say};
+use crate::bed::{self, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, log_line};
 
 /// The interval of the healthy client's requests. A closed loop would measure throughput instead.
 const EVERY: Duration = Duration::from_millis(2);
@@ -139,10 +139,12 @@ impl Field {
         let (under, answers) = tokio::join!(reading, attack(over.clone()));
         let cpu = self.proxy.cpu_seconds() - cpu;
         let ratio = under.at(0.99) / alone.at(0.99);
-        say(&format!("{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"));
+        log_line(&format!(
+            "{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"
+        ));
         self.proxy.assert_sound();
         assert!(under.0.len() >= ANSWERS_MIN, "{what}: the healthy one was not answered");
-        assert!(answers.count() > 0, "{what}: nobody attacked");
+        assert!(answers.count() > 0, "{what}: no attack was answered");
         let is_at_floor = floor.is_some_and(|floor| under.at(0.99) <= floor * FLOOR_RATIO);
         assert!(ratio_max() == 0.0 || ratio <= ratio_max() || is_at_floor, "{what}: p99 × {ratio:.1}, floor {floor:?}");
         under.at(0.99)
@@ -225,7 +227,7 @@ fn come_first() {
     if ratio_max() > 0.0
         && let Err(why) = scheduled("chrt", &["--fifo", "--pid", "1"])
     {
-        say(&format!("the healthy client waits for processors as all do: {why}"));
+        log_line(&format!("the healthy client waits for processors as all do: {why}"));
     }
 }
 
@@ -240,7 +242,7 @@ fn scheduled(program: &str, arguments: &[&str]) -> Result<(), String> {
 
 /// Waits for a condition that a busy machine may delay, up to [`LATE_MAX`].
 async fn allow(holds: impl Fn() -> bool) {
-    let late = bed::eventually("what is late", async || holds().then_some(()));
+    let late = bed::eventually("late responses", async || holds().then_some(()));
     let _ = tokio::time::timeout(LATE_MAX, late).await;
 }
 
@@ -305,8 +307,8 @@ async fn attack<F: Future<Output = ()>>(
 }
 
 /// Sends a request and records its outcome.
-async fn put(http: &Http, ask: RequestSpec, answers: &Answers) -> Option<Value> {
-    match http.try_ask(ask).await {
+async fn put(http: &Http, request: RequestSpec, answers: &Answers) -> Option<Value> {
+    match http.try_fetch(request).await {
         Ok(answer) => {
             let cached = if answer.is_cached() { " cached" } else { "" };
             let found = serde_json::from_slice::<Value>(&answer.body).ok();

@@ -5,8 +5,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, RequestSpec, TOO_LARGE, Target, Watch, eventually, say,
-    unique, within,
+    self, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, RequestSpec, TOO_LARGE, Target, Watch, eventually,
+    log_line, unique, within,
 };
 use crate::websocket;
 
@@ -44,7 +44,7 @@ async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio
             tokio::spawn(async move {
                 let mut lines = Vec::new();
                 while !is_over(&path, &lines) {
-                    let message = within("a WebSocket message", socket.next()).await.expect("it goes on");
+                    let message = within("a WebSocket message", socket.next()).await.expect("it continues");
                     lines.push(message.expect("a message").into_text().expect("JSON is text").to_string());
                 }
                 lines
@@ -181,12 +181,12 @@ async fn table_watches_match_direct_and_share_one_upstream_watch() {
     );
     assert_eq!(metrics.sum("kube_fanout_representation_checks_total", &[("outcome", "different")]), 0);
     assert!(metrics.sum("kube_fanout_representation_checks_total", &[("outcome", "equal")]) > 0);
-    say(&format!("{watches} Table watches, {compared} events equal to direct ones, one watch upstream"));
+    log_line(&format!("{watches} Table watches, {compared} events equal to direct ones, one watch upstream"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn custom_resource_tables_have_their_printer_columns() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace, group) = (bed.direct(), bed.namespace("tables").await, unique("table") + ".example.com");
     let column = |name: &str, kind: &str, path: &str| json!({"name": name, "type": kind, "jsonPath": path});
@@ -233,7 +233,7 @@ async fn custom_resource_tables_have_their_printer_columns() {
     let is_over: IsOver = |_, lines| is_of(lines, "\"end\"");
     let compared = compare(&bed, &proxy, &paths, (&ways, is_over), async || {}, writes).await;
     assert!(compared > 0);
-    say(&format!("{compared} events of custom resources equal to direct ones"));
+    log_line(&format!("{compared} events of custom resources equal to direct ones"));
 
     // A change of the columns ends the history: the watch ends, and the next one has the new columns.
     let version = client.version(&widgets).await;
@@ -244,7 +244,7 @@ async fn custom_resource_tables_have_their_printer_columns() {
     let mut watch = watch;
     assert_eq!(watch.rest().await, (Vec::new(), Ended::Clean));
     let lists_the_new = async || {
-        let list = client.ask(RequestSpec::get(&widgets).accept(TABLE)).await.text();
+        let list = client.fetch(RequestSpec::get(&widgets).accept(TABLE)).await.text();
         list.contains("\"Hue\"").then_some(())
     };
     eventually("the apiserver prints by the new definition", lists_the_new).await;
@@ -261,7 +261,7 @@ async fn custom_resource_tables_have_their_printer_columns() {
 /// otherwise each of its watches needs a stream.
 #[tokio::test]
 async fn table_rows_of_every_resource_are_parsed_and_cached() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
     let mut collections = Vec::new();
@@ -282,7 +282,7 @@ async fn table_rows_of_every_resource_are_parsed_and_cached() {
                 let path = format!("{collection}?watch=1&resourceVersion={version}&timeoutSeconds=1{include}");
                 // Until the proxy has read upstream's first Table, it forwards the watches.
                 eventually(&format!("served from the cache: {path}"), async || {
-                    let answer = through.ask(RequestSpec::get(&path).accept(TABLE)).await;
+                    let answer = through.fetch(RequestSpec::get(&path).accept(TABLE)).await;
                     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
                     answer.is_cached().then_some(())
                 })
@@ -292,7 +292,7 @@ async fn table_rows_of_every_resource_are_parsed_and_cached() {
         }))
         .await;
     }
-    say(&format!("{} resources have Table watches", collections.len()));
+    log_line(&format!("{} resources have Table watches", collections.len()));
 }
 
 /// kubectl's watch of one object, which begins with its state.
@@ -333,13 +333,13 @@ async fn table_watch_of_one_object_is_served_from_shared_stream() {
     let compared = compare(&bed, &proxy, &paths, (&ways, is_over), one_more, writes).await;
     // Includes the patches at the end, which are the only events of the watches with the label selector.
     assert_eq!(compared, 2 * 4 * (2 * (3 + 4 + 2) + 3), "states and events");
-    say(&format!("{} Table watches of one object, {compared} events equal to direct ones", 2 * paths.len()));
+    log_line(&format!("{} Table watches of one object, {compared} events equal to direct ones", 2 * paths.len()));
 }
 
 /// The proxy forwards watches that one stream cannot serve.
 #[tokio::test]
 async fn table_watch_without_version_or_before_history_is_forwarded() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -347,8 +347,8 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
     client.create(&maps, json!({"metadata": {"name": "a"}})).await;
     let created = client.create(&maps, json!({"metadata": {"name": "b"}})).await;
     let open = async |http: Http, query: &str| {
-        let ask = RequestSpec::get(&format!("{maps}?watch=1&{query}")).accept(TABLE);
-        let response = http.send(ask).await;
+        let request = RequestSpec::get(&format!("{maps}?watch=1&{query}")).accept(TABLE);
+        let response = http.send(request).await;
         assert_eq!(response.status(), 200, "{query}");
         let is_cached = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");
         (Watch::new(response), is_cached)
@@ -358,7 +358,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         eventually("a watch begins", async || {
             let (mut watch, is_cached) = open(http.clone(), query).await;
             assert!(!is_cached, "{query}");
-            let line = watch.event().await.expect("the watch goes on").line;
+            let line = watch.event().await.expect("the watch continues").line;
             (!line.contains(TOO_LARGE)).then_some((watch, line))
         })
         .await
@@ -379,7 +379,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         let [ours, theirs] = join_all([through, direct].map(async |(mut watch, line): (Watch, String)| {
             let mut lines = vec![line];
             while !is_of(&lines, &format!("\"{last}\"")) {
-                lines.push(watch.event().await.expect("the watch goes on").line);
+                lines.push(watch.event().await.expect("the watch continues").line);
             }
             lines.iter().map(|line| taken_apart(line).0).collect::<Vec<_>>()
         }))
@@ -389,7 +389,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
         assert_eq!(ours, theirs, "{query}");
         assert!(theirs.len() > 2, "{query}: {theirs:?}");
     }
-    let first = watch.event().await.expect("the watch goes on").line;
+    let first = watch.event().await.expect("the watch continues").line;
     assert!(!first.contains("\"b\"") && first.contains("later"), "no event before the version: {first}");
     let forwarded = proxy.forwarded().await;
     let times = |reason: &str| forwarded.iter().find(|(why, _)| why.contains(reason)).map_or(0, |(_, times)| *times);

@@ -10,7 +10,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, say, version_of,
+    self, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, log_line, version_of,
 };
 use crate::event_scenes;
 
@@ -40,9 +40,9 @@ impl Storage {
         Self { http: Http::new(target, Protocol::H1), prefix }
     }
 
-    async fn ask(&self, path: &str, question: &Value) -> Value {
-        let ask = RequestSpec::get(path).with(Method::POST, "application/json", question.to_string());
-        let answer = self.http.ask(ask).await;
+    async fn fetch(&self, path: &str, body: &Value) -> Value {
+        let request = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
+        let answer = self.http.fetch(request).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         answer.value()
     }
@@ -51,14 +51,14 @@ impl Storage {
     async fn all(&self) -> Vec<String> {
         let end = format!("{}0", self.prefix.strip_suffix('/').expect("a folder"));
         let range = json!({"key": encoded(&self.prefix), "range_end": encoded(&end)});
-        let found = self.ask("/v3/kv/range", &range).await;
+        let found = self.fetch("/v3/kv/range", &range).await;
         let text = |value: &Value| value.as_str().expect("base64").to_owned();
         found["kvs"].as_array().expect("some").iter().map(|kv| text(&kv["key"])).collect()
     }
 
     /// Performs all operations at one revision, and returns it.
     async fn transact(&self, requests: Vec<Value>) -> u64 {
-        let done = self.ask("/v3/kv/txn", &json!({"success": requests})).await;
+        let done = self.fetch("/v3/kv/txn", &json!({"success": requests})).await;
         done["header"]["revision"].as_str().and_then(|revision| revision.parse().ok()).expect("a revision")
     }
 }
@@ -111,7 +111,7 @@ async fn list_during_transactions_is_the_state_at_its_version() {
         if amid_transactions(&bed, &bed.namespace("together").await).await {
             return;
         }
-        say(&format!("run {run}: something differs, and the feed's stream was opened again"));
+        log_line(&format!("run {run}: something differs, and the feed's stream was opened again"));
     }
     panic!("no run showed anything");
 }
@@ -170,19 +170,19 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
             proxy.assert_sound();
             return false;
         }
-        assert_eq!(state, right, "said to be the state of {version}");
+        assert_eq!(state, right, "the state returned for version {version}");
         amid += usize::from(together.contains_key(&(version + 1)) || together.contains_key(&version));
     }
-    let reported = events_told(&proxy, &events, first, last).await;
+    let counts = events_received(&proxy, &events, first, last).await;
     for (version, objects) in &together {
-        if reported.get(version) != Some(objects) && !is_one {
+        if counts.get(version) != Some(objects) && !is_one {
             proxy.assert_sound();
             return false;
         }
-        assert_eq!(reported.get(version), Some(objects), "events of {version}");
+        assert_eq!(counts.get(version), Some(objects), "events of {version}");
     }
     let compared = count.div_ceil(step);
-    say(&format!(
+    log_line(&format!(
         "{ROUNDS} transactions of {OBJECTS} objects: {count} lists and states, {compared} compared, {amid} of them \
          at a transaction's version or right before it"
     ));
@@ -192,14 +192,14 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
 }
 
 /// The number of events per version that a watch from `first` receives, up to `last`.
-async fn events_told(proxy: &Proxy, events: &str, first: u64, last: u64) -> HashMap<u64, usize> {
+async fn events_received(proxy: &Proxy, events: &str, first: u64, last: u64) -> HashMap<u64, usize> {
     let mut watch = proxy.client().watch(RequestSpec::get(&format!("{events}?watch=1&resourceVersion={first}"))).await;
-    let mut reported = HashMap::new();
+    let mut counts = HashMap::new();
     loop {
         let version = watch.change().await.version();
-        *reported.entry(version).or_default() += 1;
+        *counts.entry(version).or_default() += 1;
         if version == last {
-            return reported;
+            return counts;
         }
     }
 }

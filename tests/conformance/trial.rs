@@ -4,7 +4,7 @@ use std::fs::{self, File};
 
 use tokio::task::spawn_blocking;
 
-use crate::bed::{PATIENCE, Process, binary, eventually, kube_fanout, say, scratch_file};
+use crate::bed::{PATIENCE, Process, binary, eventually, kube_fanout, log_line, scratch_file};
 use crate::blocks::{Shell, blocks, with};
 
 const INFORMERS: &str = "200";
@@ -17,18 +17,18 @@ async fn try_command_loses_no_event_on_a_real_control_plane() {
     command.arg("--testbed").arg(testbed).args(["--informers", INFORMERS, "--pods", "50", "--rate", "30"]);
     command.args(["--script", SCRIPT]);
     let output = spawn_blocking(move || command.output()).await.expect("no panic").expect("it runs");
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{said}\n{errors}");
+    let (stdout, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{errors}");
     for part in [
         "The apiserver was killed once, the proxy once.",
         "0 lost, 0 wrong or duplicate",
         "Nothing was lost: each informer received every change, and its state equals upstream.",
     ] {
-        assert!(said.contains(part), "{part}: {said}\n{errors}");
+        assert!(stdout.contains(part), "{part}: {stdout}\n{errors}");
     }
     let all_again = format!("{INFORMERS} of {INFORMERS} streams");
-    assert!(said.lines().any(|line| line.contains(&all_again)), "{said}");
-    said.lines().rev().take(4).for_each(say);
+    assert!(stdout.lines().any(|line| line.contains(&all_again)), "{stdout}");
+    stdout.lines().rev().take(4).for_each(log_line);
 }
 
 /// The command of docs/QUICKSTART.md in a checkout, ended by Ctrl-C.
@@ -49,14 +49,14 @@ async fn quickstart_try_command_runs_and_exits_on_ctrl_c() {
     let all = format!("{INFORMERS} of {INFORMERS} streams");
     let read = || fs::read_to_string(&out).expect("its output");
     eventually("changes are delivered to all", async || {
-        let said = read();
-        assert!(process.ended().is_none(), "{said}{}", fs::read_to_string(&log).unwrap_or_default());
-        let to_all = said.lines().filter(|line| line.contains("lost 0 ") && line.contains(&all));
+        let stdout = read();
+        assert!(process.ended().is_none(), "{stdout}{}", fs::read_to_string(&log).unwrap_or_default());
+        let to_all = stdout.lines().filter(|line| line.contains("lost 0 ") && line.contains(&all));
         (to_all.count() > 1).then_some(())
     })
     .await;
     process.signal("INT");
-    let (status, said) = (process.wait(PATIENCE).await, read());
-    assert_eq!(status.code(), Some(0), "{said}");
-    assert!(said.contains("Nothing was lost: each informer received every change"), "{said}");
+    let (status, stdout) = (process.wait(PATIENCE).await, read());
+    assert_eq!(status.code(), Some(0), "{stdout}");
+    assert!(stdout.contains("Nothing was lost: each informer received every change"), "{stdout}");
 }

@@ -13,7 +13,7 @@ use kube_fanout::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::SelectableFieldTable;
 use serde_json::json;
 
-use crate::bed::{self, Frame, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, kubectl, say};
+use crate::bed::{self, Frame, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, kubectl, log_line};
 use crate::representations::{Resource, built_ins};
 
 const JSON: &str = "application/json";
@@ -34,7 +34,7 @@ fn state(encoding: FeedEncoding, list: &Bytes) -> State {
 async fn states(direct: &Http, paths: &[String], accept: &str, encoding: FeedEncoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
-        let list = direct.ask(RequestSpec::get(path).accept(accept)).await;
+        let list = direct.fetch(RequestSpec::get(path).accept(accept)).await;
         assert_eq!(list.status, 200, "{path}: {}", list.text());
         states.insert(path.clone(), state(encoding, &list.body));
     }
@@ -53,13 +53,13 @@ fn make_objects(bed: &Plane) {
     let out = kubectl(bed, &bed.target(), &["apply", "--server-side", "--validate=false", "-f", objects]).output();
     let out = out.expect("kubectl runs");
     // Omits kinds that the release does not serve.
-    say(&format!("{} objects made", String::from_utf8_lossy(&out.stdout).lines().count()));
+    log_line(&format!("{} objects made", String::from_utf8_lossy(&out.stdout).lines().count()));
 }
 
 /// The state that is served from memory in one encoding, as soon as the feed has a stream again.
 async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, FeedEncoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
-        let list = through.ask(RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
+        let list = through.fetch(RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
         let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
         is_followed.then(|| state(encoding, &list.body))
     })
@@ -69,9 +69,9 @@ async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Feed
 async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
     let opened = paths.iter().map(async |path| {
         // One connection each, because a connection has a limited number of watches.
-        let ask = RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
-        let mut watch = proxy.client().watch(ask).await;
-        watch.catch_up(QUIET).await.expect("it goes on");
+        let request = RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
+        let mut watch = proxy.client().watch(request).await;
+        watch.catch_up(QUIET).await.expect("it continues");
         (path.clone(), watch)
     });
     join_all(opened).await
@@ -84,13 +84,13 @@ async fn lists(bed: &Plane) -> i64 {
 }
 
 /// Reads a watch until an event contains these bytes. Returns the number of events.
-async fn told_until(watch: &mut Watch, bytes: &[u8]) -> usize {
-    let mut reported = 0;
+async fn events_until(watch: &mut Watch, bytes: &[u8]) -> usize {
+    let mut events = 0;
     loop {
-        let Some(Frame::Protobuf(frame)) = watch.frame().await else { panic!("it is protobuf, and goes on") };
-        reported += 1;
+        let Some(Frame::Protobuf(frame)) = watch.frame().await else { panic!("it is protobuf, and continues") };
+        events += 1;
         if frame.windows(bytes.len()).any(|part| part == bytes) {
-            return reported;
+            return events;
         }
     }
 }
@@ -109,8 +109,8 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
         }
     }
     let mut watches = open(&proxy, &paths).await;
-    let questions = async |what: &str| proxy.asked(what).await;
-    let asked = [questions("relist").await, questions("release_change").await];
+    let questions = async |what: &str| proxy.feed_requests(what).await;
+    let before_upgrade = [questions("relist").await, questions("release_change").await];
     bed.kill_apiserver().await;
     upgrade(bed).await;
     // A resource that the new release no longer serves is excluded from the comparison.
@@ -132,12 +132,13 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
         }
     }
     assert!(compared > 2 * paths.len(), "{compared} objects of {} resources", paths.len());
-    let (relists, renewals) = (questions("relist").await - asked[0], questions("release_change").await - asked[1]);
-    say(&format!(
-        "{} resources, {compared} objects compared in two forms: {otherwise} are written otherwise",
+    let (relists, renewals) =
+        (questions("relist").await - before_upgrade[0], questions("release_change").await - before_upgrade[1]);
+    log_line(&format!(
+        "{} resources, {compared} objects compared in two forms: {otherwise} have other bytes",
         paths.len()
     ));
-    say(&format!(
+    log_line(&format!(
         "feeds listed for a gap: {relists}, for the release: {renewals}; lists upstream: {}",
         lists(bed).await
     ));
@@ -145,16 +146,16 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     direct.create("/api/v1/namespaces/default/configmaps", map).await;
     let mut ended = Vec::new();
     let (_, maps) = watches.iter_mut().find(|(path, _)| path == "/api/v1/configmaps").expect("they are watched");
-    let mut reported = told_until(maps, b"\x0a\x05after").await;
+    let mut events = events_until(maps, b"\x0a\x05after").await;
     let watched = watches.iter_mut().filter(|(path, _)| paths.contains(path));
     let caught_up = join_all(watched.map(async |(path, watch)| (path, watch.catch_up(QUIET).await))).await;
     for (path, frames) in caught_up {
         match frames {
-            Some(frames) => reported += frames,
+            Some(frames) => events += frames,
             None => ended.push(path.clone()),
         }
     }
-    say(&format!("{} watches open, {reported} events since; ended: {ended:?}", watches.len()));
+    log_line(&format!("{} watches open, {events} events since; ended: {ended:?}", watches.len()));
     assert!(ended.is_empty(), "{ended:?}");
     assert!(relists + renewals <= i64::try_from(watches.len()).expect("few") + 4, "one list a feed");
     assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
@@ -182,6 +183,6 @@ async fn cache_is_refreshed_and_no_watch_ends_after_minor_upgrade() {
     let old = bed.direct().json("/version").await["gitVersion"].clone();
     no_state_is_of_the_old_release(&bed, async |bed| bed.start_apiserver_as(&present, &[]).await).await;
     let new = bed.direct().json("/version").await["gitVersion"].clone();
-    say(&format!("upgraded from {old} to {new}"));
+    log_line(&format!("upgraded from {old} to {new}"));
     assert_ne!(old, new);
 }

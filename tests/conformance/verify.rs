@@ -1,7 +1,7 @@
 //! `fanoutctl verify` on a real control plane. Judged by the contents of etcd, the apiserver keeps its promises, and so
 //! does the proxy in front of it, also while the apiserver is killed. `make verify` runs longer.
 
-use crate::bed::{self, Plan, Plane, Seed, Target, say};
+use crate::bed::{self, Plan, Plane, Seed, Target, log_line};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
 const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
@@ -16,7 +16,7 @@ const VOID: Option<i32> = Some(2);
 /// The result of a run.
 struct Verified {
     code: Option<i32>,
-    said: String,
+    report: String,
 }
 
 /// Runs `verify` against a server, with etcd as the reference, and with bytes from the apiserver.
@@ -32,7 +32,7 @@ async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
     let running = tokio::task::spawn_blocking(move || command.output().expect("the binary runs"));
     let output = running.await.expect("no panic");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Verified { code: output.status.code(), said: format!("{}{}", text(&output.stdout), text(&output.stderr)) }
+    Verified { code: output.status.code(), report: format!("{}{}", text(&output.stdout), text(&output.stderr)) }
 }
 
 /// Runs it until each of [`ALWAYS`] was checked, or a promise was broken, at most [`RUNS_MAX`] times.
@@ -42,7 +42,7 @@ async fn verify_enough(plane: &Plane, target: &Target, more: &[&str]) -> Verifie
         if !found.is_void(&ALWAYS) {
             break;
         }
-        say(&format!("the run is void: {}", found.said));
+        log_line(&format!("the run is void: {}", found.report));
         found = verify(plane, target, more).await;
     }
     found
@@ -51,7 +51,7 @@ async fn verify_enough(plane: &Plane, target: &Target, more: &[&str]) -> Verifie
 impl Verified {
     /// The output line for a promise.
     fn of(&self, promise: &str) -> Option<&str> {
-        self.said.lines().find(|line| line.trim_start().starts_with(promise))
+        self.report.lines().find(|line| line.trim_start().starts_with(promise))
     }
 
     /// Whether the run, or one of these promises, is inconclusive. A broken promise is conclusive.
@@ -61,12 +61,12 @@ impl Verified {
     }
 
     /// Panics unless no promise was broken and each of these was checked.
-    fn assert_held(&self, promises: &[&str]) {
-        assert_eq!(self.code, Some(0), "{}", self.said);
+    fn assert_kept(&self, promises: &[&str]) {
+        assert_eq!(self.code, Some(0), "{}", self.report);
         for promise in promises {
-            assert!(self.of(promise).is_some_and(|line| line.contains("ok in")), "{promise}: {}", self.said);
+            assert!(self.of(promise).is_some_and(|line| line.contains("ok in")), "{promise}: {}", self.report);
         }
-        self.said.lines().filter(|line| line.contains(" events, ")).for_each(say);
+        self.report.lines().filter(|line| line.contains(" events, ")).for_each(log_line);
     }
 }
 
@@ -95,7 +95,7 @@ const ALWAYS: [&str; 16] = [
 async fn verify_passes_against_the_apiserver() {
     let Some(bed) = bed::own_with("verify-itself", &AS_JSON).await else { return };
     let found = verify_enough(&bed, &bed.target(), &["--duration", "10s"]).await;
-    found.assert_held(&ALWAYS);
+    found.assert_kept(&ALWAYS);
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn verify_passes_against_the_proxy_for_all_resource_types() {
     let proxy = Plan::tls().start(&bed).await;
     for resource in ["configmaps", "samples.verify.kube-fanout.io"] {
         let found = verify_enough(&bed, &proxy.target(), &["--duration", "10s", "--resource", resource]).await;
-        found.assert_held(&ALWAYS);
+        found.assert_kept(&ALWAYS);
     }
     proxy.assert_sound();
 }
@@ -117,8 +117,8 @@ async fn verify_passes_while_the_apiserver_is_repeatedly_killed() {
     let duration = format!("{}s", bed::number("VERIFY_SECONDS", 15));
     let faults = ["--duration", &duration, "--fault", &kill, "--fault-every", "3s", "20s"];
     let found = verify_enough(&bed, &proxy.target(), &faults).await;
-    found.assert_held(&ALWAYS);
-    assert!(!found.said.contains("the fault"), "the apiserver was killed and started again: {}", found.said);
+    found.assert_kept(&ALWAYS);
+    assert!(!found.report.contains("the fault"), "the apiserver was killed and started again: {}", found.report);
     proxy.assert_sound();
 }
 
@@ -135,10 +135,10 @@ fn killing(plane: &Plane) -> String {
 
 #[tokio::test]
 async fn verify_is_inconclusive_if_etcd_stores_protobuf() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let path = "/api/v1/namespaces/default/configmaps";
     bed.direct().create(path, serde_json::json!({"metadata": {"name": bed::unique("verify")}})).await;
     let found = verify(&bed, &bed.target(), &["--duration", "1s"]).await;
-    assert_eq!(found.code, VOID, "{}", found.said);
-    assert!(found.said.contains("protobuf") && found.said.contains("custom resource"), "{}", found.said);
+    assert_eq!(found.code, VOID, "{}", found.report);
+    assert!(found.report.contains("protobuf") && found.report.contains("custom resource"), "{}", found.report);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, Ended, Event, Http, Pair, Plan, RequestSpec, outline, say, version_of};
+use crate::bed::{self, Ended, Event, Http, Pair, Plan, RequestSpec, log_line, outline, version_of};
 
 /// Long enough for an event to arrive. There is no condition to wait for if none must arrive.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -17,23 +17,23 @@ async fn both(pair: &Pair, path: &str) -> [bed::Watch; 2] {
 }
 
 /// The next change of both watches, which must be equal to the byte.
-async fn both_tell(watches: &mut [bed::Watch; 2]) -> Event {
+async fn next_of_both(watches: &mut [bed::Watch; 2]) -> Event {
     let [direct, through] = watches;
-    let (expected, reported) = (direct.change().await, through.change().await);
-    assert_eq!(reported.line, expected.line);
-    reported
+    let (expected, actual) = (direct.change().await, through.change().await);
+    assert_eq!(actual.line, expected.line);
+    actual
 }
 
 /// The next changes of both watches: one for each of these objects, all of one type.
-async fn both_tell_of_all(watches: &mut [bed::Watch; 2], kind: &str, names: &[String]) -> Vec<Event> {
+async fn next_of_both_for_all(watches: &mut [bed::Watch; 2], kind: &str, names: &[String]) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in names {
-        events.push(both_tell(watches).await);
+        events.push(next_of_both(watches).await);
     }
     assert!(events.iter().all(|event| event.kind == kind), "{events:?}");
-    let reported: BTreeSet<&str> = events.iter().map(Event::name).collect();
+    let received: BTreeSet<&str> = events.iter().map(Event::name).collect();
     let expected: BTreeSet<&str> = names.iter().map(String::as_str).collect();
-    assert_eq!(reported, expected);
+    assert_eq!(received, expected);
     events
 }
 
@@ -43,15 +43,15 @@ async fn initial_events_precede_changes_and_end_with_bookmark() {
     pair.maps().await;
     for version in ["", "&resourceVersion=0"] {
         let mut watches = both(&pair, &pair.path(&format!("?watch=1{version}"))).await;
-        assert_eq!(both_tell(&mut watches).await.name(), "cm-a", "in key order");
-        assert_eq!(both_tell(&mut watches).await.name(), "cm-b");
-        assert!(watches[1].is_quiet(QUIET).await, "no bookmark for one who did not ask");
+        assert_eq!(next_of_both(&mut watches).await.name(), "cm-a", "in key order");
+        assert_eq!(next_of_both(&mut watches).await.name(), "cm-b");
+        assert!(watches[1].is_quiet(QUIET).await, "no bookmark without allowWatchBookmarks");
         let name = format!("later{}", version.len());
         pair.create_map(&pair.namespace, &name).await;
-        assert_eq!(both_tell(&mut watches).await.name(), name);
+        assert_eq!(next_of_both(&mut watches).await.name(), name);
         let created = pair.direct.delete(&pair.path(&format!("/{name}"))).await;
         assert_eq!(created["status"], "Success");
-        assert_eq!(both_tell(&mut watches).await.kind, "DELETED");
+        assert_eq!(next_of_both(&mut watches).await.kind, "DELETED");
     }
     let sie = "&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&labelSelector=none=1";
     for http in [&pair.direct, &pair.through] {
@@ -74,17 +74,17 @@ async fn leaving_selector_sends_deleted_with_old_object_at_new_rv() {
             .await;
     let relabel = |app: &str| json!({"metadata": {"labels": {"app": app}}, "data": {"new": app}});
     let left = version_of(&pair.direct.patch(&pair.path("/cm-a"), relabel("y")).await);
-    let event = both_tell(&mut selected).await;
+    let event = next_of_both(&mut selected).await;
     assert_eq!((event.kind.as_str(), event.version()), ("DELETED", left));
     assert_eq!(event.object["metadata"]["labels"]["app"], "x", "the old label");
     assert!(event.object["data"]["new"].is_null(), "and the old data");
     let back = version_of(&pair.direct.patch(&pair.path("/cm-a"), relabel("x")).await);
-    let event = both_tell(&mut selected).await;
+    let event = next_of_both(&mut selected).await;
     assert_eq!((event.kind.as_str(), event.version()), ("ADDED", back));
     let last = pair.direct.json(&pair.path("/cm-b")).await;
     pair.direct.delete(&pair.path("/cm-b")).await;
     for watches in [&mut selected, &mut named] {
-        let event = both_tell(watches).await;
+        let event = next_of_both(watches).await;
         assert_eq!(event.kind, "DELETED");
         assert!(event.version() > back, "the deletion's own version, not the object's last");
         assert_eq!(
@@ -115,8 +115,8 @@ async fn deletions_sharing_a_version_are_both_delivered() {
             round += 1;
             let names: Vec<_> = (0..TOGETHER).map(|at| format!("event-{round}-{at}")).collect();
             join_all(names.iter().map(|name| create(name))).await;
-            both_tell_of_all(&mut watches, "ADDED", &names).await;
-            let deleted = both_tell_of_all(&mut watches, "DELETED", &names).await;
+            next_of_both_for_all(&mut watches, "ADDED", &names).await;
+            let deleted = next_of_both_for_all(&mut watches, "DELETED", &names).await;
             if let Some(two) = deleted.windows(2).find(|two| two[0].version() == two[1].version()) {
                 return [two[0].clone(), two[1].clone()];
             }
@@ -126,8 +126,8 @@ async fn deletions_sharing_a_version_are_both_delivered() {
     // A watch that resumes directly before that version receives both.
     let before = first.version() - 1;
     let mut resumed = both(&pair, &format!("{path}?watch=1&resourceVersion={before}")).await;
-    assert_eq!(both_tell(&mut resumed).await.line, first.line);
-    assert_eq!(both_tell(&mut resumed).await.line, second.line);
+    assert_eq!(next_of_both(&mut resumed).await.line, first.line);
+    assert_eq!(next_of_both(&mut resumed).await.line, second.line);
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn future_version_blocks_watches_and_fails_reads_with_504() {
     let future = pair.maps().await + 1_000_000;
     let watch = pair.path(&format!("?watch=1&resourceVersion={future}&timeoutSeconds=2"));
     let (answer, _) = pair.same_watch(RequestSpec::get(&watch)).await;
-    assert_eq!(answer.body.len(), 0, "it lasted as long as asked");
+    assert_eq!(answer.body.len(), 0, "it lasted as long as requested");
     let list =
         format!("resourceVersion={future}&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1");
     let (answer, [_, took]) = pair.same_watch(RequestSpec::get(&pair.path(&format!("?watch=1&{list}")))).await;
@@ -201,8 +201,8 @@ async fn query_parameters_are_parsed_like_the_apiserver() {
     let none = pair.same(RequestSpec::get(&pair.path("?watch=1&timeoutSeconds=18446744073709551616"))).await;
     assert_eq!(none.status.as_u16(), 400);
     let mut endless = both(&pair, &pair.path("?watch=1&timeoutSeconds=0")).await;
-    both_tell(&mut endless).await;
-    both_tell(&mut endless).await;
+    next_of_both(&mut endless).await;
+    next_of_both(&mut endless).await;
     assert!(endless[1].is_quiet(QUIET).await, "zero is the server's choice, not zero");
     let one =
         pair.same(RequestSpec::get(&pair.path("?limit=1&limit=5&foo=bar&labelselector=app%3Dnone"))).await.value();
@@ -215,15 +215,15 @@ async fn bookmarks_exceed_start_version_and_never_precede_events() {
     let version = pair.maps().await;
     // The timeout may expire before the writes arrive. In that case the watches are opened again with a longer one.
     let mut query = format!("?watch=1&allowWatchBookmarks=1&resourceVersion={version}&timeoutSeconds=4");
-    let reported = loop {
-        let reported = changes_with_bookmarks(&pair, &query, version).await;
+    let changes = loop {
+        let changes = changes_with_bookmarks(&pair, &query, version).await;
         match bed::longer(&query) {
-            Some(more) if reported == 0 => query = more,
-            _ => break reported,
+            Some(more) if changes == 0 => query = more,
+            _ => break changes,
         }
     };
-    assert!(reported > 0, "changes while the watches were open");
-    say(&format!("{reported} changes with bookmarks between them"));
+    assert!(changes > 0, "changes while the watches were open");
+    log_line(&format!("{changes} changes with bookmarks between them"));
 }
 
 /// Writes while both watches are open, and compares until the timeout of one. Returns the number of changes that both
@@ -257,7 +257,7 @@ async fn changes_with_bookmarks(pair: &Pair, query: &str, version: u64) -> usize
 /// A proxy that receives SIGTERM ends its watches between two events, over HTTP/1.1 and HTTP/2, and exits with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_ends_watches_cleanly() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::tls().config("drain: 20s\n").start(&bed).await;
     let namespace = bed.namespace("drain").await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps?watch=1&allowWatchBookmarks=1");
@@ -288,5 +288,5 @@ async fn sigterm_ends_watches_cleanly() {
     churn.finish().await;
     ends.sort_unstable();
     ends.dedup();
-    say(&format!("60 watches ended cleanly at {} versions, exit after {:.1?}", ends.len(), stopped.elapsed()));
+    log_line(&format!("60 watches ended cleanly at {} versions, exit after {:.1?}", ends.len(), stopped.elapsed()));
 }

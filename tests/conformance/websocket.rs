@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::bed::{self, Pair, Plan, Plane, RequestSpec, Target, normal, say, within};
+use crate::bed::{self, Pair, Plan, Plane, RequestSpec, Target, log_line, normal, within};
 
 fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Request<()> {
     let url = format!("wss://{}{path}", target.host());
@@ -66,12 +66,12 @@ fn comparable(messages: &[Message]) -> Vec<String> {
 pub async fn same<P: Deref<Target = Plane>>(pair: &Pair<P>, query: &str, form: &str) -> usize {
     let mut path = pair.path(query);
     let [(direct, closed), (through, closes)] = loop {
-        let said = [pair.bed.target(), pair.proxy.target()].map(async |target: Target| {
+        let messages_of = [pair.bed.target(), pair.proxy.target()].map(async |target: Target| {
             let started = Instant::now();
-            let said = messages(open(&target, &path, form).await).await;
-            (comparable(&said.0), started.elapsed().as_secs_f64(), said)
+            let messages_of = messages(open(&target, &path, form).await).await;
+            (comparable(&messages_of.0), started.elapsed().as_secs_f64(), messages_of)
         });
-        let [direct, through] = join_all(said).await.try_into().expect("two");
+        let [direct, through] = join_all(messages_of).await.try_into().expect("two");
         let is_late = bed::is_late(&path, (&direct.0, direct.1), (&through.0, through.1));
         match bed::longer(&path) {
             Some(longer) if is_late => path = longer,
@@ -108,7 +108,7 @@ async fn websocket_watch_frames_and_close_match_the_apiserver() {
         }
     }
     let compared: usize = join_all(watches).await.into_iter().sum();
-    say(&format!("{compared} messages of {} watches compared", 2 * queries.len()));
+    log_line(&format!("{compared} messages of {} watches compared", 2 * queries.len()));
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn websocket_watch_answers_pings_and_ends_on_client_close() {
         socket.send(Message::Ping(b"are you there"[..].into())).await.expect("sent");
         let pong = within("a pong", socket.next()).await.expect("open").expect("a message");
         assert_eq!(pong, Message::Pong(b"are you there"[..].into()));
-        socket.send(Message::text("nobody listens")).await.expect("sent");
+        socket.send(Message::text("ignored")).await.expect("sent");
         let name = bed::unique("live");
         pair.create_map(&pair.namespace, &name).await;
         let event = within("a live event", socket.next()).await.expect("open").expect("a message");
@@ -246,7 +246,7 @@ async fn websocket_handshakes_match_the_apiserver() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
-    say(&format!("{} handshakes answered alike", cases.len() + bad.len()));
+    log_line(&format!("{} handshakes answered alike", cases.len() + bad.len()));
 }
 
 /// The apiserver requires an Origin header with any value. So does the proxy if a token authenticates the caller. If

@@ -26,7 +26,7 @@ async fn readyz_lists_each_feed_and_livez_returns_ok() {
     let ready = app.admin("/readyz").await;
     let line = format!("[+]feed pods.v1 (json) live, 7 objects at {}\n", up.revision());
     assert!(ready.text().starts_with(&line) && ready.text().ends_with("readyz check passed\n"), "{}", ready.text());
-    assert_eq!((ready.status, ready.text().lines().count()), (200, 4), "and the two that tell of what is served");
+    assert_eq!((ready.status, ready.text().lines().count()), (200, 4), "and the two pages about served requests");
     assert_eq!(app.admin("/nothing").await.status, 404);
     assert_eq!(app.admin("/debug/nothing").await.status, 404);
 }
@@ -65,16 +65,16 @@ async fn admin_pages_omit_object_user_token_and_selector_names() {
     assert!(caller.get(&format!("{pods}/walrus?resourceVersion=0")).await.is_cached());
     assert_eq!(caller.get("/api/v1/namespaces/hidden/pods").await.status, 403);
     for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/config"] {
-        let shown = app.admin(path).await;
-        assert_eq!(shown.status, 200, "{path}");
+        let page = app.admin(path).await;
+        assert_eq!(page.status, 200, "{path}");
         for name in ["walrus", "narwhal", "zebediah", "sesame", "gnu", "hidden"] {
-            assert!(!shown.text().contains(name), "{path} names {name}: {}", shown.text());
+            assert!(!page.text().contains(name), "{path} names {name}: {}", page.text());
         }
     }
     // The pages are not served to clients, who may be restricted to a namespace. On the serving address these paths are
     // forwarded.
     for path in ["/debug/feeds", "/debug/cost", "/debug/config", "/metrics"] {
-        let (ours, theirs) = (caller.get(path).await, direct::straight(&up).get(path).await);
+        let (ours, theirs) = (caller.get(path).await, direct::upstream_client(&up).get(path).await);
         assert!(!ours.is_cached() && ours.status == theirs.status, "{path}: {} {}", ours.status, theirs.status);
         assert!(!ours.text().contains("kube_fanout") && !ours.text().contains("pods.v1"), "{path}");
     }
@@ -95,13 +95,13 @@ async fn debug_feeds_reports_actual_feed_state() {
     // A watch receives an event before its version is known to be complete.
     app.reached("pods", last).await;
     let feed = app.feed("pods").await.expect("a feed");
-    let shown = |name: &str| feed[name].clone();
-    assert_eq!(shown("state"), "live");
-    assert_eq!(shown("resourceVersion"), last.to_string());
-    assert_eq!(shown("oldestResourceVersion"), from.to_string());
-    assert_eq!(shown("objects"), up.keys("pods").len());
-    assert_eq!((shown("ringEvents"), shown("readers"), shown("lanes")), (3.into(), 3.into(), 2.into()));
-    assert!(shown("objectBytes").as_u64() > Some(7 * 1000));
+    let field = |name: &str| feed[name].clone();
+    assert_eq!(field("state"), "live");
+    assert_eq!(field("resourceVersion"), last.to_string());
+    assert_eq!(field("oldestResourceVersion"), from.to_string());
+    assert_eq!(field("objects"), up.keys("pods").len());
+    assert_eq!((field("ringEvents"), field("readers"), field("lanes")), (3.into(), 3.into(), 2.into()));
+    assert!(field("objectBytes").as_u64() > Some(7 * 1000));
 }
 
 /// Clients choose the namespaces, and a metrics registry never forgets a label value.

@@ -96,8 +96,8 @@ async fn core_dumps_are_disabled_without_allow_core_dumps() {
         let process = Process::serve(&dir, &up.url(), flags).await;
         let limits = fs::read_to_string(format!("/proc/{}/limits", process.id())).expect("limits");
         let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
-        let words: Vec<_> = core.split_whitespace().collect();
-        assert_eq!(words.get(5) == Some(&"0"), is_private || core_is_off(), "{core}");
+        let fields: Vec<_> = core.split_whitespace().collect();
+        assert_eq!(fields.get(5) == Some(&"0"), is_private || core_is_off(), "{core}");
     }
 }
 

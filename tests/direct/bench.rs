@@ -167,8 +167,8 @@ async fn bench_fails_with_cause_if_server_is_unreachable() {
 async fn bench_compares_two_servers_and_deletes_its_objects() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
-    let (straight, proxied) = (up.url(), app.url());
-    let order = order(&[("apiserver", &straight), ("proxy", &proxied)], &straight, &json!({}));
+    let (upstream_client, proxied) = (up.url(), app.url());
+    let order = order(&[("apiserver", &upstream_client), ("proxy", &proxied)], &upstream_client, &json!({}));
     let results = measured(&BenchOptions { rounds: 2, ..order }).await;
     let turns: Vec<_> = results.outcomes.iter().map(|outcome| (outcome.side.as_str(), outcome.round)).collect();
     assert_eq!(turns, [("apiserver", 0), ("proxy", 0), ("proxy", 1), ("apiserver", 1)]);
@@ -176,8 +176,8 @@ async fn bench_compares_two_servers_and_deletes_its_objects() {
     assert!(results.is_complete() && results.ratios[0].figures.of("latency_p50_ms").is_some());
     let text = bench::render(&results);
     assert!(text.contains("proxy / apiserver") && text.contains("latency_p99_ms"), "{text}");
-    let pods = direct::straight(&up).get("/api/v1/pods").await;
-    assert!(!pods.text().contains("\"bench-0"), "objects were left behind");
+    let pods = direct::upstream_client(&up).get("/api/v1/pods").await;
+    assert!(!pods.text().contains("\"bench-0"), "objects were not deleted");
 }
 
 #[test]

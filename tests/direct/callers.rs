@@ -52,9 +52,9 @@ async fn cache_serves_nothing_without_allow_decision() {
     assert!(answer.is_cached() && answer.items().len() == 3, "{}", answer.text());
     let refused = bob.get(PODS).await;
     assert_eq!(refused.refusal(), (403, "Forbidden".to_owned()));
-    let words =
+    let message =
         r#"pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" at the cluster scope"#;
-    assert!(refused.text().contains(words), "{}", refused.text());
+    assert!(refused.text().contains(message), "{}", refused.text());
     assert_eq!(refused.header("x-content-type-options"), Some("nosniff"));
     assert_eq!(refused.header("kube-fanout-refused-by"), Some("apiserver"), "its authorizer has decided");
     let watch = bob.watch(PODS).open().await.err().expect("a refusal");
@@ -65,9 +65,9 @@ async fn cache_serves_nothing_without_allow_decision() {
     let dear = (0..150).map(|n| format!("!key-{n}")).collect::<Vec<_>>().join(",");
     let watch = bob.watch(PODS).labels(&dear).open().await.err().expect("a refusal");
     assert_eq!(watch.status, 403);
-    let nobody = app.bearing("x").get(PODS).await;
-    assert_eq!(nobody.refusal(), (401, "Unauthorized".to_owned()));
-    assert_eq!(nobody.header("kube-fanout-refused-by"), Some("proxy"));
+    let unknown = app.bearing("x").get(PODS).await;
+    assert_eq!(unknown.refusal(), (401, "Unauthorized".to_owned()));
+    assert_eq!(unknown.header("kube-fanout-refused-by"), Some("proxy"));
     up.reviews().allow("bob", "default");
     direct::eventually("a right that is given shows", || async {
         bob.get("/api/v1/namespaces/default/pods").await.is_cached()
@@ -82,10 +82,10 @@ async fn refused_head_request_has_no_body() {
     let up = demo::upstream().run().await;
     let (app, ..) = ada_and_bob(&up, |_| {}).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
-        let nobody = app.bearing("x").over(protocol);
-        let refused = nobody.request(Method::HEAD, PODS).send().await;
+        let unknown = app.bearing("x").over(protocol);
+        let refused = unknown.request(Method::HEAD, PODS).send().await;
         assert_eq!((refused.status, refused.body.len()), (401, 0), "{protocol:?}");
-        let ambiguous = nobody.request(Method::HEAD, PODS).header("impersonate_user", "a").send().await;
+        let ambiguous = unknown.request(Method::HEAD, PODS).header("impersonate_user", "a").send().await;
         assert_eq!((ambiguous.status, ambiguous.body.len()), (400, 0), "{protocol:?}");
     }
 }
@@ -126,7 +126,7 @@ async fn revoked_permission_or_token_ends_watch() {
         up.reviews().deny("ada", "*");
         // The watch ends in time under constant changes, and nothing follows the error, because it must be the last
         // frame.
-        let ended = direct::amid_churn(&up, watch.ended_in_time(SOON)).await;
+        let ended = direct::during_churn(&up, watch.ended_in_time(SOON)).await;
         assert_eq!(ended, Ended::Refused(403), "{protocol:?}");
         up.reviews().allow("ada", "*");
         direct::eventually("the no is forgotten", || async { ada.watch(PODS).open().await.is_ok() }).await;
@@ -201,10 +201,8 @@ async fn review_outage_fails_new_requests_with_503() {
     let (_app, ada, bob) = ada_and_bob(&up, |_| {}).await;
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
     up.reviews().refuse(Some(503));
-    direct::eventually_in_time(SOON, "what was remembered is forgotten", || async {
-        ada.get(PODS).await.status == 503
-    })
-    .await;
+    direct::eventually_in_time(SOON, "the cached decision expires", || async { ada.get(PODS).await.status == 503 })
+        .await;
     let refused = ada.get(PODS).await;
     assert_eq!((refused.refusal().1.as_str(), refused.header("retry-after")), ("ServiceUnavailable", Some("1")));
     assert_eq!(bob.get(PODS).await.status, 503);
@@ -240,13 +238,17 @@ async fn identical_reviews_coalesce_and_unknown_tokens_are_limited() {
         (auth.reviews_per_source, auth.reviews_burst_per_source) = (1, 10);
     })
     .await;
-    let before = up.reviews().asked();
+    let before = up.reviews().counts();
     let answers = (0..50).map(|_| ada.get(PODS));
     assert!(futures_util::future::join_all(answers).await.iter().all(direct::Answer::is_cached));
-    let asked = up.reviews().asked();
-    assert_eq!(asked.tokens - before.tokens, 1);
+    let counted = up.reviews().counts();
+    assert_eq!(counted.tokens - before.tokens, 1);
     // Decisions from before RBAC was synced are dropped a few times.
-    assert!((1..=4).contains(&(asked.accesses - before.accesses)), "{} questions", asked.accesses - before.accesses);
+    assert!(
+        (1..=4).contains(&(counted.accesses - before.accesses)),
+        "{} questions",
+        counted.accesses - before.accesses
+    );
 
     let (began, mut refused) = (Instant::now(), [0; 2]);
     for number in 0..200 {
@@ -260,12 +262,12 @@ async fn identical_reviews_coalesce_and_unknown_tokens_are_limited() {
             assert_eq!(answer.header("retry-after"), Some("1"));
         }
     }
-    let cost = up.reviews().asked().tokens - asked.tokens;
+    let cost = up.reviews().counts().tokens - counted.tokens;
     assert_eq!(cost, refused[0], "{refused:?}");
     // A burst of ten, then one a second. The known callers share the address, and used one of the ten.
     let may = 9..=10 + began.elapsed().as_secs() + 1;
     assert!(may.contains(&cost) && refused[1] + cost == 200, "{cost} questions, {may:?} may be; {refused:?}");
-    assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
+    assert!(ada.get(PODS).await.is_cached(), "a cached identity is unaffected");
 }
 
 /// R-THREAT-13: a user with ever new questions is throttled, and no other user is. Lease rechecks do not count against
@@ -286,7 +288,7 @@ async fn access_reviews_are_rate_limited_per_user() {
     }
     // A burst of ten, then one a second.
     let may = 10 + began.elapsed().as_secs() + 2;
-    assert!(u64::from(refused) + may >= 100, "{refused} refused, {may} may be asked");
+    assert!(u64::from(refused) + may >= 100, "{refused} refused, {may} reviews allowed");
     assert_eq!(bob.get(PODS).await.status, 403, "another user is answered");
     up.reviews().deny("ada", "*");
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
@@ -313,9 +315,9 @@ async fn requests_with_different_attributes_need_separate_reviews() {
         "/api/v1/nodes",
     ];
     let asks = async |path: &str| {
-        let before = up.reviews().asked().accesses;
+        let before = up.reviews().counts().accesses;
         ada.get(path).await;
-        up.reviews().asked().accesses - before
+        up.reviews().counts().accesses - before
     };
     for path in paths {
         assert_eq!(asks(path).await, 1, "{path}");
@@ -335,7 +337,7 @@ async fn invalid_token_does_not_close_shared_connection() {
     let watch = ada.watch(PODS).from(up.revision()).await;
     for _ in 0..5 {
         assert_eq!(balancer.bearing("x").get(PODS).await.status, 401);
-        assert_eq!(balancer.get("/version").await.status, 200, "nobody in particular");
+        assert_eq!(balancer.get("/version").await.status, 200, "an anonymous request");
         let ambiguous = balancer.request(Method::GET, PODS).header("impersonate_user", "a").send().await;
         assert_eq!(ambiguous.status, 400);
         assert_eq!(ada.get(PODS).await.status, 200, "by the same connection");

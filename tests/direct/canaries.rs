@@ -28,7 +28,7 @@ const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// Ways to present credentials, or to impersonate.
-fn shown() -> Vec<Vec<(&'static str, String)>> {
+fn credentials() -> Vec<Vec<(&'static str, String)>> {
     let header = |name, value: String| vec![(name, value)];
     let bearer = |token: &str| header("authorization", format!("Bearer {token}"));
     let basic = BASE64_STANDARD.encode("CANARYname:CANARYword");
@@ -77,7 +77,7 @@ async fn drive(client: &Client) -> (Vec<u16>, bool) {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = client.over(protocol);
         // Concurrent, because one of the reads takes a second.
-        let asked = shown().into_iter().map(async |headers| {
+        let requests = credentials().into_iter().map(async |headers| {
             let calls = READS.iter().map(|(path, accept)| {
                 // HTTP/2 does not allow this header, and hyper refuses it before sending.
                 let headers = headers.iter().filter(|(name, _)| protocol == Protocol::Http1 || *name != "connection");
@@ -95,13 +95,13 @@ async fn drive(client: &Client) -> (Vec<u16>, bool) {
             let written = writing.body("{\"data\": \"CANARYbody\"").try_send().await;
             codes.lock().extend(written.map(|answer| answer.status));
         });
-        join_all(asked).await;
+        join_all(requests).await;
     }
     (codes.into_inner(), contents.into_inner())
 }
 
 /// Sends raw bytes on a new connection; returns when a response has arrived.
-async fn say(client: &Client, text: &str) -> String {
+async fn send_raw(client: &Client, text: &str) -> String {
     let mut socket = client.connect().await.expect("a connection");
     socket.write_all(text.as_bytes()).await.expect("it is sent");
     let mut answer = vec![0; 4096];
@@ -118,7 +118,7 @@ async fn drive_raw(client: &Client) {
     for path in [format!("{SECRETS}?watch=1"), format!("{SECRETS}/s/none"), "/api/v1/watch".to_owned()] {
         for protocol in &protocols {
             let head = format!("GET {path} HTTP/1.1\r\n{upgrade}Sec-WebSocket-Protocol: {protocol}\r\n\r\n");
-            assert!(say(client, &head).await.starts_with("HTTP/1.1 "), "{head}");
+            assert!(send_raw(client, &head).await.starts_with("HTTP/1.1 "), "{head}");
         }
     }
     for head in [
@@ -128,7 +128,7 @@ async fn drive_raw(client: &Client) {
         "CANARY\r\n\r\n",
         "GET /api/v1/a%0d%0a2026-01-01%1b%5b31m HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ] {
-        say(client, head).await;
+        send_raw(client, head).await;
     }
 }
 
@@ -171,7 +171,8 @@ async fn planted() -> RunningDemoApiserver {
         (SECRETS, json!({"metadata": {"name": "s", "annotations": annotations}, "data": {"key": data}})),
         (MAPS, json!({"metadata": {"name": "m", "annotations": annotations}, "data": {"key": SECRET}})),
     ] {
-        let created = direct::straight(&up).request(Method::POST, path).header("content-type", "application/json");
+        let created =
+            direct::upstream_client(&up).request(Method::POST, path).header("content-type", "application/json");
         let created = created.body(object.to_string()).send().await;
         assert_eq!(created.status, 201, "{}", created.text());
     }
@@ -250,8 +251,5 @@ async fn logs_contain_no_credentials_or_content_without_auth() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logs_contain_no_credentials_or_content_with_delegated_auth() {
     let log = nothing_is_seen("delegated", "text").await;
-    assert!(
-        log.lines().count() > 1 && log.lines().all(|line| line.starts_with("20")),
-        "a line began where a path wanted it to"
-    );
+    assert!(log.lines().count() > 1 && log.lines().all(|line| line.starts_with("20")), "a path injected a log line");
 }

@@ -176,16 +176,16 @@ async fn reload_rejects_ca_shared_by_clients_and_front_proxies() {
     let (plan, ca) = plan(&up, &dir, &clients.pem);
     let front = dir.file("proxies.pem", &proxies.pem);
     let app = plan.with(|config| config.delegated.front_proxy_ca = Some(front)).run().await;
-    let ask = async |by: &Authority, name: &str, says: Option<&str>| {
+    let status_for = async |by: &Authority, name: &str, says: Option<&str>| {
         let client = app.listener(0).trusting(Some(Trust::showing(&ca, &by.issue(name))));
         let call = client.request(Method::GET, PODS);
         says.into_iter().fold(call, |call, user| call.header("x-remote-user", user)).send().await.status
     };
     let as_it_was = async || {
-        assert_eq!(ask(&proxies, "front", Some("ada")).await, 200);
-        assert_eq!(ask(&proxies, "ada", None).await, 401, "a proxy is no client");
-        assert_eq!(ask(&clients, "ada", Some("bob")).await, 200, "she is who she is, and not who she says");
-        assert_eq!(ask(&clients, "bob", Some("ada")).await, 403);
+        assert_eq!(status_for(&proxies, "front", Some("ada")).await, 200);
+        assert_eq!(status_for(&proxies, "ada", None).await, 401, "a proxy is no client");
+        assert_eq!(status_for(&clients, "ada", Some("bob")).await, 200, "the certificate counts, not the header");
+        assert_eq!(status_for(&clients, "bob", Some("ada")).await, 403);
     };
     as_it_was().await;
     let both = format!("{}{}", proxies.pem, clients.pem);
@@ -195,7 +195,13 @@ async fn reload_rejects_ca_shared_by_clients_and_front_proxies() {
     as_it_was().await;
     // A rejected file is accepted once the other file no longer conflicts with it.
     dir.file("proxies.pem", &others.pem);
-    eventually("the proxies' authority is another", || async { ask(&others, "front", Some("ada")).await == 200 }).await;
-    eventually("and now the clients' may have it", || async { ask(&proxies, "ada", None).await == 200 }).await;
-    assert_eq!(ask(&proxies, "bob", Some("ada")).await, 403);
+    eventually("the proxies' authority is another", || async {
+        status_for(&others, "front", Some("ada")).await == 200
+    })
+    .await;
+    eventually("and now the clients' authority accepts it", || async {
+        status_for(&proxies, "ada", None).await == 200
+    })
+    .await;
+    assert_eq!(status_for(&proxies, "bob", Some("ada")).await, 403);
 }

@@ -95,11 +95,11 @@ async fn misbehave(up: &RunningDemoApiserver, rng: &mut Rng, history: &mut Histo
         6 => faults.break_frame(rng.usize(..3000)),
         7 => faults.tear_frame(rng.usize(..3000)),
         8 => {
-            history.upto(up.revision()).await;
+            history.read_to(up.revision()).await;
             faults.forget_window();
         }
         9 => {
-            history.upto(up.revision()).await;
+            history.read_to(up.revision()).await;
             faults.forget_history();
         }
         10 => faults.answer(RequestKind::Watch, rng.usize(1..4), [500, 503, 429, 504, 410][rng.usize(..5)], None),
@@ -107,7 +107,7 @@ async fn misbehave(up: &RunningDemoApiserver, rng: &mut Rng, history: &mut Histo
         outage => {
             faults.down().await;
             up.churn(rng.usize(..30)).await;
-            history.upto(up.revision()).await;
+            history.read_to(up.revision()).await;
             match (outage, rng.bool()) {
                 (12, true) => faults.forget_history(),
                 (12, false) => faults.forget_window(),
@@ -122,7 +122,7 @@ async fn survives(seed: u64) {
     let up = demo::upstream().pods(60).seed(seed).bookmark_period(Duration::from_millis(20)).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
-    history.amid(format!("seed {seed}"));
+    history.describe(format!("seed {seed}"));
     let (app, since) = (direct::app(&up).window_events(300).run().await, now_ns());
     let (goal, reached) = watch::channel(None);
     let informers = (0..INFORMERS).map(|number| tokio::spawn(Informer::new(&app, number).run(reached.clone())));
@@ -136,7 +136,7 @@ async fn survives(seed: u64) {
         tokio::time::sleep(Duration::from_millis(rng.u64(..25))).await;
     }
     let last = up.churn(1).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     // The last write, so that upstream has a bookmark to send for it.
     goal.send_replace(Some(up.put("nodes", serde_json::json!({"metadata": {"name": "last"}}))));
     let Ok(ends) = timeout(direct::PATIENCE, join_all(informers)).await else {

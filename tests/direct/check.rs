@@ -9,9 +9,9 @@ use crate::process::{Output, kubeconfig, run};
 
 async fn checked(kubeconfig: &Path, more: &[&str]) -> Output {
     let file = kubeconfig.display().to_string();
-    let words: Vec<_> =
+    let arguments: Vec<_> =
         ["check", "--kubeconfig", &file].into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
-    let running = tokio::task::spawn_blocking(move || run(&words.iter().map(String::as_str).collect::<Vec<_>>()));
+    let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
     running.await.expect("no panic")
 }
 

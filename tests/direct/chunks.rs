@@ -9,7 +9,7 @@ use crate::direct::{self, Client, Io, PODS, Protocol, Stub, stub, within};
 async fn line(io: &mut Box<dyn Io>) -> String {
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {
-        line.push(within("a line", io.read_u8()).await.expect("the answer goes on"));
+        line.push(within("a line", io.read_u8()).await.expect("the response continues"));
     }
     String::from_utf8(line).expect("text").trim_end().to_owned()
 }
@@ -34,7 +34,7 @@ async fn watch(client: &Client, query: &str) -> Box<dyn Io> {
 async fn chunk(io: &mut Box<dyn Io>) -> Vec<u8> {
     let bytes = usize::from_str_radix(&line(io).await, 16).expect("a length");
     let mut chunk = vec![0; bytes];
-    within("a chunk", io.read_exact(&mut chunk)).await.expect("the answer goes on");
+    within("a chunk", io.read_exact(&mut chunk)).await.expect("the response continues");
     assert_eq!(line(io).await, "");
     chunk
 }

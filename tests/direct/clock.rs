@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use verify::ApiserverGuarantee;
 
 use crate::direct::{
-    self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight,
+    self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, upstream_client,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ async fn watch_with_negative_timeout_ends_immediately() {
 
 /// Each upstream bookmark reaches these watches within a second, with upstream's bytes.
 pub async fn bookmarks_cross(up: &RunningDemoApiserver, from: u64, watches: &[Watch]) {
-    let theirs = straight(up).watch(PODS).from(from).bookmarks().await;
+    let theirs = upstream_client(up).watch(PODS).from(from).bookmarks().await;
     for n in 0..3 {
         let rv = up.put("configmaps", configmap("default", "other", &n.to_string()));
         let sent = Instant::now();
@@ -71,9 +71,9 @@ async fn upstream_bookmark_arrives_unchanged_within_one_second() {
     let app = direct::app(&up).run().await;
     let from = up.revision();
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
-    let (asked, silent) = (join_all(open).await, app.watch(PODS).from(from).await);
+    let (with_bookmarks, silent) = (join_all(open).await, app.watch(PODS).from(from).await);
     direct::followed(&up, "pods").await;
-    bookmarks_cross(&up, from, &asked).await;
+    bookmarks_cross(&up, from, &with_bookmarks).await;
     assert_eq!(silent.events(), []);
 }
 
@@ -97,7 +97,7 @@ async fn bookmark_never_precedes_events_or_decreases() {
     up.faults().bookmark();
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     // All matching events precede the bookmark that covers them.
-    history.upto(last).await.judge(&watches, &[ApiserverGuarantee::Bookmarkable, ApiserverGuarantee::Reliable]);
+    history.read_to(last).await.judge(&watches, &[ApiserverGuarantee::Bookmarkable, ApiserverGuarantee::Reliable]);
     for watch in &watches {
         let events = watch.events();
         assert!(events.iter().any(Event::is_bookmark));

@@ -50,20 +50,20 @@ const TRIES_MAX: usize = 20;
 
 /// Sends this on a new watch, and returns all bytes until the connection ends without a reset. If the client stalls for
 /// longer than the server reads on, it is reset. That shows nothing, so it retries.
-async fn answered(client: &Client, from: u64, said: &[u8]) -> io::Result<Vec<u8>> {
+async fn answered(client: &Client, from: u64, sent: &[u8]) -> io::Result<Vec<u8>> {
     for _ in 0..TRIES_MAX {
         let (mut reader, mut writer) = tokio::io::split(watch(client, from).await);
         let began = Instant::now();
         // The server may reply before the client has sent everything.
-        let saying = async { drop(writer.write_all(said).await) };
-        let mut heard = Vec::new();
-        let (read, ()) = tokio::join!(within("the end", reader.read_to_end(&mut heard)), saying);
+        let saying = async { drop(writer.write_all(sent).await) };
+        let mut received = Vec::new();
+        let (read, ()) = tokio::join!(within("the end", reader.read_to_end(&mut received)), saying);
         match read {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset && began.elapsed() >= READ_ON => {}
-            read => return read.map(|_| heard),
+            read => return read.map(|_| received),
         }
     }
-    panic!("it was held up each time");
+    panic!("the machine was too slow each time");
 }
 
 fn close(code: u16) -> Vec<u8> {
@@ -98,19 +98,19 @@ async fn invalid_websocket_message_gets_matching_close_code() {
     }
     let chatter = [
         ("pings", frame(FINAL | PING, &[]).repeat(100_000)),
-        ("words", frame(FINAL | TEXT, &[]).repeat(100_000)),
+        ("text", frame(FINAL | TEXT, &[]).repeat(100_000)),
         ("a message of empty pieces", [frame(TEXT, b"x"), frame(CONTINUED, &[]).repeat(100_000)].concat()),
     ];
-    for (what, said) in chatter {
-        let answered = answered(&app, up.revision(), &said).await;
+    for (what, sent) in chatter {
+        let answered = answered(&app, up.revision(), &sent).await;
         assert!(answered.as_ref().is_ok_and(|all| all.ends_with(&close(1008))), "{what}: {:?}", answered.err());
     }
-    for (what, said, reply) in [
+    for (what, sent, reply) in [
         ("a close is answered", frame(FINAL | CLOSE, &1000_u16.to_be_bytes()), close(1000)),
         ("with its own code", frame(FINAL | CLOSE, &1001_u16.to_be_bytes()), close(1001)),
         ("or with none", frame(FINAL | CLOSE, &[]), vec![FINAL | CLOSE, 0]),
     ] {
-        let answered = answered(&app, up.revision(), &said).await;
+        let answered = answered(&app, up.revision(), &sent).await;
         assert_eq!(answered.map_err(|error| error.kind()), Ok(reply), "{what}");
     }
     other.reached(up.create_pod("default", "seen")).await;

@@ -6,7 +6,7 @@ use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};
+use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, upstream_client};
 
 /// How many requests may wait at once in a test of that limit.
 const WAITING: usize = 20;
@@ -20,15 +20,15 @@ async fn concurrent_watch_lists_on_cold_cache_share_one_upstream_watch() {
     let watches = join_all(open).await;
     join_all(watches.iter().map(direct::Watch::listed)).await;
     let counts = up.counts();
-    let asked = (counts.watch_lists.of("pods"), counts.watches_opened.of("pods"), counts.lists.of("pods"));
-    assert_eq!(asked, (1, 1, 0), "watch-lists, watches, lists");
-    let theirs = straight(&up).watch(PODS).initial_events().await;
+    let opened = (counts.watch_lists.of("pods"), counts.watches_opened.of("pods"), counts.lists.of("pods"));
+    assert_eq!(opened, (1, 1, 0), "watch-lists, watches, lists");
+    let theirs = upstream_client(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
     watches.iter().for_each(|watch| assert_same("a cold watch", &watch.events(), &theirs.events()));
 }
 
 /// A new proxy whose upstream watches are silent, streamed lists included. The proxy lets every client wait.
-async fn told_nothing(up: &RunningDemoApiserver) -> App {
+async fn with_silent_upstream(up: &RunningDemoApiserver) -> App {
     let app = direct::app(up).sync_wait(direct::PATIENCE).run().await;
     app.discovered().await;
     up.faults().hush_watches();
@@ -36,7 +36,7 @@ async fn told_nothing(up: &RunningDemoApiserver) -> App {
 }
 
 /// Ends the silence when this many readers wait, however long that takes on a busy machine. Returns that time.
-async fn told_when_waiting(up: &RunningDemoApiserver, app: &App, readers: u64) -> Instant {
+async fn end_silence_when_waiting(up: &RunningDemoApiserver, app: &App, readers: u64) -> Instant {
     app.until_feed("pods", "all wait", |feed| feed["readers"].as_u64() >= Some(readers)).await;
     up.faults().unhush_watches();
     Instant::now()
@@ -45,10 +45,10 @@ async fn told_when_waiting(up: &RunningDemoApiserver, app: &App, readers: u64) -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_consistent_watch_lists_share_freshness_checks() {
     let up = demo::upstream().pods(30).run().await;
-    let app = told_nothing(&up).await;
+    let app = with_silent_upstream(&up).await;
     let connections = join_all((0..5).map(|_| app.multiplexed())).await;
     let open = join_all((0..500).map(|n| connections[n % 5].watch(PODS).initial_events().into_future()));
-    let (watches, _) = tokio::join!(open, told_when_waiting(&up, &app, 500));
+    let (watches, _) = tokio::join!(open, end_silence_when_waiting(&up, &app, 500));
     join_all(watches.iter().map(direct::Watch::listed)).await;
     let counts = up.counts();
     assert!(counts.watch_lists.of("pods") <= 25, "{} watch-lists", counts.watch_lists.of("pods"));
@@ -60,17 +60,17 @@ async fn concurrent_consistent_watch_lists_share_freshness_checks() {
 async fn concurrent_lists_on_cold_cache_share_upstream_requests() {
     for _ in 0..30 {
         let up = demo::upstream().pods(30).run().await;
-        let app = told_nothing(&up).await;
+        let app = with_silent_upstream(&up).await;
         let connections = join_all((0..3).map(|_| app.multiplexed())).await;
         let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS)));
-        let (lists, reported) = tokio::join!(lists, told_when_waiting(&up, &app, 300));
-        let (took, served) = (reported.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
+        let (lists, resumed) = tokio::join!(lists, end_silence_when_waiting(&up, &app, 300));
+        let (took, served) = (resumed.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
         // A read that waited for this long is forwarded. On a machine that stalls this shows nothing.
         if served < 290 && took >= FRESH_MAX {
             continue;
         }
         assert!(served >= 290, "{served} of 300 from the cache");
-        let expected = straight(&up).get(PODS).await;
+        let expected = upstream_client(&up).get(PODS).await;
         for list in &lists {
             assert!(list.body == expected.body, "{}", list.text());
         }
@@ -92,7 +92,7 @@ async fn proxy_becomes_ready_when_upstream_starts_later() {
     assert!(refused.header("retry-after").is_some());
     let ready = app.admin("/readyz").await;
     assert_eq!((ready.status, ready.text().contains("[-]discovery")), (503, true), "{}", ready.text());
-    assert_eq!(app.admin("/livez").await.status, 200, "to start it again would help nobody");
+    assert_eq!(app.admin("/livez").await.status, 200, "a restart would not help");
     up.faults().up().await;
     let app = &app;
     direct::eventually("ready", || async { app.admin("/readyz").await.status == 200 }).await;
@@ -108,12 +108,12 @@ async fn feed_lists_in_pages_if_upstream_rejects_watch_list() {
         let app = direct::app(&up).run().await;
         let watch = app.watch(PODS).initial_events().from(0).await;
         watch.listed().await;
-        let theirs = straight(&up).watch(PODS).initial_events().await;
+        let theirs = upstream_client(&up).watch(PODS).initial_events().await;
         theirs.listed().await;
         assert_same("the objects", &watch.changes(), &theirs.changes());
         let last = up.create_pod("default", "later");
         watch.reached(last).await;
-        let pages = direct::asked_by_proxies(&up, PODS).iter().filter(|query| query.contains("limit=")).count();
+        let pages = direct::proxy_queries(&up, PODS).iter().filter(|query| query.contains("limit=")).count();
         assert_eq!(pages, 3, "pages of 500");
     }
 }
@@ -127,10 +127,10 @@ async fn expired_page_token_restarts_list_then_falls_back_to_full_list() {
         up.faults().only("pods").answer(demo::RequestKind::Page, expired, 410, None);
         let app = direct::app(&up).run().await;
         let list = app.get("/api/v1/pods?resourceVersion=0").await;
-        assert_eq!((list.is_cached(), list.items()), (true, straight(&up).get(PODS).await.items()));
-        let asked = direct::asked_by_proxies(&up, PODS);
+        assert_eq!((list.is_cached(), list.items()), (true, upstream_client(&up).get(PODS).await.items()));
+        let queries = direct::proxy_queries(&up, PODS);
         let is_list = |query: &&String| !query.contains("watch=true") && !query.contains("fieldSelector");
-        let lists: Vec<_> = asked.iter().filter(is_list).collect();
+        let lists: Vec<_> = queries.iter().filter(is_list).collect();
         let in_one = lists.iter().filter(|query| !query.contains("limit=")).count();
         let firsts = lists.iter().filter(|query| query.contains("limit=500") && !query.contains("continue=")).count();
         assert_eq!((firsts, in_one), (2, whole), "{lists:?}");
@@ -145,7 +145,7 @@ async fn endless_pagination_aborts_feed_and_forwards_its_requests() {
     let app = direct::app(&up).run().await;
     let list = app.get("/api/v1/pods?resourceVersion=0").await;
     assert_eq!((list.status, list.is_cached(), list.items().len()), (200, false, 1200));
-    let pages = direct::asked_by_proxies(&up, PODS).iter().filter(|query| query.contains("continue=")).count();
+    let pages = direct::proxy_queries(&up, PODS).iter().filter(|query| query.contains("continue=")).count();
     assert!((1..=20).contains(&pages), "{pages} pages");
     let others = app.get("/api/v1/configmaps?resourceVersion=0").await;
     assert_eq!((others.status, others.is_cached()), (200, true));
@@ -155,7 +155,7 @@ async fn endless_pagination_aborts_feed_and_forwards_its_requests() {
 #[tokio::test]
 async fn watches_before_first_discovery_are_never_forwarded() {
     let up = demo::upstream().pods(4).run().await;
-    let rv = straight(&up).get(PODS).await.rv();
+    let rv = upstream_client(&up).get(PODS).await.rv();
     up.faults().down().await;
     let app = direct::app(&up).with(|config| config.serve.limits.lists_bytes_max = WAITING * (16 << 10)).run().await;
     direct::eventually("discovery has failed", || async {
@@ -208,7 +208,7 @@ async fn namespace_is_cached_without_cluster_wide_list_permission() {
     let path = "/api/v1/namespaces/default/pods";
     let list = app.get(path).await;
     assert!(list.is_cached());
-    assert!(list.body == straight(&up).get(path).await.body);
+    assert!(list.body == upstream_client(&up).get(path).await.body);
     let everything = app.get(PODS).await;
     assert!(!everything.is_cached(), "which upstream decides about");
     let watch = app.watch(path).from(list.rv()).await;

@@ -61,9 +61,12 @@ fn daemon_runs_fanoutctl_commands_if_binary_is_alongside() {
     let alone = dir.join("kube-fanout");
     std::fs::copy(env!("CARGO_BIN_EXE_kube-fanout"), &alone).expect("a copy");
     let output = std::process::Command::new(&alone).args(["demo", "--help"]).output().expect("the binary runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(127), "{said}");
-    assert!(said.contains("demo is a command of fanoutctl") && said.contains("fanoutctl: No such file"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(127), "{stderr}");
+    assert!(
+        stderr.contains("demo is a command of fanoutctl") && stderr.contains("fanoutctl: No such file"),
+        "{stderr}"
+    );
 }
 
 /// The exit codes of shells, so that they differ from the plugin's own.
@@ -202,7 +205,7 @@ fn remote_upstream_without_tls_exits_with_78() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serve_logs_the_memory_budget_and_warns_if_memory_is_short() {
     let up = demo::upstream().run().await;
-    for (text, said, warned) in [
+    for (text, message, warned) in [
         ("", "half of ", false),
         ("feeds: {memoryMebibytes: 20}\n", "mebibytes=20 source=feeds.memoryMebibytes", false),
         ("feeds: {memoryMebibytes: 16777216}\n", "mebibytes=16777216 source=feeds.memoryMebibytes", true),
@@ -213,7 +216,7 @@ async fn serve_logs_the_memory_budget_and_warns_if_memory_is_short() {
         process.signal("TERM");
         let stderr = process.ended().await.stderr;
         let line = stderr.lines().find(|line| line.contains("memory budget set for objects and events"));
-        assert!(line.is_some_and(|line| line.contains(said)), "{said}: {stderr}");
+        assert!(line.is_some_and(|line| line.contains(message)), "{message}: {stderr}");
         let warns = stderr.contains("the process may be OOM-killed");
         assert_eq!(warns, warned, "{text}: {stderr}");
     }
@@ -313,9 +316,9 @@ async fn interrupted_feed_logs_one_warning() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_upstream_is_logged_with_host_and_cause() {
     // A bound socket without a listener: connections are refused, and no other process can take the port.
-    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
-    nobody.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
-    let address = nobody.local_addr().expect("bound").as_socket().expect("an address");
+    let unused = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    unused.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let address = unused.local_addr().expect("bound").as_socket().expect("an address");
     let process = Process::serve(&Dir::new(), &format!("http://{address}"), &[]).await;
     let why = "[-]discovery not ready: upstream cannot be reached: ";
     direct::eventually("it says why", || async { process.admin("/readyz").await.starts_with(why) }).await;
@@ -346,16 +349,16 @@ async fn demo_reports_fan_out_latency_and_missed_events() {
     for seconds in ["1", "5", "20"] {
         let arguments = ["demo", "--pods", "20", "--watches", "150", "--seconds", seconds];
         let demo = tokio::task::spawn_blocking(move || run(&arguments));
-        let said = direct::within("the demo", demo).await.expect("no panic");
-        assert_eq!(said.code, Some(0), "{}", said.stderr);
-        let is_measured = said.stdout.contains("latency p50") && said.stderr.contains("watches=150");
-        output = Some(said);
+        let done = direct::within("the demo", demo).await.expect("no panic");
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        let is_measured = done.stdout.contains("latency p50") && done.stderr.contains("watches=150");
+        output = Some(done);
         if is_measured {
             break;
         }
     }
     let output = output.expect("it ran");
-    for words in [
+    for part in [
         "1 upstream watch served 150 client watches.",
         "events from upstream",
         "events delivered to clients",
@@ -363,7 +366,7 @@ async fn demo_reports_fan_out_latency_and_missed_events() {
         "delivery latency p50",
         "150 times as many.",
     ] {
-        assert!(output.stdout.contains(words), "{words}: {}", output.stdout);
+        assert!(output.stdout.contains(part), "{part}: {}", output.stdout);
     }
     assert!(!output.stdout.contains("errors"), "{}", output.stdout);
     assert!(output.stderr.contains("watches=150") && output.stderr.contains("p99="), "{}", output.stderr);

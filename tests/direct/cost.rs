@@ -1,4 +1,4 @@
-//! The upstream cost that the proxy reports equals what upstream was asked, to the byte (docs/METRICS.md).
+//! The upstream cost that the proxy reports equals what upstream received, to the byte (docs/METRICS.md).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,9 +60,9 @@ fn cause_of(head: &http::request::Parts) -> &'static str {
 }
 
 /// The same numbers from the admin page.
-async fn said(app: &App) -> Seen {
+async fn admin_costs(app: &App) -> Seen {
     let page = app.admin("/debug/cost").await.json();
-    let mut said = Seen::new();
+    let mut costs = Seen::new();
     for cost in page.as_array().expect("a list") {
         let number = |name: &str| cost[name].as_u64().expect("a number");
         let word = match cost["cause"].as_str().expect("a word") {
@@ -77,10 +77,10 @@ async fn said(app: &App) -> Seen {
             _ if number("requests") == 0 => continue,
             other => panic!("nothing asks upstream for {other} here"),
         };
-        let of = said.entry(word).or_default();
+        let of = costs.entry(word).or_default();
         *of = (of.0 + number("requests"), of.1 + number("bodyBytes"));
     }
-    said
+    costs
 }
 
 async fn cost(app: &App, cause: &str, name: &str) -> Option<u64> {
@@ -104,7 +104,7 @@ async fn cost_page_matches_upstream_traffic_exactly() {
     let healthy = ada.get("/healthz").await;
     watch.reached(up.churn(25).await).await;
     app.discovered().await;
-    let agree = || async { said(&app).await == *relay.seen.lock() };
+    let agree = || async { admin_costs(&app).await == *relay.seen.lock() };
     direct::eventually("page and relay agree", agree).await;
     let seen = relay.seen.lock().clone();
     for cause in ["list and watch", "proof", "discovery", "definitions", "rbac", "access_review", "token_review"] {

@@ -19,7 +19,7 @@ use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, co
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// Number of requests for pods that upstream has answered.
-fn asked(up: &RunningDemoApiserver) -> u64 {
+fn requests(up: &RunningDemoApiserver) -> u64 {
     let counts = up.counts();
     counts.gets.of("pods") + counts.lists.of("pods") + counts.watches_opened.of("pods")
 }
@@ -57,7 +57,7 @@ impl Reads {
 
     /// Asserts that each read contains everything that was written before it.
     async fn have_all(&self, up: &RunningDemoApiserver, history: &mut History) {
-        let mut evidence = history.upto(up.revision()).await.evidence();
+        let mut evidence = history.read_to(up.revision()).await.evidence();
         for (key, version, at_ns) in self.written.lock().iter() {
             evidence.written(key, *version, *at_ns);
         }
@@ -73,13 +73,13 @@ async fn list_after_write_contains_write_in_quiet_cluster() {
     let app = direct::app(&up).run().await;
     app.discovered().await;
     app.get(DEFAULT_PODS).await;
-    let (before, mut cached) = (asked(&up), 0);
+    let (before, mut cached) = (requests(&up), 0);
     for trial in 0..200 {
         reads.write(&up, &format!("p{}", trial % 5));
         cached += u32::from(reads.get(&app, DEFAULT_PODS).await);
     }
     assert!(cached >= 180, "{cached} of 200 from the cache");
-    let questions = asked(&up) - before;
+    let questions = requests(&up) - before;
     reads.have_all(&up, &mut history).await;
     // A position request, a catch-up watch if its event is late, a comparison, and one more if that was too early.
     assert!(questions <= 4 * 200, "{questions} questions for 200 reads");
@@ -105,7 +105,7 @@ async fn read_after_write_contains_write_during_churn() {
         }
         assert!(cached >= 40, "{cached} of 50 lists from the cache");
     };
-    Box::pin(direct::amid_churn(&up, reads)).await;
+    Box::pin(direct::during_churn(&up, reads)).await;
     done.have_all(&up, &mut history).await;
 }
 
@@ -116,7 +116,7 @@ async fn concurrent_readers_see_own_writes_with_shared_checks() {
     let app = direct::app(&up).run().await;
     app.discovered().await;
     app.get(DEFAULT_PODS).await;
-    let (before, reads) = (asked(&up), Arc::new(Reads::default()));
+    let (before, reads) = (requests(&up), Arc::new(Reads::default()));
     let reader = |n: usize| {
         let (up, reads, client) = (up.clone(), reads.clone(), (*app).clone());
         async move {
@@ -131,7 +131,7 @@ async fn concurrent_readers_see_own_writes_with_shared_checks() {
         }
     };
     join_all((0..40).map(|n| tokio::spawn(reader(n)))).await.into_iter().for_each(|joined| joined.expect("no failure"));
-    let questions = asked(&up) - before;
+    let questions = requests(&up) - before;
     reads.have_all(&up, &mut history).await;
     // How many reads share one request depends on how many the machine runs concurrently; the nightly tier measures
     // that.
@@ -146,7 +146,7 @@ async fn delayed_freshness_response_does_not_cover_later_read() {
     let (mut history, reads) = (History::following(&witness, PODS).await, Reads::default());
     let app = direct::app(&up).run().await;
     app.get(DEFAULT_PODS).await;
-    let (before, asked) = (up.revision(), up.counts().watch_lists.of("pods"));
+    let (before, proofs) = (up.revision(), up.counts().watch_lists.of("pods"));
     // The stream goes silent. The response to the next request is current and arrives later.
     up.faults().stall_watches(0);
     up.faults().hush_watches();
@@ -165,8 +165,8 @@ async fn delayed_freshness_response_does_not_cover_later_read() {
         first
     };
     let second = async {
-        let is_asked = up.until(|counts| counts.watch_lists.of("pods") > asked);
-        direct::within("the question", is_asked).await;
+        let is_requested = up.until(|counts| counts.watch_lists.of("pods") > proofs);
+        direct::within("the question", is_requested).await;
         reads.write(&up, "meanwhile");
         let release = async {
             // A read that does not wait is judged for that.
@@ -179,7 +179,7 @@ async fn delayed_freshness_response_does_not_cover_later_read() {
     };
     let (first, ()) = tokio::join!(first, second);
     reads.have_all(&up, &mut history).await;
-    assert!(first.is_cached() && first.rv() == before, "it came before the write");
+    assert!(first.is_cached() && first.rv() == before, "it arrived before the write");
 }
 
 /// A server in front of another one that holds back the first response about an object after it has received it.
@@ -188,9 +188,9 @@ async fn holding(up: &RunningDemoApiserver, path: &'static str, has_it: Arc<Atom
     let relay = move |request: Request<Incoming>| {
         let (behind, has_it, go) = (behind.clone(), has_it.clone(), go.clone());
         async move {
-            let is_asked = request.uri().path() == path;
+            let is_requested = request.uri().path() == path;
             let answer = behind.answer(request).await?;
-            if is_asked && !has_it.swap(true, Ordering::SeqCst) {
+            if is_requested && !has_it.swap(true, Ordering::SeqCst) {
                 go.notified().await;
             }
             Ok(answer)
@@ -206,8 +206,8 @@ async fn get_after_write_does_not_join_request_in_flight() {
     up.create_pod("default", "one");
     let (mut history, reads) = (History::begin(&up, PODS).await, Reads::default());
     let (has_it, go) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
-    let held = holding(&up, ONE, has_it.clone(), go.clone()).await;
-    let app = direct::in_front_of(&held.url()).run().await;
+    let holding_server = holding(&up, ONE, has_it.clone(), go.clone()).await;
+    let app = direct::in_front_of(&holding_server.url()).run().await;
     app.discovered().await;
     let client = app.multiplexed().await;
     let behind = async {
@@ -237,7 +237,7 @@ async fn write_to_other_resource_keeps_reads_on_cache() {
                 PODS.to_owned()
             };
             let list = direct::proven(app, write).await;
-            assert!(list.is_cached(), "served from the cache, not passed through");
+            assert!(list.is_cached(), "served from the cache, not forwarded");
             assert_eq!(list.items().len(), up.keys("pods").len());
         }
     }
@@ -281,8 +281,8 @@ async fn identical_gets_coalesce_and_contain_every_write() {
         let up = demo::upstream().pods(3).run().await;
         let rv = up.update_pod("default", "one");
         let (has_it, go) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
-        let held = holding(&up, ONE, has_it.clone(), go.clone()).await;
-        let app = direct::in_front_of(&held.url()).run().await;
+        let holding_server = holding(&up, ONE, has_it.clone(), go.clone()).await;
+        let app = direct::in_front_of(&holding_server.url()).run().await;
         app.discovered().await;
         let (client, before) = (app.multiplexed().await, up.counts().gets.of("pods"));
         let first = async {
@@ -304,7 +304,7 @@ async fn identical_gets_coalesce_and_contain_every_write() {
         };
         tokio::join!(first, others);
         let gets = up.counts().gets.of("pods") - before;
-        assert!((2..=3).contains(&gets), "{gets} questions for one and twenty that came later");
+        assert!((2..=3).contains(&gets), "{gets} upstream requests for one GET and twenty later ones");
     }
 }
 
@@ -314,12 +314,12 @@ async fn bounded_consistency_sends_no_freshness_checks() {
     let app = direct::app(&up).bounded().run().await;
     app.discovered().await;
     app.get(PODS).await;
-    let before = asked(&up);
+    let before = requests(&up);
     for _ in 0..20 {
         assert!(app.get(PODS).await.is_cached());
         app.watch(PODS).initial_events().await.listed().await;
     }
-    assert_eq!(asked(&up), before);
+    assert_eq!(requests(&up), before);
 }
 
 #[tokio::test]

@@ -39,9 +39,9 @@ async fn cut_everywhere(cut: fn(&FaultInjector, usize)) {
     for offset in 0..frame {
         last = cut_at(&up, "configmaps", offset, cut, change).await;
     }
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     assert_eq!(history.all().len(), 1 + 2 * frame);
-    let lists = direct::asked_by_proxies(&up, CONFIGMAPS).into_iter().filter(|query| !query.contains("Bookmarks"));
+    let lists = direct::proxy_queries(&up, CONFIGMAPS).into_iter().filter(|query| !query.contains("Bookmarks"));
     assert!(lists.count() <= 1, "resumed each time, not listed again");
 }
 
@@ -70,5 +70,5 @@ async fn cuts_at_many_bytes_of_pod_frame_lose_no_event() {
         last =
             cut_at(&up, "pods", offset, [FaultInjector::break_frame, FaultInjector::tear_frame][n % 2], change).await;
     }
-    history.is_told_to(&[watch], last).await;
+    history.assert_delivered(&[watch], last).await;
 }

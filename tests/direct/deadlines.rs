@@ -18,12 +18,12 @@ async fn final_bookmark_precedes_watch_timeout_by_two_seconds() {
     let from = up.revision();
     let elsewhere = || app.watch("/api/v1/namespaces/nowhere/pods").from(from).timeout_seconds(8);
     let open = Protocol::ALL.map(|protocol| elsewhere().bookmarks().over(protocol).into_future());
-    let (asked, silent) = (join_all(open).await, elsewhere().await);
+    let (with_bookmarks, silent) = (join_all(open).await, elsewhere().await);
     // Other namespaces change, which these watches observe only through bookmarks.
     let last = up.create_pod("default", "somebody");
     app.reached("pods", last).await;
-    let pause = longest_pause(join_all(asked.iter().map(Watch::ended))).await;
-    for watch in &asked {
+    let pause = longest_pause(join_all(with_bookmarks.iter().map(Watch::ended))).await;
+    for watch in &with_bookmarks {
         assert_eq!(watch.ended().await, Ended::Clean);
         let bookmarks: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
         assert_eq!(bookmarks, [(true, last)], "one, at the version reached");
@@ -34,7 +34,7 @@ async fn final_bookmark_precedes_watch_timeout_by_two_seconds() {
         assert!(came >= SECOND * 6 && is_before, "{came:?} after the start, {left:?} before the end");
     }
     assert_eq!(silent.ended().await, Ended::Clean);
-    assert_eq!(silent.events(), [], "nobody asked for bookmarks here");
+    assert_eq!(silent.events(), [], "it did not request bookmarks");
 }
 
 /// Runs `work`, and returns the machine's longest pause during it.
@@ -63,7 +63,7 @@ async fn drain_spreads_watch_ends_over_grace_at_frame_boundaries() {
     let began = Instant::now();
     app.begin_stop();
     let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
-    let ends = direct::amid_churn(&up, ends).await;
+    let ends = direct::during_churn(&up, ends).await;
     assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
     // If other processes use the machine, all watches are equally late.
     let first = ends.iter().map(|(_, at)| *at).min().expect("some");

@@ -115,7 +115,7 @@ fn proxy_roles_exclude_secrets_and_create_only_reviews() {
             assert!(!resources.contains(&"secrets"), "{rule}");
             let reviews = resources.iter().all(|name| name.ends_with("reviews"));
             assert_eq!(verbs, if reviews { &["create"][..] } else { &["list", "watch"] }, "{rule}");
-            assert!(!reviews || role.ends_with("-review"), "what is read and what is asked are roles apart: {role}");
+            assert!(!reviews || role.ends_with("-review"), "reads and reviews have separate roles: {role}");
         }
         for needed in needed.iter().chain(&["tokenreviews", "subjectaccessreviews"]) {
             assert!(own.iter().any(|(_, rule)| list(rule, "resources").contains(needed)), "{name}: {needed}");
@@ -140,7 +140,7 @@ fn impersonator_can_only_impersonate_and_is_bound_in_component() {
         let says = |word: &str| text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains(word));
         assert!(!says("impersonator") || of_holders, "{name}");
         let is_an_example = name.ends_with("/example/kustomization.yaml");
-        assert!(!says("certificate-holders") || is_an_example, "no base has it: {name}");
+        assert!(!says("certificate-holders") || is_an_example, "not in any base: {name}");
     }
 }
 
@@ -173,8 +173,8 @@ fn sidecar_manifest_sets_memory_limit_probes_and_grace_period() {
     let args = [&["serve", "--listen", "127.0.0.1:8001"][..], &health, &metrics].concat();
     assert_eq!(container["args"], serde_json::json!(args), "no configuration");
     for (probe, path) in [("startupProbe", "/readyz"), ("livenessProbe", "/livez")] {
-        let asked = &container[probe]["httpGet"];
-        assert_eq!((&asked["path"], &asked["port"]), (&path.into(), &"health".into()), "{probe}");
+        let probe_request = &container[probe]["httpGet"];
+        assert_eq!((&probe_request["path"], &probe_request["port"]), (&path.into(), &"health".into()), "{probe}");
     }
     assert!(container["readinessProbe"].is_null(), "the application is ready while it is served from memory");
     let ports =

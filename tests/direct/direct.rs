@@ -50,7 +50,7 @@ pub const CONFIGMAPS: &str = "/api/v1/configmaps";
 pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
 
 /// A client of the upstream, without the proxy in between.
-pub fn straight(up: &RunningDemoApiserver) -> Client {
+pub fn upstream_client(up: &RunningDemoApiserver) -> Client {
     Client::to(Place::Tcp(up.address()))
 }
 
@@ -81,9 +81,9 @@ pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, wh
 pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer {
     let began = Instant::now();
     loop {
-        let (path, asked) = (path(), Instant::now());
+        let (path, started) = (path(), Instant::now());
         let answer = client.get(&path).await;
-        if answer.is_cached() || asked.elapsed() < FRESH_MAX || began.elapsed() >= PATIENCE {
+        if answer.is_cached() || started.elapsed() < FRESH_MAX || began.elapsed() >= PATIENCE {
             return answer;
         }
     }
@@ -101,13 +101,13 @@ pub async fn followed(up: &RunningDemoApiserver, plural: &str) {
 }
 
 /// Queries of the requests for a path that came from a proxy, not from a test.
-pub fn asked_by_proxies(up: &RunningDemoApiserver, path: &str) -> Vec<String> {
+pub fn proxy_queries(up: &RunningDemoApiserver, path: &str) -> Vec<String> {
     let ours = |seen: &ReceivedRequest| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
 /// Runs `work` while pods change, two every few milliseconds, for at most [`CHURNS_MAX`] rounds.
-pub async fn amid_churn<T>(up: &RunningDemoApiserver, work: impl Future<Output = T>) -> T {
+pub async fn during_churn<T>(up: &RunningDemoApiserver, work: impl Future<Output = T>) -> T {
     let churn = async {
         for _ in 0..CHURNS_MAX {
             up.churn(2).await;

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::direct::{
-    self, Answer, Ended, PATIENCE, Protocol, Stub, WIDGETS, Watch, assert_alike, eventually, straight, stub, within,
+    self, Answer, Ended, PATIENCE, Protocol, Stub, WIDGETS, Watch, assert_alike, eventually, stub, upstream_client,
+    within,
 };
 use crate::tree::{CURRENT, DOCUMENTS};
 
@@ -39,13 +40,13 @@ fn define(up: &RunningDemoApiserver, change: impl FnOnce(&mut Value)) {
 /// Changes metadata only, and nothing about the resource.
 async fn relabel(up: &RunningDemoApiserver) {
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
-    let call = straight(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
+    let call = upstream_client(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
     assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
 }
 
 /// How often the proxy has listed this path completely, other than for a feed.
 fn lists(up: &RunningDemoApiserver, path: &str) -> usize {
-    direct::asked_by_proxies(up, path).iter().filter(|query| query.is_empty()).count()
+    direct::proxy_queries(up, path).iter().filter(|query| query.is_empty()).count()
 }
 
 /// How often the proxy has read the definitions for discovery.
@@ -128,8 +129,8 @@ async fn crd_changes_trigger_no_discovery_requests() {
     let is_known = |seen: &&ReceivedRequest| seen.headers.contains_key("if-none-match");
     let named = || up.requests().iter().filter(is_known).count();
     // Upstream does not resend documents that are requested with their ETag and have not changed.
-    let asked = || [CRDS, SERVICES, "/api", "/apis"].map(|path| lists(&up, path)).iter().sum::<usize>() - named();
-    let before = asked();
+    let sent = || [CRDS, SERVICES, "/api", "/apis"].map(|path| lists(&up, path)).iter().sum::<usize>() - named();
+    let before = sent();
     relabel(&up).await;
     still_goes_on(&watch, &up).await;
     define(&up, |version| version["selectableFields"] = json!([{"jsonPath": ".spec.shape"}]));
@@ -139,7 +140,7 @@ async fn crd_changes_trigger_no_discovery_requests() {
         !app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached()
     })
     .await;
-    assert_eq!(asked(), before);
+    assert_eq!(sent(), before);
 }
 
 /// Upstream's discovery responses have `ETags`, and an unchanged one costs a few bytes.
@@ -152,17 +153,17 @@ async fn rediscovery_sends_etag_and_keeps_unchanged_documents() {
         let app = direct::app(&up).run().await;
         app.discovered().await;
         let before = lists(&up, "/apis");
-        // A server that may have been upgraded is asked again.
+        // Discovery is requested again, because the server may have been upgraded.
         up.faults().drop_connections();
-        eventually("upstream is asked again", || async { lists(&up, "/apis") > before }).await;
+        eventually("discovery is requested again", || async { lists(&up, "/apis") > before }).await;
         let named = |seen: &&ReceivedRequest| seen.uri.path() == "/apis" && seen.headers.contains_key("if-none-match");
         assert!(up.requests().iter().filter(named).count() > 0, "{:?}", up.requests());
-        assert!(app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached(), "what was known is known still");
+        assert!(app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached(), "known resources stay known");
         if readings(&up) == 1 {
             return;
         }
     }
-    panic!("definitions come by their own feed, and are read all the same");
+    panic!("definitions have their own feed, and LISTs of them must still be served");
 }
 
 #[tokio::test]
@@ -186,20 +187,20 @@ async fn list_in_flight_is_forwarded_when_crd_version_is_unserved() {
     // A reader that is not woken when the feed ends gets no response before the test gives up.
     let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
     app.discovered().await;
-    let asked = |what: fn(&str) -> bool| direct::asked_by_proxies(&up, WIDGETS).iter().filter(|q| what(q)).count();
+    let matching = |what: fn(&str) -> bool| direct::proxy_queries(&up, WIDGETS).iter().filter(|q| what(q)).count();
     let goes_after = |query: &str| query.contains("timeoutSeconds=5&resourceVersion=");
     let is_held = || async { app.get(&format!("{WIDGETS}?resourceVersion=0")).await.is_cached() };
-    eventually("widgets are held", is_held).await;
-    let before = asked(goes_after);
+    eventually("widgets are cached", is_held).await;
+    let before = matching(goes_after);
     let gone = async {
-        eventually("somebody waits", || async { asked(goes_after) > before }).await;
-        assert_eq!(asked(|query| query == NOT_YET), 0, "it waits here");
+        eventually("a request waits", || async { matching(goes_after) > before }).await;
+        assert_eq!(matching(|query| query == NOT_YET), 0, "it waits here");
         define(&up, |version| version["served"] = json!(false));
     };
     let path = format!("{WIDGETS}?{NOT_YET}");
     let (waited, ()) = tokio::join!(app.get(&path), gone);
     assert_eq!(waited.status, 504, "upstream has no such version either");
-    assert_eq!(asked(|query| query == NOT_YET), 1, "upstream was asked when the feed had ended");
+    assert_eq!(matching(|query| query == NOT_YET), 1, "the request was forwarded after the feed ended");
 }
 
 #[tokio::test]
@@ -235,7 +236,7 @@ async fn transient_crd_list_failure_ends_no_watch() {
 
 /// All documents, from upstream.
 async fn documents(up: &RunningDemoApiserver) -> Vec<(&'static str, &'static str, Answer)> {
-    let client = straight(up);
+    let client = upstream_client(up);
     let get = |(path, accept)| client.request(Method::GET, path).header("accept", accept).send();
     let answers = join_all(DOCUMENTS.map(get)).await;
     DOCUMENTS.into_iter().zip(answers).map(|((path, accept), answer)| (path, accept, answer)).collect()
@@ -243,7 +244,7 @@ async fn documents(up: &RunningDemoApiserver) -> Vec<(&'static str, &'static str
 
 /// The number of requests for documents that the proxy itself does not need.
 fn fetched(up: &RunningDemoApiserver) -> usize {
-    ["/api/v1", "/apis/apps", "/apis/apps/v1"].map(|path| direct::asked_by_proxies(up, path).len()).iter().sum()
+    ["/api/v1", "/apis/apps", "/apis/apps/v1"].map(|path| direct::proxy_queries(up, path).len()).iter().sum()
 }
 
 #[tokio::test]
@@ -289,9 +290,9 @@ async fn each_discovery_request_reaches_upstream_while_definitions_are_not_watch
     let app = direct::app(&up).with(|config| config.serve.lag_max = Duration::ZERO).run().await;
     app.discovered().await;
     for _ in 0..3 {
-        let before = direct::asked_by_proxies(&up, "/apis/apps").len();
+        let before = direct::proxy_queries(&up, "/apis/apps").len();
         assert!(app.get("/apis/apps").await.is_cached());
-        assert_eq!(direct::asked_by_proxies(&up, "/apis/apps").len(), before + 1);
+        assert_eq!(direct::proxy_queries(&up, "/apis/apps").len(), before + 1);
     }
 }
 
@@ -324,7 +325,7 @@ async fn spellings_of_accept_share_one_copy_and_unknown_forms_are_forwarded() {
     app.discovered().await;
     let get = async |accept: String| app.request(Method::GET, "/apis/apps").header("accept", &accept).send().await;
     assert!(get("application/json".to_owned()).await.is_cached());
-    let before = direct::asked_by_proxies(&up, "/apis/apps").len();
+    let before = direct::proxy_queries(&up, "/apis/apps").len();
     for n in 1..100 {
         let spelled = get(format!("*/*;q=0.{n},application/json;q=0.{n},text/x{n};q=0.{n}")).await;
         let unknown = get(format!("application/json;x={n}")).await;
@@ -333,21 +334,21 @@ async fn spellings_of_accept_share_one_copy_and_unknown_forms_are_forwarded() {
     for path in ["/apis/none.example", "/apis/apps/v99", "/apis/apps?x=1", "/apis/apps/"] {
         assert!(!app.get(path).await.is_cached(), "{path}");
     }
-    let asked = &direct::asked_by_proxies(&up, "/apis/apps")[before..];
+    let queries = &direct::proxy_queries(&up, "/apis/apps")[before..];
     // A copy is compared with upstream again every ten seconds.
-    assert!(asked.len() < 150, "unknown forms only: {}", asked.len());
+    assert!(queries.len() < 150, "unknown forms only: {}", queries.len());
 }
 
 /// The proxy fetches discovery with its own credentials. A caller gets no more of that than of its own requests.
 #[tokio::test]
 async fn discovery_takes_the_place_of_a_forwarded_request() {
     let gate = Arc::new(Semaphore::new(0));
-    let held = gate.clone();
+    let held_gate = gate.clone();
     let answer = stub(move |request: Request<Incoming>| {
-        let held = held.clone();
+        let held_gate = held_gate.clone();
         async move {
             if is_of_child(request.headers()) {
-                held.acquire().await?.forget();
+                held_gate.acquire().await?.forget();
             }
             Ok(Stub::reply(200, "{}"))
         }
@@ -355,19 +356,19 @@ async fn discovery_takes_the_place_of_a_forwarded_request() {
     let upstream = answer.await;
     let app = direct::in_front_of(&upstream.url()).with(|config| config.serve.limits.forwards_max = 2).run().await;
     let app = app.multiplexed().await;
-    let ask = |path| app.request(Method::GET, path).header("kube-fanout-hops", "child");
-    let asked = |path| upstream.seen(path).iter().any(|head| is_of_child(&head.headers));
+    let from_child = |path| app.request(Method::GET, path).header("kube-fanout-hops", "child");
+    let arrived = |path| upstream.seen(path).iter().any(|head| is_of_child(&head.headers));
     let refused = async {
-        eventually("both have come", || async { asked("/version") && asked("/api") }).await;
-        let refused = ask("/apis").send().await;
+        eventually("both arrived", || async { arrived("/version") && arrived("/api") }).await;
+        let refused = from_child("/apis").send().await;
         gate.add_permits(2);
         refused
     };
-    let answers = Box::pin(async { tokio::join!(ask("/version").send(), ask("/api").send(), refused) });
+    let answers = Box::pin(async { tokio::join!(from_child("/version").send(), from_child("/api").send(), refused) });
     let (first, second, third) = within("all answers", answers).await;
     assert!(first.is_cached() && second.is_cached());
     assert_eq!(third.refusal(), (429, "TooManyRequests".to_owned()));
-    assert!(!asked("/apis"));
+    assert!(!arrived("/apis"));
 }
 
 fn is_of_child(headers: &HeaderMap) -> bool {

@@ -16,23 +16,23 @@ async fn tcp_rejects_unknown_host_and_unix_socket_accepts_any() {
     let app = direct::app(&up).unix().with(|config| config.allowed_hosts.push("proxy.internal".to_owned())).run().await;
     app.discovered().await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
-        let ask = async |listener: usize, path: &str, host: &str| {
+        let fetch = async |listener: usize, path: &str, host: &str| {
             app.listener(listener).over(protocol).request(Method::GET, path).host(host).send().await
         };
         for path in [PODS, "/version", "/api/v1/pods?resourceVersion=0"] {
             for host in ["evil.example", "evil.example:8001", "127.0.0.1.nip.io", "localhost.evil.example"] {
-                assert_eq!(ask(0, path, host).await.refusal(), (403, "Forbidden".to_owned()), "{path} {host}");
-                assert_eq!(ask(1, path, host).await.status, 200, "{path} {host}");
+                assert_eq!(fetch(0, path, host).await.refusal(), (403, "Forbidden".to_owned()), "{path} {host}");
+                assert_eq!(fetch(1, path, host).await.status, 200, "{path} {host}");
             }
             for host in ["localhost", "127.0.0.1:1", "[::1]:8001", "proxy.internal", "proxy.internal:443"] {
-                assert_eq!(ask(0, path, host).await.status, 200, "{path} {host}");
+                assert_eq!(fetch(0, path, host).await.status, 200, "{path} {host}");
             }
         }
     }
     let path = "/api/v1/namespaces/default/configmaps";
     let write = app.request(Method::POST, path).host("evil.example").body("{}");
     assert_eq!(write.send().await.status, 403);
-    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "nothing of it went upstream");
+    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "nothing was sent upstream");
 }
 
 /// A port that is free now. Another process may take it before it is bound again.
@@ -94,7 +94,7 @@ async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
     watch.listed().await;
     let last = up.churn(30).await;
     watch.reached(last).await;
-    history.upto(last).await.judge(
+    history.read_to(last).await.judge(
         [&watch],
         &[ApiserverGuarantee::InitialEvents, ApiserverGuarantee::Continuity, ApiserverGuarantee::Typed],
     );
@@ -128,6 +128,6 @@ async fn bind_error_names_unavailable_address() {
         Some(StartError::Bind { address: named, .. }) => assert_eq!(named, taken),
         other => panic!("the admin pages: {other:?}"),
     }
-    assert!(dir.join("plain.sock").exists(), "what is not ours is left alone");
+    assert!(dir.join("plain.sock").exists(), "a foreign socket file is kept");
     assert!(dir.join("held.sock").exists());
 }

@@ -52,10 +52,10 @@ impl Load {
                     // A client resends a request that the closing connection did not accept. If a write had been
                     // accepted, its repetition would be refused. A truncated response is a failure.
                     let is_left = |error: &String| !error.starts_with("the body broke off");
-                    let (mut attempt, mut asked) = (began, ask(kept.as_ref().unwrap_or(&client), name).await);
+                    let (mut attempt, mut result) = (began, send_request(kept.as_ref().unwrap_or(&client), name).await);
                     // During a drain, a new connection has half a second for its first request. On a busy machine the
                     // client may not run for that long, more than once.
-                    while asked.as_ref().is_err_and(is_left)
+                    while result.as_ref().is_err_and(is_left)
                         && (kept.is_some() && attempt == began || attempt.elapsed() >= NEWCOMER_MAX)
                         && began.elapsed() < PATIENCE
                     {
@@ -63,9 +63,9 @@ impl Load {
                             kept = Some(client.multiplexed().await);
                         }
                         attempt = Instant::now();
-                        asked = ask(kept.as_ref().unwrap_or(&client), name).await;
+                        result = send_request(kept.as_ref().unwrap_or(&client), name).await;
                     }
-                    match asked {
+                    match result {
                         Ok(answer) if answer.status < 300 => drop(answered.fetch_add(1, Ordering::Relaxed)),
                         Ok(answer) => failed.push(format!("{}: {}", answer.status, answer.text())),
                         Err(error) => failed.push(error),
@@ -94,7 +94,7 @@ impl Load {
 }
 
 /// Creates an object of this name, or lists.
-async fn ask(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
+async fn send_request(client: &Client, creates: Option<&str>) -> Result<Answer, String> {
     let Some(name) = creates else {
         return client.request(Method::GET, "/api/v1/pods?resourceVersion=0").try_send().await;
     };

@@ -37,15 +37,15 @@ async fn draining_proxy_serves_new_reads_writes_and_watches() {
     assert!(failed.is_empty(), "{failed:?}");
     let late = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).bookmarks().over(protocol).into_future());
     let late = join_all(late).await;
-    let reported = up.create_pod("default", "p");
+    let version = up.create_pod("default", "p");
     for watch in &late {
-        watch.reached(reported).await;
+        watch.reached(version).await;
     }
     for (number, watch) in early.iter().chain(&late).enumerate() {
         assert_eq!(watch.ended_in_time(GRACE).await, Ended::Clean);
         let seen: Vec<_> = watch.changes().iter().map(|event| event.rv).collect();
         // An early watch may have been ended before that.
-        assert!(seen == [reported] || seen.is_empty() && number < early.len(), "{seen:?}");
+        assert!(seen == [version] || seen.is_empty() && number < early.len(), "{seen:?}");
     }
     in_time(GRACE, "the end", app.stop()).await;
 }
@@ -62,13 +62,13 @@ async fn new_connections_do_not_delay_exit_after_drain() {
         let mut kept = Vec::new();
         for number in 0..20_000 {
             let Ok(mut stranger) = client.connect().await else { break };
-            let said: &[u8] = match number % 4 {
+            let bytes: &[u8] = match number % 4 {
                 0 => b"",
                 1 => b"GET /api/v1/pods?watch=1 HTTP/1.1\r\nhost: localhost\r\n\r\n",
                 2 => b"POST /api/v1/namespaces/default/pods HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
                 _ => b"GET /vers",
             };
-            let _ = stranger.write_all(said).await;
+            let _ = stranger.write_all(bytes).await;
             kept.push(stranger);
             if kept.len() > 200 {
                 kept.remove(0);

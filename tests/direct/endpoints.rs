@@ -75,7 +75,7 @@ async fn watches(app: &App, from: u64) -> Vec<Watch> {
 
 /// Returns when forwarded requests go to this server.
 async fn is_used(app: &App, server: &RunningDemoApiserver) {
-    let arrived = || direct::asked_by_proxies(server, PASSED_THROUGH).len();
+    let arrived = || direct::proxy_queries(server, PASSED_THROUGH).len();
     let arrives = || async {
         let before = arrived();
         app.get(PASSED_THROUGH).await.status == 200 && arrived() > before
@@ -85,12 +85,12 @@ async fn is_used(app: &App, server: &RunningDemoApiserver) {
 
 /// How often a feed of pods resumed at this server.
 fn resumed(server: &RunningDemoApiserver) -> usize {
-    let asked = direct::asked_by_proxies(server, PODS);
-    asked.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
+    let queries = direct::proxy_queries(server, PODS);
+    queries.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
 }
 
 fn asked_whether_ready(server: &RunningDemoApiserver) -> usize {
-    direct::asked_by_proxies(server, "/readyz").len()
+    direct::proxy_queries(server, "/readyz").len()
 }
 
 /// How often the full state of all pods was requested. A proof lists the versions of a small collection, as metadata.
@@ -112,11 +112,15 @@ async fn failover_resumes_watches_without_relist() {
     let watches = watches(&app, history.from).await;
     let last = first.churn(20).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    assert_eq!((second.counts().connections, asked_whether_ready(&first)), (0, 0), "all is well: nobody is asked");
+    assert_eq!(
+        (second.counts().connections, asked_whether_ready(&first)),
+        (0, 0),
+        "the server in use is healthy, so none is probed"
+    );
     first.faults().down().await;
     is_used(&app, &second).await;
     let last = second.churn(30).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     // Forwarded reads succeed as well, and writes arrive.
     let created = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
     let created = created.body(r#"{"metadata": {"name": "written", "namespace": "default"}}"#);
@@ -141,20 +145,20 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     first.faults().up().await;
     is_used(&app, &first).await;
     let last = first.churn(20).await;
-    history.is_told_to(&watches, last).await;
-    assert_eq!([&first, &second].map(resumed), before, "what ran there goes on");
+    history.assert_delivered(&watches, last).await;
+    assert_eq!([&first, &second].map(resumed), before, "open streams continue");
     // All servers are healthy, and probes stop once the last one is answered.
-    eventually("nobody is asked", || async {
-        let asked = [&first, &second].map(asked_whether_ready);
+    eventually("no server is probed", || async {
+        let requests = [&first, &second].map(asked_whether_ready);
         sleep(times().returns.first + times().good).await;
-        [&first, &second].map(asked_whether_ready) == asked
+        [&first, &second].map(asked_whether_ready) == requests
     })
     .await;
     // The stream stays there until it ends, and then moves to the preferred server.
     second.faults().end_watches();
     direct::followed(&first, "pods").await;
     let last = first.churn(10).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,7 +185,7 @@ async fn failover_to_lagging_server_serves_no_older_version() {
     assert!(watches.iter().all(Watch::is_open));
     second.faults().lag(0, 0);
     second.faults().unhush_watches();
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,7 +199,7 @@ async fn unresponsive_server_fails_over_after_timeout() {
         app.get(PODS).await;
         is_used(&app, &first).await;
         first.faults().freeze();
-        let (asked, was_left_before) = (Instant::now(), second.counts().requests > 0);
+        let (started, was_left_before) = (Instant::now(), second.counts().requests > 0);
         let last = second.churn(5).await;
         // A read that needs a proof: the request goes to the first server, is slow, and is abandoned when that server
         // is not ready. A client whose request was forwarded to the first server before that times out and retries.
@@ -204,7 +208,7 @@ async fn unresponsive_server_fails_over_after_timeout() {
             answer.is_ok_and(|answer| answer.status == 200 && answer.rv() >= last)
         };
         within("the second is used", Box::pin(async { while !proven().await {} })).await;
-        let took = asked.elapsed();
+        let took = started.elapsed();
         first.faults().thaw();
         if was_left_before {
             continue;
@@ -224,7 +228,7 @@ async fn unusable_servers_are_skipped_at_start() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let untrusted = format!("https://{}", listener.local_address().expect("it is bound"));
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
-    // The first has an untrusted certificate, the next speaks no TLS, one is down, and one is not ready.
+    // The first has an untrusted certificate, the next does not use TLS, one is down, and one is not ready.
     let plain = up.url().replace("http:", "https:");
     let unready = direct::stub(|_| async { Ok(direct::Stub::reply(500, "[-]etcd failed")) }).await;
     let servers = [untrusted, plain, "https://127.0.0.1:1".to_owned(), unready.url(), up.url()];
@@ -232,7 +236,7 @@ async fn unusable_servers_are_skipped_at_start() {
     let answers = || async { app.get(PODS).await.status == 200 };
     eventually("the last of them is used", answers).await;
     assert!(upstream.requests() == 0 && !unready.seen("/readyz").is_empty());
-    assert!(unready.seen(PODS).is_empty(), "it was only asked whether it is ready");
+    assert!(unready.seen(PODS).is_empty(), "it only received readiness probes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,7 +246,7 @@ async fn cache_serves_stale_until_any_server_recovers() {
     let watches = watches(&app, history.from).await;
     // The release that wrote the cached objects is known (F10), and nothing is ever read from the second server.
     let cached = format!("{PODS}?resourceVersion=0");
-    eventually("its state is shown", || async { app.get(&cached).await.is_cached() }).await;
+    eventually("its state is served", || async { app.get(&cached).await.is_cached() }).await;
     second.faults().down().await;
     first.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -257,7 +261,7 @@ async fn cache_serves_stale_until_any_server_recovers() {
     first.faults().up().await;
     is_used(&app, &first).await;
     let last = first.churn(10).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 async fn all_have_from(watches: &[Watch], last: u64) {
@@ -281,11 +285,11 @@ async fn flapping_servers_cause_bounded_readiness_probes() {
         server.faults().up().await;
     }
     let last = first.churn(10).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     // One probe of both in each of the shortest pauses, if every probe came as early as possible.
     let looks = began.elapsed().as_millis() / times().rounds.first.as_millis() + 4;
-    let asked = [&first, &second].map(asked_whether_ready).iter().sum::<usize>();
-    assert!(asked as u128 <= 2 * looks, "{asked} questions in {:?}", began.elapsed());
+    let requests = [&first, &second].map(asked_whether_ready).iter().sum::<usize>();
+    assert!(requests as u128 <= 2 * looks, "{requests} questions in {:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

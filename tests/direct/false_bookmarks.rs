@@ -39,8 +39,8 @@ async fn pass(behind: &Behind, streams: &Streams, request: Request<Incoming>) ->
     if !is_watch {
         return Ok(answer);
     }
-    let (words, mut said) = mpsc::unbounded_channel::<String>();
-    streams.lock().push(words);
+    let (line, mut inserted) = mpsc::unbounded_channel::<String>();
+    streams.lock().push(line);
     let (head, mut body) = answer.into_parts();
     let (whole, mut pieces) = mpsc::unbounded_channel();
     drop(tokio::spawn(async move {
@@ -48,7 +48,7 @@ async fn pass(behind: &Behind, streams: &Streams, request: Request<Incoming>) ->
         loop {
             let piece = tokio::select! {
                 biased;
-                Some(words) = said.recv(), if !is_amid => Ok(Frame::data(words.into())),
+                Some(line) = inserted.recv(), if !is_amid => Ok(Frame::data(line.into())),
                 frame = body.frame() => match frame {
                     None => return,
                     Some(frame) => frame,
@@ -73,8 +73,8 @@ fn bookmark(kind: &str, version: &str) -> String {
 }
 
 /// Inserts a line into the newest stream.
-fn say(streams: &Streams, words: &str) {
-    streams.lock().last().expect("a stream").send(words.to_owned()).expect("it is open");
+fn insert_line(streams: &Streams, line: &str) {
+    streams.lock().last().expect("a stream").send(line.to_owned()).expect("it is open");
 }
 
 struct Scene {
@@ -108,14 +108,14 @@ async fn event_older_than_bookmark_ends_watches_with_410() {
     let Scene { up, streams, app, mut history, watches, _stub } = scene(701).await;
     let since = now_ns();
     let ahead = up.revision() + 3;
-    say(&streams, &bookmark("Pod", &ahead.to_string()));
+    insert_line(&streams, &bookmark("Pod", &ahead.to_string()));
     app.reached("pods", ahead).await;
     let last = up.churn(6).await;
     for watch in &watches {
-        assert_eq!(watch.ended().await, Ended::Expired, "what was vouched for has changed");
+        assert_eq!(watch.ended().await, Ended::Expired, "the bookmark was wrong");
     }
-    let mut evidence = history.upto(last).await.evidence();
-    eventually("it is listed anew", || async { app.get(&format!("{PODS}?resourceVersion={last}")).await.is_cached() })
+    let mut evidence = history.read_to(last).await.evidence();
+    eventually("it is relisted", || async { app.get(&format!("{PODS}?resourceVersion={last}")).await.is_cached() })
         .await;
     evidence.answer(&app.get(PODS).await);
     // Between the false bookmark and the event that disproves it, clients rely on it.
@@ -127,8 +127,8 @@ async fn event_older_than_bookmark_ends_watches_with_410() {
     ];
     evidence.watches(&watches).broken("a bookmark that runs ahead", since, &believed);
     evidence.shows(&[ApiserverGuarantee::Ordered, ApiserverGuarantee::Typed, ApiserverGuarantee::ListSnapshot]);
-    let anew = app.watch(PODS).from(last).await;
-    anew.reached(up.create_pod("default", "behind")).await;
+    let second = app.watch(PODS).from(last).await;
+    second.reached(up.create_pod("default", "behind")).await;
 }
 
 /// A bookmark that does not belong to this stream is ignored, and the stream resumes from its last version.
@@ -139,9 +139,9 @@ async fn invalid_bookmark_is_ignored_and_stream_resumes() {
     let opened = up.counts().watches_opened.of("pods");
     up.put("configmaps", direct::configmap("default", "elsewhere", "x"));
     let now = up.revision();
-    say(&streams, &bookmark("Pod", &now.to_string()));
+    insert_line(&streams, &bookmark("Pod", &now.to_string()));
     app.reached("pods", now).await;
-    assert_eq!(up.counts().watches_opened.of("pods"), opened, "and the stream goes on");
+    assert_eq!(up.counts().watches_opened.of("pods"), opened, "and the stream continues");
     let sayings = [
         ("of another kind", bookmark("ConfigMap", &(now + 100).to_string())),
         ("without a version", bookmark("Pod", "")),
@@ -150,17 +150,17 @@ async fn invalid_bookmark_is_ignored_and_stream_resumes() {
         ("without an object", "{\"type\":\"BOOKMARK\"}\n".to_owned()),
     ];
     let mut last = now;
-    for (what, words) in sayings {
+    for (what, line) in sayings {
         let opened = up.counts().watches_opened.of("pods");
-        say(&streams, &words);
+        insert_line(&streams, &line);
         let resumed =
             up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
         within(what, resumed).await;
         last = up.churn(3).await;
         app.reached("pods", last).await;
     }
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     assert!(watches.iter().all(Watch::is_open));
-    let reported = watches.iter().flat_map(Watch::bookmarks).map(|bookmark| bookmark.rv).max();
-    assert!(reported.is_none_or(|reported| reported <= last), "{reported:?} after {last}");
+    let newest = watches.iter().flat_map(Watch::bookmarks).map(|bookmark| bookmark.rv).max();
+    assert!(newest.is_none_or(|newest| newest <= last), "{newest:?} after {last}");
 }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, configmap, straight};
+use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, configmap, upstream_client};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundred_watches_receive_all_events_in_order_from_one_watch() {
@@ -14,13 +14,20 @@ async fn hundred_watches_receive_all_events_in_order_from_one_watch() {
     let watches = join_all(open).await;
     let last = up.churn(400).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    let asked = up.counts();
-    history.is_told_to(&watches, last).await;
-    assert_eq!(asked.lists.of("pods") - before.lists.of("pods"), 1, "one list, as the clients had last seen it");
+    let after = up.counts();
+    history.assert_delivered(&watches, last).await;
+    assert_eq!(
+        after.lists.of("pods") - before.lists.of("pods"),
+        1,
+        "one list, from the version that the clients had last"
+    );
     // Streamed lists that match nothing: one returns upstream's position and the form of its bookmarks, and another one
     // proves the state unless an event has done so.
-    assert!((1..=2).contains(&(asked.watch_lists.of("pods") - before.watch_lists.of("pods"))), "one or two questions");
-    assert_eq!(asked.watches_open.of("pods"), 1, "and one watch");
+    assert!(
+        (1..=2).contains(&(after.watch_lists.of("pods") - before.watch_lists.of("pods"))),
+        "one or two position requests"
+    );
+    assert_eq!(after.watches_open.of("pods"), 1, "and one watch");
     drop(app);
 }
 
@@ -32,7 +39,7 @@ async fn http2_streams_of_one_connection_receive_all_events() {
     let client = app.multiplexed().await;
     let watches = join_all((0..120).map(|_| client.watch(PODS).from(history.from).into_future())).await;
     let last = up.churn(200).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -47,7 +54,7 @@ async fn tls_and_unix_listeners_deliver_identical_events() {
         }
     }
     let last = up.churn(60).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -63,9 +70,9 @@ async fn custom_resources_arrive_byte_identical() {
     up.put("widgets", widget("odd", "a<b>&\u{2028}\"\\ \u{1F980}"));
     up.put("widgets", widget("gear", "plain"));
     let last = up.delete("widgets", "default", "odd");
-    history.is_told_to(&[watch], last).await;
+    history.assert_delivered(&[watch], last).await;
     for path in [WIDGETS, "/apis/demo.kube-fanout.io/v1/namespaces/default/widgets"] {
-        let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
+        let (ours, theirs) = (app.get(path).await, upstream_client(&up).get(path).await);
         assert!(ours.is_cached(), "{path}");
         assert_eq!(ours.text(), theirs.text(), "{path}");
     }
@@ -84,8 +91,8 @@ async fn watches_receive_only_events_of_their_resource() {
     }
     let last_pod = up.update_pod("default", "pod");
     let last_map = up.put("configmaps", configmap("default", "c0", "y"));
-    pods.is_told_to(&[pod_watch], last_pod).await;
-    maps.is_told_to(&[map_watch], last_map).await;
+    pods.assert_delivered(&[pod_watch], last_pod).await;
+    maps.assert_delivered(&[map_watch], last_map).await;
 }
 
 #[tokio::test]
@@ -101,9 +108,9 @@ async fn special_characters_and_large_values_arrive_unchanged() {
     for (n, value) in values.iter().enumerate() {
         last = up.put("configmaps", configmap("default", &format!("odd-{n}"), value));
     }
-    history.is_told_to(&[watch], last).await;
+    history.assert_delivered(&[watch], last).await;
     let path = "/api/v1/namespaces/default/configmaps";
-    let (ours, theirs) = (app.get(path).await, straight(&up).get(path).await);
+    let (ours, theirs) = (app.get(path).await, upstream_client(&up).get(path).await);
     assert!(ours.is_cached());
     assert!(ours.body == theirs.body, "a LIST has the same bytes");
 }

@@ -87,7 +87,7 @@ async fn bench_watches_resume_after_outage_without_missed_events() {
     up.faults().forget_history();
     up.faults().up().await;
     assert!(fleet.until(PATIENCE, |counts| counts.relisted >= 20).await, "{:?}", fleet.counts());
-    assert_eq!(fleet.missed(1000), 0, "of who began anew nothing is known");
+    assert_eq!(fleet.missed(1000), 0, "nothing is known about clients that relisted");
     fleet.stop().await;
     up.stop().await;
 }

@@ -37,15 +37,15 @@ async fn abandoned_watches_do_not_affect_other_clients() {
             drop(opened);
         }
     };
-    let all = within("all have come and gone", join_all((0..CONNECTIONS).map(come_and_go)));
-    direct::amid_churn(&up, all).await;
-    history.is_told_to(&steady, up.revision()).await;
-    within("upstream sees none of it", followed_once()).await;
-    let asked = up.counts();
+    let all = within("all were opened and closed", join_all((0..CONNECTIONS).map(come_and_go)));
+    direct::during_churn(&up, all).await;
+    history.assert_delivered(&steady, up.revision()).await;
+    within("nothing is sent upstream", followed_once()).await;
+    let after = up.counts();
     // Requests of a feed that has just started.
-    assert!(asked.watches_opened.of("pods") <= before.watches_opened.of("pods") + 3, "{asked:?}");
-    assert!(asked.lists.of("pods") <= before.lists.of("pods") + 1, "{asked:?}");
-    let shown = async || app.admin("/debug/watches").await.json()["watches"].as_array().map(Vec::len);
-    let are_gone = || async { shown().await == Some(steady.len()) };
+    assert!(after.watches_opened.of("pods") <= before.watches_opened.of("pods") + 3, "{after:?}");
+    assert!(after.lists.of("pods") <= before.lists.of("pods") + 1, "{after:?}");
+    let listed = async || app.admin("/debug/watches").await.json()["watches"].as_array().map(Vec::len);
+    let are_gone = || async { listed().await == Some(steady.len()) };
     eventually("nothing stays of them", are_gone).await;
 }

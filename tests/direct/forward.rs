@@ -11,7 +11,7 @@ use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
-use crate::direct::{self, Answer, App, Behind, Client, PODS, Protocol, Stub, assert_alike, straight, stub};
+use crate::direct::{self, Answer, App, Behind, Client, PODS, Protocol, Stub, assert_alike, stub, upstream_client};
 
 const CONFIGMAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// A path that the cache cannot serve.
@@ -93,14 +93,15 @@ async fn uncached_requests_return_upstream_response() {
         "/api/v1/namespaces/default/status",
     ] {
         for protocol in [Protocol::Http1, Protocol::Http2] {
-            let (ours, theirs) = (app.over(protocol).get(path).await, straight(&up).over(protocol).get(path).await);
+            let (ours, theirs) =
+                (app.over(protocol).get(path).await, upstream_client(&up).over(protocol).get(path).await);
             assert_alike(path, &ours, &theirs);
             assert_eq!(ours.header("content-type"), theirs.header("content-type"), "{path}");
         }
     }
     for (method, path) in [(Method::HEAD, PODS), (Method::HEAD, "/version"), (Method::OPTIONS, PODS)] {
         let ours = app.request(method.clone(), path).send().await;
-        let theirs = straight(&up).request(method, path).send().await;
+        let theirs = upstream_client(&up).request(method, path).send().await;
         assert_alike(path, &ours, &theirs);
     }
 }
@@ -139,14 +140,14 @@ async fn unsupported_media_types_are_forwarded() {
         ("application/*", "x", "?resourceVersion=0"),
         ("application/yaml", "x", ""),
     ] {
-        let ask = async |client: &Client| {
+        let fetch = async |client: &Client| {
             let call = client.request(Method::GET, &format!("{PODS}{query}")).header("accept", accept);
             call.header("user-agent", agent).send().await
         };
         // A Table has the age of its rows in seconds, so the proxy is queried while upstream's response stays the same.
-        let direct = straight(&up);
+        let direct = upstream_client(&up);
         let (ours, theirs) = loop {
-            let (before, ours, after) = (ask(&direct).await, ask(&app).await, ask(&direct).await);
+            let (before, ours, after) = (fetch(&direct).await, fetch(&app).await, fetch(&direct).await);
             if before.body == after.body {
                 break (ours, after);
             }

@@ -15,8 +15,8 @@ use crate::direct::{self, App, CONFIGMAPS, Front, NODES, PODS, Plan, Signer, WID
 use crate::http2::frames::INITIAL_WINDOW_SIZE;
 
 /// A proxy in front of a server with these HTTP/2 settings.
-async fn behind(up: &RunningDemoApiserver, signer: &Signer, said: &[(u16, u32)]) -> (Front, Plan) {
-    let manners = Manners::new(said);
+async fn behind(up: &RunningDemoApiserver, signer: &Signer, settings: &[(u16, u32)]) -> (Front, Plan) {
+    let manners = Manners::new(settings);
     let relay = move |near, far| manners.clone().relay(near, far);
     let front = Front::start(up.address(), &signer.good(), relay).await;
     let plan = direct::by(signer.credentials(&front));
@@ -61,7 +61,7 @@ async fn zero_upstream_window_blocks_only_requests_with_body() {
     all_is_served(&app, &up).await;
     assert_eq!(app.get("/livez").await.status, 200, "what passes through does, if it has no body");
     assert!(!written.is_finished(), "it waits for as long as its client does");
-    assert_eq!(up.object("configmaps", "default", "a"), None, "its head may have come, its body has not");
+    assert_eq!(up.object("configmaps", "default", "a"), None, "its head may have arrived, its body has not");
     written.abort();
     app.stop().await;
 }

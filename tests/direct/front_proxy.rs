@@ -34,7 +34,7 @@ impl Authority {
     }
 }
 
-async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
+async fn fetch(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
     let client = app.listener(0).trusting(Some(trust));
     let call = headers.iter().fold(client.request(Method::GET, PODS), |call, (name, value)| call.header(name, value));
     call.send().await
@@ -57,20 +57,20 @@ async fn only_trusted_front_proxy_can_assert_identity() {
     let (ada, bob) = (clients.issue("ada"), clients.issue("bob"));
     let says_ada = [("x-remote-user", "ada")];
 
-    let reported = ask(&app, showing(&aggregator), &says_ada).await;
-    assert!(reported.is_cached(), "{}", reported.text());
-    let reported = ask(&app, showing(&aggregator), &[("x-remote-user", "bob"), ("x-remote-group", "dev")]).await;
-    assert!(reported.text().contains(r#"User \"bob\" cannot list"#), "{}", reported.text());
-    assert!(ask(&app, showing(&ada), &[]).await.is_cached(), "a certificate by itself");
+    let response = fetch(&app, showing(&aggregator), &says_ada).await;
+    assert!(response.is_cached(), "{}", response.text());
+    let response = fetch(&app, showing(&aggregator), &[("x-remote-user", "bob"), ("x-remote-group", "dev")]).await;
+    assert!(response.text().contains(r#"User \"bob\" cannot list"#), "{}", response.text());
+    assert!(fetch(&app, showing(&ada), &[]).await.is_cached(), "a certificate without headers");
 
     for (who, pair, headers) in [
-        ("a front proxy that names nobody", &aggregator, &[][..]),
+        ("a front proxy that names no user", &aggregator, &[][..]),
         ("another holder of the proxies' authority", &other, &says_ada),
     ] {
-        let refused = ask(&app, showing(pair), headers).await;
+        let refused = fetch(&app, showing(pair), headers).await;
         assert_eq!(refused.refusal(), (401, "Unauthorized".to_owned()), "{who}");
     }
-    let refused = ask(&app, showing(&bob), &says_ada).await;
+    let refused = fetch(&app, showing(&bob), &says_ada).await;
     assert_eq!(refused.refusal().0, 403);
     assert!(refused.text().contains(r#"User \"bob\" cannot list"#), "{}", refused.text());
 }
@@ -86,5 +86,5 @@ async fn certificate_client_is_not_forwarded_with_proxy_identity() {
     let refused = client.get(path).await;
     assert_eq!(refused.refusal().0, 403);
     assert!(refused.text().contains("delegated.impersonator"), "{}", refused.text());
-    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "upstream has not heard of it");
+    assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "it was not sent upstream");
 }

@@ -14,7 +14,7 @@ async fn in_step(up: &RunningDemoApiserver, app: &App, history: &mut History) ->
     let watches = join_all(open).await;
     let last = up.churn(10).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     watches
@@ -26,7 +26,7 @@ fn whole_lists(up: &RunningDemoApiserver) -> usize {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
     };
-    direct::asked_by_proxies(up, PODS).iter().filter(whole).count()
+    direct::proxy_queries(up, PODS).iter().filter(whole).count()
 }
 
 #[tokio::test]
@@ -43,8 +43,8 @@ async fn upstream_restart_without_changes_ends_no_watch() {
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
     let last = up.churn(10).await;
-    history.is_told_to(&watches, last).await;
-    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
+    history.assert_delivered(&watches, last).await;
+    history.evidence().upstream_requests(&up).broken("a restart", since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
 }
 
 /// Changes while the proxy is disconnected, each with a name.
@@ -83,17 +83,17 @@ async fn gap_is_backfilled_from_storage_without_loss_or_duplicates() {
         up.create_pod("default", "doomed");
         let witness = up.beside();
         let mut history = History::following(&witness, PODS).await;
-        history.amid(what);
+        history.describe(what);
         let app = direct::app(&up).run().await;
         let watches = in_step(&up, &app, &mut history).await;
         happen(&up);
-        history.upto(up.revision()).await;
+        history.read_to(up.revision()).await;
         let since = now_ns();
         up.faults().forget_window();
         up.faults().up().await;
         let last = up.create_pod("default", "end");
-        history.is_told_to(&watches, last).await;
-        history.evidence().asked(&up).broken(what, since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
+        history.assert_delivered(&watches, last).await;
+        history.evidence().upstream_requests(&up).broken(what, since, &[]).shows(&[ApiserverGuarantee::OneRelist]);
     }
 }
 
@@ -110,7 +110,7 @@ async fn relist_retries_after_410_without_ending_watches() {
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
     let last = up.create_pod("default", "end");
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -121,14 +121,14 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let app = direct::app(&up).run().await;
     let watches = in_step(&up, &app, &mut history).await;
     let unseen = up.churn(10).await;
-    history.upto(unseen).await;
+    history.read_to(unseen).await;
     up.faults().forget_history();
     let before = whole_lists(&up);
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
     let last = up.create_pod("default", "behind");
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     evidence
         .watches(&watches)
         .forgotten(unseen)
@@ -137,7 +137,7 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     assert!(watches.iter().all(|watch| watch.end() == Some(Ended::Expired)));
     let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
     join_all(again.iter().map(Watch::listed)).await;
-    let theirs = direct::straight(&up).watch(PODS).initial_events().await;
+    let theirs = direct::upstream_client(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
     again.iter().for_each(|watch| assert_same("listed from us", &watch.changes(), &theirs.changes()));
     let lists = whole_lists(&up) - before;

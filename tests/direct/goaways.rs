@@ -45,11 +45,11 @@ impl Leaving {
         }
         let (near_read, near_write) = tokio::io::split(near);
         let (far_read, far_write) = far.into_split();
-        let (say, said) = mpsc::unbounded_channel();
+        let (injector, injected) = mpsc::unbounded_channel();
         let cut_at = AtomicU32::new(0);
         tokio::select! {
-            _ = self.up(near_read, far_write, say, &cut_at) => {}
-            _ = down(far_read, near_write, said, &cut_at) => {}
+            _ = self.up(near_read, far_write, injector, &cut_at) => {}
+            _ = down(far_read, near_write, injected, &cut_at) => {}
         }
     }
 
@@ -58,7 +58,7 @@ impl Leaving {
         &self,
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
-        say: mpsc::UnboundedSender<Vec<u8>>,
+        injector: mpsc::UnboundedSender<Vec<u8>>,
         cut_at: &AtomicU32,
     ) -> io::Result<()> {
         let mut preface = vec![0; PREFACE.len()];
@@ -78,7 +78,7 @@ impl Leaving {
                     last = if self.passes_last { stream } else { stream.saturating_sub(2) };
                     cut_at.store(if self.passes_last { stream } else { 0 }, Ordering::SeqCst);
                     self.gone.fetch_add(1, Ordering::SeqCst);
-                    let _ = say.send(frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat()));
+                    let _ = injector.send(frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat()));
                 }
             }
             if stream <= last {
@@ -86,7 +86,7 @@ impl Leaving {
                 to.flush().await?;
             } else if passed[3] == DATA && length > 0 {
                 // The remaining streams need the window that the dropped body used.
-                let _ = say.send(window(0, u32::try_from(length).expect("short")));
+                let _ = injector.send(window(0, u32::try_from(length).expect("short")));
             }
         }
     }
@@ -96,7 +96,7 @@ impl Leaving {
 async fn down(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,
-    mut said: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut injected: mpsc::UnboundedReceiver<Vec<u8>>,
     cut_at: &AtomicU32,
 ) -> io::Result<()> {
     let (mut unread, mut part) = (Vec::new(), vec![0; 64 << 10]);
@@ -110,7 +110,7 @@ async fn down(
         }
         to.flush().await?;
         tokio::select! {
-            Some(words) = said.recv() => to.write_all(&words).await?,
+            Some(extra) = injected.recv() => to.write_all(&extra).await?,
             read = from.read(&mut part) => match read? {
                 0 => return Ok(()),
                 read => unread.extend_from_slice(&part[..read]),

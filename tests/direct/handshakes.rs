@@ -69,7 +69,7 @@ impl Gateway {
     async fn handshake(&self, from: Ipv4Addr) -> TlsStream<TcpStream> {
         let io = TcpStream::from_std(self.connect(from)).expect("it is polled");
         let shaken = TlsConnector::from(Arc::clone(&self.trust.config())).connect(self.name(), io);
-        within("a handshake", shaken).await.expect("it is let in")
+        within("a handshake", shaken).await.expect("it is accepted")
     }
 }
 
@@ -100,7 +100,7 @@ async fn handshake_flood_does_not_delay_other_source() {
     assert!(before <= HANDSHAKES / 2, "{before} of the flood went before");
     for io in flood {
         let io = TcpStream::from_std(io).expect("it is polled");
-        within("an answer", io.readable()).await.expect("nobody is refused");
+        within("an answer", io.readable()).await.expect("no connection is refused");
         assert!(is_answered(&io.into_std().expect("it is ours")));
     }
 }

@@ -35,7 +35,7 @@ async fn malformed_frame_resumes_stream_without_ending_watches() {
         last = up.churn(3).await;
         app.reached("pods", last).await;
     }
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn duplicate_event_is_dropped() {
         app.reached("pods", last).await;
     }
     assert_eq!(up.counts().watches_opened.of("pods"), opened, "and it costs nothing");
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn decreasing_resource_version_is_never_delivered() {
     let last = up.churn(5).await;
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
     let list = app.get(PODS).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     evidence.answer(&list);
     // Continuing and restarting are both correct; no client may observe the older version.
     evidence.watches(&watches).overdue().broken("a version that goes back", since, &[ApiserverGuarantee::Expired]);
@@ -85,7 +85,7 @@ async fn deleted_event_without_object_is_not_lost() {
     up.faults().hollow_deletions(1);
     up.delete_pod("default", "doomed");
     let last = up.create_pod("default", "behind");
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     let list = app.get(PODS).await;
     assert!(list.is_cached() && !list.text().contains("doomed"));
 }
@@ -108,14 +108,14 @@ async fn repeated_malformed_event_ends_watches_with_410_and_relists() {
         assert_eq!(watch.ended().await, Ended::Expired);
         assert_eq!(watch.changes().len(), seen);
     }
-    let mut evidence = history.upto(up.revision()).await.evidence();
+    let mut evidence = history.read_to(up.revision()).await.evidence();
     evidence
         .watches(&watches)
         .broken("poison", since, &[ApiserverGuarantee::Expired])
         .shows(&[ApiserverGuarantee::Reliable]);
-    let anew = app.watch(PODS).initial_events().from(0).await;
-    anew.listed().await;
-    let theirs = direct::straight(&up).watch(PODS).initial_events().await;
+    let relisted = app.watch(PODS).initial_events().from(0).await;
+    relisted.listed().await;
+    let theirs = direct::upstream_client(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
-    assert_same("listed anew", &anew.changes(), &theirs.changes());
+    assert_same("relisted", &relisted.changes(), &theirs.changes());
 }

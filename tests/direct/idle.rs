@@ -89,7 +89,7 @@ async fn forwarded_gets_do_not_keep_idle_feed_running() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).idle(Duration::from_millis(300)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
-    assert!(app.feed("pods").await.is_some(), "somebody watches");
+    assert!(app.feed("pods").await.is_some(), "a watch is open");
     drop(watch);
     let is_over = || async {
         let answer = app.get("/api/v1/namespaces/default/pods/one").await;

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use verify::ApiserverGuarantee;
 
-use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, straight};
+use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, upstream_client};
 
 const EMPTY_NAMESPACE: &str = "/api/v1/namespaces/nowhere/pods";
 
@@ -12,7 +12,7 @@ async fn initial_events_list_state_in_key_order_and_end_with_bookmark() {
     let up = demo::upstream().pods(30).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
-    let theirs = straight(&up).watch(PODS).initial_events().await;
+    let theirs = upstream_client(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
     let mut watches = Vec::new();
     for protocol in Protocol::ALL {
@@ -29,7 +29,7 @@ async fn initial_events_list_state_in_key_order_and_end_with_bookmark() {
         assert_eq!(events.last().map(|event| event.rv), Some(history.from));
     }
     let last = up.churn(20).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn initial_events_without_allow_bookmarks_contain_no_bookmark() {
         assert_same("the objects", &watch.events(), &history.state_at(history.from));
     }
     let last = up.churn(5).await;
-    let expected: Vec<Event> = [history.state_at(history.from), history.upto(last).await.all()].concat();
+    let expected: Vec<Event> = [history.state_at(history.from), history.read_to(last).await.all()].concat();
     for watch in &watches {
         watch.reached(last).await;
         assert_same("and what follows", &watch.events(), &expected);
@@ -83,7 +83,7 @@ async fn watch_without_initial_events_receives_only_later_events() {
     };
     let watches = join_all(["", "0"].map(|from| quiet(from).into_future())).await;
     let last = up.churn(5).await;
-    let expected = history.upto(last).await.all();
+    let expected = history.read_to(last).await.all();
     for watch in &watches {
         watch.reached(last).await;
         assert_same("only what follows", &watch.events(), &expected);
@@ -105,9 +105,9 @@ async fn initial_events_during_churn_are_consistent_and_gapless() {
         }
         watches
     };
-    let watches = direct::amid_churn(&up, open).await;
+    let watches = direct::during_churn(&up, open).await;
     let last = up.churn(20).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     history.judge(
         &watches,
@@ -130,7 +130,7 @@ async fn initial_events_contain_only_objects_matching_selector() {
             let plan = if labels.is_empty() { plan } else { plan.labels(labels) };
             if fields.is_empty() { plan } else { plan.fields(fields) }
         };
-        let (ours, theirs) = (plan(&app).await, plan(&straight(&up)).await);
+        let (ours, theirs) = (plan(&app).await, plan(&upstream_client(&up)).await);
         ours.listed().await;
         theirs.listed().await;
         assert!(ours.changes().len() > 1, "{labels} {fields} matches something");

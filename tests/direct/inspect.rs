@@ -13,7 +13,7 @@ use crate::process::{Output, kubeconfig, run, run_called};
 /// Interval of permission rechecks.
 const SOON: Duration = Duration::from_millis(50);
 
-async fn asked(arguments: &[&str]) -> Output {
+async fn fanout(arguments: &[&str]) -> Output {
     let arguments: Vec<_> = std::iter::once("fanout").chain(arguments.iter().copied()).map(str::to_owned).collect();
     let running = tokio::task::spawn_blocking(move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
     running.await.expect("no panic")
@@ -33,9 +33,9 @@ fn help_works_as_fanoutctl_and_kubectl_plugin() {
         assert!(help.stdout.lines().all(|line| line.chars().count() <= 100), "{}", help.stdout);
     }
     assert_eq!(run_called("kubectl-fanout", &["diff"]).code, Some(64));
-    let nobody = run(&["fanout", "status", "--address", "http://127.0.0.1:1"]);
-    assert_eq!((nobody.code, nobody.stdout.as_str()), (Some(2), ""));
-    assert!(nobody.stderr.contains("http://127.0.0.1:1: "), "{}", nobody.stderr);
+    let unreachable = run(&["fanout", "status", "--address", "http://127.0.0.1:1"]);
+    assert_eq!((unreachable.code, unreachable.stdout.as_str()), (Some(2), ""));
+    assert!(unreachable.stderr.contains("http://127.0.0.1:1: "), "{}", unreachable.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,7 +51,7 @@ async fn status_top_and_explain_show_a_slow_client() {
     ok.reached(up.churn(390).await).await;
     app.discovered().await;
 
-    let status = asked(&["status", "--address", &admin]).await;
+    let status = fanout(&["status", "--address", &admin]).await;
     // All tests of this process share its metrics, and some of them have files that cannot be reloaded.
     let is_troubled = ["reload failed", ": expired"].iter().any(|trouble| status.stdout.contains(trouble));
     assert_eq!(status.code, Some(i32::from(is_troubled)), "{}{}", status.stdout, status.stderr);
@@ -59,11 +59,11 @@ async fn status_top_and_explain_show_a_slow_client() {
         assert!(status.stdout.contains(part), "{part}: {}", status.stdout);
     }
     let json: Value =
-        serde_json::from_str(&asked(&["status", "--address", &admin, "-o", "json"]).await.stdout).expect("JSON");
+        serde_json::from_str(&fanout(&["status", "--address", &admin, "-o", "json"]).await.stdout).expect("JSON");
     assert_eq!(json[0]["ready"], true);
 
-    let behind = || async { asked(&["explain", "--address", &admin]).await.stdout.contains("events waiting") };
-    eventually("the slow watch is shown", behind).await;
+    let behind = || async { fanout(&["explain", "--address", &admin]).await.stdout.contains("events waiting") };
+    eventually("the slow watch is listed", behind).await;
     // A reading client never lags by more than the window.
     for _ in 0..10 {
         ok.reached(up.churn(200).await).await;
@@ -71,13 +71,13 @@ async fn status_top_and_explain_show_a_slow_client() {
     slow.resume();
     assert_eq!(slow.ended().await, Ended::Expired);
     app.get("/healthz").await;
-    let explained = asked(&["explain", "--address", &admin]).await.stdout;
+    let explained = fanout(&["explain", "--address", &admin]).await.stdout;
     for part in
         ["WATCH pods.v1: expired: its position left the history (410)", "GET /healthz: non_resource: ", "caught up"]
     {
         assert!(explained.contains(part), "{part}: {explained}");
     }
-    let top = asked(&["top", "--address", &admin, "--every", "10ms", "--times", "2"]).await;
+    let top = fanout(&["top", "--address", &admin, "--every", "10ms", "--times", "2"]).await;
     assert_eq!(top.code, Some(0), "{}", top.stderr);
     for part in ["pods.v1", "delivered: ", "idle"] {
         assert!(top.stdout.contains(part), "{part}: {}", top.stdout);
@@ -104,7 +104,7 @@ async fn explain_names_revoked_and_drained_watches() {
         (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (SOON, SOON, SOON);
     });
     let mut app = plan.run().await;
-    let explained = async |name: &str| asked(&["explain", "--address", &admin, "--user", name]).await.stdout;
+    let explained = async |name: &str| fanout(&["explain", "--address", &admin, "--user", name]).await.stdout;
     let watch = async |token: &str, protocol| {
         let watch = app.bearing(token).watch(PODS).initial_events().over(protocol).await;
         watch.listed().await;
@@ -114,12 +114,12 @@ async fn explain_names_revoked_and_drained_watches() {
     let bobs = join_all((0..40).map(|_| watch("b", Protocol::Http1))).await;
     up.reviews().deny("ada", "*");
     assert_eq!(ada.ended_in_time(PATIENCE).await, Ended::Refused(403));
-    let reported = explained("ada").await;
-    assert!(reported.contains("WATCH pods.v1: revoked: ") && !reported.contains("bob"), "{reported}");
+    let output = explained("ada").await;
+    assert!(output.contains("WATCH pods.v1: revoked: ") && !output.contains("bob"), "{output}");
     assert!(bobs.iter().all(Watch::is_open));
     app.begin_stop();
     // Watches end at moments spread over the drain time: the first soon, the last after a minute, when the proxy exits.
-    eventually("the end is shown", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
+    eventually("the end is listed", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
     drop(bobs);
     app.stop().await;
 }
@@ -130,15 +130,15 @@ async fn explain_and_top_report_hidden_activity_pages() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
-    let explained = asked(&["explain", "--address", &admin]).await;
+    let explained = fanout(&["explain", "--address", &admin]).await;
     assert_eq!((explained.code, explained.stdout.as_str()), (Some(2), ""));
     assert!(explained.stderr.contains("403") && explained.stderr.contains("unix:PATH"), "{}", explained.stderr);
-    let top = asked(&["top", "--address", &admin, "--times", "1"]).await;
+    let top = fanout(&["top", "--address", &admin, "--times", "1"]).await;
     assert!(top.code == Some(0) && top.stdout.contains("watches are hidden"), "{}", top.stdout);
     // Nor is a token sent where others of the network could read it.
     let dir = Dir::new();
     let token = dir.file("token", "sesame").display().to_string();
-    let remote = asked(&["explain", "--address", "http://192.0.2.1:9090", "--token-file", &token]).await;
+    let remote = fanout(&["explain", "--address", "http://192.0.2.1:9090", "--token-file", &token]).await;
     assert!(remote.code == Some(2) && remote.stderr.contains("without TLS"), "{}", remote.stderr);
 }
 
@@ -153,7 +153,7 @@ async fn diff_reports_only_real_differences() {
     let url = app.url();
     let diff = async |more: &[&str]| {
         let common = ["diff", "pods", "--proxy", &url, "--kubeconfig", &file];
-        asked(&[&common[..], more].concat()).await
+        fanout(&[&common[..], more].concat()).await
     };
     let same = diff(&[]).await;
     assert_eq!(same.code, Some(0), "{}{}", same.stdout, same.stderr);
@@ -185,7 +185,7 @@ async fn diff_reports_only_real_differences() {
     );
 
     // A resource that is not cached cannot be compared.
-    let passed = asked(&["diff", "pods", "--proxy", &up.url(), "--kubeconfig", &file]).await;
+    let passed = fanout(&["diff", "pods", "--proxy", &up.url(), "--kubeconfig", &file]).await;
     assert!(
         passed.code == Some(2) && passed.stderr.contains("is this the address of a kube-fanout?"),
         "{}",
@@ -205,18 +205,18 @@ async fn tail_prints_events() {
     // If the machine stalls, a second may pass before anything is read. Then the test reads for longer.
     let is_reported =
         |stdout: &str| stdout.lines().any(|line| line.starts_with("ADDED") && line.ends_with("default/new"));
-    let mut reported = String::new();
+    let mut output = String::new();
     for seconds in ["1", "5", "25"] {
         let of_pods = ["tail", "pods", "-n", "default", "--proxy", &url, "--from", &from, "--seconds", seconds];
-        let tail = asked(&of_pods).await;
+        let tail = fanout(&of_pods).await;
         assert_eq!(tail.code, Some(0), "{}", tail.stderr);
-        reported = tail.stdout;
-        if is_reported(&reported) {
+        output = tail.stdout;
+        if is_reported(&output) {
             break;
         }
     }
-    assert!(reported.contains("served from the cache") && is_reported(&reported), "{reported}");
-    let refused = asked(&["tail", "pods", "--proxy", &url, "--from", "nonsense", "--seconds", "1"]).await;
+    assert!(output.contains("served from the cache") && is_reported(&output), "{output}");
+    let refused = fanout(&["tail", "pods", "--proxy", &url, "--from", "nonsense", "--seconds", "1"]).await;
     assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
 }
 
@@ -299,10 +299,10 @@ async fn top_shows_proxy_again_after_restart() {
     let _top = top.stdout(file).kill_on_drop(true).spawn().expect("it runs");
     let text = || std::fs::read_to_string(&out).unwrap_or_default();
     let ready = format!("{admin}: ready");
-    eventually("it is shown", || async { text().contains(&ready) }).await;
+    eventually("it is printed", || async { text().contains(&ready) }).await;
     app.stop().await;
     let silent = format!("{admin}: no response\n");
-    eventually("no response is shown", || async { text().contains(&silent) }).await;
+    eventually("the missing response is printed", || async { text().contains(&silent) }).await;
     let _app = start().await;
     let is_back = || async { text().rfind(&ready) > text().rfind(&silent) };
     eventually("it is back", is_back).await;

@@ -73,8 +73,8 @@ fn archive_install_commands_verify_and_install_files() {
     let usr = format!("{}/usr/local", shell.home.display());
     let [block] = blocks("docs/INSTALL.md", "archive_install_commands_verify_and_install_files");
     let block = with(&block, &[("/usr/local", &usr)]);
-    let said = shell.run(&block);
-    assert_eq!(said, format!("{name}.tar.gz: OK\nkube-fanout {VERSION}\n"));
+    let stdout = shell.run(&block);
+    assert_eq!(stdout, format!("{name}.tar.gz: OK\nkube-fanout {VERSION}\n"));
     for file in [
         "share/man/man1/kube-fanout-serve.1",
         "share/bash-completion/completions/kube-fanout",
@@ -87,7 +87,7 @@ fn archive_install_commands_verify_and_install_files() {
         assert!(text.contains("fanout"), "{file}");
     }
     let plugin = shell.output("usr/local/bin/kubectl-fanout status --address http://127.0.0.1:1");
-    assert_eq!(plugin.status.code(), Some(2), "nobody is there: {plugin:?}");
+    assert_eq!(plugin.status.code(), Some(2), "no proxy responds: {plugin:?}");
     let sums = fs::read_to_string(shell.home.join("SHA256SUMS")).expect("the sums");
     shell.file("SHA256SUMS", &sums.replacen(|c: char| c != '0', "0", 1));
     assert!(!shell.output(&block).status.success(), "another content is not unpacked");
@@ -123,8 +123,8 @@ async fn systemd_install_commands_serve_on_unix_socket() {
         (" /run/kube-fanout/", " run/"),
     ];
     let commands = with(&block, &table);
-    let said = tokio::task::spawn_blocking(move || shell.run(&commands)).await.expect("no panic");
-    assert!(said.contains("kube-fanout-served: cache") && said.contains("\"kind\":\"PodList\""), "{said}");
+    let stdout = tokio::task::spawn_blocking(move || shell.run(&commands)).await.expect("no panic");
+    assert!(stdout.contains("kube-fanout-served: cache") && stdout.contains("\"kind\":\"PodList\""), "{stdout}");
     let users = fs::read_to_string(Path::new(&home).join("etc/passwd")).expect("the user was made");
     assert!(users.starts_with("kube-fanout:"), "{users}");
     for link in ["multi-user.target.wants/kube-fanout.service", "sockets.target.wants/kube-fanout.socket"] {
@@ -165,14 +165,14 @@ fn documented_command_flags_exist() {
             .chain(tools)
     {
         for command in own_commands(&format!("{document}.md")) {
-            let said = shell.run(&format!("{command} --help"));
-            assert!(said.contains("Usage: "), "{command}: {said}");
+            let stdout = shell.run(&format!("{command} --help"));
+            assert!(stdout.contains("Usage: "), "{command}: {stdout}");
             count += 1;
         }
     }
     assert!(count > 15, "the commands were not found: {count}");
     let wrong = shell.output("kube-fanout serve --no-such-flag --help");
-    assert_eq!(wrong.status.code(), Some(64), "help does not hide what is wrong");
+    assert_eq!(wrong.status.code(), Some(64), "--help does not hide the error");
 }
 
 #[test]
@@ -205,16 +205,16 @@ async fn runbook_queries_match_exposed_data() {
     eventually("its streams are back", again).await;
     let [block] = blocks("docs/RUNBOOK.md", "runbook_queries_match_exposed_data");
     let block = with(&block, &[("A=http://127.0.0.1:9090", &format!("A={}", process.admin_url()))]);
-    let asked: Vec<_> = block.lines().filter(|line| !line.starts_with("kubectl ")).collect();
-    assert_eq!(asked.len() + 2, block.lines().count(), "the kubelet forwards the port, and has the log");
+    let requests: Vec<_> = block.lines().filter(|line| !line.starts_with("kubectl ")).collect();
+    assert_eq!(requests.len() + 2, block.lines().count(), "the kubelet forwards the port, and has the log");
     let shell = Shell::new(dir.join("home"));
-    let said = tokio::task::spawn_blocking({
-        let commands = asked.join("\n");
+    let stdout = tokio::task::spawn_blocking({
+        let commands = requests.join("\n");
         move || shell.run(&commands)
     });
-    let said = said.await.expect("no panic");
+    let stdout = stdout.await.expect("no panic");
     for part in ["pods.v1\t\tlive\t3\t", "kube_fanout_upstream_failures_total{", "\"trouble\":"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(stdout.contains(part), "{part}: {stdout}");
     }
-    assert!(!said.contains("\tnull") && !said.contains("\t\t\t"), "a field that is not there: {said}");
+    assert!(!stdout.contains("\tnull") && !stdout.contains("\t\t\t"), "a field that is not there: {stdout}");
 }

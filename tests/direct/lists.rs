@@ -10,7 +10,7 @@ use verify::ApiserverGuarantee;
 
 use crate::direct::{
     self, ALLOWANCE, Answer, App, CONFIGMAPS, Ended, History, PATIENCE, PODS, WIDGETS, assert_alike, configmap,
-    straight,
+    upstream_client,
 };
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
@@ -22,7 +22,7 @@ async fn warm(app: &App) {
 
 /// Asserts that the cache returns the same response as upstream.
 async fn assert_served(app: &App, up: &RunningDemoApiserver, path: &str) {
-    let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
+    let (ours, theirs) = (app.get(path).await, upstream_client(up).get(path).await);
     assert_alike(path, &ours, &theirs);
     assert_eq!(ours.header("content-type"), theirs.header("content-type"), "{path}");
     assert_eq!(ours.header("cache-control"), theirs.header("cache-control"), "{path}");
@@ -71,7 +71,7 @@ async fn pages_belong_to_one_snapshot_during_churn() {
     warm(&app).await;
     for path in [PODS, DEFAULT_PODS, "/api/v1/pods?labelSelector=app%3Dapi"] {
         let joint = if path.contains('?') { '&' } else { '?' };
-        let whole = straight(&up).get(path).await;
+        let whole = upstream_client(&up).get(path).await;
         let mut page = app.get(&format!("{path}{joint}limit=3")).await;
         let (rv, mut items) = (page.rv(), page.items());
         while let Some(token) = page.continue_token() {
@@ -81,7 +81,7 @@ async fn pages_belong_to_one_snapshot_during_churn() {
             page = app.get(&next).await;
             assert!(page.is_cached());
             assert_eq!(page.rv(), rv);
-            assert_alike("as upstream pages it", &page, &straight(&up).get(&next).await);
+            assert_alike("as upstream pages it", &page, &upstream_client(&up).get(&next).await);
             items.extend(page.items());
         }
         assert_eq!(items, whole.items(), "{path}");
@@ -93,24 +93,24 @@ async fn foreign_or_evicted_continue_token_is_forwarded() {
     let up = demo::upstream().pods(30).seed(72).run().await;
     let app = direct::app(&up).with(|config| config.cache.held_snapshots_max = 1).run().await;
     warm(&app).await;
-    let theirs = straight(&up).get("/api/v1/pods?limit=4").await.continue_token().expect("more");
+    let theirs = upstream_client(&up).get("/api/v1/pods?limit=4").await.continue_token().expect("more");
     let forgotten = app.get("/api/v1/pods?limit=4").await.continue_token().expect("more");
     up.churn(9).await;
     app.reached("pods", up.revision()).await;
-    let held = app.get("/api/v1/pods?limit=5").await.continue_token().expect("more");
+    let current = app.get("/api/v1/pods?limit=5").await.continue_token().expect("more");
     up.churn(9).await;
     app.reached("pods", up.revision()).await;
-    for (token, ours) in [(&theirs, false), (&forgotten, false), (&held, true)] {
+    for (token, ours) in [(&theirs, false), (&forgotten, false), (&current, true)] {
         let path = format!("{PODS}?limit=4&continue={token}");
         let page = app.get(&path).await;
         assert_eq!(page.is_cached(), ours);
-        assert_alike(&path, &page, &straight(&up).get(&path).await);
+        assert_alike(&path, &page, &upstream_client(&up).get(&path).await);
     }
     up.faults().forget_history();
     let expired = app.get(&format!("{PODS}?limit=4&continue={theirs}")).await;
     assert_eq!(expired.refusal(), (410, "Expired".to_owned()));
-    let anew = expired.continue_token().expect("a token that goes on in the newest state");
-    let page = app.get(&format!("{PODS}?limit=4&continue={anew}")).await;
+    let restarted = expired.continue_token().expect("a token that continues in the newest state");
+    let page = app.get(&format!("{PODS}?limit=4&continue={restarted}")).await;
     assert_eq!((page.status, page.rv()), (200, up.revision()));
 }
 
@@ -124,7 +124,7 @@ async fn expired_continue_token_is_forwarded_without_changes() {
     let path = format!("{PODS}?limit=4&continue={token}");
     let page = app.get(&path).await;
     assert!(!page.is_cached());
-    assert_alike(&path, &page, &straight(&up).get(&path).await);
+    assert_alike(&path, &page, &upstream_client(&up).get(&path).await);
     up.churn(9).await;
     up.faults().forget_history();
     assert_eq!(app.get(&path).await.refusal(), (410, "Expired".to_owned()));
@@ -144,7 +144,7 @@ async fn exact_version_list_is_cached_or_forwarded() {
     for (path, cached) in [(exact(now), true), (legacy(now), true), (exact(old), false), (legacy(old), false)] {
         // The newest version is proven first.
         let ours = if cached { direct::proven(&app, || path.clone()).await } else { app.get(&path).await };
-        assert_alike(&path, &ours, &straight(&up).get(&path).await);
+        assert_alike(&path, &ours, &upstream_client(&up).get(&path).await);
         assert_eq!((ours.status, ours.is_cached()), (200, cached), "{path}");
     }
     // A version between two changes of pods has the same state as the earlier one.
@@ -161,13 +161,13 @@ async fn exact_version_list_is_cached_or_forwarded() {
         assert!(began.elapsed() < PATIENCE, "the proxy asks how far upstream is, and does not wait for bookmarks");
         at_least = direct::proven(&app, &mut write).await;
     }
-    let mut evidence = history.upto(now).await.evidence();
+    let mut evidence = history.read_to(now).await.evidence();
     evidence.reached(other, was_there).answer(&at_least);
     evidence.shows(&[ApiserverGuarantee::NotOlderThan, ApiserverGuarantee::ListSnapshot]);
     assert_eq!((at_least.status, at_least.is_cached()), (200, true), "a quiet resource catches up");
     up.faults().compact(now);
     for (path, code) in [(exact(old), 410), (legacy(old), 410), (exact(other + 100), 504)] {
-        let upstream = straight(&up);
+        let upstream = upstream_client(&up);
         let (ours, theirs) = tokio::join!(app.get(&path), upstream.get(&path));
         assert_alike(&path, &ours, &theirs);
         assert_eq!(ours.status, code, "{path}");
@@ -191,14 +191,14 @@ async fn read_of_future_version_times_out_with_504_after_3s() {
             let began = Instant::now();
             (app.get(path).await, began.elapsed())
         };
-        let upstream = straight(&up);
+        let upstream = upstream_client(&up);
         let ((ours, took), theirs) = tokio::join!(ours, upstream.get(path));
         assert!(took > Duration::from_millis(2900) && took < Duration::from_secs(3) + ALLOWANCE, "{took:?}");
         assert_alike(path, &ours, &theirs);
         assert_eq!((ours.status, ours.header("retry-after")), (504, Some("1")));
     };
     let in_stream = async {
-        let theirs = straight(&up).watch(PODS).initial_events().from(future).await;
+        let theirs = upstream_client(&up).watch(PODS).initial_events().from(future).await;
         let watch = app.watch(PODS).initial_events().from(future).await;
         assert_eq!(watch.ended().await, Ended::Refused(504));
         assert_eq!(theirs.ended().await, Ended::Refused(504));
@@ -264,11 +264,11 @@ async fn resource_versions_of_reads_never_decrease() {
         }
     };
     let readers = ["?resourceVersion=0", "", "?resourceVersion=0", "?limit=2"].map(reader);
-    let read = direct::amid_churn(&up, join_all(readers)).await;
+    let read = direct::during_churn(&up, join_all(readers)).await;
     for read in &read {
-        assert!(read.is_sorted_by_key(Answer::rv), "each by itself, from memory or not");
+        assert!(read.is_sorted_by_key(Answer::rv), "each client's reads, cached or not");
     }
-    let mut evidence = history.upto(up.revision()).await.evidence();
+    let mut evidence = history.read_to(up.revision()).await.evidence();
     evidence.answers(read.iter().flatten());
     evidence.shows(&[ApiserverGuarantee::Monotone, ApiserverGuarantee::Consistent, ApiserverGuarantee::ListSnapshot]);
 }

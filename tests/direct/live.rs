@@ -73,7 +73,7 @@ async fn live_page_files_have_no_external_urls_or_html_injection() {
     }
     assert_eq!(page.matches("<script").count(), 1);
     for name in ["live.js", "live.css", "live.svg"] {
-        assert!(page.contains(&format!("\"{name}\"")), "{name} is asked for by the page");
+        assert!(page.contains(&format!("\"{name}\"")), "the page requests {name}");
     }
 }
 
@@ -99,7 +99,7 @@ async fn live_page_files_are_refused_to_other_origins() {
 }
 
 /// The pages that the script requests, found in the script.
-fn asked(script: &str) -> Vec<String> {
+fn requested_pages(script: &str) -> Vec<String> {
     let all = script.split(['"', '`']).filter_map(|word| {
         let path = word.split('?').next().unwrap_or_default();
         let is_page = path == "metrics" || path == "readyz" || path.strip_prefix("debug/").is_some();
@@ -119,19 +119,19 @@ async fn polled_pages_hide_users_from_callers_without_permission() {
     let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
     let watch = app.bearing("sesame").watch("/api/v1/namespaces/default/pods").initial_events().await;
     watch.listed().await;
-    let pages = asked(&app.admin("/live.js").await.text());
+    let pages = requested_pages(&app.admin("/live.js").await.text());
     for page in ["/metrics", "/readyz", "/debug/feeds", "/debug/cost", "/debug/watches"] {
-        assert!(pages.contains(&page.to_owned()), "{page} is not asked: {pages:?}");
+        assert!(pages.contains(&page.to_owned()), "{page} is not requested: {pages:?}");
     }
     for page in &pages {
         for who in [app.admin_client().clone(), app.admin_client().bearing("sesame")] {
-            let shown = who.get(page).await;
-            assert_eq!(shown.status == 200, page != "/debug/watches", "{page} {}", shown.status);
-            assert!(!shown.text().contains("zebediah"), "{page}: {}", shown.text());
+            let page_answer = who.get(page).await;
+            assert_eq!(page_answer.status == 200, page != "/debug/watches", "{page} {}", page_answer.status);
+            assert!(!page_answer.text().contains("zebediah"), "{page}: {}", page_answer.text());
         }
     }
-    let shown = app.admin_client().bearing("poppy").get("/debug/watches").await;
-    assert_eq!(shown.json()["watches"][0]["user"], "zebediah");
+    let page_answer = app.admin_client().bearing("poppy").get("/debug/watches").await;
+    assert_eq!(page_answer.json()["watches"][0]["user"], "zebediah");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ async fn process(dir: &Dir, up: &RunningDemoApiserver) -> Process {
 }
 
 /// Bytes that all feeds hold, according to the metrics.
-fn held(metrics: &str) -> f64 {
+fn used_bytes(metrics: &str) -> f64 {
     let kinds = ["objects", "events", "derived", "states", "staged"];
     kinds.map(|kind| metric(metrics, "kube_fanout_memory_used_bytes", &format!("\"{kind}\""))).iter().sum()
 }
@@ -48,18 +48,18 @@ async fn resource_outgrowing_memory_budget_is_forwarded() {
     let last = grow(&up, async |newest| {
         growing.reached_or_ended(newest).await;
         let metrics = process.metrics().await;
-        assert!(held(&metrics) <= BUDGET + ONE_OBJECT, "{} of {BUDGET}", held(&metrics));
+        assert!(used_bytes(&metrics) <= BUDGET + ONE_OBJECT, "{} of {BUDGET}", used_bytes(&metrics));
     })
     .await;
-    assert_eq!(growing.ended().await, Ended::Clean, "its client goes on from its last version");
-    let reported = growing.events().len();
-    assert!(reported > 50, "it was told {reported} changes while they fitted");
+    assert_eq!(growing.ended().await, Ended::Clean, "its client resumes from its last version");
+    let received = growing.events().len();
+    assert!(received > 50, "it received {received} changes while they fitted");
     let metrics = process.metrics().await;
     assert_eq!(metric(&metrics, "kube_fanout_memory_budget_bytes", "").total_cmp(&BUDGET), std::cmp::Ordering::Equal);
     assert!(metric(&metrics, "kube_fanout_memory_evictions_total", "what=\"history\"") > 0.0, "before a feed ends");
     assert!(metric(&metrics, "kube_fanout_memory_evictions_total", "what=\"feed\"") > 0.0);
-    let given_back = || async { held(&process.metrics().await) < BUDGET / 4.0 };
-    eventually("it has been given back", given_back).await;
+    let given_back = || async { used_bytes(&process.metrics().await) < BUDGET / 4.0 };
+    eventually("it was released", given_back).await;
     let listed = client.get(CONFIGMAPS).await;
     assert!(!listed.is_cached() && listed.rv() >= last);
     let again = client.watch(CONFIGMAPS).from(listed.rv()).await;
@@ -87,5 +87,5 @@ async fn resource_above_memory_budget_is_listed_only_once() {
         metric(&metrics, "kube_fanout_feed_requests_total", "configmaps").total_cmp(&1.0),
         std::cmp::Ordering::Equal
     );
-    assert!(held(&metrics) < BUDGET / 4.0, "{}", held(&metrics));
+    assert!(used_bytes(&metrics) < BUDGET / 4.0, "{}", used_bytes(&metrics));
 }

@@ -163,14 +163,14 @@ async fn every_metric_changes_in_service_outage_and_recovery() {
     up.faults().down().await;
     move_up(&process, &IN_AN_OUTAGE).await;
     let client = process.client();
-    let held = async {
+    let requests = async {
         loop {
             drop(client.watch(PODS).initial_events().open().await);
         }
     };
     tokio::select! {
         () = move_up(&process, &OF_THOSE_WHO_WAIT) => {}
-        () = held => {}
+        () = requests => {}
     }
     // A gap that cannot be mended.
     up.create_pod("default", "three");
@@ -255,7 +255,7 @@ async fn refusals_by_limit_or_upstream_outage_are_counted() {
     let client = process.client();
     let watch = client.watch(PODS).initial_events().await;
     watch.listed().await;
-    let refused = client.watch(PODS).initial_events().open().await.err().expect("there is one place");
+    let refused = client.watch(PODS).initial_events().open().await.err().expect("the limit is one");
     assert_eq!(refused.status, 429);
     up.faults().down().await;
     let unanswered = client.get("/healthz").await.status;

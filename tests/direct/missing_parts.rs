@@ -20,7 +20,7 @@ const THINGS: &str = "/apis/elsewhere.example/v1/things";
 
 /// How much of the aggregated API discovery returns.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Told {
+enum Discovered {
     All,
     /// The version without resources, as an apiserver reports an API that does not respond.
     Stale,
@@ -30,27 +30,27 @@ enum Told {
 
 /// An upstream whose discovery may lack a part.
 struct Parts {
-    reported: AtomicUsize,
+    state: AtomicUsize,
     /// Without aggregated discovery, so that each version is requested separately.
     is_old: bool,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
 }
 
 impl Parts {
-    fn reported(&self) -> Told {
-        [Told::All, Told::Stale, Told::Nothing][self.reported.load(Ordering::SeqCst)]
+    fn state(&self) -> Discovered {
+        [Discovered::All, Discovered::Stale, Discovered::Nothing][self.state.load(Ordering::SeqCst)]
     }
 
     /// The document for `/apis`, with an aggregated API added.
     fn groups(&self, mut whole: Value) -> Value {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let (reported, groups) = (self.reported(), if self.is_old { "groups" } else { "items" });
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        let (state, groups) = (self.state(), if self.is_old { "groups" } else { "items" });
         let resource = json!({"resource": "things", "responseKind": {"kind": "Thing"}, "scope": "Namespaced",
             "verbs": ["get", "list", "watch"]});
         let (resources, freshness) =
-            if reported == Told::All { (vec![resource], "Current") } else { (vec![], "Stale") };
+            if state == Discovered::All { (vec![resource], "Current") } else { (vec![], "Stale") };
         let groups = whole[groups].as_array_mut().expect("groups");
-        if reported == Told::Nothing {
+        if state == Discovered::Nothing {
             groups.retain(|group| group["name"] != "apps" && group["metadata"]["name"] != "apps");
         } else if self.is_old {
             groups.push(json!({"name": "elsewhere.example",
@@ -70,12 +70,12 @@ impl Parts {
             let list = json!({"kind": "APIResourceList", "groupVersion": "elsewhere.example/v1", "resources": [
                 {"name": "things", "kind": "Thing", "namespaced": true, "verbs": ["get", "list", "watch"]}]});
             let answer = if path == THINGS { things } else { list };
-            return Ok(match self.reported() {
-                Told::All => Stub::reply(200, answer.to_string()),
+            return Ok(match self.state() {
+                Discovered::All => Stub::reply(200, answer.to_string()),
                 _ => Stub::reply(503, "service unavailable"),
             });
         }
-        if self.reported() == Told::Nothing && path == "/apis/apps/v1" {
+        if self.state() == Discovered::Nothing && path == "/apis/apps/v1" {
             return Ok(Stub::reply(503, "service unavailable"));
         }
         if ["/api", "/apis"].contains(&path.as_str()) {
@@ -97,9 +97,9 @@ impl Parts {
     }
 }
 
-async fn upstream(up: &RunningDemoApiserver, reported: Told, is_old: bool) -> (Stub, Arc<Parts>) {
-    let reported = AtomicUsize::new(reported as usize);
-    let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { reported, is_old, asked: AtomicUsize::new(0) }));
+async fn upstream(up: &RunningDemoApiserver, state: Discovered, is_old: bool) -> (Stub, Arc<Parts>) {
+    let state = AtomicUsize::new(state as usize);
+    let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { state, is_old, requests: AtomicUsize::new(0) }));
     let known = parts.clone();
     let stub = direct::stub(move |request| {
         let (behind, known) = (behind.clone(), known.clone());
@@ -109,42 +109,42 @@ async fn upstream(up: &RunningDemoApiserver, reported: Told, is_old: bool) -> (S
 }
 
 /// Makes the proxy read discovery again.
-async fn read_again(app: &App, parts: &Parts, reported: Told) {
-    let before = parts.asked.load(Ordering::SeqCst);
-    parts.reported.store(reported as usize, Ordering::SeqCst);
+async fn read_again(app: &App, parts: &Parts, state: Discovered) {
+    let before = parts.requests.load(Ordering::SeqCst);
+    parts.state.store(state as usize, Ordering::SeqCst);
     // A request for an unknown resource triggers discovery.
     eventually("discovery is read again", || async {
         app.get("/apis/unknown.example/v1/things").await;
-        parts.asked.load(Ordering::SeqCst) > before + 1
+        parts.requests.load(Ordering::SeqCst) > before + 1
     })
     .await;
 }
 
 /// Asserts that the aggregated resource is always forwarded.
-async fn things_pass_through(app: &App, reported: Told) {
+async fn things_pass_through(app: &App, state: Discovered) {
     let things = app.get(THINGS).await;
-    assert!(!things.is_cached(), "{reported:?}");
-    assert_eq!(things.status, if reported == Told::All { 200 } else { 503 }, "{reported:?}: {}", things.text());
+    assert!(!things.is_cached(), "{state:?}");
+    assert_eq!(things.status, if state == Discovered::All { 200 } else { 503 }, "{state:?}: {}", things.text());
 }
 
 /// The missing part, and whether upstream lacks aggregated discovery.
-const PARTS: [(Told, bool); 4] =
-    [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)];
+const PARTS: [(Discovered, bool); 4] =
+    [(Discovered::Stale, false), (Discovered::Stale, true), (Discovered::Nothing, false), (Discovered::Nothing, true)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn discovery_group_missing_at_start_hides_no_other_group() {
-    join_all(PARTS.map(async |(reported, is_old)| {
+    join_all(PARTS.map(async |(state, is_old)| {
         let up = demo::upstream().pods(5).run().await;
-        let (stub, parts) = upstream(&up, reported, is_old).await;
+        let (stub, parts) = upstream(&up, state, is_old).await;
         let app = direct::in_front_of(&stub.url()).run().await;
         for path in [PODS, WIDGETS] {
             eventually(path, || async { app.get(path).await.is_cached() }).await;
         }
-        assert_eq!(app.get(DEPLOYMENTS).await.status, 200, "{reported:?}, {is_old}");
-        things_pass_through(&app, reported).await;
-        read_again(&app, &parts, Told::All).await;
+        assert_eq!(app.get(DEPLOYMENTS).await.status, 200, "{state:?}, {is_old}");
+        things_pass_through(&app, state).await;
+        read_again(&app, &parts, Discovered::All).await;
         eventually("all of it", || async { app.get(DEPLOYMENTS).await.is_cached() }).await;
-        things_pass_through(&app, Told::All).await;
+        things_pass_through(&app, Discovered::All).await;
         app.stop().await;
     }))
     .await;
@@ -152,15 +152,15 @@ async fn discovery_group_missing_at_start_hides_no_other_group() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn discovery_group_missing_temporarily_ends_no_watch() {
-    join_all(PARTS.map(async |(reported, is_old)| {
+    join_all(PARTS.map(async |(state, is_old)| {
         let up = demo::upstream().pods(5).run().await;
-        let (stub, parts) = upstream(&up, Told::All, is_old).await;
+        let (stub, parts) = upstream(&up, Discovered::All, is_old).await;
         let app = direct::in_front_of(&stub.url()).run().await;
         app.discovered().await;
         let (pods, widgets, deployments) =
             (app.watch(PODS).await, app.watch(WIDGETS).await, app.watch(DEPLOYMENTS).await);
-        read_again(&app, &parts, reported).await;
-        things_pass_through(&app, reported).await;
+        read_again(&app, &parts, state).await;
+        things_pass_through(&app, state).await;
         let changes = |name: &str| {
             let meta = json!({"name": name, "namespace": "default"});
             let deployment = up.put("deployments", json!({"metadata": meta, "spec": {"replicas": 1}}));
@@ -170,13 +170,14 @@ async fn discovery_group_missing_temporarily_ends_no_watch() {
         for (watch, version) in changes("while") {
             watch.reached(version).await;
         }
-        read_again(&app, &parts, Told::All).await;
+        read_again(&app, &parts, Discovered::All).await;
         for (watch, version) in changes("after") {
             watch.reached(version).await;
         }
-        assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{reported:?}, {is_old}");
-        let held = || async { app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached() };
-        eventually("deployments are held", held).await;
+        assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{state:?}, {is_old}");
+        let deployments_are_cached =
+            || async { app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached() };
+        eventually("deployments are cached", deployments_are_cached).await;
         app.stop().await;
     }))
     .await;

@@ -64,11 +64,11 @@ fn queries(dashboard: &Value) -> Vec<Query> {
 }
 
 /// The query as Grafana sends it: the interval becomes a duration.
-fn asked(expression: &str) -> String {
+fn as_grafana_sends(expression: &str) -> String {
     expression.replace("$__rate_interval", "5m")
 }
 
-/// The words after each `begin` in a template, such as labels.
+/// The names after each `begin` in a template, such as labels.
 fn named<'a>(template: &'a str, begin: &str) -> BTreeSet<&'a str> {
     let of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let name = |rest: &'a str| &rest[..rest.find(|c| !of_name(c)).unwrap_or(rest.len())];
@@ -76,10 +76,10 @@ fn named<'a>(template: &'a str, begin: &str) -> BTreeSet<&'a str> {
 }
 
 /// Labels in a template that the result of its query lacks.
-fn unknown<'a>(shown: BTreeSet<&'a str>, answer: &Answer) -> Vec<&'a str> {
+fn unknown<'a>(used: BTreeSet<&'a str>, answer: &Answer) -> Vec<&'a str> {
     let none = Labels::new();
     let labels = if let Answer::Vector(labels) = answer { labels } else { &none };
-    shown.into_iter().filter(|label| !labels.contains(*label)).collect()
+    used.into_iter().filter(|label| !labels.contains(*label)).collect()
 }
 
 fn assert_none(what: &str, problems: &[String]) {
@@ -132,7 +132,7 @@ fn dashboard_queries_use_existing_metrics_and_labels() {
     let (series, dashboard) = (series(), dashboard());
     let mut problems = Vec::new();
     for Query { panel, expression, legend } in queries(&dashboard) {
-        match promql::check(&asked(&expression), &series) {
+        match promql::check(&as_grafana_sends(&expression), &series) {
             Err(why) => problems.push(format!("{panel}: {expression}: {why}")),
             Ok((answer, _)) => {
                 let unknown = unknown(named(&legend, "{{"), &answer);
@@ -205,9 +205,9 @@ fn runbook_names_only_existing_metrics() {
     let known = metrics();
     let text = RUNBOOK.replace(['`', '(', ')', '{', '[', ',', ':', '\n'], " ");
     let ours = |word: &&str| word.starts_with("kube_fanout_") || word.starts_with("process_");
-    let words: BTreeSet<_> = text.split_whitespace().filter(ours).collect();
-    assert!(words.len() > 5, "the names were not found");
-    let missing: Vec<_> = words.into_iter().filter(|name| !known.contains_key(*name)).map(str::to_owned).collect();
+    let names: BTreeSet<_> = text.split_whitespace().filter(ours).collect();
+    assert!(names.len() > 5, "the names were not found");
+    let missing: Vec<_> = names.into_iter().filter(|name| !known.contains_key(*name)).map(str::to_owned).collect();
     assert_none("names of no metric", &missing);
 }
 
@@ -263,12 +263,12 @@ async fn dashboard_overview_metrics_are_exposed_after_first_client() {
     let titles: Vec<_> = list(&dashboard["panels"]).iter().map(|panel| (text(&panel["type"]), panel)).collect();
     let overview = titles.iter().skip(1).take_while(|(kind, _)| *kind != "row").map(|(_, panel)| text(&panel["title"]));
     let overview: BTreeSet<_> = overview.collect();
-    let mut wanted = BTreeMap::new();
+    let mut expected = BTreeMap::new();
     for query in queries(&dashboard).into_iter().filter(|query| overview.contains(query.panel.as_str())) {
-        let (_, names) = promql::check(&asked(&query.expression), &series).expect("it was checked");
-        wanted.extend(names.into_iter().map(|name| (name, query.panel.clone())));
+        let (_, names) = promql::check(&as_grafana_sends(&query.expression), &series).expect("it was checked");
+        expected.extend(names.into_iter().map(|name| (name, query.panel.clone())));
     }
-    assert!(wanted.len() > 5, "{wanted:?}");
+    assert!(expected.len() > 5, "{expected:?}");
     let up = demo::upstream().pods(5).run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
     let client = process.client();
@@ -277,13 +277,15 @@ async fn dashboard_overview_metrics_are_exposed_after_first_client() {
     watch.listed().await;
     client.get("/healthz").await;
     let missing = |text: &str| {
-        let shown: BTreeSet<_> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
-        wanted
+        let present: BTreeSet<_> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+        expected
             .iter()
-            .filter(|(name, _)| !shown.contains(name.as_str()))
+            .filter(|(name, _)| !present.contains(name.as_str()))
             .map(|(name, _)| name.clone())
             .collect::<Vec<_>>()
     };
-    direct::eventually(&format!("{wanted:?} are shown"), || async { missing(&process.metrics().await).is_empty() })
-        .await;
+    direct::eventually(&format!("{expected:?} are exported"), || async {
+        missing(&process.metrics().await).is_empty()
+    })
+    .await;
 }

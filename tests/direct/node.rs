@@ -6,7 +6,7 @@ use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::future::join_all;
 use serde_json::Value;
 
-use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, straight};
+use crate::direct::{self, App, History, NODES, PODS, Plan, Protocol, assert_alike, upstream_client};
 
 const OURS: &str = "spec.nodeName=node-1";
 
@@ -37,7 +37,7 @@ fn moves(up: &RunningDemoApiserver) -> u64 {
 }
 
 /// Number of objects that the feed of a resource holds.
-async fn held(app: &App, resource: &str) -> u64 {
+async fn cached_objects(app: &App, resource: &str) -> u64 {
     app.feed(resource).await.expect("there is one")["objects"].as_u64().expect("a count")
 }
 
@@ -49,15 +49,15 @@ async fn node_proxy_requests_and_caches_only_own_pods() {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).fields(OURS).from(history.from).over(protocol));
     let watches = join_all(open.map(IntoFuture::into_future)).await;
     let last = moves(&up);
-    history.is_shown_to(&watches, last).await;
+    history.assert_delivered_filtered(&watches, last).await;
     let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
-    let (ours, theirs) = (app.get(&list).await, straight(&up).get(&list).await);
+    let (ours, theirs) = (app.get(&list).await, upstream_client(&up).get(&list).await);
     assert!(ours.is_cached());
     assert_alike("the list", &ours, &theirs);
-    assert_eq!(held(&app, "pods").await, theirs.items().len() as u64);
+    assert_eq!(cached_objects(&app, "pods").await, theirs.items().len() as u64);
     let feed = app.feed("pods").await.expect("it runs");
     assert_eq!((&feed["selector"], &feed["namespace"]), (&"spec.nodeName=node-1".into(), &Value::Null));
-    for query in direct::asked_by_proxies(&up, PODS) {
+    for query in direct::proxy_queries(&up, PODS) {
         assert!(query.starts_with("fieldSelector=spec.nodeName%3Dnode-1"), "{query}");
     }
 }
@@ -92,18 +92,18 @@ async fn node_proxy_forwards_requests_beyond_its_node() {
         "/api/v1/secrets".to_owned(),
         direct::CONFIGMAPS.to_owned(),
     ] {
-        let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+        let (ours, theirs) = (app.get(&path).await, upstream_client(&up).get(&path).await);
         assert!(!ours.is_cached(), "{path}");
         assert_alike(&path, &ours, &theirs);
     }
-    assert!(app.feed("pods").await.is_none(), "nothing of it is worth a feed");
+    assert!(app.feed("pods").await.is_none(), "none of these requests starts a feed");
     let mine = format!("{NODES}?fieldSelector=metadata.name%3Dnode-1");
-    let (ours, theirs) = (app.get(&mine).await, straight(&up).get(&mine).await);
+    let (ours, theirs) = (app.get(&mine).await, upstream_client(&up).get(&mine).await);
     assert!(ours.is_cached());
     assert_alike(&mine, &ours, &theirs);
-    assert_eq!(held(&app, "nodes").await, 1);
+    assert_eq!(cached_objects(&app, "nodes").await, 1);
     assert!(app.get(&format!("{NODES}/node-1?resourceVersion=0")).await.is_cached());
-    assert!(app.get("/api/v1/services").await.is_cached(), "what belongs to no node is held as elsewhere");
+    assert!(app.get("/api/v1/services").await.is_cached(), "resources that belong to no node are cached as usual");
 }
 
 /// A gap is mended within the selector, by requests that a kubelet's credentials permit.
@@ -118,7 +118,7 @@ async fn node_proxy_backfills_own_pods_after_upstream_outage() {
     let watch = app.watch(PODS).fields(OURS).from(history.from).await;
     let last = up.put_pod(&pod("a", "node-1", 1));
     watch.reached(last).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.put_pod(&pod("a", "node-1", 2));
@@ -126,13 +126,13 @@ async fn node_proxy_backfills_own_pods_after_upstream_outage() {
     up.put_pod(&pod("comes", "node-1", 1));
     up.put_pod(&pod("leaves", "node-2", 1));
     let last = up.put_pod(&pod("leaves", "node-2", 2));
-    history.upto(last).await;
+    history.read_to(last).await;
     up.faults().forget_window();
     up.faults().up().await;
     let last = up.put_pod(&pod("end", "node-1", 0));
-    history.is_told_to(&[watch], last).await;
+    history.assert_delivered(&[watch], last).await;
     for path in [PODS, "/api/v1/namespaces/default/pods"] {
-        for query in direct::asked_by_proxies(&up, path) {
+        for query in direct::proxy_queries(&up, path) {
             assert!(query.starts_with("fieldSelector=spec.nodeName%3Dnode-1"), "{query}");
         }
     }

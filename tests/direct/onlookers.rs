@@ -35,11 +35,11 @@ async fn activity_pages_require_token_with_permission() {
     let watch = app.bearing("sesame").watch(pods).labels("animal!=gnu").initial_events().await;
     watch.listed().await;
     assert_eq!(app.bearing("sesame").get("/api/v1/namespaces/hidden/pods").await.status, 403);
-    let shown = async |path: &str, token: &str| app.admin_client().bearing(token).get(path).await;
+    let fetch = async |path: &str, token: &str| app.admin_client().bearing(token).get(path).await;
     for path in PAGES {
         assert_eq!(app.admin(path).await.status, 401, "{path}");
         for (token, status) in [("stolen", 401), ("cumin", 403), ("sesame", 403), ("poppy", 200)] {
-            let answer = shown(path, token).await;
+            let answer = fetch(path, token).await;
             assert_eq!(answer.status, status, "{path} {token}: {}", answer.text());
             assert!(status == 200 || !answer.text().contains("zebediah"), "{}", answer.text());
         }
@@ -48,18 +48,18 @@ async fn activity_pages_require_token_with_permission() {
         let foreign = app.admin_client().bearing("poppy").request(Method::GET, path).host("evil.example").send().await;
         assert_eq!(foreign.status, 403, "{path}");
     }
-    let watches = shown(PAGES[0], "poppy").await;
+    let watches = fetch(PAGES[0], "poppy").await;
     assert!(!watches.text().contains("gnu"), "kinds of selectors, and not what they say: {}", watches.text());
     let row = watches.json()["watches"][0].clone();
     let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
     assert_eq!((text("user"), text("resource"), text("namespace")), parts(["zebediah", "pods.v1", "default"]));
     assert_eq!((text("selectors"), text("state"), text("protocol")), parts(["labels", "idle", "h1"]));
-    let refused = shown("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
+    let refused = fetch("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
     assert_eq!((&refused["method"], &refused["request"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
     assert!(refused["reason"].as_str().is_some_and(|reason| reason.starts_with("403 ")), "{refused}");
     // Without upstream no caller can be authenticated.
     up.reviews().refuse(Some(503));
-    assert_eq!(shown(PAGES[0], "tarragon").await.status, 503);
+    assert_eq!(fetch(PAGES[0], "tarragon").await.status, 503);
 }
 
 fn parts(of: [&str; 3]) -> (String, String, String) {
@@ -77,7 +77,7 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     ok.reached(last).await;
     let page = async |query: &str| app.admin(&format!("/debug/watches{query}")).await.json();
     let behind = |page: &Value| page["watches"][0]["eventsBehind"].as_u64().unwrap_or_default();
-    eventually("the slow one is behind", || async { behind(&page("").await) > 0 }).await;
+    eventually("the slow watch is behind", || async { behind(&page("").await) > 0 }).await;
     let seen = Mutex::new(Value::Null);
     let is_idle = || async {
         let all = page("").await;
@@ -93,8 +93,8 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     assert_eq!((&second["state"], &second["eventsBehind"]), (&"idle".into(), &0.into()));
     assert_eq!(second["resourceVersion"], last.to_string());
     // A feed reports a version only once it is complete.
-    let reported = last.to_string();
-    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == reported };
+    let version = last.to_string();
+    let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == version };
     eventually("the feed has reached it", reached).await;
     assert!(second["bytesSent"].as_u64() > Some(390 * 1000), "{second}");
     assert_eq!((&all["total"], &all["leftOut"]), (&2.into(), &0.into()));

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use crate::direct::{self, History, PODS, Protocol, Watch};
 
-fn asked(counts: &RequestCounts) -> (u64, u64) {
+fn state_requests(counts: &RequestCounts) -> (u64, u64) {
     (counts.watch_lists.of("pods"), counts.lists.of("pods"))
 }
 
@@ -33,7 +33,7 @@ async fn upstream_outage_keeps_watches_open_and_loses_no_event() {
     let watches = watches(&up, &app, history.from).await;
     let last = up.churn(20).await;
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    let before = asked(&up.counts());
+    let before = state_requests(&up.counts());
     for _ in 0..3 {
         up.faults().down().await;
         app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -42,8 +42,8 @@ async fn upstream_outage_keeps_watches_open_and_loses_no_event() {
         app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     }
     let last = up.churn(10).await;
-    history.is_told_to(&watches, last).await;
-    assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
+    history.assert_delivered(&watches, last).await;
+    assert_eq!(state_requests(&up.counts()), before, "resumed, not listed again");
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn interrupted_upstream_streams_resume_without_relist() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watches(&up, &app, history.from).await;
-    let before = asked(&up.counts());
+    let before = state_requests(&up.counts());
     let mut last = 0;
     for round in 0..30 {
         last = up.churn(5).await;
@@ -65,8 +65,8 @@ async fn interrupted_upstream_streams_resume_without_relist() {
         last = up.churn(5).await.max(last);
         direct::within("the resumed watch", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
     }
-    history.is_told_to(&watches, last).await;
-    assert_eq!(asked(&up.counts()), before, "resumed, not listed again");
+    history.assert_delivered(&watches, last).await;
+    assert_eq!(state_requests(&up.counts()), before, "resumed, not listed again");
 }
 
 #[tokio::test]
@@ -75,15 +75,15 @@ async fn refused_resume_is_retried_without_relist() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watches(&up, &app, history.from).await;
-    let before = asked(&up.counts());
+    let before = state_requests(&up.counts());
     for code in [500, 503, 504, 401, 429] {
         up.faults().only("pods").answer(RequestKind::Watch, 2, code, None);
     }
     up.faults().end_watches();
     turned_away(&up).await;
     let last = up.churn(10).await;
-    history.is_told_to(&watches, last).await;
-    assert_eq!(asked(&up.counts()), before);
+    history.assert_delivered(&watches, last).await;
+    assert_eq!(state_requests(&up.counts()), before);
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn upstream_retry_after_delays_watch_retry() {
     up.faults().reset_watches();
     turned_away(&up).await;
     let last = up.churn(10).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
@@ -143,5 +143,5 @@ async fn clients_disconnect_and_resume_during_upstream_outage() {
     up.churn(10).await;
     up.faults().up().await;
     let last = up.churn(1).await;
-    history.is_told_to(&second, last).await;
+    history.assert_delivered(&second, last).await;
 }

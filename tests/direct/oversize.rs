@@ -12,11 +12,11 @@ const HUGE_BYTES: usize = 17 << 20;
 
 /// Returns when the feed of config maps has stopped, and upstream has received no request for them for a second.
 async fn all_is_still(up: &RunningDemoApiserver, app: &App) {
-    let asked = |counts: &RequestCounts| (counts.lists.of("configmaps"), counts.watches_opened.of("configmaps"));
+    let requests = |counts: &RequestCounts| (counts.lists.of("configmaps"), counts.watches_opened.of("configmaps"));
     loop {
-        let so_far = asked(&up.counts());
-        let is_asked = timeout(Duration::from_secs(1), up.until(|counts| asked(counts) != so_far)).await.is_ok();
-        if !is_asked && app.feed("configmaps").await.is_none() && asked(&up.counts()) == so_far {
+        let so_far = requests(&up.counts());
+        let is_requested = timeout(Duration::from_secs(1), up.until(|counts| requests(counts) != so_far)).await.is_ok();
+        if !is_requested && app.feed("configmaps").await.is_none() && requests(&up.counts()) == so_far {
             return;
         }
     }
@@ -32,7 +32,7 @@ async fn oversized_object_forwards_only_its_resource() {
     let before = up.counts();
     let huge = up.put("configmaps", configmap("default", "huge", &"x".repeat(HUGE_BYTES)));
     let ended = within("the end of a watch that cannot go on", watch.ended()).await;
-    assert_eq!(ended, crate::direct::Ended::Clean, "its client goes on from its last version");
+    assert_eq!(ended, crate::direct::Ended::Clean, "its client resumes from its last version");
     let path = format!("{CONFIGMAPS}?resourceVersion=0");
     let passes = || async {
         let answer = app.get(&path).await;
@@ -40,14 +40,14 @@ async fn oversized_object_forwards_only_its_resource() {
     };
     eventually("upstream answers for it", passes).await;
     Box::pin(within("attempts to read it end", all_is_still(&up, &app))).await;
-    let asked = up.counts();
+    let after = up.counts();
     for _ in 0..20 {
         assert!(!app.get(&path).await.is_cached());
         assert!(app.get(PODS).await.is_cached(), "nothing of that concerns others");
     }
     let later = up.counts();
-    assert_eq!(later.lists.of("configmaps") - asked.lists.of("configmaps"), 20, "those that are passed on");
-    assert_eq!(later.watches_opened.of("configmaps"), asked.watches_opened.of("configmaps"));
-    let tried = asked.watches_opened.of("configmaps") - before.watches_opened.of("configmaps");
+    assert_eq!(later.lists.of("configmaps") - after.lists.of("configmaps"), 20, "the forwarded ones");
+    assert_eq!(later.watches_opened.of("configmaps"), after.watches_opened.of("configmaps"));
+    let tried = after.watches_opened.of("configmaps") - before.watches_opened.of("configmaps");
     assert!(tried <= 12, "{tried} attempts to read it");
 }

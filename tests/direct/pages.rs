@@ -82,11 +82,11 @@ async fn cross_origin_upgrade_on_loopback_port_returns_403() {
                 assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("allowedOrigins"), "{path}: {answer}");
             }
             // The proxy itself requests the version, without an upgrade.
-            let asked = |seen: &ReceivedRequest| {
+            let is_parameter_forwarded = |seen: &ReceivedRequest| {
                 let is_ours = seen.uri.path() == "/version" && !seen.headers.contains_key("upgrade");
                 !is_ours && path.split('?').next() == Some(seen.uri.path())
             };
-            assert!(!up.requests().iter().any(asked), "{protocol} {path}: nothing of it went upstream");
+            assert!(!up.requests().iter().any(is_parameter_forwarded), "{protocol} {path}: nothing was sent upstream");
         }
     }
     for headers in [&[("origin", own.as_str())][..], &[("origin", &own), ("sec-fetch-site", "same-origin")]] {
@@ -167,30 +167,30 @@ async fn conflicting_target_and_host_header_return_403() {
 async fn admin_pages_reject_unknown_hosts_and_cross_origin_requests() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).with(|config| config.allowed_hosts.push("metrics.internal".to_owned())).run().await;
-    let ask = async |path: &str, host: Option<&str>, headers: &[(&str, &str)]| {
+    let fetch = async |path: &str, host: Option<&str>, headers: &[(&str, &str)]| {
         let call = app.admin_client().request(Method::GET, path);
         let call = if let Some(host) = host { call.host(host) } else { call };
         headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
     };
     for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/nothing", "/nothing"] {
         for headers in FOREIGN {
-            let answer = ask(path, None, headers).await;
+            let answer = fetch(path, None, headers).await;
             assert_eq!(answer.status, 403, "{path} {headers:?}");
             assert!(answer.text().contains("allowedOrigins"), "{}", answer.text());
         }
         for host in ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.nip.io"] {
-            let answer = ask(path, Some(host), &[]).await;
+            let answer = fetch(path, Some(host), &[]).await;
             assert_eq!(answer.status, 403, "{path} {host}");
             assert!(answer.text().contains("allowedHosts"), "{}", answer.text());
         }
     }
     // Prometheus and the kubelet use an address as host, and relays keep it.
     for host in ["localhost:9090", "127.0.0.1", "[::1]:9090", "10.1.2.3:9090", "[fd00::7]:9090", "metrics.internal"] {
-        assert_eq!(ask("/livez", Some(host), &[]).await.status, 200, "{host}");
+        assert_eq!(fetch("/livez", Some(host), &[]).await.status, 200, "{host}");
     }
     let own = app.admin_client().url();
     for headers in [[("origin", own.as_str())], [("sec-fetch-site", "none")], [("sec-fetch-site", "same-origin")]] {
-        assert_eq!(ask("/livez", None, &headers).await.status, 200, "{headers:?}");
+        assert_eq!(fetch("/livez", None, &headers).await.status, 200, "{headers:?}");
     }
 }
 
@@ -206,12 +206,12 @@ async fn cross_site_request_with_client_certificate_returns_403() {
     let app = plan.with(|config| config.allowed_origins = allowed).run().await;
     let ada = app.listener(0).trusting(Some(Trust::showing(&dir.join("own.pem"), &clients.issue("ada"))));
     let own = ada.origin();
-    let ask = async |client: &Client, headers: &[(&str, &str)]| {
+    let fetch = async |client: &Client, headers: &[(&str, &str)]| {
         let call = client.request(Method::GET, PODS);
         headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
     };
     for headers in FOREIGN {
-        let answer = ask(&ada, headers).await;
+        let answer = fetch(&ada, headers).await;
         // Over TLS a browser sends Sec-Fetch-Site. An Origin header alone may come from any program, and the apiserver
         // accepts it.
         if headers.iter().any(|(name, value)| *name == "sec-fetch-site" && *value != "none") {
@@ -221,10 +221,10 @@ async fn cross_site_request_with_client_certificate_returns_403() {
             assert!(answer.is_cached(), "{headers:?}");
         }
         // A caller with a token obtained it, and upstream accepts it from any origin as well.
-        assert!(ask(&app.bearing("a"), headers).await.is_cached(), "{headers:?}");
+        assert!(fetch(&app.bearing("a"), headers).await.is_cached(), "{headers:?}");
     }
     for headers in [&[][..], &[("origin", own.as_str())], &[("origin", "https://app.example")]] {
-        assert!(ask(&ada, headers).await.is_cached(), "{headers:?}");
+        assert!(fetch(&ada, headers).await.is_cached(), "{headers:?}");
     }
     // The Host header is not checked either.
     assert!(ada.request(Method::GET, PODS).host("kube-fanout.example").send().await.is_cached());

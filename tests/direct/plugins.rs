@@ -19,7 +19,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const FAILURES: [(&str, &str); 6] = [
     ("an exit status", "echo CANARY-3b9f; echo CANARY-3b9f >&2; exit 3"),
     ("its credential, and an exit status", "credential CANARY-3b9f 2020-01-01T00:00:00Z; exit 1"),
-    ("what is no YAML", "echo 'status: {token: CANARY-3b9f, :'"),
+    ("invalid YAML", "echo 'status: {token: CANARY-3b9f, :'"),
     ("no status", "echo '{\"apiVersion\": \"client.authentication.k8s.io/v1\", \"kind\": \"CANARY-3b9f\"}'"),
     ("an expiry that is no time", "credential CANARY-3b9f CANARY-3b9f"),
     ("a signal", "echo CANARY-3b9f >&2; kill -9 $$"),
@@ -82,14 +82,14 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     let client = process.client();
     for (what, failure) in FAILURES {
         plugin.does(failure);
-        let mut reported = Vec::new();
+        let mut texts = Vec::new();
         for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/healthz")] {
             let answer = client.request(method.clone(), path).header("content-type", "application/json").send().await;
             assert!(answer.status >= 500, "{what}, {method} {path}: {}", answer.text());
-            reported.push(answer.text());
+            texts.push(answer.text());
         }
-        assert_clean(what, &reported.join("\n"));
-        assert!(reported[0].contains("the proxy cannot load its upstream credentials"), "{}", reported[0]);
+        assert_clean(what, &texts.join("\n"));
+        assert!(texts[0].contains("the proxy cannot load its upstream credentials"), "{}", texts[0]);
         for page in ["/metrics", "/debug/feeds", "/debug/cost", "/readyz"] {
             assert_clean(page, &process.admin(page).await);
         }
@@ -100,7 +100,7 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     let output = process.ended().await;
     assert_clean("standard output", &output.stdout);
     let log = fs::read_to_string(&log).expect("a log");
-    assert!(log.contains("the exec plugin"), "whoever runs the proxy is told what is wrong");
+    assert!(log.contains("the exec plugin"), "the operator sees the problem");
     assert_clean("the log", &log);
 }
 
@@ -121,17 +121,17 @@ fn start_failure_does_not_print_exec_plugin_output() {
 async fn exec_plugin_runs_with_original_descriptor_limit() {
     let up = demo::upstream().pods(1).run().await;
     let plugin = Plugin::new(&up.url());
-    let said = plugin.dir.join("said");
+    let output_file = plugin.dir.join("output");
     // Each request calls the plugin, so the file must be written atomically.
-    let say = r#"for word in "$@" "$(ulimit -Sn)" "$(ulimit -Hn)"; do echo "$word"; done"#;
-    let say = format!("{say} > {0}.$$; mv {0}.$$ {0}", said.display());
-    plugin.does(&format!("{say}; credential good 2020-01-01T00:00:00Z"));
+    let print_arguments = r#"for word in "$@" "$(ulimit -Sn)" "$(ulimit -Hn)"; do echo "$word"; done"#;
+    let print_arguments = format!("{print_arguments} > {0}.$$; mv {0}.$$ {0}", output_file.display());
+    plugin.does(&format!("{print_arguments}; credential good 2020-01-01T00:00:00Z"));
     let process = Process::with_descriptors("-Sn", 200, &plugin.kubeconfig).await;
     assert_eq!(process.client().get("/version").await.status, 200);
     let hard = getrlimit(Resource::Nofile).maximum.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
-    let said = fs::read_to_string(said).expect("it was run");
+    let output_file = fs::read_to_string(output_file).expect("it was run");
     let expected = [&ARGUMENTS[..], &["200", &hard]].concat();
-    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(output_file.lines().collect::<Vec<_>>(), expected);
     process.signal("TERM");
     assert!(process.ended().await.stderr.contains("raised the file descriptor limit"), "its own was raised");
 }

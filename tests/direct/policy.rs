@@ -80,31 +80,31 @@ async fn permission_revoked_before_rbac_list_ends_watch() {
     up.faults().hold_lists();
     let watch = ada.watch(PODS).from(up.revision()).await;
     direct::within("RBAC is listed", up.faults().lists_waiting(RBAC.len())).await;
-    let asked = up.reviews().asked().accesses;
+    let before = up.reviews().counts().accesses;
     watch.reached(up.create_pod("default", "live")).await;
     up.reviews().deny("ada", "*");
     up.put("clusterrolebindings", bound("somebody else"));
-    watch.reached(up.create_pod("default", "nobody has heard")).await;
-    assert_eq!(up.reviews().asked().accesses, asked);
+    watch.reached(up.create_pod("default", "unobserved")).await;
+    assert_eq!(up.reviews().counts().accesses, before);
     up.faults().release_lists();
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
 }
 
 /// Whether this proxy has synced all of RBAC. The metric would count every proxy in this process.
-async fn hears(app: &App) -> bool {
+async fn has_synced_rbac(app: &App) -> bool {
     let feeds = join_all(RBAC.map(|plural| async move { app.feed(&format!("{plural}.")).await })).await;
     feeds.iter().flatten().filter(|feed| feed["state"] == "live").count() == RBAC.len()
 }
 
 /// Completes when the token was reviewed about ten times without any access review.
-async fn asks_about_no_right(up: &RunningDemoApiserver) {
-    let asked = || up.reviews().asked();
+async fn reviews_tokens_only(up: &RunningDemoApiserver) {
+    let counts = || up.reviews().counts();
     let is_quiet = || async {
-        let before = asked();
-        eventually("whose the token is", || async { asked().tokens >= before.tokens + 10 }).await;
-        asked().accesses == before.accesses
+        let before = counts();
+        eventually("ten token reviews", || async { counts().tokens >= before.tokens + 10 }).await;
+        counts().accesses == before.accesses
     };
-    eventually("no right is asked about", is_quiet).await;
+    eventually("no access is reviewed", is_quiet).await;
 }
 
 /// R-THREAT-7: permissions from RBAC are revoked by an observed change, so they are not rechecked every minute. While
@@ -118,18 +118,18 @@ async fn rbac_permission_is_rechecked_only_if_unwatched_or_changed() {
     let ada = app.bearing("a");
     let watch = ada.watch(PODS).initial_events().await;
     watch.listed().await;
-    eventually("RBAC is heard", || hears(&app)).await;
-    let before = up.reviews().asked().accesses;
-    eventually("a webhook's right", || async { up.reviews().asked().accesses >= before + 10 }).await;
+    eventually("RBAC is synced", || has_synced_rbac(&app)).await;
+    let before = up.reviews().counts().accesses;
+    eventually("a webhook's right", || async { up.reviews().counts().accesses >= before + 10 }).await;
     up.reviews().because("RBAC: allowed by ClusterRoleBinding \"b\" of ClusterRole \"r\" to User \"ada\"");
-    asks_about_no_right(&up).await;
+    reviews_tokens_only(&up).await;
 
     up.faults().down().await;
-    let is_deaf = || async { !hears(&app).await };
-    eventually("nothing is heard", is_deaf).await;
+    let is_deaf = || async { !has_synced_rbac(&app).await };
+    eventually("RBAC is not synced", is_deaf).await;
     up.faults().up().await;
-    eventually("RBAC is heard again", || hears(&app)).await;
-    asks_about_no_right(&up).await;
+    eventually("RBAC is synced again", || has_synced_rbac(&app)).await;
+    reviews_tokens_only(&up).await;
     assert!(watch.is_open());
 
     up.reviews().deny("ada", "*");

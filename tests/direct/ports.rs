@@ -38,7 +38,7 @@ async fn probes_accept_any_host_and_reveal_no_client_namespaces() {
     let not_ready = "[-]preload nosuchthings not ready: upstream serves no such resource\nreadyz check failed\n";
     direct::eventually("it waits for one", || async { probe(&app, "/readyz").await == (503, not_ready.into()) }).await;
     assert!(app.get("/api/v1/namespaces/of-somebody/pods?resourceVersion=0").await.is_cached());
-    assert!(app.admin("/readyz").await.text().contains("of-somebody"), "an operator is told");
+    assert!(app.admin("/readyz").await.text().contains("of-somebody"), "the operator sees it");
     for path in ["/readyz?verbose", "/readyz?verbose=true", "/readyz"] {
         assert_eq!(probe(&app, path).await, (503, not_ready.into()), "{path}");
     }
@@ -130,12 +130,12 @@ async fn only_health_and_metrics_ports_are_reachable_off_loopback() {
     let mut asking = command(ELSEWHERE);
     asking.arg(nowhere).arg(out);
     let output = tokio::task::spawn_blocking(move || asking.output().expect("a shell")).await.expect("no panic");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "it ends in order: {said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "it ends in order: {stdout}{}", String::from_utf8_lossy(&output.stderr));
     // 0 is a response of 200, 1 another response, and 2 none.
     let answered = ["10256/livez 0", "10256/healthz 0", "10256/readyz 1", "10249/metrics 0", "10249/debug/feeds 1"];
     let on_loopback_alone = ["8001/version 2", "9090/livez 2"];
-    assert_eq!(said.lines().collect::<Vec<_>>(), [&answered[..], &on_loopback_alone].concat());
+    assert_eq!(stdout.lines().collect::<Vec<_>>(), [&answered[..], &on_loopback_alone].concat());
 }
 
 /// Otherwise any client of the port could occupy the thread that answers probes.
@@ -207,7 +207,7 @@ fn health_and_metrics_ports_may_listen_on_all_interfaces() {
         let output = check(flags);
         assert_eq!(output.code, Some(0), "{flags:?}: {}", output.stderr);
     }
-    for (flags, said) in [
+    for (flags, message) in [
         (&[health, "unix:/run/health.sock"][..], "healthzBindAddress: unix:/run/health.sock is not supported"),
         (&[metrics, "10249"], "metricsBindAddress: \"10249\" is not an address"),
         (&[health, "127.0.0.1:8001"], "127.0.0.1:8001 is listed twice"),
@@ -215,6 +215,6 @@ fn health_and_metrics_ports_may_listen_on_all_interfaces() {
     ] {
         let output = check(flags);
         assert_eq!(output.code, Some(78), "{flags:?}");
-        assert!(output.stderr.contains(said), "{said}: {}", output.stderr);
+        assert!(output.stderr.contains(message), "{message}: {}", output.stderr);
     }
 }

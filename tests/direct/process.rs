@@ -23,7 +23,7 @@ pub struct Output {
 pub struct Process {
     child: Option<Child>,
     stdout: BufReader<std::process::ChildStdout>,
-    said: Vec<String>,
+    address_lines: Vec<String>,
 }
 
 fn command() -> Command {
@@ -149,15 +149,16 @@ impl Process {
                 let mut line = String::new();
                 stdout.read_line(&mut line).map(|_| line.trim_end().to_owned())
             });
-            let said: Result<Vec<_>, _> = lines.collect();
-            (said.expect("a line for each address"), stdout)
+            let address_lines: Result<Vec<_>, _> = lines.collect();
+            (address_lines.expect("a line for each address"), stdout)
         });
-        let (said, stdout) = within("addresses", reading).await.expect("no panic");
-        Self { child: Some(child), stdout, said }
+        let (address_lines, stdout) = within("addresses", reading).await.expect("no panic");
+        Self { child: Some(child), stdout, address_lines }
     }
 
     fn reach(&self, line: usize) -> Client {
-        let (_, url) = self.said[line].rsplit_once(' ').unwrap_or_else(|| panic!("no address: {:?}", self.said));
+        let (_, url) =
+            self.address_lines[line].rsplit_once(' ').unwrap_or_else(|| panic!("no address: {:?}", self.address_lines));
         Client::to(Place::parse(url))
     }
 
@@ -167,7 +168,7 @@ impl Process {
 
     /// URL of its admin address.
     pub fn admin_url(&self) -> &str {
-        self.said[1].rsplit_once(' ').expect("it has said so").1
+        self.address_lines[1].rsplit_once(' ').expect("the line has an address").1
     }
 
     pub async fn metrics(&self) -> String {
@@ -238,7 +239,7 @@ impl Process {
 
     async fn end(mut self) -> Output {
         let mut child = self.child.take().expect("it runs");
-        let mut stdout = std::mem::take(&mut self.said).join("\n");
+        let mut stdout = std::mem::take(&mut self.address_lines).join("\n");
         let waiting = spawn_blocking(move || {
             let (mut more, mut stderr) = (String::new(), String::new());
             let _ = self.stdout.read_to_string(&mut more);

@@ -21,7 +21,7 @@ const ROUNDS: usize = 3;
 const ROUNDS_MAX: usize = 12;
 
 /// Upstream requests for proofs: positions, lists of versions, catch-up watches.
-fn asked(up: &RunningDemoApiserver) -> [usize; 3] {
+fn proof_requests(up: &RunningDemoApiserver) -> [usize; 3] {
     let requests = up.requests();
     let ours: Vec<_> = requests.iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).collect();
     let count = |is: &dyn Fn(&ReceivedRequest, &str) -> bool| {
@@ -46,7 +46,7 @@ async fn are_proven(app: &App) {
 
 /// Prints the upstream cost of proofs when 20 clients list each of four unchanged resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
+#[expect(clippy::print_stdout, reason = "a person reads the figures")]
 async fn concurrent_reads_of_quiet_resources_share_freshness_checks() {
     for objects in [10, 200, 600] {
         let up = demo::upstream().run().await;
@@ -62,7 +62,7 @@ async fn concurrent_reads_of_quiet_resources_share_freshness_checks() {
         for round in 1..=ROUNDS_MAX {
             // A change of another resource.
             up.create_pod("default", &format!("p{round}"));
-            let (before, began) = (asked(&up), Instant::now());
+            let (before, began) = (proof_requests(&up), Instant::now());
             let reads = (0..CLIENTS).flat_map(|_| QUIET).map(|(_, path)| client.get(path));
             let answers = join_all(reads).await;
             // A read that waited for this long is forwarded. On a machine that stalls this shows nothing.
@@ -73,13 +73,13 @@ async fn concurrent_reads_of_quiet_resources_share_freshness_checks() {
             for answer in &answers {
                 assert!(answer.is_cached() && answer.items().len() >= objects, "{}: {}", answer.path, answer.status);
             }
-            let after = asked(&up);
-            let reported = [0, 1, 2].map(|kind| after[kind] - before[kind]);
-            println!("{} resources of {objects}, round {round}: {reported:?} for {CLIENTS} clients", QUIET.len());
-            let [positions, equalities, catch_ups] = reported;
+            let after = proof_requests(&up);
+            let sent = [0, 1, 2].map(|kind| after[kind] - before[kind]);
+            println!("{} resources of {objects}, round {round}: {sent:?} for {CLIENTS} clients", QUIET.len());
+            let [positions, equalities, catch_ups] = sent;
             // Reads that arrive while a request is under way need another one.
-            assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{reported:?}");
-            assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {reported:?}");
+            assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{sent:?}");
+            assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {sent:?}");
             good += 1;
             if good == ROUNDS {
                 break;

@@ -30,12 +30,12 @@ async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     (app, ada)
 }
 
-async fn reported(watch: &Watch, kind: &str, key: &str) {
+async fn received(watch: &Watch, kind: &str, key: &str) {
     let is_it = |event: &Event| event.kind == kind && event.key == key;
     watch.until(&format!("{kind} {key}"), |events| events.iter().any(is_it)).await;
 }
 
-fn is_told_of(watch: &Watch, namespace: &str) -> bool {
+fn has_event_in(watch: &Watch, namespace: &str) -> bool {
     watch.changes().iter().any(|event| event.key.starts_with(&format!("{namespace}/")))
 }
 
@@ -58,8 +58,8 @@ async fn readable_list_is_filtered_by_namespace_permission() {
     .await;
     // Forwarded requests do not contain the parameter.
     ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
-    let reported = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
-    assert!(!up.requests().iter().any(reported));
+    let received = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
+    assert!(!up.requests().iter().any(received));
 }
 
 #[tokio::test]
@@ -70,16 +70,16 @@ async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
         let watch = ada.watch(READABLE).initial_events().over(protocol).await;
         watch.listed().await;
         // The events may follow the initial state, if the decision for a namespace is late.
-        reported(&watch, "ADDED", "a/p").await;
-        reported(&watch, "ADDED", "b/p").await;
+        received(&watch, "ADDED", "a/p").await;
+        received(&watch, "ADDED", "b/p").await;
         assert_eq!(watch.changes().len(), 2);
         up.create_pod("c", "q");
         watch.reached(up.create_pod("a", "q")).await;
-        assert!(!is_told_of(&watch, "c"), "{protocol:?}");
+        assert!(!has_event_in(&watch, "c"), "{protocol:?}");
         up.reviews().allow("ada", "c");
-        reported(&watch, "ADDED", "c/q").await;
+        received(&watch, "ADDED", "c/q").await;
         up.reviews().deny("ada", "a");
-        reported(&watch, "DELETED", "a/q").await;
+        received(&watch, "DELETED", "a/q").await;
         let before = watch.changes().len();
         up.create_pod("a", "r");
         watch.reached(up.create_pod("b", "r")).await;
@@ -89,22 +89,22 @@ async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
     }
 }
 
-/// Without a decision, a new namespace is not shown, and delays nothing.
+/// Without a decision, a new namespace is hidden, and delays nothing.
 #[tokio::test]
 async fn review_outage_hides_only_new_namespaces() {
     let up = demo::upstream().pods(0).run().await;
     let (_app, ada) = ada(&up).await;
     let watch = ada.watch(READABLE).initial_events().await;
     watch.listed().await;
-    reported(&watch, "ADDED", "a/p").await;
-    reported(&watch, "ADDED", "b/p").await;
+    received(&watch, "ADDED", "a/p").await;
+    received(&watch, "ADDED", "b/p").await;
     up.reviews().refuse(Some(503));
     up.reviews().allow("ada", "new");
     up.create_pod("new", "p");
     watch.reached(up.create_pod("a", "q")).await;
-    assert!(!is_told_of(&watch, "new"));
+    assert!(!has_event_in(&watch, "new"));
     up.reviews().refuse(None);
-    reported(&watch, "ADDED", "new/p").await;
+    received(&watch, "ADDED", "new/p").await;
 }
 
 /// Upstream would report that Ada may not list pods, which is not the problem.
@@ -123,6 +123,6 @@ async fn expensive_selector_on_readable_request_returns_400() {
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("one namespace at a time"), "{}", answer.text());
     }
-    let reported = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
-    assert!(!up.requests().iter().any(reported), "nothing is passed through");
+    let is_forwarded = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
+    assert!(!up.requests().iter().any(is_forwarded), "nothing is forwarded");
 }

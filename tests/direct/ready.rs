@@ -27,11 +27,11 @@ async fn stale_preloaded_feed_fails_readiness_but_not_liveness() {
         up.faults().down().await;
         assert!(is(503).await.starts_with(NOT_READY));
         assert_eq!(app.admin("/livez").await.status, 200, "to start it again would lose what it has");
-        assert!(app.get(ANY).await.is_cached(), "whoever comes all the same is answered");
+        assert!(app.get(ANY).await.is_cached(), "requests are answered although it is not ready");
         up.faults().up().await;
         assert!(!is(200).await.contains("stream of"));
-        // The state is not shown until the release of the server at the other end of the new stream is known.
-        direct::eventually("its state is shown", || async { app.get(ANY).await.is_cached() }).await;
+        // The state is not served until the release of the server at the other end of the new stream is known.
+        direct::eventually("its state is served", || async { app.get(ANY).await.is_cached() }).await;
     }
 }
 
@@ -143,11 +143,11 @@ async fn health_command_prints_one_line_and_exit_code() {
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mute = format!("http://{}", mute.local_addr().expect("bound"));
     // A bound socket without a listener: connections are refused, and no other process can take the port.
-    let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
-    nobody.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
-    let refuses = nobody.local_addr().expect("bound").as_socket().expect("an address");
+    let unused = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    unused.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let refuses = unused.local_addr().expect("bound").as_socket().expect("an address");
     let refuses = format!("http://{refuses}");
-    for (arguments, code, said) in [
+    for (arguments, code, message) in [
         (&[url.as_str()][..], 0, "/livez: 200 ok\n"),
         (&["--healthz-bind-address", address], 0, "/livez: 200 ok\n"),
         (&["--config", configured], 0, "/livez: 200 ok\n"),
@@ -167,7 +167,7 @@ async fn health_command_prints_one_line_and_exit_code() {
         let output = run(&[&["health"], arguments, patience].concat());
         assert_eq!(output.code, Some(code), "{arguments:?}: {}{}", output.stdout, output.stderr);
         let line = if code < 2 { &output.stdout } else { &output.stderr };
-        assert!(line.contains(said), "{arguments:?}: {line}");
+        assert!(line.contains(message), "{arguments:?}: {line}");
         assert!(code == 64 || line.lines().count() == 1, "{line}");
     }
 }

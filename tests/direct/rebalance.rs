@@ -147,7 +147,7 @@ impl Stage {
 
     /// Number of states of the whole collection that proxies have requested.
     fn listed(&self) -> usize {
-        let queries = direct::asked_by_proxies(&self.up, CONFIGMAPS);
+        let queries = direct::proxy_queries(&self.up, CONFIGMAPS);
         let is_whole = |query: &&String| !query.contains("fieldSelector");
         let is_list = |query: &&String| !query.contains("watch=true") || query.contains("sendInitialEvents=true");
         queries.iter().filter(is_whole).filter(is_list).count()
@@ -155,7 +155,7 @@ impl Stage {
 }
 
 /// Prints how soon replicas have even shares, and how many watches moved at once.
-#[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
+#[expect(clippy::print_stdout, reason = "a person reads the figures")]
 fn print(scale: Scale, seen: &Seen, aged: &[Instant], drained: &[Instant]) {
     let all = scale.members * WATCHES_EACH;
     let part = |moved: &[Instant], window| 100.0 * peak(moved, window) as f64 / all as f64;
@@ -165,7 +165,7 @@ fn print(scale: Scale, seen: &Seen, aged: &[Instant], drained: &[Instant]) {
         let [second, twentieth] = [Duration::from_secs(1), scale.age / 20].map(|window| part(moved, window));
         println!("by {why}: {} moved; {second:.1} % within a second, {twentieth:.1} % in age/20", moved.len());
     }
-    println!("a drain of {:?} took {:?}, {} came late", scale.drain, seen.drained_within, seen.came_late);
+    println!("a drain of {:?} took {:?}, {} requests arrived late", scale.drain, seen.drained_within, seen.came_late);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -187,7 +187,7 @@ async fn watches_rebalance_to_new_replica_and_survive_drain() {
     let mut written = Vec::new();
     let seen = tokio::select! {
         seen = stage.add_one_and_drain_one(&habits.begun) => seen,
-        () = write(&up, WRITE_EVERY.max(scale.age / 100), &mut written) => unreachable!("it goes on"),
+        () = write(&up, WRITE_EVERY.max(scale.age / 100), &mut written) => unreachable!("it continues"),
     };
     let last = up.put("configmaps", configmap("default", "last", "x"));
     leave.send_replace(Some(last));
@@ -200,8 +200,8 @@ async fn watches_rebalance_to_new_replica_and_survive_drain() {
     let failures: Vec<_> = chains.iter().filter_map(|chain| chain.failure.as_ref()).collect();
     assert!(failures.is_empty(), "{} of {}: {:?}", failures.len(), chains.len(), failures[0]);
     assert_eq!(stage.balancer.refused(), Vec::<String>::new());
-    assert_eq!(stage.listed(), 3, "each proxy once, and nobody for a client");
-    let mut evidence = history.upto(last).await.evidence();
+    assert_eq!(stage.listed(), 3, "each proxy once, and none for a client");
+    let mut evidence = history.read_to(last).await.evidence();
     for chain in &chains {
         chain.watches.iter().fold(None, |before, watch| Some(evidence.resumed(watch, before)));
     }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use crate::direct::{self, Answer, App, Client, PODS, assert_alike, straight};
+use crate::direct::{self, Answer, App, Client, PODS, assert_alike, upstream_client};
 
 /// Asserts that the proxy itself refuses the request, with upstream's message.
 async fn assert_refused(app: &App, theirs: &Client, code: u16, query: &str) {
@@ -20,9 +20,9 @@ async fn assert_all_refused(code: u16, queries: &[&str]) {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
-    let (ours, theirs) = (&app, straight(&up));
+    let (ours, theirs) = (&app, upstream_client(&up));
     join_all(queries.iter().map(|query| assert_refused(ours, &theirs, code, query))).await;
-    assert_eq!(direct::asked_by_proxies(&up, PODS).len(), 1, "the feed; no refusal cost upstream a question");
+    assert_eq!(direct::proxy_queries(&up, PODS).len(), 1, "the feed; no refusal cost upstream a question");
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn selector_on_unknown_field_is_forwarded() {
     for query in ["", "resourceVersion=0&", "watch=1&"] {
         for key in ["foo", "status.foo", "spec.pool.name"] {
             let path = format!("{PODS}?{query}fieldSelector={key}%3Dx");
-            let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+            let (ours, theirs) = (app.get(&path).await, upstream_client(&up).get(&path).await);
             assert_alike(&path, &ours, &theirs);
             assert_eq!(
                 (ours.status, ours.header("kube-fanout-reason")),
@@ -155,8 +155,8 @@ async fn refusal_messages_match_apiserver() {
     let app = direct::app(&up).run().await;
     for (code, query, message) in WORDS {
         let refused = app.get(&format!("{PODS}?{query}")).await;
-        let said = refused.json()["message"].clone();
-        assert_eq!((refused.status, said.as_str()), (code, Some(message)), "{query}");
+        let got = refused.json()["message"].clone();
+        assert_eq!((refused.status, got.as_str()), (code, Some(message)), "{query}");
     }
     for (query, problems) in PROBLEMS {
         let refused = app.get(&format!("{PODS}?{query}")).await;
@@ -182,7 +182,7 @@ async fn name_and_selector_conflict_is_refused_like_upstream() {
         "/api/v1/watch/namespaces/default/pods?sendInitialEvents=true",
         "/api/v1/namespaces/default/pods/one?resourceVersion=abc",
     ] {
-        let (ours, theirs): (Answer, Answer) = (app.get(path).await, straight(&up).get(path).await);
+        let (ours, theirs): (Answer, Answer) = (app.get(path).await, upstream_client(&up).get(path).await);
         assert_alike(path, &ours, &theirs);
         assert!(ours.status >= 400);
     }
@@ -195,14 +195,14 @@ async fn watch_flag_is_parsed_like_upstream() {
     // The feed is synced first, so that this takes no time from the watches.
     assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
     let from = up.revision();
-    let ask = async |query: &str| {
+    let assert_is_watch = async |query: &str| {
         let began = tokio::time::Instant::now();
         let ours = app.get(&format!("{PODS}?{query}&resourceVersion={from}")).await;
         assert_eq!((ours.status, ours.text().as_str()), (200, ""), "{query} is a watch");
         assert!(began.elapsed().as_millis() > 800);
     };
     let queries = ["watch=&timeoutSeconds=1", "watch=no&timeoutSeconds=1", "watch=1&watch=0&timeoutSeconds=1"];
-    join_all(queries.map(ask)).await;
+    join_all(queries.map(assert_is_watch)).await;
     for query in ["watch=False", "watch=0", "watch=0&watch=1", "Watch=1"] {
         assert_eq!(app.get(&format!("{PODS}?{query}")).await.items().len(), 2, "{query} is a list");
     }

@@ -46,8 +46,8 @@ async fn watched(up: &RunningDemoApiserver, app: &App, path: &str) -> Watch {
     watch
 }
 
-fn asked(up: &RunningDemoApiserver, path: &str) -> usize {
-    direct::asked_by_proxies(up, path).len()
+fn request_count(up: &RunningDemoApiserver, path: &str) -> usize {
+    direct::proxy_queries(up, path).len()
 }
 
 fn rbac(plural: &str) -> String {
@@ -55,7 +55,7 @@ fn rbac(plural: &str) -> String {
 }
 
 /// Number of upstream requests, except for those about the server itself, which each new connection sends.
-fn all_asked(up: &RunningDemoApiserver) -> usize {
+fn all_requests(up: &RunningDemoApiserver) -> usize {
     let is_ours = |seen: &&ReceivedRequest| seen.headers.contains_key("kube-fanout-hops");
     up.requests().iter().filter(is_ours).filter(|seen| seen.uri.path() != "/version").count()
 }
@@ -71,10 +71,10 @@ async fn refused_upstream_requests_retry_with_exponential_backoff() {
     let _open = watched(&up, &app, PODS).await;
     let least: Duration = (0..TIMES - 1).map(|n| FIRST * (1 << n)).sum();
     for path in RBAC.iter().map(|plural| rbac(plural)).chain([SERVICES.to_owned()]) {
-        eventually("it is asked again", || async { asked(&up, &path) >= TIMES as usize }).await;
+        eventually("it is retried", || async { request_count(&up, &path) >= TIMES as usize }).await;
         let took = began.elapsed();
         assert!(took >= least.mul_f64(0.8), "{path}: {TIMES} questions within {took:?}");
-        let so_far = asked(&up, &path);
+        let so_far = request_count(&up, &path);
         let fitting = (0..32).take_while(|n| FIRST * ((1 << n) - 1) <= took.mul_f64(1.25)).count();
         // Both the readers and the watches of definitions and APIServices request them.
         assert!(so_far <= 2 * (fitting + 2), "{path}: {so_far} questions in {took:?}");
@@ -87,18 +87,20 @@ async fn idle_node_proxy_without_permission_stops_cluster_requests() {
     let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
     let _open = watched(&up, &app, ON_NODE).await;
-    eventually("definitions are refused twice", || async { asked(&up, DEFINITIONS) == 2 && asked(&up, SERVICES) == 2 })
-        .await;
+    eventually("definitions are refused twice", || async {
+        request_count(&up, DEFINITIONS) == 2 && request_count(&up, SERVICES) == 2
+    })
+    .await;
     // Long enough for a hundred requests without growing delays.
-    let before = all_asked(&up);
+    let before = all_requests(&up);
     let seen = up.counts().requests;
     let more = up.until(|counts| counts.requests > seen + 20);
     assert!(tokio::time::timeout(50 * FIRST, more).await.is_err(), "{:?}", up.requests());
     for plural in RBAC {
-        assert_eq!(asked(&up, &rbac(plural)), 0, "{plural}");
+        assert_eq!(request_count(&up, &rbac(plural)), 0, "{plural}");
     }
-    assert_eq!((asked(&up, DEFINITIONS), asked(&up, SERVICES)), (2, 2));
-    assert!(all_asked(&up) <= before + 3, "what was on its way, and nothing else: {}", all_asked(&up) - before);
+    assert_eq!((request_count(&up, DEFINITIONS), request_count(&up, SERVICES)), (2, 2));
+    assert!(all_requests(&up) <= before + 3, "only requests in flight: {}", all_requests(&up) - before);
 }
 
 /// A proxy on a node whose own permissions suffice watches RBAC as elsewhere.

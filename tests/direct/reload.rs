@@ -8,14 +8,14 @@ use crate::process::{Process, metric};
 
 const WATCHES: u64 = 1_000;
 
-async fn shown(process: &Process) -> Value {
+async fn config_page(process: &Process) -> Value {
     serde_json::from_str(&process.admin("/debug/config").await).expect("JSON")
 }
 
 /// Triggers a reload, and waits until the page shows the expected state.
-async fn read_again(process: &Process, what: &str, wanted: impl Fn(&Value) -> bool) {
+async fn read_again(process: &Process, what: &str, is_expected: impl Fn(&Value) -> bool) {
     process.signal("HUP");
-    eventually(what, || async { wanted(&shown(process).await) }).await;
+    eventually(what, || async { is_expected(&config_page(process).await) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -38,14 +38,17 @@ async fn configuration_reload_applies_without_ending_watches() {
          limits: {watches: 1000, watchesPerCaller: 1000, connections: 100, forwards: 50}\nwindow: {events: 1000}\n\
          consistency: bounded\nallowedHosts: [fanout.example]\nreusePort: true\n",
     );
-    read_again(&process, "what can be is taken", |shown| shown["settings"]["limits.watches"] == WATCHES).await;
-    let page = shown(&process).await;
+    read_again(&process, "reloadable settings are applied", |page_now| {
+        page_now["settings"]["limits.watches"] == WATCHES
+    })
+    .await;
+    let page = config_page(&process).await;
     assert_eq!((&page["restart"], &page["trouble"]), (&json!(["reusePort"]), &Value::Null));
     let settings = |key: &str| page["settings"][key].clone();
     assert_eq!((settings("reusePort"), settings("consistency")), (false.into(), "bounded".into()), "what runs");
     assert_eq!(client.watch(PODS).initial_events().open().await.err().map(|answer| answer.status), Some(429));
     assert!(direct::proven(&client, || CONFIGMAPS.to_owned()).await.is_cached());
-    eventually("what is preloaded now is there", || process.is_ready()).await;
+    eventually("the preloaded resource is cached", || process.is_ready()).await;
     let named = client.request(http::Method::GET, PODS).host("fanout.example").send().await;
     assert_eq!(named.status, 200, "{}", named.text());
     let metrics = process.metrics().await;
@@ -54,16 +57,16 @@ async fn configuration_reload_applies_without_ending_watches() {
 
     // All problems are reported, and the previous configuration stays.
     write("limits: {watches: many}\nnonsense: 1\n");
-    read_again(&process, "what is wrong is told", |shown| {
-        let trouble = shown["trouble"].as_str().unwrap_or_default();
+    read_again(&process, "the page shows the problem", |page_now| {
+        let trouble = page_now["trouble"].as_str().unwrap_or_default();
         trouble.contains("limits.watches") && trouble.contains("nonsense")
     })
     .await;
-    assert_eq!(shown(&process).await["settings"], page["settings"]);
+    assert_eq!(config_page(&process).await["settings"], page["settings"]);
 
     write("limits: {watches: 1050}\nfeeds: {resources: [pods]}\n");
-    read_again(&process, "there is more room", |shown| shown["settings"]["limits.watches"] == 1_050).await;
-    assert_eq!(shown(&process).await["restart"], json!([]));
+    read_again(&process, "there is more room", |page_now| page_now["settings"]["limits.watches"] == 1_050).await;
+    assert_eq!(config_page(&process).await["restart"], json!([]));
     client.watch(PODS).initial_events().await.listed().await;
     assert!(!client.get(CONFIGMAPS).await.is_cached());
 
@@ -74,11 +77,11 @@ async fn configuration_reload_applies_without_ending_watches() {
     assert_eq!((counts.refused + counts.broken, counts.resumed, counts.open()), (0, 0, WATCHES));
     fleet.stop().await;
     process.signal("TERM");
-    let said = process.ended().await.stderr;
+    let stderr = process.ended().await.stderr;
     for line in
         ["configuration applied", "restart required for: ", "the configuration has 2 problems", "line 1, column"]
     {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(stderr.contains(line), "{line}: {stderr}");
     }
 }
 

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::Value;
 use verify::ApiserverGuarantee;
 
-use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
+use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, upstream_client};
 
 /// Writes pods of one namespace only, so that revisions are consecutive.
 fn write(up: &RunningDemoApiserver, times: u64) -> u64 {
@@ -25,7 +25,7 @@ async fn resume_works_within_window_and_returns_410_before() {
         // One by one, because all at once would evict events that were not read yet.
         first.reached(newest).await;
     }
-    history.upto(newest).await;
+    history.read_to(newest).await;
     let oldest = newest - 4;
     let (mut within, mut before) = (vec![first], Vec::new());
     for protocol in Protocol::ALL {
@@ -39,7 +39,7 @@ async fn resume_works_within_window_and_returns_410_before() {
     within.extend(join_all([newest, newest + 1].map(|from| app.watch(PODS).from(from).into_future())).await);
     let last = write(&up, 3);
     join_all(within.iter().map(|watch| watch.reached(last))).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     evidence.watches(within.iter().chain(&before)).window(5).overdue();
     evidence.shows(&[
         ApiserverGuarantee::Resumable,
@@ -60,7 +60,7 @@ async fn first_bookmark_of_resumed_feed_matches_upstream() {
         let from = up.revision();
         let resumed = app.watch(path).from(from).await;
         let mut bookmarks = Vec::new();
-        for client in [&*app, &straight(&up)] {
+        for client in [&*app, &upstream_client(&up)] {
             let listed = client.watch(path).query("resourceVersion", &from.to_string()).initial_events().await;
             listed.listed().await;
             let mut bookmark = listed.bookmarks().remove(0).object();
@@ -77,7 +77,7 @@ async fn resume_without_history_starts_at_list_version_else_410() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let listed = write(&up, 1);
-    history.upto(listed).await;
+    history.read_to(listed).await;
     up.faults().forget_history();
     let app = direct::app(&up).run().await;
     assert_eq!(app.get("/api/v1/pods?resourceVersion=0").await.rv(), listed);
@@ -86,7 +86,7 @@ async fn resume_without_history_starts_at_list_version_else_410() {
     let last = write(&up, 2);
     at_list.reached(last).await;
     before.reached_or_ended(last).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     evidence
         .watches([&at_list, &before])
         .forgotten(listed)
@@ -106,8 +106,8 @@ async fn watch_from_expired_version_gets_200_and_one_410_event() {
             let watch = plan.from(1).over(protocol).await;
             assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
             let message = format!("too old resource version: 1 ({from})");
-            let said = format!(r#""status":"Failure","message":"{message}","reason":"Expired","code":410"#);
-            let status = format!(r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},{said}}}"#);
+            let fields = format!(r#""status":"Failure","message":"{message}","reason":"Expired","code":410"#);
+            let status = format!(r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},{fields}}}"#);
             let bodies: Vec<_> = watch.events().iter().map(|event| event.body.clone()).collect();
             assert_eq!(bodies, [status]);
             if protocol != Protocol::WebSocket {
@@ -131,7 +131,7 @@ async fn watch_from_future_version_sends_nothing_until_then() {
     let last = write(&up, 5);
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     history
-        .upto(last)
+        .read_to(last)
         .await
         .judge(&watches, &[ApiserverGuarantee::Future, ApiserverGuarantee::Reliable, ApiserverGuarantee::Resumable]);
     for watch in &watches {
@@ -154,9 +154,9 @@ async fn watch_from_list_version_misses_no_event() {
         }
         watches
     };
-    let watches = Box::pin(direct::amid_churn(&up, open)).await;
+    let watches = Box::pin(direct::during_churn(&up, open)).await;
     let last = up.churn(50).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     for (list, watch) in &watches {
         watch.reached(last).await;
         let listed = evidence.answer(list);
@@ -177,8 +177,8 @@ async fn watch_moving_between_replicas_receives_each_event_once() {
     let (one, two) = (direct::app(&up).run().await, direct::app(&up).run().await);
     let begun = history.from;
     // The rings of both start before the first hop.
-    let held = [one.watch(PODS).from(history.from).await, two.watch(PODS).from(history.from).await];
-    let replicas = [(*one).clone(), (*two).clone(), direct::straight(&up)];
+    let open_watches = [one.watch(PODS).from(history.from).await, two.watch(PODS).from(history.from).await];
+    let replicas = [(*one).clone(), (*two).clone(), direct::upstream_client(&up)];
     let hops = async {
         let (mut from, mut watches) = (begun, Vec::new());
         for hop in 0..30 {
@@ -193,20 +193,20 @@ async fn watch_moving_between_replicas_receives_each_event_once() {
         }
         watches
     };
-    let hops = direct::amid_churn(&up, hops).await;
+    let hops = direct::during_churn(&up, hops).await;
     let last = up.churn(1).await;
-    join_all(held.iter().map(|watch| watch.reached(last))).await;
-    let mut evidence = history.upto(last).await.evidence();
+    join_all(open_watches.iter().map(|watch| watch.reached(last))).await;
+    let mut evidence = history.read_to(last).await.evidence();
     let mut before = None;
     for watch in &hops {
         before = Some(evidence.resumed(watch, before));
     }
-    evidence.watches(&held).shows(&[
+    evidence.watches(&open_watches).shows(&[
         ApiserverGuarantee::Resumable,
         ApiserverGuarantee::Reliable,
         ApiserverGuarantee::Unique,
     ]);
-    assert_eq!(held.map(|watch| watch.end()), [None, None]);
+    assert_eq!(open_watches.map(|watch| watch.end()), [None, None]);
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn clients_resume_after_proxy_restart() {
     let again = join_all(again).await;
     let last = up.churn(5).await;
     join_all(again.iter().map(|watch| watch.reached(last))).await;
-    let mut evidence = history.upto(last).await.evidence();
+    let mut evidence = history.read_to(last).await.evidence();
     for (before, again) in before.iter().zip(&again) {
         let before = evidence.watch(before);
         evidence.resumed(again, Some(before));
@@ -236,6 +236,6 @@ async fn clients_resume_after_proxy_restart() {
     evidence.broken("the first one stops", stopped_ns, &[]);
     evidence.shows(&[ApiserverGuarantee::Resumable, ApiserverGuarantee::Reliable, ApiserverGuarantee::Unique]);
     assert!(again.iter().all(Watch::is_open));
-    let lists = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| !query.contains("watch"));
+    let lists = direct::proxy_queries(&up, PODS).into_iter().filter(|query| !query.contains("watch"));
     assert!(lists.count() <= 2, "a list for each of the two");
 }

@@ -8,11 +8,11 @@ use verify::ApiserverGuarantee;
 
 use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 
-/// Longer than such a watch is held.
-const HELD: Duration = Duration::from_secs(9);
+/// Longer than such a watch waits.
+const LONGER_THAN_HELD: Duration = Duration::from_secs(9);
 
 /// How many requests of this purpose the feed of pods has sent upstream.
-async fn asked(app: &App, purpose: &str) -> u64 {
+async fn feed_requests(app: &App, purpose: &str) -> u64 {
     let metrics = app.admin("/metrics").await.text();
     let of_pods = |line: &&str| {
         line.starts_with("kube_fanout_feed_requests_total{")
@@ -55,9 +55,9 @@ async fn late_resume_after_proxy_restart_needs_no_relist() {
         up.churn(3).await;
     }
     let last = up.churn(10).await;
-    history.is_told_to(&again, last).await;
-    assert_eq!((asked(&second, "initial").await, asked(&second, "relist").await), (1, 0), "one list");
-    assert!(asked(&second, "backfill").await <= 9);
+    history.assert_delivered(&again, last).await;
+    assert_eq!((feed_requests(&second, "initial").await, feed_requests(&second, "relist").await), (1, 0), "one list");
+    assert!(feed_requests(&second, "backfill").await <= 9);
 }
 
 /// Kubernetes issue 59848: a client that reads an old state acts on objects that have changed.
@@ -91,8 +91,8 @@ async fn old_resume_state_is_not_served_to_reads() {
     assert!(!one.is_cached(), "nor one object of it, or that there is none");
     up.faults().unhush_watches();
     late.reached(last).await;
-    let shown = || async { app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached() };
-    direct::eventually("once it is proven, it is", shown).await;
+    let state_is_cached = || async { app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached() };
+    direct::eventually("once it is proven, it is", state_is_cached).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,14 +115,14 @@ async fn too_old_resume_does_not_expire_recent_resumes() {
         let joined = began.elapsed();
         assert_eq!(old.ended().await, Ended::Expired);
         let last = up.churn(10).await;
-        history.is_told_to(&recent, last).await;
-        let lists = (asked(&app, "initial").await, asked(&app, "relist").await);
+        history.assert_delivered(&recent, last).await;
+        let lists = (feed_requests(&app, "initial").await, feed_requests(&app, "relist").await);
         if lists == (1, 0) {
             return;
         }
         assert!(joined >= Duration::from_millis(300), "one list: {lists:?}");
     }
-    panic!("they never came together: nothing was tried");
+    panic!("they never arrived together: nothing was tested");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,16 +133,16 @@ async fn concurrent_late_resumes_share_few_backfill_watches() {
     up.churn(FLEET).await;
     let app = begun(&up).await;
     let last = up.churn(5).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     let mut versions: Vec<_> = history.all().iter().map(|event| event.rv - 1).take(FLEET).collect();
     fastrand::Rng::with_seed(211).shuffle(&mut versions);
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
-    history.is_told_to(&fleet, last).await;
-    let watches = asked(&app, "backfill").await;
+    history.assert_delivered(&fleet, last).await;
+    let watches = feed_requests(&app, "backfill").await;
     // Each client that resumes from before all earlier ones costs a watch: six on average for a random order, which
     // the machine also influences. The probability of more than 25 is below one in a billion.
-    assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that came together");
-    assert_eq!(asked(&app, "initial").await, 1);
+    assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that resumed together");
+    assert_eq!(feed_requests(&app, "initial").await, 1);
 }
 
 /// Selections by key: a namespace, one object, or all others.
@@ -174,9 +174,9 @@ async fn namespace_or_name_resume_receives_exact_events_from_backfill() {
     ] {
         let plan = app.watch(path).from(history.from);
         let watch = if fields.is_empty() { plan.await } else { plan.fields(fields).await };
-        history.is_shown_to(&[watch], last).await;
+        history.assert_delivered_filtered(&[watch], last).await;
     }
-    assert_eq!(asked(&app, "backfill").await, 1);
+    assert_eq!(feed_requests(&app, "backfill").await, 1);
 }
 
 /// A node's feed has the node's field selector, so the same selector of its agents needs no further request.
@@ -197,11 +197,11 @@ async fn late_resume_on_node_proxy_receives_all_events() {
     let last = up.put_pod(&pod("stays", "node-1", 2));
     for fields in ["spec.nodeName=node-1", "spec.nodeName=node-1,status.phase=Running"] {
         let watch = app.watch(PODS).fields(fields).from(history.from).await;
-        history.is_shown_to(&[watch], last).await;
+        history.assert_delivered_filtered(&[watch], last).await;
     }
 }
 
-/// Storage is asked whether an object matched the selector before its first change.
+/// Storage is queried whether an object matched the selector before its first change.
 #[tokio::test]
 async fn selector_resume_from_backfill_receives_exact_transitions() {
     let up = demo::upstream().pods(6).seed(213).run().await;
@@ -209,9 +209,13 @@ async fn selector_resume_from_backfill_receives_exact_transitions() {
     let app = begun(&up).await;
     for selector in ["team=x", "team!=x", "team in (x,y)", "team", "!team"] {
         let watch = app.watch(PODS).labels(selector).from(history.from).await;
-        history.is_shown_to(&[watch], up.revision()).await;
+        history.assert_delivered_filtered(&[watch], up.revision()).await;
     }
-    assert_eq!((asked(&app, "backfill").await, asked(&app, "past_object").await), (1, 3), "for all of them");
+    assert_eq!(
+        (feed_requests(&app, "backfill").await, feed_requests(&app, "past_object").await),
+        (1, 3),
+        "for all of them"
+    );
 }
 
 /// Upstream's window has the changes, but storage has forgotten the states before them.
@@ -228,7 +232,7 @@ async fn selector_resume_without_past_objects_returns_410() {
         assert_eq!(watch.ended().await, Ended::Expired, "{selector}");
     }
     let unfiltered = app.watch(PODS).from(history.from).await;
-    history.is_told_to(&[unfiltered], up.revision()).await;
+    history.assert_delivered(&[unfiltered], up.revision()).await;
 }
 
 /// Pods that change their team, appear and disappear.
@@ -243,7 +247,7 @@ async fn labelled(up: &RunningDemoApiserver) -> History {
     }
     up.put_pod(&Pod::new("default", "bare"));
     let last = up.delete_pod("default", "goes");
-    history.upto(last).await;
+    history.read_to(last).await;
     history
 }
 
@@ -261,7 +265,7 @@ async fn resume_before_upstream_history_returns_410_from_memory() {
         assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
         assert!(asked_at.elapsed() < Duration::from_secs(1) + ALLOWANCE, "from memory");
     }
-    assert_eq!(asked(&app, "backfill").await, 1);
+    assert_eq!(feed_requests(&app, "backfill").await, 1);
 }
 
 #[tokio::test]
@@ -276,8 +280,8 @@ async fn refused_backfill_returns_410_without_retry() {
     for watch in &fleet {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
-    assert!(began.elapsed() < HELD + ALLOWANCE, "{:?}", began.elapsed());
-    assert_eq!(asked(&app, "backfill").await, 1);
+    assert!(began.elapsed() < LONGER_THAN_HELD + ALLOWANCE, "{:?}", began.elapsed());
+    assert_eq!(feed_requests(&app, "backfill").await, 1);
 }
 
 /// Bookmarks are also correct in backfilled history: no matching event is missing before them.
@@ -295,6 +299,6 @@ async fn bookmark_after_backfill_covers_all_earlier_events() {
     direct::followed(&up, "pods").await;
     up.faults().only("pods").bookmark();
     watch.reached(beyond).await;
-    history.upto(last).await.judge([&watch], &[ApiserverGuarantee::Reliable, ApiserverGuarantee::Bookmarkable]);
+    history.read_to(last).await.judge([&watch], &[ApiserverGuarantee::Reliable, ApiserverGuarantee::Bookmarkable]);
     assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv >= last), "{:?}", watch.bookmarks());
 }

@@ -22,7 +22,7 @@ fn whole_lists(up: &RunningDemoApiserver, path: &str) -> usize {
         let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
         !watch && !query.contains("fieldSelector") && !query.contains("continue")
     };
-    direct::asked_by_proxies(up, path).iter().filter(whole).count()
+    direct::proxy_queries(up, path).iter().filter(whole).count()
 }
 
 async fn sum(app: &App, series: &str) -> u64 {
@@ -48,17 +48,17 @@ fn happen(up: &RunningDemoApiserver) -> u64 {
     up.delete_pod("default", "doomed")
 }
 
-/// Stops the apiserver, restores its storage, and runs `meanwhile` before the proxy can reach it again.
+/// Stops the apiserver, restores its storage, and runs `before_reachable` before the proxy can reach it again.
 async fn restored(
     up: &RunningDemoApiserver,
     app: &App,
     backup: &StoreBackup,
-    meanwhile: impl FnOnce(&RunningDemoApiserver),
+    before_reachable: impl FnOnce(&RunningDemoApiserver),
 ) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().restore(backup);
-    meanwhile(up);
+    before_reachable(up);
     up.faults().up().await;
 }
 
@@ -79,12 +79,12 @@ async fn watches(app: &App, path: &str) -> Vec<Watch> {
 async fn assert_restored(up: &RunningDemoApiserver, app: &App, path: &str) {
     let any = app.get(&format!("{path}?resourceVersion=0")).await;
     assert!(any.is_cached());
-    let theirs = direct::straight(up).get(path).await;
+    let theirs = direct::upstream_client(up).get(path).await;
     assert_eq!(any.items(), theirs.items());
     assert!(any.rv() <= theirs.rv(), "of the restored history: {} {}", any.rv(), theirs.rv());
     let listed = app.watch(path).initial_events().await;
     listed.listed().await;
-    let theirs = direct::straight(up).watch(path).initial_events().await;
+    let theirs = direct::upstream_client(up).watch(path).initial_events().await;
     theirs.listed().await;
     assert_same("listed from us", &listed.changes(), &theirs.changes());
 }
@@ -125,7 +125,7 @@ type Meanwhile = (&'static str, fn(&RunningDemoApiserver, u64));
 const MEANWHILE: [Meanwhile; 8] = [
     ("nothing", |_, _| {}),
     ("an apiserver that knows no history", |up, _| up.faults().forget_window()),
-    ("changes, still behind", |up, _| {
+    ("changes, still below our version", |up, _| {
         up.create_pod("default", "new");
         up.faults().forget_window();
     }),
@@ -210,7 +210,7 @@ async fn feed_restarted_by_restore_does_not_start_at_client_version() {
     .await;
     assert_eq!(watch.ended().await, Ended::Expired);
     assert_restored(&up, &app, PODS).await;
-    let exact = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| query.contains("Exact")).count();
+    let exact = direct::proxy_queries(&up, PODS).into_iter().filter(|query| query.contains("Exact")).count();
     assert_eq!(exact, 1, "at its start");
 }
 
@@ -246,7 +246,7 @@ async fn consistent_read_detects_restore_on_open_stream() {
     assert_restored(&up, &app, PODS).await;
     assert_eq!(rewound(&app, "pods.v1").await, 1);
     let lists = whole_lists(&up, PODS) - before;
-    assert!(lists <= 3, "{lists} lists, those that were passed through included");
+    assert!(lists <= 3, "{lists} lists, including forwarded ones");
 }
 
 /// If the storage has reached a later version before the first request, only the objects differ.
@@ -314,7 +314,7 @@ async fn restore_detected_by_one_feed_rechecks_other_feeds() {
     assert_eq!([after[1] - before[1], after[2] - before[2]], [1, 1]);
     for resource in ["pods.v1", "nodes.v1", "configmaps.v1"] {
         assert_eq!(rewound(&app, resource).await, 1, "{resource}");
-        assert_eq!(doubts(&app, resource).await, 1, "{resource}: those who were told do not tell it on");
+        assert_eq!(doubts(&app, resource).await, 1, "{resource}: feeds that were notified do not notify others");
     }
 }
 
@@ -364,7 +364,7 @@ async fn relist_does_not_read_stale_server_cache() {
     let last = up.create_pod("default", "newer");
     watch.reached(last).await;
     whole(&app, last).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     let (before, since) = (app.get(&format!("{PODS}?resourceVersion=0")).await, now_ns());
     up.faults().cache_lags(old);
     // After three unreadable events at the same version, the feed starts from nothing.
@@ -379,7 +379,7 @@ async fn relist_does_not_read_stale_server_cache() {
     let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
     let mut evidence = history.evidence();
     evidence.watch(&watch);
-    evidence.answers([&before, &any]).broken("what cannot be read", since, &[ApiserverGuarantee::Expired]);
+    evidence.answers([&before, &any]).broken("an unreadable frame", since, &[ApiserverGuarantee::Expired]);
     evidence.shows(&[ApiserverGuarantee::Monotone, ApiserverGuarantee::ListSnapshot]);
     assert!(before.is_cached() && any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
     assert_eq!(rewound(&app, "pods.v1").await, 0);
@@ -407,7 +407,7 @@ async fn watch_from_lost_version_waits_like_apiserver() {
     let (up, app, watches, backup, last) = begun(226).await;
     restored(&up, &app, &backup, |_| {}).await;
     join_all(watches.iter().map(Watch::ended)).await;
-    let (ours, theirs) = (app.watch(PODS).from(last).await, direct::straight(&up).watch(PODS).from(last).await);
+    let (ours, theirs) = (app.watch(PODS).from(last).await, direct::upstream_client(&up).watch(PODS).from(last).await);
     up.create_pod("default", "behind");
     pass(&up, last);
     let later = up.create_pod("default", "later");
@@ -416,7 +416,7 @@ async fn watch_from_lost_version_waits_like_apiserver() {
     assert_eq!(ours.events().len(), 1, "nothing at that version or below: {:?}", ours.events());
     // Both refuse a LIST at a future version.
     let future = format!("{PODS}?resourceVersion={}&resourceVersionMatch=NotOlderThan", later + 1_000);
-    let (ours, theirs) = (app.get(&future).await, direct::straight(&up).get(&future).await);
+    let (ours, theirs) = (app.get(&future).await, direct::upstream_client(&up).get(&future).await);
     assert_eq!((ours.status, theirs.status), (504, 504));
 }
 
@@ -452,7 +452,7 @@ async fn replicas_list_once_each_after_restore() {
 async fn resumed_stream_with_same_history_needs_no_extra_request() {
     let (up, app, watches, _, last) = begun(228).await;
     whole(&app, last).await;
-    let asked = direct::asked_by_proxies(&up, PODS).len();
+    let before = direct::proxy_queries(&up, PODS).len();
     for _ in 0..3 {
         up.faults().down().await;
         app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -462,6 +462,6 @@ async fn resumed_stream_with_same_history_needs_no_extra_request() {
         whole(&app, last).await;
     }
     assert!(watches.iter().all(Watch::is_open));
-    assert_eq!(direct::asked_by_proxies(&up, PODS).len() - asked, 3, "{:?}", direct::asked_by_proxies(&up, PODS));
+    assert_eq!(direct::proxy_queries(&up, PODS).len() - before, 3, "{:?}", direct::proxy_queries(&up, PODS));
     assert_eq!(sum(&app, "kube_fanout_upstream_duplicates_total pods").await, 3);
 }

@@ -50,7 +50,7 @@ async fn goes_on(up: &RunningDemoApiserver, app: &App) {
             return;
         }
     }
-    panic!("no watch of {LISTS_MAX} was told anything for long");
+    panic!("none of {LISTS_MAX} watches received events for long");
 }
 
 /// Upstream comes back with a window that starts after its clients' versions, and keeps moving while the writer lives.

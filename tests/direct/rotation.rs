@@ -35,20 +35,20 @@ async fn rotated_serving_certificate_applies_to_new_connections() {
     let (dir, old, new) = (Dir::new(), pair(), pair());
     let (certificate, key) = install(&dir, "tls", &old);
     let app = direct::app(&up).tls_from(certificate.clone(), key).run().await;
-    let held = app.multiplexed().await;
-    assert_eq!(held.get("/version").await.status, 200);
+    let kept_client = app.multiplexed().await;
+    assert_eq!(kept_client.get("/version").await.status, 200);
     let half = new.cert.pem();
     spoil(&app, &dir, "tls.crt", &half[..half.len() / 2], "listener_certificate").await;
     assert_eq!(app.get("/version").await.status, 200, "the old one is still good");
     spoil(&app, &dir, "tls.crt", &half, "listener_certificate").await;
-    assert_eq!(app.get("/version").await.status, 200, "its key has not come yet");
+    assert_eq!(app.get("/version").await.status, 200, "its key is not written yet");
     install(&dir, "tls", &new);
     let trusting = app.over(Protocol::Http1).trusting(Some(Trust::in_file(&certificate)));
     let renewed = || async { trusting.request(Method::GET, "/version").try_send().await.is_ok() };
-    eventually("the new certificate is shown", renewed).await;
+    eventually("the new certificate is served", renewed).await;
     let refused = app.over(Protocol::Http1).request(Method::GET, "/version").try_send().await;
-    assert!(refused.is_err(), "nobody is shown the old one any more");
-    assert_eq!(held.get("/version").await.status, 200, "a connection goes on with what it began with");
+    assert!(refused.is_err(), "the old certificate is no longer served");
+    assert_eq!(kept_client.get("/version").await.status, 200, "an open connection keeps its certificate");
 }
 
 /// A certificate that expired in 2021, and its key.
@@ -109,7 +109,7 @@ fn kubeconfig(address: &str) -> String {
 }
 
 async fn next(stream: &mut Incoming) -> String {
-    let frame = within("a piece of the stream", stream.frame()).await.expect("it goes on").expect("unbroken");
+    let frame = within("a piece of the stream", stream.frame()).await.expect("it continues").expect("unbroken");
     String::from_utf8(frame.into_data().expect("data").to_vec()).expect("text")
 }
 
@@ -128,26 +128,26 @@ async fn rotated_upstream_credentials_apply_to_new_requests() {
     let asked_as = |pair: Pair| {
         let (app, upstream) = (&app, &upstream);
         let leaf = pair.cert.der().to_vec();
-        let ask = move || {
+        let has_received = move || {
             let leaf = leaf.clone();
-            async move { app.get("/version").await.status == 200 && upstream.shown_at("/version") == Some(leaf) }
+            async move { app.get("/version").await.status == 200 && upstream.certificate_at("/version") == Some(leaf) }
         };
-        async move { eventually("upstream is shown it", ask).await }
+        async move { eventually("upstream receives it", has_received).await }
     };
     asked_as(old).await;
     let mut stream = app.request(Method::GET, "/stream").open().await.expect("a stream").into_body();
-    upstream.say("one");
+    upstream.send_to_all("one");
     assert_eq!(next(&mut stream).await, "one");
     install(&dir, "client", &new);
     asked_as(new).await;
-    upstream.say("two");
-    assert_eq!(next(&mut stream).await, "two", "what ran goes on");
-    let shown = upstream.shown_at("/version");
+    upstream.send_to_all("two");
+    assert_eq!(next(&mut stream).await, "two", "open streams continue");
+    let accepted = upstream.certificate_at("/version");
     let plaintext = kubeconfig("10.1.2.3:1").replace("https:", "http:");
     for spoilt in ["apiVersion: v1\nkind: Conf", &kubeconfig("127.0.0.1:1"), &plaintext] {
         spoil(&app, &dir, "kubeconfig", spoilt, "upstream_credentials").await;
         assert_eq!(app.get("/version").await.status, 200);
-        assert_eq!(upstream.shown_at("/version"), shown, "the last good ones stay: {spoilt}");
+        assert_eq!(upstream.certificate_at("/version"), accepted, "the last good ones stay: {spoilt}");
     }
     dir.file("kubeconfig", &kubeconfig(&address));
     install(&dir, "client", &newer);

@@ -18,7 +18,7 @@ const MOMENT: Duration = Duration::from_millis(10);
 
 /// Makes the metrics listener authenticate scrapers with upstream, on an address of its own with a certificate and key
 /// in `dir`.
-fn asked(plan: Plan, dir: &Dir) -> Plan {
+fn authenticated(plan: Plan, dir: &Dir) -> Plan {
     let own = pair();
     let certificate = dir.file("metrics.crt", &own.cert.pem());
     let key = dir.file("metrics.key", &own.signing_key.serialize_pem());
@@ -56,7 +56,7 @@ fn is_metrics(answer: &Answer) -> bool {
 #[tokio::test]
 async fn scrape_requires_token_with_metrics_permission() {
     let (up, dir) = (upstream().await, Dir::new());
-    let app = asked(direct::app(&up), &dir).run().await;
+    let app = authenticated(direct::app(&up), &dir).run().await;
     let unauthorized = (401, "Unauthorized".to_owned());
     assert_eq!(app.metrics_client().get("/metrics").await.refusal(), unauthorized, "without a token");
     assert_eq!(scrape(&app, "stolen").await.refusal(), unauthorized);
@@ -67,9 +67,9 @@ async fn scrape_requires_token_with_metrics_permission() {
     assert_eq!(denied.json()["kind"], "Status");
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = app.metrics_client().over(protocol).bearing("thyme");
-        let shown = client.get("/metrics").await;
-        assert!(is_metrics(&shown), "{}", shown.text());
-        assert_eq!(shown.header("content-type"), Some("text/plain; version=0.0.4"));
+        let page = client.get("/metrics").await;
+        assert!(is_metrics(&page), "{}", page.text());
+        assert_eq!(page.header("content-type"), Some("text/plain; version=0.0.4"));
         assert_eq!(client.request(Method::HEAD, "/metrics").send().await.status, 200);
         assert_eq!(client.request(Method::POST, "/metrics").send().await.status, 405);
         for path in ["/debug/watches", "/debug/feeds", "/readyz", "/", PODS] {
@@ -86,40 +86,40 @@ async fn scrape_requires_token_with_metrics_permission() {
         .try_send();
     assert!(plain.await.map_or(true, |answer| answer.status >= 400), "not in the clear");
     // Probes have no token, and local processes can always read metrics on the admin address.
-    let before = up.reviews().asked();
+    let before = up.reviews().counts();
     assert_eq!(app.healthz_client().get("/livez").await.status, 200);
     assert_eq!(app.admin("/metrics").await.status, 200);
-    assert_eq!(up.reviews().asked(), before);
+    assert_eq!(up.reviews().counts(), before);
 }
 
 #[tokio::test]
 async fn repeated_scrapes_use_cached_reviews() {
     let (up, dir) = (upstream().await, Dir::new());
     let long = std::time::Duration::from_secs(600);
-    let remembering = asked(direct::app(&up), &dir).with(|config| {
-        let scrapes = config.scrapes.as_mut().expect("asked");
+    let remembering = authenticated(direct::app(&up), &dir).with(|config| {
+        let scrapes = config.scrapes.as_mut().expect("delegated scrapes");
         (scrapes.token_ttl, scrapes.allowed_ttl, scrapes.denied_ttl) = (long, long, long);
     });
     let app = remembering.run().await;
     app.discovered().await;
-    assert_eq!(up.reviews().asked(), ReviewCounts::default(), "no scrape, no question");
+    assert_eq!(up.reviews().counts(), ReviewCounts::default(), "no scrape, no question");
     for _ in 0..10 {
         assert!(is_metrics(&scrape(&app, "thyme").await));
     }
-    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 1, accesses: 1 });
+    assert_eq!(up.reviews().counts(), ReviewCounts { tokens: 1, accesses: 1 });
     for _ in 0..10 {
         assert_eq!(scrape(&app, "cumin").await.status, 403);
         assert_eq!(scrape(&app, "stolen").await.status, 401);
         assert_eq!(app.metrics_client().get("/metrics").await.status, 401);
     }
-    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 3, accesses: 2 }, "a no is remembered as well");
+    assert_eq!(up.reviews().counts(), ReviewCounts { tokens: 3, accesses: 2 }, "a denial is cached too");
 }
 
 #[tokio::test]
 async fn guessed_scrape_tokens_are_limited_and_block_no_valid_scraper() {
     let (up, dir) = (upstream().await, Dir::new());
-    let app = asked(direct::app(&up), &dir)
-        .with(|config| config.scrapes.as_mut().expect("asked").token_ttl = MOMENT)
+    let app = authenticated(direct::app(&up), &dir)
+        .with(|config| config.scrapes.as_mut().expect("delegated scrapes").token_ttl = MOMENT)
         .run()
         .await;
     assert!(is_metrics(&scrape(&app, "thyme").await), "known before");
@@ -141,8 +141,8 @@ async fn guessed_scrape_tokens_are_limited_and_block_no_valid_scraper() {
     let limits = AuthConfig::of_scrapes(&AuthConfig::default());
     let seconds = began.elapsed().as_secs() + 1;
     let stated = u64::from(limits.reviews_burst_per_source) + seconds * u64::from(limits.reviews_per_source);
-    let asked = up.reviews().asked().tokens;
-    assert!(asked <= stated + 1 + scrapes, "{asked} questions in {seconds} s");
+    let reviewed = up.reviews().counts().tokens;
+    assert!(reviewed <= stated + 1 + scrapes, "{reviewed} questions in {seconds} s");
     // A stalled machine may leave time for all of them.
     assert!(shed > 0 || stated >= 300, "there were more guesses than that");
 }
@@ -151,10 +151,10 @@ async fn guessed_scrape_tokens_are_limited_and_block_no_valid_scraper() {
 async fn scrape_is_refused_after_revocation_or_review_outage() {
     let (up, dir) = (upstream().await, Dir::new());
     let quickly = |config: &mut ServeSettings| {
-        let scrapes = config.scrapes.as_mut().expect("asked");
+        let scrapes = config.scrapes.as_mut().expect("delegated scrapes");
         (scrapes.token_ttl, scrapes.allowed_ttl, scrapes.denied_ttl) = (MOMENT, MOMENT, MOMENT);
     };
-    let app = asked(direct::app(&up), &dir).with(quickly).run().await;
+    let app = authenticated(direct::app(&up), &dir).with(quickly).run().await;
     let answers = |status: u16| {
         let app = &app;
         async move { eventually(&format!("{status}"), || async { scrape(app, "thyme").await.status == status }).await }
@@ -188,7 +188,7 @@ async fn scrape_is_refused_after_revocation_or_review_outage() {
 #[tokio::test]
 async fn metrics_certificate_reloads_when_files_change() {
     let (up, dir) = (upstream().await, Dir::new());
-    let app = asked(direct::app(&up), &dir).run().await;
+    let app = authenticated(direct::app(&up), &dir).run().await;
     assert!(is_metrics(&scrape(&app, "thyme").await));
     let failed = || async {
         let text = app.admin("/metrics").await.text();
@@ -196,14 +196,14 @@ async fn metrics_certificate_reloads_when_files_change() {
     };
     let (before, new) = (failed().await, pair());
     dir.file("metrics.crt", &new.cert.pem());
-    eventually("its key has not come yet", || async { failed().await > before }).await;
+    eventually("its key is not written yet", || async { failed().await > before }).await;
     assert!(is_metrics(&scrape(&app, "thyme").await), "the old one is still good");
     dir.file("metrics.key", &new.signing_key.serialize_pem());
     let trusting =
         app.metrics_client().clone().trusting(Some(Trust::in_file(&dir.join("metrics.crt")))).bearing("thyme");
     let renewed =
         || async { trusting.request(Method::GET, "/metrics").try_send().await.is_ok_and(|it| is_metrics(&it)) };
-    eventually("the new one is shown", renewed).await;
+    eventually("the new certificate is served", renewed).await;
 }
 
 /// A certificate needs no TokenReview, and a browser that presents one for a web page is detected.
@@ -214,12 +214,12 @@ async fn scrape_with_client_certificate_is_authorized() {
     let app = scraped(direct::app(&up).for_certificates_of(&authority.pem, &dir)).run().await;
     let own = dir.join("own.pem");
     let showing = |of: &Authority, name: &str| {
-        let shown = Trust::showing(&own, &of.issue(name));
-        app.metrics_client().over(Protocol::Http1).trusting(Some(shown))
+        let identity = Trust::showing(&own, &of.issue(name));
+        app.metrics_client().over(Protocol::Http1).trusting(Some(identity))
     };
     let prometheus = showing(&authority, "prometheus");
     assert!(is_metrics(&prometheus.get("/metrics").await));
-    assert_eq!(up.reviews().asked(), ReviewCounts { tokens: 0, accesses: 1 });
+    assert_eq!(up.reviews().counts(), ReviewCounts { tokens: 0, accesses: 1 });
     assert_eq!(showing(&authority, "nosy").get("/metrics").await.status, 403);
     assert_eq!(showing(&stranger, "prometheus").get("/metrics").await.status, 401);
     let of_a_page = prometheus.request(Method::GET, "/metrics").header("sec-fetch-site", "cross-site").send().await;
@@ -240,7 +240,7 @@ async fn guessed_scrape_tokens_do_not_use_client_review_budget() {
         config.delegated.auth.reviews_burst_per_source = 1;
         config.delegated.auth.reviews_per_source = 1;
     };
-    let app = asked(direct::app(&up).with(few), &dir).run().await;
+    let app = authenticated(direct::app(&up).with(few), &dir).run().await;
     for guess in 0..50 {
         scrape(&app, &format!("guess-{guess}")).await;
     }
@@ -269,22 +269,22 @@ fn metrics_auth_without_tls_is_rejected_with_all_errors() {
         "metricsBindAddress: off\nmetrics: {auth: delegated}\ndelegated: {tokenTTL: 20s}\nlimits: {watches: 0}\n",
     );
     let in_the_clear = "metrics.auth: without TLS the tokens of scrapes would be sent in clear text";
-    for said in [
+    for message in [
         in_the_clear,
         "metrics.* requires metricsBindAddress",
         "delegated.* requires auth: delegated",
         "limits.watches",
     ] {
-        assert!(all.code == Some(78) && all.stderr.contains(said), "{said}: {}", all.stderr);
+        assert!(all.code == Some(78) && all.stderr.contains(message), "{message}: {}", all.stderr);
     }
     let clear = check(&scraped);
     assert!(clear.code == Some(78) && clear.stderr.contains(in_the_clear), "{}", clear.stderr);
     let other = check(&["--metrics-auth", "token", "--metrics-bind-address", "0.0.0.0:10249"]);
-    let said = "metrics.auth: \"token\" is not supported (expected \"none\" or \"delegated\")";
-    assert!(other.code == Some(78) && other.stderr.contains(said), "{}", other.stderr);
+    let message = "metrics.auth: \"token\" is not supported (expected \"none\" or \"delegated\")";
+    assert!(other.code == Some(78) && other.stderr.contains(message), "{}", other.stderr);
     let half = of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {tls: {certificate: /tmp/x}}\n");
-    let said = "metrics.tls: set either certificate and key, or selfSigned";
-    assert!(half.code == Some(78) && half.stderr.contains(said), "{}", half.stderr);
+    let message = "metrics.tls: set either certificate and key, or selfSigned";
+    assert!(half.code == Some(78) && half.stderr.contains(message), "{}", half.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,9 +295,9 @@ async fn check_reports_missing_token_review_permission_for_scrapes() {
         "preload: [pods]\nmetricsBindAddress: 0.0.0.0:10249\nmetrics: {auth: delegated, tls: {selfSigned: true}}\n";
     let config = dir.file("config.yaml", config).display().to_string();
     let checked = || {
-        let words = ["check", "--kubeconfig", &file, "--config", &config].map(str::to_owned);
+        let arguments = ["check", "--kubeconfig", &file, "--config", &config].map(str::to_owned);
         async move {
-            let running = tokio::task::spawn_blocking(move || run(&words.each_ref().map(String::as_str)));
+            let running = tokio::task::spawn_blocking(move || run(&arguments.each_ref().map(String::as_str)));
             running.await.expect("no panic")
         }
     };
@@ -305,7 +305,7 @@ async fn check_reports_missing_token_review_permission_for_scrapes() {
     assert_eq!(all.code, Some(0), "{}{}", all.stdout, all.stderr);
     up.reviews().lack("create", "tokenreviews");
     let missing = checked().await;
-    let said =
+    let message =
         "the proxy may not create tokenreviews.authentication.k8s.io: scrapes cannot be authenticated (metrics.auth)";
-    assert!(missing.code == Some(1) && missing.stdout.contains(said), "{}", missing.stdout);
+    assert!(missing.code == Some(1) && missing.stdout.contains(message), "{}", missing.stdout);
 }

@@ -7,7 +7,7 @@ use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::future::join_all;
 use verify::ApiserverGuarantee;
 
-use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, straight};
+use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, upstream_client};
 use crate::process::metric;
 
 /// Creates, labels, moves, relabels and deletes one pod. Returns the last revision.
@@ -42,12 +42,12 @@ async fn label_change_emits_added_or_deleted() {
         watches.push(app.watch(path).labels("app=front").from(history.from).over(protocol).await);
     }
     let last = life(&up);
-    history.is_shown_to(&watches, last).await;
+    history.assert_delivered_filtered(&watches, last).await;
     for watch in &watches {
         let kinds = ["ADDED", "MODIFIED", "DELETED", "ADDED", "MODIFIED", "DELETED"];
         assert_eq!(types_of(&watch.events(), "default/nomad"), kinds);
         let left = watch.events().into_iter().find(|event| event.kind == "DELETED").expect("it left");
-        assert_eq!(left.object()["metadata"]["labels"]["app"], "front", "a DELETED shows what was");
+        assert_eq!(left.object()["metadata"]["labels"]["app"], "front", "a DELETED event has the previous object");
         assert_eq!(left.rv, history.from + 3, "at the version of the change");
     }
 }
@@ -60,7 +60,7 @@ async fn change_within_set_selector_emits_one_event() {
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).labels("app in (back,front)").from(history.from).await;
     let last = life(&up);
-    history.is_shown_to(&[watch], last).await;
+    history.assert_delivered_filtered(&[watch], last).await;
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn pod_node_change_emits_deleted_on_old_and_added_on_new() {
     let open = nodes.iter().map(|node| app.watch(PODS).fields(&format!("spec.nodeName={node}")).from(history.from));
     let watches = join_all(open.map(IntoFuture::into_future)).await;
     let last = life(&up);
-    history.is_shown_to(&watches, last).await;
+    history.assert_delivered_filtered(&watches, last).await;
     let seen: [&[_]; 3] =
         [&["ADDED", "DELETED"], &["ADDED", "MODIFIED", "DELETED"], &["ADDED", "MODIFIED", "MODIFIED", "DELETED"]];
     for (watch, seen) in watches.iter().zip(seen) {
@@ -91,14 +91,14 @@ async fn watch_by_namespace_or_name_receives_only_matching_events() {
     let by_name = app.watch("/api/v1/namespaces/default/pods").fields("metadata.name=nomad").from(from).await;
     let anywhere = app.watch(PODS).fields("metadata.name=nomad").from(from).await;
     let old_form = app.watch("/api/v1/watch/namespaces/default/pods/nomad").from(from).await;
-    let nobody = app.watch(PODS).fields("metadata.name=nomad,metadata.name=end").from(from).await;
+    let none_match = app.watch(PODS).fields("metadata.name=nomad,metadata.name=end").from(from).await;
     let last = life(&up);
     for watch in [by_path, by_field, by_name, anywhere, old_form] {
-        history.is_shown_to(&[watch], last).await;
+        history.assert_delivered_filtered(&[watch], last).await;
     }
     app.reached("pods", last).await;
-    assert_eq!(nobody.events(), [], "two names at once are nobody's");
-    assert!(nobody.is_open());
+    assert_eq!(none_match.events(), [], "no object has two names");
+    assert!(none_match.is_open());
 }
 
 /// Pods of `a-b` are not in `a`.
@@ -121,7 +121,7 @@ async fn namespace_prefix_does_not_match_longer_namespace() {
     watches[0].listed().await;
     up.create_pod("a-b", "second");
     let last = up.create_pod("a", "second");
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     let mut evidence = history.evidence();
     for query in ["", "?resourceVersion=0", "?labelSelector=%21missing"] {
         evidence.answer(&app.get(&format!("{path}{query}")).await);
@@ -176,7 +176,7 @@ async fn every_selector_watch_matches_upstream() {
     app.reached("pods", last).await;
     // Later watches read the same from the ring, whether or not a lane was open before.
     watches.extend(join_all(SELECTORS.iter().chain(&UNSEEN).map(open)).await);
-    history.is_shown_to(&watches, last).await;
+    history.assert_delivered_filtered(&watches, last).await;
 }
 
 fn joined(count: usize, each: impl Fn(usize) -> String) -> String {
@@ -205,7 +205,7 @@ async fn long_selector_lists_match_upstream() {
         let selectors = format!("labelSelector={}&fieldSelector={}", encoded(&labels), encoded(&fields));
         for options in ["", "&limit=2", "&resourceVersion=0"] {
             let path = format!("{PODS}?{selectors}{options}");
-            let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
+            let (ours, theirs) = (app.get(&path).await, upstream_client(&up).get(&path).await);
             assert_alike(&path, &ours, &theirs);
             assert!(ours.is_cached() && ours.status == 200, "{path}");
         }
@@ -220,7 +220,7 @@ async fn expensive_watch_selector_is_forwarded() {
     let (dear, plain) = (joined(150, |n| format!("!key-{n:03}")), joined(50, |n| format!("!key-{n:03}")));
     let from = up.revision();
     let ours = app.watch(PODS).labels(&dear).from(from).await;
-    let theirs = straight(&up).watch(PODS).labels(&dear).from(from).await;
+    let theirs = upstream_client(&up).watch(PODS).labels(&dear).from(from).await;
     let cached = app.watch(PODS).labels(&plain).from(from).await;
     up.churn(50).await;
     let last = up.create_pod("default", "last");
@@ -229,9 +229,10 @@ async fn expensive_watch_selector_is_forwarded() {
     }
     assert_same("what passes through", &ours.changes(), &theirs.changes());
     assert_same("what does not", &cached.changes(), &theirs.changes());
-    let asked = direct::asked_by_proxies(&up, PODS);
-    let named = |key: &str| asked.iter().filter(|query| query.contains("labelSelector") && query.contains(key)).count();
-    assert_eq!((named("key-149"), named("key-000")), (1, 1), "one of the two went upstream: {asked:?}");
+    let queries = direct::proxy_queries(&up, PODS);
+    let named =
+        |key: &str| queries.iter().filter(|query| query.contains("labelSelector") && query.contains(key)).count();
+    assert_eq!((named("key-149"), named("key-000")), (1, 1), "one of the two went upstream: {queries:?}");
 }
 
 /// A list's selector is evaluated for each object, so its cost grows with the number of objects.
@@ -249,11 +250,11 @@ async fn expensive_list_selector_is_forwarded() {
     };
     let before = counted().await;
     let (ours, theirs) =
-        (app.get(&format!("{dear}&limit=5")).await, straight(&up).get(&format!("{dear}&limit=5")).await);
+        (app.get(&format!("{dear}&limit=5")).await, upstream_client(&up).get(&format!("{dear}&limit=5")).await);
     assert_alike("a dear list", &ours, &theirs);
     assert!(!ours.is_cached() && ours.status == 200 && ours.items().len() == 5, "{}", ours.text());
-    let asked = direct::asked_by_proxies(&up, PODS);
-    assert_eq!(asked.iter().filter(|query| query.contains("long-name")).count(), 1, "it passed through");
+    let queries = direct::proxy_queries(&up, PODS);
+    assert_eq!(queries.iter().filter(|query| query.contains("long-name")).count(), 1, "it was forwarded");
     assert!(counted().await > before);
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 
-use crate::direct::{self, App, Ended, PODS, Protocol, Watch, straight};
+use crate::direct::{self, App, Ended, PODS, Protocol, Watch, upstream_client};
 
 const OFTEN: Duration = Duration::from_millis(60);
 const CACHED: &str = "/api/v1/pods?resourceVersion=0";
@@ -18,7 +18,7 @@ async fn sum(app: &App, name: &str, label: &str) -> u64 {
 }
 
 /// Number of self-check requests of a proxy.
-async fn asked(app: &App) -> u64 {
+async fn self_check_requests(app: &App) -> u64 {
     sum(app, "kube_fanout_feed_requests_total", r#"purpose="self_check""#).await
 }
 
@@ -30,8 +30,8 @@ async fn same(app: &App) -> u64 {
 /// Returns after `times` more self-checks of a proxy whose pods change.
 async fn compared(up: &RunningDemoApiserver, app: &App, times: u64) {
     let often = Box::pin(async {
-        let wanted = same(app).await + times;
-        while same(app).await < wanted {
+        let expected = same(app).await + times;
+        while same(app).await < expected {
             up.churn(20).await;
         }
     });
@@ -74,7 +74,7 @@ async fn self_check_mismatch_ends_watches_and_relists() {
             assert_eq!(watch.ended().await, Ended::Expired, "{what}");
         }
         app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
-        let (ours, theirs) = (app.get(CACHED).await, straight(&up).get(PODS).await);
+        let (ours, theirs) = (app.get(CACHED).await, upstream_client(&up).get(PODS).await);
         assert!(ours.is_cached(), "{what}");
         assert_eq!(ours.json()["items"], theirs.json()["items"], "{what}");
         assert_eq!(sum(&app, "kube_fanout_self_checks_total", r#"outcome="different""#).await, 1, "{what}");
@@ -108,23 +108,23 @@ async fn idle_proxy_sends_no_self_check_requests() {
     join_all(watches.iter().map(Watch::listed)).await;
     kept.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     compared(&changing, &other, 5).await;
-    assert_eq!((asked(&read).await, asked(&kept).await), (0, 0));
+    assert_eq!((self_check_requests(&read).await, self_check_requests(&kept).await), (0, 0));
     let last = up.update_pod("default", "changed");
     watches[0].reached(last).await;
     kept.reached("pods", last).await;
     direct::eventually("it is compared", || async { same(&read).await >= 1 }).await;
     // One more self-check if the change was not known to be complete at the first one.
     let is_at_rest = || async {
-        let before = asked(&read).await;
+        let before = self_check_requests(&read).await;
         compared(&changing, &other, 5).await;
-        asked(&read).await == before
+        self_check_requests(&read).await == before
     };
     direct::eventually("it asks nothing more", is_at_rest).await;
     // One request for the versions, and three for complete objects.
     let skipped = sum(&read, "kube_fanout_self_checks_total", r#"outcome="skipped""#).await;
-    let (questions, comparisons) = (asked(&read).await, same(&read).await + skipped);
+    let (questions, comparisons) = (self_check_requests(&read).await, same(&read).await + skipped);
     assert!((4..=4 * comparisons).contains(&questions), "{questions} questions for {comparisons} comparisons");
-    assert_eq!(asked(&kept).await, 0);
+    assert_eq!(self_check_requests(&kept).await, 0);
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ async fn token_encodings_share_one_watch_limit() {
     assert_eq!(open.len(), SHARE);
     app.bearing("b").watch(PODS).await;
     drop(open.pop());
-    direct::eventually("a place that is given back is there for another spelling", || async {
+    direct::eventually("a returned permit serves a request with another spelling", || async {
         app.bearing(&spellings()[SPELLINGS - 1]).watch(PODS).open().await.is_ok()
     })
     .await;
@@ -83,9 +83,9 @@ async fn token_encodings_share_one_forward_limit_when_impersonating() {
         call.header("impersonate-user", whom).open().await.expect("an answer")
     };
     let spellings = spellings();
-    let asked: FuturesUnordered<_> =
+    let requests: FuturesUnordered<_> =
         spellings.iter().enumerate().map(|(number, token)| watch(token, ["bob", "eve"][number % 2])).collect();
-    let answers: Vec<_> = asked.collect().await;
+    let answers: Vec<_> = requests.collect().await;
     let open = answers.iter().filter(|answer| answer.status() == 200).count();
     assert_eq!(open, SHARE);
     assert!(answers.iter().all(|answer| matches!(answer.status().as_u16(), 200 | 429)));

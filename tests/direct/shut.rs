@@ -36,7 +36,7 @@ impl Shut {
     }
 
     /// Returns the status. A body stays unread.
-    pub async fn ask(&mut self, path: &str, accept: &str) -> u16 {
+    pub async fn request_status(&mut self, path: &str, accept: &str) -> u16 {
         let request = Request::get(format!("http://{}{path}", self.host)).header("accept", accept);
         let mut sender = self.sender.clone().ready().await.expect("open");
         let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("open");
@@ -52,7 +52,7 @@ impl Shut {
     /// Asserts that all streams are reset, and not ended.
     pub async fn is_cut(&mut self) {
         for body in &mut self.bodies {
-            let end = within("the end of what was cut", body.data()).await;
+            let end = within("the end of the aborted response", body.data()).await;
             assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_reset())), "a truncated body looks whole");
         }
     }

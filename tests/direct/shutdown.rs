@@ -37,19 +37,19 @@ async fn drained_watch_receives_final_bookmark() {
     for grace in [4, 20, 90].map(Duration::from_secs) {
         let app = direct::app(&up).drain(grace).run().await;
         let from = up.revision();
-        let asked =
+        let with_bookmarks =
             Protocol::ALL.map(|protocol| app.watch(nowhere).from(from).bookmarks().over(protocol).into_future());
-        let (asked, silent) = (join_all(asked).await, app.watch(nowhere).from(from).await);
+        let (with_bookmarks, silent) = (join_all(with_bookmarks).await, app.watch(nowhere).from(from).await);
         let witness = app.watch(PODS).from(from).await;
         let last = up.create_pod("default", "elsewhere");
         witness.reached(last).await;
         if app.stop().await.took >= grace {
             continue;
         }
-        for watch in &asked {
+        for watch in &with_bookmarks {
             assert_eq!(watch.ended().await, Ended::Clean);
-            let reported: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
-            assert_eq!(reported, [(true, last)], "so that it resumes there, anywhere, without a list");
+            let received: Vec<_> = watch.events().iter().map(|event| (event.is_bookmark(), event.rv)).collect();
+            assert_eq!(received, [(true, last)], "so that it resumes there, anywhere, without a list");
         }
         assert_eq!((silent.ended().await, silent.events()), (Ended::Clean, Vec::<Event>::new()));
         return;
@@ -106,7 +106,7 @@ async fn drain_completes_requests_in_flight_and_serves_new_ones() {
             let answer = client.over(protocol).request(method.clone(), "/quick").body("x").send().await;
             assert_eq!((answer.status, answer.text().as_str()), (200, "at last"), "{method} {protocol:?}");
             let closes = answer.header("connection") == Some("close");
-            assert_eq!(closes, protocol == Protocol::Http1, "who comes is asked to come by another connection");
+            assert_eq!(closes, protocol == Protocol::Http1, "a new client must use another connection");
         }
     }
     assert!(!slow.is_finished());

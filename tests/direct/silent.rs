@@ -118,8 +118,8 @@ async fn open_connections_work_and_new_ones_wait_without_descriptors() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
-    let held = process.client().multiplexed().await;
-    let watches = [process.client().watch(PODS).initial_events().await, held.watch(PODS).initial_events().await];
+    let existing = process.client().multiplexed().await;
+    let watches = [process.client().watch(PODS).initial_events().await, existing.watch(PODS).initial_events().await];
     for watch in &watches {
         watch.listed().await;
     }
@@ -134,12 +134,12 @@ async fn open_connections_work_and_new_ones_wait_without_descriptors() {
         for watch in &watches {
             watch.reached(made).await;
         }
-        assert!(held.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
+        assert!(existing.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let (spent, took) = (process.cpu_seconds() - spent, began.elapsed().as_secs_f64());
-    assert!(spent < 2.0 + took / 5.0, "{spent} s of {took} s: it does not ask again and again for what is not there");
-    assert!(!asking.is_finished(), "nobody is let in");
+    assert!(spent < 2.0 + took / 5.0, "{spent} s of {took} s: it does not retry in a busy loop");
+    assert!(!asking.is_finished(), "no connection is accepted");
     drop(others);
     process.limit_descriptors(before);
     assert_eq!(within("the newcomer", asking).await.expect("no panic"), 200);
@@ -170,14 +170,14 @@ async fn admin_and_upstream_connections_evict_silent_connections() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
-    let held = process.client().multiplexed().await;
-    let watch = held.watch(PODS).initial_events().await;
+    let existing = process.client().multiplexed().await;
+    let watch = existing.watch(PODS).initial_events().await;
     watch.listed().await;
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let mut silent = silent(&address, SILENT).await;
     let read = async |name, label| metric(&process.metrics().await, name, label);
     let displaced = async || read("kube_fanout_connections_failed_total", "reason=\"evicted\"").await;
-    // Ours and that of who asks are there besides.
+    // The test's own connection and the prober's exist too.
     let are_there = || async { read("kube_fanout_connections_open", "").await > SILENT as f64 + 1.0 };
     eventually("they are there", are_there).await;
     assert!(displaced().await < 1.0);
@@ -195,9 +195,9 @@ async fn admin_and_upstream_connections_evict_silent_connections() {
     let upstream_has_none = || async {
         // Each followed log has an upstream connection of its own while it is requested.
         let path = "/api/v1/namespaces/default/pods/p0/log?follow=true";
-        let asked = 1 + logs.fetch_add(1, Ordering::Relaxed);
+        let count = 1 + logs.fetch_add(1, Ordering::Relaxed);
         let are_answered = async {
-            let answers = join_all((0..asked).map(|_| held.get(path))).await;
+            let answers = join_all((0..count).map(|_| existing.get(path))).await;
             answers.iter().all(|log| log.status < 500)
         };
         let before = displaced().await;
@@ -244,9 +244,9 @@ async fn connection_limit_evicts_idle_connection_but_no_stream() {
     let first = &idle[0];
     let gone = || async { first.request(Method::GET, "/").try_send().await.is_err() };
     eventually("the one that has idled for longest has gone", gone).await;
-    listening.say("still here");
+    listening.send_to_all("still here");
     for (_, stream) in &mut streams {
-        let frame = within("a word", stream.frame()).await.expect("it goes on").expect("unbroken");
+        let frame = within("a word", stream.frame()).await.expect("it continues").expect("unbroken");
         assert_eq!(frame.into_data().expect("data"), "still here");
     }
 }
@@ -308,8 +308,8 @@ async fn idle_timeout_closes_connection_without_open_stream() {
         idle.request(Method::GET, "/").try_send().await.is_err()
     };
     eventually("it takes no more requests", gone).await;
-    listening.say("still here");
-    assert!(within("a word", stream.frame()).await.expect("it goes on").is_ok());
+    listening.send_to_all("still here");
+    assert!(within("a word", stream.frame()).await.expect("it continues").is_ok());
     assert_eq!(busy.get("/").await.status, 200);
 }
 
@@ -325,16 +325,16 @@ async fn closing_connection_ignores_pipelined_requests() {
     let (second, _) = sender.send_request(request("/"), true).expect("it is sent");
     let connection = tokio::spawn(connection);
     assert_eq!(within("an answer", first).await.expect("the last one").status(), 200);
-    let refused = within("a refusal", second).await.expect_err("nobody has looked at it");
+    let refused = within("a refusal", second).await.expect_err("it was not processed");
     assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM), "it may be sent again");
     drop(sender);
     let _ = within("the end", connection).await;
     let mut io = listening.client().connect().await.expect("a connection");
     let piped = ["/leave", "/"].map(|path| format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).concat();
     io.write_all(piped.as_bytes()).await.expect("it is sent");
-    let mut heard = Vec::new();
-    let _ = within("the end", io.read_to_end(&mut heard)).await;
-    let heard = String::from_utf8(heard).expect("text");
-    assert_eq!(heard.matches("HTTP/1.1 200").count(), 1, "{heard}");
+    let mut received = Vec::new();
+    let _ = within("the end", io.read_to_end(&mut received)).await;
+    let received = String::from_utf8(received).expect("text");
+    assert_eq!(received.matches("HTTP/1.1 200").count(), 1, "{received}");
     assert_eq!(listening.requests(), 2, "of four");
 }

@@ -18,12 +18,12 @@ async fn stuck_watch_delays_no_other_and_catches_up_within_window() {
     let stuck = join_all((0..3).map(|n| plan(n).stall_after(10).into_future())).await;
     let last = up.churn(4_000).await;
     direct::within("the fast ones", join_all(fast.iter().map(|watch| watch.reached(last)))).await;
-    history.is_told_to(&fast, last).await;
+    history.assert_delivered(&fast, last).await;
     join_all(stuck.iter().map(|watch| watch.received(10))).await;
     assert!(stuck.iter().all(|watch| watch.events().len() == 10));
     stuck.iter().for_each(Watch::resume);
     // The ring has all events.
-    history.is_told_to(&stuck, last).await;
+    history.assert_delivered(&stuck, last).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -38,7 +38,7 @@ async fn stuck_watch_beyond_window_gets_410() {
     join_all(stuck.iter().map(|watch| watch.reached(tenth))).await;
     let last = up.churn(4_000).await;
     app.reached("pods", last).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     stuck.iter().for_each(Watch::resume);
     join_all(stuck.iter().map(|watch| watch.reached_or_ended(last))).await;
     history
@@ -65,7 +65,7 @@ async fn one_event_window_skips_no_event() {
     let mut last = 0;
     for _ in 0..5 {
         last = up.churn(1).await;
-        direct::within("everybody", join_all(watches.iter().map(|watch| watch.reached(last)))).await;
+        direct::within("every watch", join_all(watches.iter().map(|watch| watch.reached(last)))).await;
     }
     for _ in 0..150 {
         last = up.churn(2).await;
@@ -73,7 +73,7 @@ async fn one_event_window_skips_no_event() {
     }
     app.reached("pods", last).await;
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
-    history.upto(last).await.evidence().watches(&watches).window(1).overdue().shows(&[]);
+    history.read_to(last).await.evidence().watches(&watches).window(1).overdue().shows(&[]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
     assert!(watches.iter().all(|watch| watch.changes().len() >= 5), "they had seen those");
 }
@@ -87,9 +87,9 @@ async fn stuck_http2_stream_does_not_stall_other_streams() {
     let stuck = client.watch(PODS).from(history.from).stall_after(1).await;
     let fast = join_all((0..5).map(|_| client.watch(PODS).from(history.from).into_future())).await;
     let last = up.churn(300).await;
-    history.is_told_to(&fast, last).await;
+    history.assert_delivered(&fast, last).await;
     stuck.resume();
-    history.is_told_to(&[stuck], last).await;
+    history.assert_delivered(&[stuck], last).await;
 }
 
 /// A client that closes its sending side counts as disconnected, as in Go's server (R-DOWNSTREAM-9).
@@ -98,8 +98,8 @@ async fn half_closed_client_ends_watch_immediately() {
     let up = demo::upstream().pods(10).run().await;
     let app = direct::app(&up).run().await;
     let mut io = app.over(Protocol::Http1).connect().await.expect("a connection");
-    let asked = format!("GET {PODS}?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\n\r\n", app.url());
-    io.write_all(asked.replace("http://", "").as_bytes()).await.expect("sent");
+    let request = format!("GET {PODS}?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: {}\r\n\r\n", app.url());
+    io.write_all(request.replace("http://", "").as_bytes()).await.expect("sent");
     app.until_feed("pods", "a reader", |feed| feed["readers"] == 1).await;
     let left = tokio::time::Instant::now();
     io.shutdown().await.expect("half closed");

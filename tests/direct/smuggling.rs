@@ -11,13 +11,13 @@ use crate::direct::{self, App, Stub, stub, within};
 const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
 /// Returns everything that the server sends, up to the end of the connection.
-async fn say(app: &App, text: &str) -> String {
+async fn send(app: &App, text: &str) -> String {
     let mut io = app.connect().await.expect("a connection");
     io.write_all(text.as_bytes()).await.expect("it is sent");
-    let mut heard = Vec::new();
+    let mut response = Vec::new();
     // A server that closes with unread bytes resets the connection, which ends it too.
-    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
-    String::from_utf8_lossy(&heard).to_lowercase()
+    let _ = within("the end of the connection", io.read_to_end(&mut response)).await;
+    String::from_utf8_lossy(&response).to_lowercase()
 }
 
 async fn recording() -> (Stub, App) {
@@ -43,9 +43,9 @@ async fn ambiguous_body_length_smuggles_no_request() {
         ("a signed length", format!("content-length: +{}\r\n", body.len())),
     ] {
         for path in ["/version", "/api/v1/namespaces/default/pods/p/log"] {
-            let heard = say(&app, &format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n{body}")).await;
-            assert!(upstream.seen("/hidden").is_empty(), "{order}: {heard}");
-            assert!(heard.matches("http/1.1 ").count() <= 1, "{order}: {heard}");
+            let response = send(&app, &format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n{body}")).await;
+            assert!(upstream.seen("/hidden").is_empty(), "{order}: {response}");
+            assert!(response.matches("http/1.1 ").count() <= 1, "{order}: {response}");
         }
     }
 }
@@ -56,26 +56,27 @@ async fn refused_upgrade_closes_connection() {
     for protocol in ["websocket", "SPDY/3.1", "h2c", "other"] {
         for path in ["/version", "/api/v1/namespaces/default/pods/p/portforward"] {
             let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n");
-            let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{HIDDEN}")).await;
-            assert!(upstream.seen("/hidden").is_empty(), "{protocol}: {heard}");
-            assert!(heard.contains("connection: close"), "{protocol}: {heard}");
+            let response =
+                send(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{HIDDEN}")).await;
+            assert!(upstream.seen("/hidden").is_empty(), "{protocol}: {response}");
+            assert!(response.contains("connection: close"), "{protocol}: {response}");
         }
     }
     let connect = format!("CONNECT localhost:1 HTTP/1.1\r\nhost: localhost:1\r\n\r\n{HIDDEN}");
-    let heard = say(&app, &connect).await;
-    assert!(upstream.seen("/hidden").is_empty() && heard.contains("connection: close"), "{heard}");
+    let response = send(&app, &connect).await;
+    assert!(upstream.seen("/hidden").is_empty() && response.contains("connection: close"), "{response}");
 }
 
 /// Sends a request and returns the response, whose body is the request's path.
-async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields: &str) -> String {
+async fn send_request(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields: &str) -> String {
     io.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").as_bytes())
         .await
         .expect("it is sent");
-    let mut heard = Vec::new();
-    while !heard.ends_with(path.as_bytes()) {
-        heard.push(within("an answer", io.read_u8()).await.expect("the connection stays open"));
+    let mut response = Vec::new();
+    while !response.ends_with(path.as_bytes()) {
+        response.push(within("an answer", io.read_u8()).await.expect("the connection stays open"));
     }
-    String::from_utf8(heard).expect("text").to_lowercase()
+    String::from_utf8(response).expect("text").to_lowercase()
 }
 
 /// The JDK's client offers `h2c` with each request, and continues in HTTP/1.1 on the same connection. Bytes before the
@@ -86,18 +87,18 @@ async fn connection_remains_open_after_h2c_offer() {
     let offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
     let mut io = app.connect().await.expect("a connection");
     for path in ["/version", "/second", "/third"] {
-        let heard = ask(&mut io, path, offer).await;
-        assert!(heard.starts_with("http/1.1 200") && !heard.contains("connection: close"), "{heard}");
+        let response = send_request(&mut io, path, offer).await;
+        assert!(response.starts_with("http/1.1 200") && !response.contains("connection: close"), "{response}");
         for head in upstream.seen(path) {
             assert!(!head.headers.contains_key("upgrade") && !head.headers.contains_key("http2-settings"), "{head:?}");
         }
     }
     let last = format!("GET /last HTTP/1.1\r\nhost: localhost\r\n{offer}\r\n{HIDDEN}");
     io.write_all(last.as_bytes()).await.expect("it is sent");
-    let mut heard = Vec::new();
-    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
-    let heard = String::from_utf8_lossy(&heard).to_lowercase();
-    assert!(heard.contains("connection: close") && heard.ends_with("/last"), "{heard}");
+    let mut response = Vec::new();
+    let _ = within("the end of the connection", io.read_to_end(&mut response)).await;
+    let response = String::from_utf8_lossy(&response).to_lowercase();
+    assert!(response.contains("connection: close") && response.ends_with("/last"), "{response}");
     assert!(upstream.seen("/hidden").is_empty());
 }
 
@@ -110,8 +111,11 @@ async fn refused_connect_closes_connection() {
     let upstream = upstream.await;
     let app = direct::in_front_of(&upstream.url()).run().await;
     for target in ["localhost:443", "/version", "http://localhost/version"] {
-        let heard = say(&app, &format!("CONNECT {target} HTTP/1.1\r\nhost: localhost\r\n\r\n{HIDDEN}")).await;
-        assert!(heard.matches("http/1.1 ").count() <= 1 && !heard.starts_with("http/1.1 200"), "{target}: {heard}");
+        let response = send(&app, &format!("CONNECT {target} HTTP/1.1\r\nhost: localhost\r\n\r\n{HIDDEN}")).await;
+        assert!(
+            response.matches("http/1.1 ").count() <= 1 && !response.starts_with("http/1.1 200"),
+            "{target}: {response}"
+        );
     }
     assert!(upstream.seen("/hidden").is_empty());
 }
@@ -122,9 +126,9 @@ async fn http10_response_announces_connection_close() {
     let (upstream, app) = recording().await;
     for path in ["/version", "/api/v1/namespaces/default/pods/p/log"] {
         let fields = "host: localhost\r\nconnection: keep-alive\r\n";
-        let heard = say(&app, &format!("GET {path} HTTP/1.0\r\n{fields}\r\n{HIDDEN}")).await;
-        assert!(heard.starts_with("http/1.0 200") && heard.contains("connection: close"), "{heard}");
-        assert!(!heard.contains("keep-alive") && heard.ends_with(path), "{heard}");
+        let response = send(&app, &format!("GET {path} HTTP/1.0\r\n{fields}\r\n{HIDDEN}")).await;
+        assert!(response.starts_with("http/1.0 200") && response.contains("connection: close"), "{response}");
+        assert!(!response.contains("keep-alive") && response.ends_with(path), "{response}");
     }
     assert!(upstream.seen("/hidden").is_empty());
 }
@@ -143,9 +147,12 @@ async fn response_before_authentication_closes_connection() {
         ("/version", "sec-fetch-site: cross-site".to_owned(), 403),
         ("/api/%zz", "accept: */*".to_owned(), 400),
     ] {
-        let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
-        assert!(heard.starts_with(&format!("http/1.1 {code}")) && heard.contains("connection: close"), "{heard}");
-        assert_eq!(heard.contains("kube-fanout-refused-by: proxy"), code != 200, "{heard}");
+        let response = send(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
+        assert!(
+            response.starts_with(&format!("http/1.1 {code}")) && response.contains("connection: close"),
+            "{response}"
+        );
+        assert_eq!(response.contains("kube-fanout-refused-by: proxy"), code != 200, "{response}");
     }
     assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
 }
@@ -156,15 +163,15 @@ async fn request_target_with_fragment_returns_400() {
     let (upstream, app) = recording().await;
     let collection = "/api/v1/namespaces/default/configmaps";
     let delete = format!("DELETE {collection}#/a HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    assert!(say(&app, &delete).await.starts_with("http/1.1 400"));
+    assert!(send(&app, &delete).await.starts_with("http/1.1 400"));
     // Empty lines may precede a request (RFC 9112 §2.2).
-    assert!(say(&app, &format!("\r\n\r\n{delete}")).await.starts_with("http/1.1 400"));
+    assert!(send(&app, &format!("\r\n\r\n{delete}")).await.starts_with("http/1.1 400"));
     let mut io = app.connect().await.expect("a connection");
-    ask(&mut io, "/version", "").await;
+    send_request(&mut io, "/version", "").await;
     io.write_all(delete.as_bytes()).await.expect("it is sent");
-    let mut heard = Vec::new();
-    let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
-    assert!(heard.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&heard));
+    let mut response = Vec::new();
+    let _ = within("the end of the connection", io.read_to_end(&mut response)).await;
+    assert!(response.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&response));
     assert!(upstream.seen(collection).is_empty());
 }
 
@@ -172,8 +179,8 @@ async fn request_target_with_fragment_returns_400() {
 #[tokio::test]
 async fn http10_request_without_host_is_served() {
     let (upstream, app) = recording().await;
-    let heard = say(&app, "GET /version HTTP/1.0\r\n\r\n").await;
-    assert!(heard.starts_with("http/1.0 200"), "{heard}");
+    let response = send(&app, "GET /version HTTP/1.0\r\n\r\n").await;
+    assert!(response.starts_with("http/1.0 200"), "{response}");
     assert_eq!(upstream.seen("/version").len(), 1);
 }
 
@@ -181,8 +188,9 @@ async fn http10_request_without_host_is_served() {
 async fn ambiguous_request_returns_400_and_closes_connection() {
     let (upstream, app) = recording().await;
     for header in ["connection: impersonate-user", "x_remote_user: a", "host: other"] {
-        let heard = say(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
-        assert!(heard.starts_with("http/1.1 400") && heard.contains("connection: close"), "{header}: {heard}");
+        let response =
+            send(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
+        assert!(response.starts_with("http/1.1 400") && response.contains("connection: close"), "{header}: {response}");
     }
     assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
 }
@@ -197,8 +205,8 @@ async fn malformed_chunked_body_returns_400() {
     let app = direct::in_front_of(&upstream.url()).run().await;
     for chunk in ["zz\r\n", "-5\r\nhello\r\n", "ffffffffffffffff1\r\nhello\r\n", "5;a\nb\r\nhello\r\n"] {
         let head = "POST /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n";
-        let heard = say(&app, &format!("{head}{chunk}0\r\n\r\n{HIDDEN}")).await;
-        assert!(heard.starts_with("http/1.1 400"), "{chunk:?}: {heard}");
+        let response = send(&app, &format!("{head}{chunk}0\r\n\r\n{HIDDEN}")).await;
+        assert!(response.starts_with("http/1.1 400"), "{chunk:?}: {response}");
     }
     assert!(upstream.seen("/hidden").is_empty());
 }
@@ -222,8 +230,8 @@ async fn redirect_of_tunnel_returns_502() {
     for protocol in ["websocket", "SPDY/3.1"] {
         let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\nauthorization: Bearer theirs\r\n");
         let path = "/api/v1/namespaces/default/pods/p/portforward";
-        let heard = say(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n")).await;
-        assert!(heard.starts_with("http/1.1 502") && !heard.contains("location:"), "{protocol}: {heard}");
+        let response = send(&app, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n")).await;
+        assert!(response.starts_with("http/1.1 502") && !response.contains("location:"), "{protocol}: {response}");
     }
     assert!(elsewhere.seen("/api/v1/namespaces/default/pods/p/portforward").is_empty(), "{place}");
 }

@@ -165,7 +165,8 @@ async fn exec_and_attach_on_loopback_port_return_403() {
 async fn tunnel_paths_on_loopback_require_exec_on_loopback() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "reached")) }).await;
     let app = direct::in_front_of(&upstream.url()).unix().run().await;
-    let reported = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
+    let loopback_app =
+        direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
     let within = "/api/v1/namespaces/default";
     for path in [
         format!("{within}/pods/p/portforward?ports=80"),
@@ -190,7 +191,7 @@ async fn tunnel_paths_on_loopback_require_exec_on_loopback() {
             }
         }
         assert!(upstream.seen(route).is_empty(), "{path}");
-        for client in [&app.listener(1), &reported] {
+        for client in [&app.listener(1), &loopback_app] {
             assert_eq!(client.get(&path).await.text(), "reached", "{path}");
         }
     }
@@ -210,22 +211,22 @@ async fn tunnel_forwards_all_bytes_and_half_close() {
         let more = "x-stream-protocol-version: v5.channel.k8s.io\r\n\r\n";
         let head = format!("GET {EXEC} HTTP/1.1\r\nhost: localhost\r\n{upgrade}{more}");
         io.write_all(head.as_bytes()).await.expect("sent");
-        let words: Vec<u8> = (0..200_000u32).map(|n| u8::try_from(n % 251).expect("small")).collect();
+        let sent: Vec<u8> = (0..200_000u32).map(|n| u8::try_from(n % 251).expect("small")).collect();
         let (mut from, mut to) = tokio::io::split(io);
-        let say = async {
-            to.write_all(&words).await.expect("sent");
+        let sending = async {
+            to.write_all(&sent).await.expect("sent");
             to.shutdown().await.expect("half closed");
         };
-        let mut heard = Vec::new();
-        let hear = from.read_to_end(&mut heard);
-        let ((), read) = within("the tunnel's life", async { tokio::join!(say, hear) }).await;
+        let mut received = Vec::new();
+        let receiving = from.read_to_end(&mut received);
+        let ((), read) = within("the tunnel's life", async { tokio::join!(sending, receiving) }).await;
         read.expect("a clean end");
-        let end = heard.windows(4).position(|end| end == b"\r\n\r\n").expect("a head") + 4;
-        let head = String::from_utf8_lossy(&heard[..end]).to_lowercase();
+        let end = received.windows(4).position(|end| end == b"\r\n\r\n").expect("a head") + 4;
+        let head = String::from_utf8_lossy(&received[..end]).to_lowercase();
         assert!(head.starts_with("http/1.1 101") && head.contains(&format!("upgrade: {}", protocol.to_lowercase())));
         assert!(head.contains("x-stream-protocol-version: v5.channel.k8s.io"));
-        let expected = [b"hello ".as_slice(), &words, b" bye"].concat();
-        assert!(heard[end..] == expected, "{protocol}: {} bytes of {}", heard.len() - end, expected.len());
+        let expected = [b"hello ".as_slice(), &sent, b" bye"].concat();
+        assert!(received[end..] == expected, "{protocol}: {} bytes of {}", received.len() - end, expected.len());
     }
     assert_eq!(upstream.seen("/api/v1/namespaces/default/pods/p/exec").len(), 2);
 }
@@ -240,17 +241,17 @@ async fn refused_tunnel_returns_403_and_tunnels_no_bytes() {
         "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n{smuggled}"
     );
     io.write_all(head.as_bytes()).await.expect("sent");
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let mut part = [0; 4096];
     within("the refusal", async {
-        while !String::from_utf8_lossy(&heard).contains("no tunnel for you") {
+        while !String::from_utf8_lossy(&received).contains("no tunnel for you") {
             let read = io.read(&mut part).await.expect("an answer");
-            assert_ne!(read, 0, "{}", String::from_utf8_lossy(&heard));
-            heard.extend_from_slice(&part[..read]);
+            assert_ne!(read, 0, "{}", String::from_utf8_lossy(&received));
+            received.extend_from_slice(&part[..read]);
         }
     })
     .await;
-    assert!(String::from_utf8_lossy(&heard).starts_with("HTTP/1.1 403"));
+    assert!(String::from_utf8_lossy(&received).starts_with("HTTP/1.1 403"));
     drop(io);
     let smuggled = upstream.seen("/smuggled");
     // It may be forwarded as a request of its own, which the proxy has checked; never as bytes of a tunnel.

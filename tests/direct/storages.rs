@@ -47,6 +47,9 @@ async fn freshness_check_does_not_cross_storage_backends() {
         let (pods, configmaps, ()) = tokio::join!(app.get(PODS), app.get(CONFIGMAPS), goes_on);
         assert_eq!((pods.status, configmaps.status), (200, 200));
         let key = format!("default/{name}");
-        assert!(configmaps.items().iter().any(|(held, _)| *held == key), "{key} was written before it was asked for");
+        assert!(
+            configmaps.items().iter().any(|(cached, _)| *cached == key),
+            "{key} was written before it was requested"
+        );
     }
 }

@@ -35,13 +35,13 @@ pub fn impatient(up: &RunningDemoApiserver, unread: SlowReaderLimits) -> Plan {
 
 /// One client per protocol that reads one object of the state and then stops.
 pub async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
-    let (stuck, pinned) = told_a_state(app, client, timeout_seconds).await;
+    let (stuck, pinned) = open_stuck_watches(app, client, timeout_seconds).await;
     assert_eq!(pinned, Some(stuck.len() as u64));
     stuck
 }
 
 /// The same. Also returns how many are receiving a state when each has read its object or has ended.
-async fn told_a_state(app: &App, client: &Client, timeout_seconds: i64) -> (Vec<Watch>, Option<u64>) {
+async fn open_stuck_watches(app: &App, client: &Client, timeout_seconds: i64) -> (Vec<Watch>, Option<u64>) {
     let mut stuck = Vec::new();
     for protocol in Protocol::ALL {
         let plan = client.watch(CONFIGMAPS).initial_events().timeout_seconds(timeout_seconds);
@@ -78,7 +78,7 @@ async fn stuck_watches_are_cut_after_timeout_seconds() {
     // A machine may stall until their timeout, before all of them receive a state.
     for lasts in [5, 25, 90] {
         let began = Instant::now();
-        let (watches, pinned) = told_a_state(&app, &app, lasts).await;
+        let (watches, pinned) = open_stuck_watches(&app, &app, lasts).await;
         let took = began.elapsed();
         nothing_is_kept_behind(&app, Duration::from_secs(lasts.unsigned_abs()) + UNREAD.grace).await;
         if pinned == Some(watches.len() as u64) {
@@ -86,12 +86,12 @@ async fn stuck_watches_are_cut_after_timeout_seconds() {
             were_stuck = true;
             break;
         }
-        assert!(took.as_secs() >= lasts.unsigned_abs(), "{pinned:?} are told a state");
+        assert!(took.as_secs() >= lasts.unsigned_abs(), "{pinned:?} receive a state");
     }
-    assert!(were_stuck, "nobody was told a state in time");
+    assert!(were_stuck, "no client received a state in time");
     let whole = app.watch(CONFIGMAPS).initial_events().await;
     whole.listed().await;
-    assert_eq!(whole.changes().len(), up.keys("configmaps").len(), "who reads gets everything");
+    assert_eq!(whole.changes().len(), up.keys("configmaps").len(), "a client that reads receives everything");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,7 +126,7 @@ async fn unread_list_is_cut_after_body_timeout() {
         assert!(unread.headers().contains_key("kube-fanout-served"), "{protocol:?}: it is ours");
         // On a machine that stalls it may end before it is seen.
         let began = Instant::now();
-        app.until_feed("configmaps", "it is told a state", |feed| feed["pinned"] == 1 || began.elapsed() > body_max)
+        app.until_feed("configmaps", "it receives a state", |feed| feed["pinned"] == 1 || began.elapsed() > body_max)
             .await;
         let is_cut = app.until_feed("configmaps", "it was cut", |feed| feed["pinned"] == 0);
         direct::in_time(body_max, "it was cut", is_cut).await;

@@ -10,7 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 use verify::ApiserverGuarantee;
 
-use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
+use crate::direct::{self, App, History, PODS, Protocol, assert_alike, upstream_client};
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 
@@ -38,13 +38,13 @@ async fn requests_wait_for_initial_list_and_are_served_from_cache() {
         // A request that does not wait is forwarded, and is judged for that.
         let waiting = async || app.feed("pods").await.is_some_and(|feed| feed["readers"].as_u64() >= Some(40));
         let is_there = async || waiting().await || up.counts().lists.of("pods") > 1;
-        direct::eventually("everybody waits", is_there).await;
+        direct::eventually("all clients wait", is_there).await;
         let feed = app.feed("pods").await;
         up.faults().release_lists();
         feed
     };
     let (lists, watches, feed) = tokio::join!(lists, watches, gate);
-    history.evidence().answers(&lists).asked(&up).broken("a start", since, &[]).shows(&[
+    history.evidence().answers(&lists).upstream_requests(&up).broken("a start", since, &[]).shows(&[
         ApiserverGuarantee::OneRelist,
         ApiserverGuarantee::ListSnapshot,
         ApiserverGuarantee::Monotone,
@@ -67,15 +67,15 @@ async fn lists_after_sync_timeout_are_forwarded_up_to_limit_else_429() {
     assert!(began.elapsed() >= wait, "each of them waits first");
     // The feed's own LIST and the three forwarded ones.
     direct::within("four lists", up.faults().lists_waiting(4)).await;
-    let asked = Instant::now();
+    let started = Instant::now();
     refused.push(app.get(ANY).await);
-    assert!(asked.elapsed() >= wait, "however many have been refused");
+    assert!(started.elapsed() >= wait, "however many have been refused");
     up.faults().release_lists();
     let passed: Vec<_> = lists.collect().await;
-    let theirs = straight(&up).get(ANY).await;
+    let theirs = upstream_client(&up).get(ANY).await;
     for list in &passed {
         assert_eq!((list.status, list.is_cached()), (200, false));
-        assert_alike("passed through", list, &theirs);
+        assert_alike("forwarded", list, &theirs);
     }
     for list in &refused {
         assert_eq!(list.refusal(), (429, "TooManyRequests".to_owned()));
@@ -112,8 +112,8 @@ async fn unsynced_resource_does_not_delay_other_resources() {
     let app = direct::app(&up).sync_wait(Duration::from_secs(3)).run().await;
     app.discovered().await;
     let nodes = async || app.get("/api/v1/nodes?resourceVersion=0").await.is_cached();
-    let (pods, ()) = tokio::join!(app.get(ANY), direct::eventually("nodes come", nodes));
-    assert_eq!((pods.status, pods.is_cached()), (200, false), "passed through");
+    let (pods, ()) = tokio::join!(app.get(ANY), direct::eventually("nodes sync", nodes));
+    assert_eq!((pods.status, pods.is_cached()), (200, false), "forwarded");
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ struct Top {
     ours: File,
     /// The process's end, which shows the mode in which it is left.
     theirs: File,
-    said: Arc<Mutex<Vec<u8>>>,
+    output: Arc<Mutex<Vec<u8>>>,
     reading: JoinHandle<()>,
 }
 
@@ -44,16 +44,16 @@ impl Top {
         command.args(["fanout", "top"]).args(arguments).env_remove("NO_COLOR").env("TERM", "xterm-256color");
         command.envs(environment.iter().copied()).stdin(end()).stdout(end()).stderr(end());
         let child = KilledChild(command.spawn().expect("the binary starts"));
-        let (ours, said) = (File::from(ours), Arc::<Mutex<Vec<u8>>>::default());
-        let (mut reader, heard) = (ours.try_clone().expect("a descriptor"), said.clone());
+        let (ours, output) = (File::from(ours), Arc::<Mutex<Vec<u8>>>::default());
+        let (mut reader, written) = (ours.try_clone().expect("a descriptor"), output.clone());
         let reading = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // Reading fails when the last process end is closed.
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
-                heard.lock().expect("no panic").extend_from_slice(&bytes[..read]);
+                written.lock().expect("no panic").extend_from_slice(&bytes[..read]);
             }
         });
-        Self { child, ours, theirs, said, reading }
+        Self { child, ours, theirs, output, reading }
     }
 
     fn press(&mut self, keys: &str) {
@@ -61,13 +61,13 @@ impl Top {
     }
 
     /// The output so far.
-    fn said(&self) -> String {
-        String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned()
+    fn output(&self) -> String {
+        String::from_utf8_lossy(&self.output.lock().expect("no panic")).into_owned()
     }
 
     /// Waits until the screen contains this text.
     async fn shows(&self, part: &str) {
-        eventually(part, || async { screen(&self.said()).contains(part) }).await;
+        eventually(part, || async { screen(&self.output()).contains(part) }).await;
     }
 
     fn signal(&self, name: &str) {
@@ -90,9 +90,9 @@ impl Top {
         let is_ordinary = self.is_ordinary();
         drop(self.theirs);
         self.reading.join().expect("no panic");
-        let said = String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned();
-        assert!(is_ordinary, "the terminal is left as it was: {said}");
-        (code, said)
+        let output = String::from_utf8_lossy(&self.output.lock().expect("no panic")).into_owned();
+        assert!(is_ordinary, "the terminal is left as it was: {output}");
+        (code, output)
     }
 }
 
@@ -104,10 +104,10 @@ impl Drop for KilledChild {
 }
 
 /// The text that a terminal shows after this output, without styles.
-fn screen(said: &str) -> String {
+fn screen(output: &str) -> String {
     let mut lines: Vec<Vec<char>> = vec![vec![' '; SCREEN.0.into()]; SCREEN.1.into()];
     let (mut row, mut column) = (0, 0);
-    let mut rest = said.chars();
+    let mut rest = output.chars();
     while let Some(letter) = rest.next() {
         match letter {
             '\x1b' if rest.next() == Some('[') => {
@@ -146,10 +146,10 @@ fn resize(terminal: &File, (columns, rows): (u16, u16)) {
 }
 
 /// Asserts that the alternate screen is left once, after everything drawn on it, and that the cursor is visible.
-fn assert_restored(said: &str) {
-    assert_eq!((said.matches(ENTER).count(), said.matches(LEAVE).count()), (1, 1), "{said:?}");
-    let (_, last) = said.rsplit_once(LEAVE).expect("it is left");
-    assert!(!last.contains("pods.v1") && said.rfind("\x1b[?25h") > said.rfind("\x1b[?25l"), "{said:?}");
+fn assert_restored(output: &str) {
+    assert_eq!((output.matches(ENTER).count(), output.matches(LEAVE).count()), (1, 1), "{output:?}");
+    let (_, last) = output.rsplit_once(LEAVE).expect("it is left");
+    assert!(!last.contains("pods.v1") && output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l"), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,7 +166,7 @@ async fn top_handles_keys_and_restores_terminal() {
     let mut top = Top::start(&["--address", &admin, "--every", "50ms"], &[]);
     top.shows("pods.v1").await;
     assert!(!top.is_ordinary(), "keys are read as they are pressed");
-    assert!(top.said().starts_with(ENTER), "{:?}", top.said());
+    assert!(top.output().starts_with(ENTER), "{:?}", top.output());
     top.press("\t");
     top.shows("AGENT").await;
     top.press("?");
@@ -177,14 +177,16 @@ async fn top_handles_keys_and_restores_terminal() {
     // A smaller terminal is redrawn at the next refresh, with the keys in its last line. The test sends no SIGWINCH,
     // because crossterm may delay a key that arrives together with the signal.
     resize(&top.theirs, (60, 20));
-    eventually("the keys", || async { screen(&top.said()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit")) })
-        .await;
+    eventually("the keys", || async {
+        screen(&top.output()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit"))
+    })
+    .await;
     top.press("\x1b");
     top.shows(" pods.v1").await;
     top.press("q");
-    let (code, said) = top.ended().await;
-    assert_eq!(code, Some(0), "{said:?}");
-    assert_restored(&said);
+    let (code, output) = top.ended().await;
+    assert_eq!(code, Some(0), "{output:?}");
+    assert_restored(&output);
     drop(watch);
 }
 
@@ -197,18 +199,18 @@ async fn signals_end_top_and_no_color_disables_colors() {
         let top = Top::start(&["--address", &admin], &environment);
         top.shows("Space").await;
         top.signal(end);
-        let (code, said) = top.ended().await;
-        assert_eq!(code, Some(0), "{end}: {said:?}");
-        assert_restored(&said);
-        let is_coloured = said.contains("\x1b[38;5;");
-        assert_eq!(is_coloured, environment[0] != ("NO_COLOR", "1"), "{said:?}");
+        let (code, output) = top.ended().await;
+        assert_eq!(code, Some(0), "{end}: {output:?}");
+        assert_restored(&output);
+        let is_coloured = output.contains("\x1b[38;5;");
+        assert_eq!(is_coloured, environment[0] != ("NO_COLOR", "1"), "{output:?}");
     }
     let mut top = Top::start(&["--address", &admin], &[]);
     top.shows("Space").await;
     top.press("\x03");
-    let (code, said) = top.ended().await;
-    assert_eq!(code, Some(0), "{said:?}");
-    assert_restored(&said);
+    let (code, output) = top.ended().await;
+    assert_eq!(code, Some(0), "{output:?}");
+    assert_restored(&output);
 }
 
 /// Without a proxy, or without a terminal that can show a screen, there is none.
@@ -217,10 +219,10 @@ async fn top_prints_plain_text_without_usable_terminal() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
-    let (code, said) = Top::start(&["--address", "http://127.0.0.1:1"], &[]).ended().await;
-    assert!(code == Some(2) && !said.contains(ENTER) && said.contains("http://127.0.0.1:1: "), "{said:?}");
-    let (code, said) = Top::start(&["--address", &admin, "--times", "1"], &[]).ended().await;
-    assert!(code == Some(0) && !said.contains('\x1b') && said.contains("watches are hidden"), "{said:?}");
+    let (code, output) = Top::start(&["--address", "http://127.0.0.1:1"], &[]).ended().await;
+    assert!(code == Some(2) && !output.contains(ENTER) && output.contains("http://127.0.0.1:1: "), "{output:?}");
+    let (code, output) = Top::start(&["--address", &admin, "--times", "1"], &[]).ended().await;
+    assert!(code == Some(0) && !output.contains('\x1b') && output.contains("watches are hidden"), "{output:?}");
     let dumb = Top::start(&["--address", &admin, "--every", "50ms"], &[("TERM", "dumb")]);
     dumb.shows("watches are hidden").await;
     dumb.signal("TERM");

@@ -26,8 +26,8 @@ fn seen(up: &RunningDemoApiserver, path: &str) -> (usize, usize) {
         values.flat_map(|value| value.split(',')).count()
     };
     let requests = up.requests();
-    let of = |wanted: fn(usize) -> bool| {
-        requests.iter().filter(|seen| seen.uri.path() == path && wanted(hops(seen))).count()
+    let of = |is_included: fn(usize) -> bool| {
+        requests.iter().filter(|seen| seen.uri.path() == path && is_included(hops(seen))).count()
     };
     (of(|hops| hops == 1), of(|hops| hops > 1))
 }
@@ -39,7 +39,7 @@ async fn leaf_clients_cost_upstream_only_zone_freshness_checks() {
     let mut history = History::begin(&up, PODS).await;
     let first = leaf.watch(PODS).from(history.from).await;
     direct::followed(&up, "pods").await;
-    // A feed that started at a client's version is proven once before it is shown.
+    // A feed that started at a client's version is proven once before it is served.
     assert_eq!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.status, 200);
     let before = seen(&up, PODS);
     assert_eq!(before.1, 0, "the leaf's own state and stream are the zone's");
@@ -50,7 +50,7 @@ async fn leaf_clients_cost_upstream_only_zone_freshness_checks() {
         assert_eq!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.status, 200);
     }
     let last = up.churn(30).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     assert_eq!(seen(&up, PODS), before, "watches, and what needs no proof");
     assert_eq!(up.counts().watches_open.of("pods"), 1);
     for n in 0..10 {
@@ -61,9 +61,9 @@ async fn leaf_clients_cost_upstream_only_zone_freshness_checks() {
     }
     let (zones, through) = seen(&up, PODS);
     assert_eq!(through, 0, "what the leaf asks to prove it the zone answers");
-    let asked = zones - before.0;
+    let passed_on = zones - before.0;
     // A stalled machine repeats each request a few times, but there are many more clients.
-    assert!(asked <= 10 * 10, "{asked} questions for 10 reads");
+    assert!(passed_on <= 10 * 10, "{passed_on} questions for 10 reads");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -20,12 +20,12 @@ async fn client_certificate_is_passed_with_each_request() {
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
     let listening = Listening::start(bind("127.0.0.1:0"), Some(tls), ConnectionLimits::default());
     for protocol in [Protocol::Http1, Protocol::Http2] {
-        let nobody = listening.client().trusting(Some(Trust::in_file(&ca))).over(protocol);
-        assert_eq!(nobody.get("/").await.status, 200);
-        assert_eq!(listening.shown_at("/"), None);
-        let somebody = listening.client().trusting(Some(Trust::showing(&ca, &own))).over(protocol);
-        assert_eq!(somebody.get("/").await.status, 200);
-        assert_eq!(listening.shown_at("/"), Some(own.cert.der().to_vec()));
+        let without_certificate = listening.client().trusting(Some(Trust::in_file(&ca))).over(protocol);
+        assert_eq!(without_certificate.get("/").await.status, 200);
+        assert_eq!(listening.certificate_at("/"), None);
+        let with_certificate = listening.client().trusting(Some(Trust::showing(&ca, &own))).over(protocol);
+        assert_eq!(with_certificate.get("/").await.status, 200);
+        assert_eq!(listening.certificate_at("/"), Some(own.cert.der().to_vec()));
     }
 }
 

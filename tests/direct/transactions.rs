@@ -106,19 +106,19 @@ async fn stream_that_breaks_between_the_deletions_is_resumed_before_them() {
         let at = up.delete_at_once("events", LEASED);
         sleep(Duration::from_millis(20)).await;
         up.faults().drop_connections();
-        let held = watch.changes().is_empty();
+        let is_delayed = watch.changes().is_empty();
         watch.until("each of them is sent", |events| events.len() >= LEASED.len()).await;
         let last = add(&up, "default/stays");
         watch.reached(last).await;
-        let asked = direct::asked_by_proxies(&up, EVENTS);
+        let queries = direct::proxy_queries(&up, EVENTS);
         let repeats = |query: &String| {
             let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse::<u64>().ok());
             query.contains("watch=true") && version.is_some_and(|version| version < at)
         };
-        let is_resumed = asked.iter().any(repeats);
+        let is_resumed = queries.iter().any(repeats);
         assert_eq!(gone(&watch), LEASED);
         assert_eq!(count(&app.get(ANY).await.items()), 0);
-        if held && is_resumed {
+        if is_delayed && is_resumed {
             return;
         }
     }

@@ -9,7 +9,9 @@ use http::Method;
 use kube_fanout::auth::AuthMode;
 use serde_json::json;
 
-use crate::direct::{self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, straight};
+use crate::direct::{
+    self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, upstream_client,
+};
 
 const HOPS: &str = "kube-fanout-hops";
 const CAUSE: &str = "kube-fanout-cause";
@@ -37,8 +39,8 @@ pub async fn tree(up: &RunningDemoApiserver, leaves: usize) -> (App, Vec<App>) {
 }
 
 /// Number of upstream requests for these paths from proxies.
-fn asked(up: &RunningDemoApiserver, paths: &[&str]) -> usize {
-    paths.iter().map(|path| direct::asked_by_proxies(up, path).len()).sum()
+fn request_count(up: &RunningDemoApiserver, paths: &[&str]) -> usize {
+    paths.iter().map(|path| direct::proxy_queries(up, path).len()).sum()
 }
 
 /// Number of upstream requests that a leaf caused.
@@ -71,7 +73,7 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
         |client: &Client, path: &str, accept: &str| client.request(Method::GET, path).header("accept", accept).send();
     let began = Instant::now();
     for (path, accept) in DOCUMENTS {
-        let theirs = get(&straight(&up), path, accept).await;
+        let theirs = get(&upstream_client(&up), path, accept).await;
         let first = get(&leaves[0], path, accept).await;
         assert_eq!((first.status, &first.body), (200, &theirs.body), "{path} {accept}");
         for name in ["content-type", "etag", "vary", "cache-control"] {
@@ -79,14 +81,14 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
         }
     }
     let paths = DOCUMENTS.map(|(path, _)| path.split('?').next().expect("a path"));
-    let before = asked(&up, &paths);
+    let before = request_count(&up, &paths);
     for (path, accept) in [DOCUMENTS, DOCUMENTS].concat() {
         for leaf in &leaves {
             assert_eq!(get(leaf, path, accept).await.status, 200);
         }
     }
     // If the machine stalls for as long as copies are used, this shows nothing.
-    assert!(asked(&up, &paths) == before || began.elapsed() >= CURRENT, "the zone has it");
+    assert!(request_count(&up, &paths) == before || began.elapsed() >= CURRENT, "the zone has cached it");
     let known = get(&leaves[0], "/apis", AGGREGATED).await;
     let known = leaves[0]
         .request(Method::GET, "/apis")
@@ -97,11 +99,11 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
     // A change of a definition may change all documents.
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
     let crd = format!("{CRDS}/widgets.demo.kube-fanout.io");
-    let call = straight(&up).request(Method::PATCH, &crd).header("content-type", "application/merge-patch+json");
+    let call = upstream_client(&up).request(Method::PATCH, &crd).header("content-type", "application/merge-patch+json");
     assert_eq!(call.body(patch).send().await.status, 200);
     let asks_again = || async {
         get(&leaves[1], "/apis", AGGREGATED).await;
-        asked(&up, &paths) > before
+        request_count(&up, &paths) > before
     };
     eventually("the zone asks again", asks_again).await;
     assert!(zone.get("/version").await.is_cached(), "clients of the zone share the copy");
@@ -139,7 +141,7 @@ async fn leaf_refreshes_objects_after_upstream_upgrade_through_zone() {
         eventually("the leaf has what the new release writes", is_new).await;
     }
     let last = up.churn(5).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     for watch in &open {
         watch.reached(last).await;
         assert!(watch.is_open());
@@ -172,7 +174,11 @@ async fn readyz_of_zone_reports_own_readiness_to_leaves() {
     waits.stop().await;
     up.faults().down().await;
     let before = up.counts().requests;
-    assert_eq!((get(&ready, "/readyz", "leaf").await.status, up.counts().requests), (200, before), "nobody is asked");
+    assert_eq!(
+        (get(&ready, "/readyz", "leaf").await.status, up.counts().requests),
+        (200, before),
+        "no request is sent upstream"
+    );
 }
 
 fn review(user: &str) -> String {
@@ -193,7 +199,7 @@ async fn reviewed_for(zone: &Client, user: &str, cause: &str) -> (u16, Option<bo
 }
 
 /// A zone that watches RBAC, a client for its leaf, and the leaf's watch that makes the zone do so.
-async fn zone_that_hears(up: &RunningDemoApiserver) -> (App, Client, Watch) {
+async fn zone_watching_rbac(up: &RunningDemoApiserver) -> (App, Client, Watch) {
     // Decisions are cached for longer than any test takes.
     let remembering = zone(up).with(|config| {
         config.auth = AuthMode::Delegated;
@@ -205,13 +211,13 @@ async fn zone_that_hears(up: &RunningDemoApiserver) -> (App, Client, Watch) {
     let leaf = zone.bearing("leaf");
     let watch = leaf.watch(PODS).from(up.revision()).await;
     // Without RBAC, each review goes upstream. The metric would count every proxy in this process.
-    let hears = || async {
+    let is_watching = || async {
         reviewed(&leaf, "somebody").await;
-        let before = up.reviews().asked().accesses;
+        let before = up.reviews().counts().accesses;
         reviewed(&leaf, "somebody").await;
-        up.reviews().asked().accesses == before
+        up.reviews().counts().accesses == before
     };
-    eventually("changes of rights are seen", hears).await;
+    eventually("changes of rights are seen", is_watching).await;
     (zone, leaf, watch)
 }
 
@@ -222,23 +228,27 @@ async fn zone_caches_leaf_reviews_until_rbac_changes() {
     up.reviews().give("nobody", "eve");
     up.reviews().allow("system:node:leaf", "*");
     up.reviews().allow("ada", "*");
-    let (zone, leaf, _watch) = zone_that_hears(&up).await;
+    let (zone, leaf, _watch) = zone_watching_rbac(&up).await;
     assert_eq!(reviewed(&leaf, "ada").await, (201, Some(true)));
-    let before = up.reviews().asked().accesses;
+    let before = up.reviews().counts().accesses;
     for _ in 0..20 {
         assert_eq!(reviewed(&leaf, "ada").await, (201, Some(true)));
     }
-    assert_eq!(up.reviews().asked().accesses, before, "it was asked a moment ago");
-    assert_eq!(reviewed(&zone.bearing("nobody"), "ada").await.1, Some(true), "the demo itself lets everybody ask");
-    assert!(up.reviews().asked().accesses >= before + 2, "and the zone asks whether eve may, and passes hers on");
-    let before = up.reviews().asked().accesses;
+    assert_eq!(up.reviews().counts().accesses, before, "the decision is cached");
+    assert_eq!(
+        reviewed(&zone.bearing("nobody"), "ada").await.1,
+        Some(true),
+        "the demo permits reviews for every caller"
+    );
+    assert!(up.reviews().counts().accesses >= before + 2, "and the zone asks whether eve may, and passes hers on");
+    let before = up.reviews().counts().accesses;
     up.reviews().deny("ada", "*");
     let binding = json!({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "r"},
                          "subjects": [{"kind": "User", "name": "ada"}]});
     up.put("clusterrolebindings", binding);
     let is_denied = || async { reviewed(&leaf, "ada").await == (201, Some(false)) };
-    eventually("the change ends what was remembered", is_denied).await;
-    assert!(up.reviews().asked().accesses > before);
+    eventually("the change invalidates the cached decision", is_denied).await;
+    assert!(up.reviews().counts().accesses > before);
 }
 
 /// The zone keeps permissions from RBAC for open watches until RBAC changes, so upstream reviews them no more often
@@ -259,20 +269,20 @@ async fn zone_keeps_rbac_decisions_for_watches_but_not_requests() {
     zone.discovered().await;
     let leaf = zone.bearing("leaf");
     let _watch = leaf.watch(PODS).from(up.revision()).await;
-    let reported = async |cause| reviewed_for(&leaf, "ada", cause).await.1;
+    let is_allowed_for = async |cause| reviewed_for(&leaf, "ada", cause).await.1;
     let is_kept = || async {
         up.reviews().allow("ada", "*");
-        let before = reported("lease_review").await;
+        let before = is_allowed_for("lease_review").await;
         up.reviews().deny("ada", "*");
-        before == Some(true) && reported("lease_review").await == Some(true)
+        before == Some(true) && is_allowed_for("lease_review").await == Some(true)
     };
-    eventually("what was said before serves an open watch", is_kept).await;
-    assert_eq!(reported("access_review").await, Some(false), "a request is told what is so now");
-    assert_eq!(reported("lease_review").await, Some(true));
+    eventually("an open watch keeps the cached decision", is_kept).await;
+    assert_eq!(is_allowed_for("access_review").await, Some(false), "a request gets the current decision");
+    assert_eq!(is_allowed_for("lease_review").await, Some(true));
     let binding = json!({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "r"},
                          "subjects": [{"kind": "User", "name": "ada"}]});
     up.put("clusterrolebindings", binding);
-    eventually("a change ends that", || async { reported("lease_review").await == Some(false) }).await;
+    eventually("a change ends that", || async { is_allowed_for("lease_review").await == Some(false) }).await;
 }
 
 /// The Node authorizer denies requests about a new pod until it has observed the pod. Through a zone, the pod's kubelet
@@ -282,7 +292,7 @@ async fn zone_retries_node_authorizer_denials_and_caches_others() {
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().allow("system:node:leaf", "*");
-    let (_zone, leaf, _watch) = zone_that_hears(&up).await;
+    let (_zone, leaf, _watch) = zone_watching_rbac(&up).await;
     up.reviews().deny_because("no relationship found between node 'leaf' and this object");
     assert_eq!(reviewed(&leaf, "ada").await, (201, Some(false)));
     up.reviews().allow("ada", "*");
@@ -312,13 +322,13 @@ async fn zone_caches_leaf_permission_to_create_reviews() {
     let zone = plan.run().await;
     zone.discovered().await;
     let leaf = zone.bearing("leaf");
-    let (before, began) = (up.reviews().asked().accesses, Instant::now());
+    let (before, began) = (up.reviews().counts().accesses, Instant::now());
     for number in 0..10 {
         assert_eq!(reviewed(&leaf, &format!("ada-{number}")).await, (201, Some(false)));
     }
     // Once, or again if the machine stalls for the TTL of the decision.
-    let (asked, again) = (up.reviews().asked().accesses - before, began.elapsed().as_secs() / 5);
-    assert!((11..=11 + again).contains(&asked), "{asked} questions, {again} more at most");
+    let (reviews_made, again) = (up.reviews().counts().accesses - before, began.elapsed().as_secs() / 5);
+    assert!((11..=11 + again).contains(&reviews_made), "{reviews_made} questions, {again} more at most");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -340,9 +350,9 @@ async fn zone_coalesces_reviews_of_delegated_leaves() {
     }
     let reads = leaves.iter().map(|leaf| async move { leaf.bearing("a").get(CACHED).await.status });
     assert_eq!(join_all(reads).await, vec![200; leaves.len()]);
-    let asked = up.reviews().asked();
-    assert!(asked.tokens <= 2, "a token's owner serves all for a while: {asked:?}");
-    assert!(asked.accesses <= leaves.len() as u64, "{asked:?}");
+    let counted = up.reviews().counts();
+    assert!(counted.tokens <= 2, "a token's owner serves all for a while: {counted:?}");
+    assert!(counted.accesses <= leaves.len() as u64, "{counted:?}");
     let answered = zone.admin("/metrics").await.text();
     assert!(
         answered.lines().any(|line| line.contains("downstream_proxy_requests_total") && line.contains("review")),
@@ -355,7 +365,7 @@ async fn table_watches_of_all_leaves_share_one_upstream_stream() {
     let up = demo::upstream().pods(20).seed(83).run().await;
     let (_zone, leaves) = tree(&up, 3).await;
     let from = up.revision();
-    let theirs = straight(&up).watch(PODS).from(from).accept(TABLE).await;
+    let theirs = upstream_client(&up).watch(PODS).from(from).accept(TABLE).await;
     let mut ours = Vec::new();
     for leaf in &leaves {
         ours.push(leaf.watch(PODS).from(from).accept(TABLE).await);
@@ -387,7 +397,7 @@ async fn zone_serves_leaf_checks_only_from_cache() {
     // The zone's own samples are of one object, or of a page.
     let is_state =
         |query: &&String| query.contains("Exact") && !query.contains("fieldSelector") && !query.contains("limit");
-    let exact_ones = || direct::asked_by_proxies(&up, PODS).iter().filter(is_state).count();
+    let exact_ones = || direct::proxy_queries(&up, PODS).iter().filter(is_state).count();
     let before = exact_ones();
     for cause in ["representation_check", "self_check"] {
         assert_eq!(exact(cause).await.status, 410, "{cause}");
@@ -398,7 +408,7 @@ async fn zone_serves_leaf_checks_only_from_cache() {
     // The zone can reconstruct every state since the start of its history.
     for version in from..=up.revision() {
         let ours = zone.request(Method::GET, &at(version)).header(HOPS, "leaf").header(CAUSE, "list").send().await;
-        let theirs = straight(&up).get(&at(version)).await;
+        let theirs = upstream_client(&up).get(&at(version)).await;
         assert!(ours.is_cached(), "{version}: {}", ours.text());
         assert_eq!(ours.body, theirs.body, "{version}");
     }

@@ -23,10 +23,10 @@ async fn leaf_read_costs_zone_one_request() {
     let mut costs: Vec<u64> = Vec::new();
     while costs.iter().filter(|cost| **cost == 1).count() < READS {
         assert!(costs.len() < READS_MAX, "a position each, and hardly ever more: {costs:?}");
-        let (before, asked) = (leaf.proofs().await, Instant::now());
+        let (before, started) = (leaf.proofs().await, Instant::now());
         up.put("nodes", json!({"metadata": {"name": format!("other-{}", costs.len())}}));
         let list = leaf.get(PAGE).await;
-        assert!(list.is_cached() || asked.elapsed() >= FRESH_MAX, "{}", list.text());
+        assert!(list.is_cached() || started.elapsed() >= FRESH_MAX, "{}", list.text());
         let cost = if list.is_cached() { leaf.proofs().await - before } else { u64::MAX };
         costs.push(cost);
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::direct::{self, Front, PODS, Pair, Signer, eventually};
 use crate::process::metric;
 
-/// The problem, the certificate, and the words that name the problem.
+/// The problem, the certificate, and a part of the message that names the problem.
 fn wrong_ones(signer: &Signer) -> [(&'static str, Pair, &'static str); 4] {
     let now = SystemTime::now();
     let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
@@ -19,7 +19,7 @@ fn wrong_ones(signer: &Signer) -> [(&'static str, Pair, &'static str); 4] {
         ("it has ended", ended, "expired"),
         ("it has not begun", early, "not valid yet"),
         ("it is another's", signer.sign("elsewhere.example", |_| {}), "not valid for"),
-        ("nobody vouches for it", Signer::new().good(), "UnknownIssuer"),
+        ("no trusted CA signed it", Signer::new().good(), "UnknownIssuer"),
     ]
 }
 
@@ -33,7 +33,7 @@ async fn failures(app: &direct::App) -> f64 {
 async fn untrusted_upstream_certificate_returns_503_until_replaced() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let front = Front::passing(up.address(), &signer.good()).await;
-    for (what, pair, words) in wrong_ones(&signer) {
+    for (what, pair, message_part) in wrong_ones(&signer) {
         front.show(&pair);
         let (before, connections) = (up.counts().requests, up.counts().connections);
         let app = direct::by(signer.credentials(&front)).preload("pods").run().await;
@@ -41,7 +41,7 @@ async fn untrusted_upstream_certificate_returns_503_until_replaced() {
             let answer = app.get(path).await;
             let message = answer.text();
             assert_eq!(answer.status, 503, "{what}: {path}: {message}");
-            assert!(message.contains("certificate") && message.contains(words), "{what}: {path}: {message}");
+            assert!(message.contains("certificate") && message.contains(message_part), "{what}: {path}: {message}");
         }
         assert_eq!((up.counts().requests, up.counts().connections), (before, connections), "{what}: sent nothing");
         front.show(&signer.good());
@@ -52,7 +52,7 @@ async fn untrusted_upstream_certificate_returns_503_until_replaced() {
         front.show(&pair);
         up.faults().drop_connections();
         eventually("it is counted", || async { failures(&app).await > failed }).await;
-        assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached(), "{what}: what is held is served");
+        assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached(), "{what}: cached objects are served");
         front.show(&signer.good());
         watch.reached(up.create_pod("default", &format!("after-{}", up.revision()))).await;
         app.stop().await;

@@ -85,7 +85,7 @@ async fn one_at_a_time(upstream: &Stub) -> App {
 
 /// Retries until a response is admitted, because a permit may be released a moment after its client has seen the cut.
 async fn open(client: &Client, path: &str) -> Response<Incoming> {
-    within("a place", async {
+    within("a permit", async {
         loop {
             let answer = client.clone().narrow().request(Method::GET, path).open().await.expect("a head");
             if answer.status() != 429 {
@@ -108,7 +108,7 @@ async fn is_let_in(client: &Client) -> bool {
 
 /// Asserts that the body ends with an error, and not as a complete one.
 async fn is_cut(answer: Response<Incoming>) {
-    let read = within("the end of what was cut", answer.into_body().collect()).await;
+    let read = within("the end of the aborted response", answer.into_body().collect()).await;
     assert!(read.is_err(), "a truncated body looks whole");
 }
 
@@ -126,7 +126,7 @@ fn queued_bytes(server: SocketAddr, client: SocketAddr) -> usize {
 /// A client that does not read uses little of the memory that the machine has for all connections (R-THREAT-11).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_connection_limits_kernel_send_buffer() {
-    const HELD_MAX: usize = 256 << 10;
+    const QUEUED_MAX: usize = 256 << 10;
     let upstream = endless(watch::Sender::new(0)).await;
     let app = direct::in_front_of(&upstream.url()).run().await;
     let server = app.listener(0).url().trim_start_matches("http://").parse().expect("an address");
@@ -137,13 +137,13 @@ async fn unread_connection_limits_kernel_send_buffer() {
     let question = format!("GET {LOG}?follow=true HTTP/1.1\r\nhost: {server}\r\n\r\n");
     client.write_all(question.as_bytes()).await.expect("it is sent");
     let me = client.local_addr().expect("an address");
-    eventually("there is more than it takes", || async { queued_bytes(server, me) > HELD_MAX / 4 }).await;
-    let (began, mut held) = (Instant::now(), 0);
+    eventually("there is more than it takes", || async { queued_bytes(server, me) > QUEUED_MAX / 4 }).await;
+    let (began, mut queued) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(1) {
-        held = held.max(queued_bytes(server, me));
+        queued = queued.max(queued_bytes(server, me));
         tokio::task::yield_now().await;
     }
-    assert!(held <= HELD_MAX, "{held} bytes are held");
+    assert!(queued <= QUEUED_MAX, "{queued} bytes are queued");
     drop(client);
 }
 
@@ -154,11 +154,11 @@ async fn unread_forwarded_response_times_out_and_frees_permit() {
         let upstream = endless(guests.clone()).await;
         let app = one_at_a_time(&upstream).await;
         let client = app.over(protocol);
-        let (asked, unread) = (Instant::now(), open(&client, LONG).await);
+        let (started, unread) = (Instant::now(), open(&client, LONG).await);
         assert_eq!(unread.status(), 200);
         let status = client.get(SHORT).await.status;
-        assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
-        eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
+        assert!(status == 429 || started.elapsed() >= MAX, "the limit is one: {status}");
+        eventually_in_time(MAX, "the permit is returned", || is_let_in(&client)).await;
         eventually_in_time(MAX, "upstream is let go", || async { *guests.borrow() == 0 }).await;
         is_cut(unread).await;
     }
@@ -184,25 +184,25 @@ async fn incomplete_request_body_times_out_and_frees_permit() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = app.over(protocol);
         // The previous request's permit may be released a moment after its response.
-        let (asked, posting) = within("it has come to upstream", async {
+        let (started, posting) = within("it arrives upstream", async {
             loop {
                 let begun = stream::once(async { Ok(Frame::data(Bytes::from_static(b"{"))) });
                 let stopped = futures_util::StreamExt::chain(begun, stream::pending());
                 let posting = client.request(Method::POST, POSTED).streaming(StreamBody::new(stopped).boxed_unsync());
-                let (asked, posting) = (Instant::now(), tokio::spawn(posting.send()));
+                let (started, posting) = (Instant::now(), tokio::spawn(posting.send()));
                 until(|| *senders.borrow() == 1 || posting.is_finished()).await;
                 if *senders.borrow() == 1 {
-                    break (asked, posting);
+                    break (started, posting);
                 }
-                assert_eq!(posting.await.expect("it is told").status, 429, "{protocol:?}");
+                assert_eq!(posting.await.expect("a response").status, 429, "{protocol:?}");
             }
         })
         .await;
         let status = client.get(SHORT).await.status;
-        assert!(status == 429 || asked.elapsed() >= MAX, "there is no other place: {status}");
-        eventually_in_time(MAX, "the place is given back", || is_let_in(&client)).await;
-        let reported = within("an answer", posting).await.expect("it is told");
-        assert_eq!(reported.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
+        assert!(status == 429 || started.elapsed() >= MAX, "there is no other permit: {status}");
+        eventually_in_time(MAX, "the permit is returned", || is_let_in(&client)).await;
+        let refused = within("an answer", posting).await.expect("a response");
+        assert_eq!(refused.refusal(), (400, "BadRequest".to_owned()), "{protocol:?}");
         eventually_in_time(MAX, "upstream is let go", || async { *senders.borrow() == 0 }).await;
     }
     let whole = app.request(Method::POST, POSTED).body("{}").send().await;
@@ -221,10 +221,10 @@ async fn unread_anonymous_stream_times_out_and_frees_permit() {
     });
     let app = plan.run().await;
     for path in [LONG, LOG] {
-        let (asked, unread) = (Instant::now(), open(&app, path).await);
+        let (started, unread) = (Instant::now(), open(&app, path).await);
         let status = app.get(SHORT).await.status;
-        assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
-        eventually_in_time(MAX, "the place is given back", || is_let_in(&app)).await;
+        assert!(status == 429 || started.elapsed() >= MAX, "the limit is one: {status}");
+        eventually_in_time(MAX, "the permit is returned", || is_let_in(&app)).await;
         is_cut(unread).await;
     }
 }
@@ -235,15 +235,15 @@ async fn response_to_refused_tunnel_times_out() {
     let guests = watch::Sender::new(0);
     let upstream = endless(guests.clone()).await;
     let app = one_at_a_time(&upstream).await;
-    let ask = async || {
+    let open_stream = async || {
         let call = app.over(Protocol::Http1).narrow().request(Method::GET, LOG);
         call.header("connection", "Upgrade").header("upgrade", "SPDY/3.1").open().await.expect("a head")
     };
-    let (asked, unread) = (Instant::now(), ask().await);
+    let (started, unread) = (Instant::now(), open_stream().await);
     assert_eq!(unread.status(), 200);
-    let status = ask().await.status();
-    assert!(status == 429 || asked.elapsed() >= MAX, "there is one place: {status}");
-    eventually_in_time(MAX, "the place is given back", || async { ask().await.status() == 200 }).await;
+    let status = open_stream().await.status();
+    assert!(status == 429 || started.elapsed() >= MAX, "the limit is one: {status}");
+    eventually_in_time(MAX, "the permit is returned", || async { open_stream().await.status() == 200 }).await;
     is_cut(unread).await;
 }
 
@@ -275,26 +275,26 @@ async fn unread_cached_get_times_out_and_frees_permit() {
     let mut shut = None;
     for _ in 0..TRIES_MAX {
         let (began, mut connection) = (Instant::now(), Shut::to(&client).await);
-        let mut reported = Vec::new();
+        let mut statuses = Vec::new();
         for path in [LARGE, LARGE, LARGE, LARGE, MIDDLING] {
-            reported.push(connection.ask(path, "application/json").await);
+            statuses.push(connection.request_status(path, "application/json").await);
         }
-        reported.push(client.get(LARGE).await.status);
+        statuses.push(client.get(LARGE).await.status);
         if began.elapsed() < ROOM_HELD {
-            assert_eq!(reported, [200, 200, 200, 429, 200, 429], "three have a place, and what is small needs none");
+            assert_eq!(statuses, [200, 200, 200, 429, 200, 429], "three get a permit, and a small response needs none");
             shut = Some(connection);
             break;
         }
         connection.is_cut().await;
     }
-    let mut shut = shut.expect("all of it is asked in time once");
-    assert!(client.get(MIDDLING).await.is_cached(), "what is small goes on");
-    eventually_in_time(ROOM_HELD, "the places are given back", || async { client.get(LARGE).await.is_cached() }).await;
+    let mut shut = shut.expect("all of it is requested in time once");
+    assert!(client.get(MIDDLING).await.is_cached(), "small responses continue");
+    eventually_in_time(ROOM_HELD, "the permits are returned", || async { client.get(LARGE).await.is_cached() }).await;
     shut.is_cut().await;
     assert_eq!(shut.bodies.len(), 4);
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let whole = client.over(protocol).get(LARGE).await;
-        assert!(whole.is_cached() && whole.text().len() > 1 << 20, "who reads gets everything");
+        assert!(whole.is_cached() && whole.text().len() > 1 << 20, "a client that reads receives everything");
         let packed = client.over(protocol).request(Method::GET, LARGE).header("accept-encoding", "gzip").send().await;
         assert_eq!((packed.status, packed.header("content-encoding")), (200, Some("gzip")));
     }
@@ -312,16 +312,20 @@ async fn unread_shared_responses_count_against_memory_limit() {
     for _ in 0..TRIES_MAX {
         let (began, mut shut) = (Instant::now(), Shut::to(&app).await);
         for _ in 0..6 {
-            assert_eq!(shut.ask(ROW, TABLE).await, 200, "who finds no room has it from upstream, as fast as it reads");
+            assert_eq!(
+                shut.request_status(ROW, TABLE).await,
+                200,
+                "without room the request is forwarded, at the client's pace"
+            );
         }
         let status = app.get(LARGE).await.status;
         let is_shown = began.elapsed() < ROOM_HELD;
         assert!(!is_shown || status == 429, "three of them hold it: {status}");
-        eventually_in_time(ROOM_HELD, "the room is given back", || async { app.get(LARGE).await.is_cached() }).await;
+        eventually_in_time(ROOM_HELD, "the room is returned", || async { app.get(LARGE).await.is_cached() }).await;
         shut.is_cut().await;
         if is_shown {
             return;
         }
     }
-    panic!("the six were never asked for in time");
+    panic!("the six were never requested in time");
 }

@@ -21,13 +21,13 @@ async fn unread_gets_use_bounded_process_memory() {
         for _ in 0..4 {
             let mut connection = Shut::to(&client).await;
             for _ in 0..PER_CONNECTION {
-                has += usize::from(connection.ask(path, "application/json").await == 200);
+                has += usize::from(connection.request_status(path, "application/json").await == 200);
             }
             shut.push(connection);
         }
         assert_eq!(has, let_in, "{path}");
         let grown = process.resident_mebibytes().saturating_sub(before);
         assert!(grown <= most, "{path}: {grown} MiB");
-        assert_eq!(client.get(MIDDLING).await.status, 200, "others are answered meanwhile");
+        assert_eq!(client.get(MIDDLING).await.status, 200, "other requests are answered");
     }
 }

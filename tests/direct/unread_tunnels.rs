@@ -56,13 +56,13 @@ async fn unread_tunnels_use_little_memory_and_block_no_client() {
     })
     .await;
     let grown = process.resident_mebibytes().saturating_sub(before);
-    assert!(grown < 20, "{grown} MiB for {} MiB that nobody reads", (TUNNELS * BYTES) >> 20);
+    assert!(grown < 20, "{grown} MiB for {} MiB of unread data", (TUNNELS * BYTES) >> 20);
     // Another tunnel is read while these are not, and then one of them, to its end.
     let mut read = client.connect().await.expect("a connection");
     read.write_all(head.as_bytes()).await.expect("sent");
     for io in [&mut read, &mut unread[7]] {
-        let mut heard = Vec::new();
-        within("the end of a tunnel", io.read_to_end(&mut heard)).await.expect("a clean end");
-        assert_eq!(heard.iter().rev().take_while(|byte| **byte == b'f').count(), BYTES);
+        let mut received = Vec::new();
+        within("the end of a tunnel", io.read_to_end(&mut received)).await.expect("a clean end");
+        assert_eq!(received.iter().rev().take_while(|byte| **byte == b'f').count(), BYTES);
     }
 }

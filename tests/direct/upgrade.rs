@@ -8,7 +8,7 @@ use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Method;
 
-use crate::direct::{self, Answer, App, History, PODS, Protocol, Watch, assert_alike, assert_same, straight};
+use crate::direct::{self, Answer, App, History, PODS, Protocol, Watch, assert_alike, assert_same, upstream_client};
 
 const CACHED: &str = "/api/v1/pods?resourceVersion=0";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
@@ -20,7 +20,7 @@ const MARK: &str = r#""release":"1.37""#;
 fn lists(up: &RunningDemoApiserver) -> usize {
     let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
     let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
-    direct::asked_by_proxies(up, PODS).iter().filter(is_state).filter(is_whole).count()
+    direct::proxy_queries(up, PODS).iter().filter(is_state).filter(is_whole).count()
 }
 
 async fn watches(app: &App, from: u64) -> Vec<Watch> {
@@ -46,11 +46,11 @@ fn marks(text: &str) -> usize {
 }
 
 /// Stops the server, and restarts it as the new release.
-async fn upgrade(up: &RunningDemoApiserver, app: &App, meanwhile: impl FnOnce()) {
+async fn upgrade(up: &RunningDemoApiserver, app: &App, while_down: impl FnOnce()) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     up.faults().upgrade(NEW);
-    meanwhile();
+    while_down();
     up.faults().up().await;
     app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
 }
@@ -62,7 +62,7 @@ async fn assert_all_are_new(up: &RunningDemoApiserver, app: &App, pods: usize) {
     let one = format!("/api/v1/namespaces/{namespace}/pods/{name}?resourceVersion=0");
     let few = format!("/api/v1/namespaces/{namespace}/pods?resourceVersion=0&labelSelector=app");
     for path in [CACHED, PODS, &one, &few, "/api/v1/pods?limit=7"] {
-        let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
+        let (ours, theirs) = (app.get(path).await, upstream_client(up).get(path).await);
         assert_alike(path, &ours, &theirs);
         assert!(ours.is_cached(), "{path}");
         assert!(marks(&ours.text()) > 0, "{path}");
@@ -71,13 +71,13 @@ async fn assert_all_are_new(up: &RunningDemoApiserver, app: &App, pods: usize) {
         let call = |client: &direct::Client| {
             client.request(Method::GET, CACHED).header("accept", accept).header("accept-encoding", encoding).send()
         };
-        let (ours, theirs) = (call(app).await, call(&straight(up)).await);
+        let (ours, theirs) = (call(app).await, call(&upstream_client(up)).await);
         assert!(ours.is_cached(), "{accept} {encoding}");
         let (ours, theirs) = (plain(&ours), plain(&theirs));
         assert_eq!(marks(&ours), pods, "{accept} {encoding}");
         assert!(ours == theirs, "{accept} {encoding}");
     }
-    let (ours, theirs) = (app.watch(PODS).initial_events().from(0), straight(up).watch(PODS).initial_events());
+    let (ours, theirs) = (app.watch(PODS).initial_events().from(0), upstream_client(up).watch(PODS).initial_events());
     let (ours, theirs) = (ours.await, theirs.await);
     ours.listed().await;
     theirs.listed().await;
@@ -107,7 +107,7 @@ async fn upgrade_refreshes_cached_objects_without_watch_events() {
     assert!(matches!(&renewals[..], [line] if line.contains("pods") && line.ends_with(" 1")), "{renewals:?}");
     assert!(lists(&up) > before);
     let last = up.churn(5).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     for watch in &open {
         watch.reached(last).await;
         assert_same("through the upgrade", &watch.events(), &history.all());
@@ -124,11 +124,11 @@ async fn backfilled_gap_after_upgrade_refreshes_objects_with_one_list() {
     let open = watches(&app, history.from).await;
     assert_eq!(marks(&app.get(CACHED).await.text()), 0);
     let (objects, before) = (up.keys("pods").len(), lists(&up));
-    let meanwhile = || {
+    let while_down = || {
         up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
         up.faults().forget_window();
     };
-    upgrade(&up, &app, meanwhile).await;
+    upgrade(&up, &app, while_down).await;
     app.until_pods_are_listed_again().await;
     let first = app.get(CACHED).await;
     assert_eq!((first.is_cached(), marks(&first.text())), (true, objects));
@@ -151,7 +151,7 @@ async fn paginated_list_begun_before_upgrade_is_forwarded() {
     upgrade(&up, &app, || {}).await;
     assert_eq!(marks(&app.get(CACHED).await.text()), 40);
     let page = app.get(&next).await;
-    assert_alike("the second page", &page, &straight(&up).get(&next).await);
+    assert_alike("the second page", &page, &upstream_client(&up).get(&next).await);
     assert_eq!((page.status, marks(&page.text())), (200, 7));
 }
 
@@ -178,7 +178,7 @@ async fn upstream_restart_of_same_build_causes_no_list() {
 async fn alternating_releases_cause_bounded_refresh_lists() {
     let up = demo::upstream().pods(20).seed(65).run().await;
     let app = direct::app(&up).sync_wait(Duration::from_millis(500)).run().await;
-    direct::eventually("it is held", || async { app.get(CACHED).await.is_cached() }).await;
+    direct::eventually("it is cached", || async { app.get(CACHED).await.is_cached() }).await;
     let open = watches(&app, up.revision()).await;
     up.faults().say_releases(&[36, NEW]);
     let renewals = async || {

@@ -119,8 +119,8 @@ async fn verify_passes_for_proxy() {
     assert!(output.stderr.contains("writes") && output.stderr.contains("events"), "progress: {}", output.stderr);
     assert!(output.stdout.contains("--seed 7"), "how to repeat it: {}", output.stdout);
     assert!(file(&dir, "report.html").contains("class=\"verdict held\""));
-    let left = direct::straight(&up).get("/api/v1/configmaps").await;
-    assert!(!left.text().contains("verify-object"), "objects were left behind");
+    let left = direct::upstream_client(&up).get("/api/v1/configmaps").await;
+    assert!(!left.text().contains("verify-object"), "objects were not deleted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,8 +138,8 @@ async fn verify_detects_lost_repeated_torn_or_silent_watch_events() {
         assert_eq!(output.code, Some(1), "{lie:?}: {}{}", output.stdout, output.stderr);
         assert!(is_broken(&output, promise), "{lie:?}: {}", output.stdout);
         let page = file(&dir, "report.html");
-        for words in ["class=\"verdict violated\"", "(violation)", "wrong\"", promise] {
-            assert!(page.contains(words), "{lie:?}: {words}");
+        for part in ["class=\"verdict violated\"", "(violation)", "wrong\"", promise] {
+            assert!(page.contains(part), "{lie:?}: {part}");
         }
         judged_again(&dir.join("out").join("records.jsonl"), promise);
     }

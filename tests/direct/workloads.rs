@@ -40,7 +40,7 @@ fn excess_of(pod: &Value, container: &Value) -> Vec<String> {
     let own = &container["securityContext"];
     let user = [&own["runAsUser"], &pod["securityContext"]["runAsUser"]].into_iter().find_map(Value::as_u64);
     let rules = [
-        ("it is not said who it runs as, or root", user.is_some_and(|user| user > 0)),
+        ("its user is not set, or is root", user.is_some_and(|user| user > 0)),
         ("it may write to its root", own["readOnlyRootFilesystem"] == true),
         ("it may gain privileges", own["allowPrivilegeEscalation"] == false && own["privileged"].is_null()),
         ("it has capabilities", own["capabilities"] == json!({"drop": ["ALL"]})),
@@ -63,8 +63,8 @@ fn excess(pod: &Value) -> Vec<String> {
         ("it may run as root", own["runAsNonRoot"] == true),
         ("it has no seccomp profile", own["seccompProfile"]["type"] == "RuntimeDefault"),
         ("it sees processes of the node", pod["hostPID"].is_null() && pod["hostIPC"].is_null()),
-        ("it has a token of an account that nobody has named", !has_token || pod["serviceAccountName"].is_string()),
-        ("containers besides the proxy have its token", !has_token || containers(pod).count() == 1),
+        ("it has a token of the default account", !has_token || pod["serviceAccountName"].is_string()),
+        ("other containers than the proxy have its token", !has_token || containers(pod).count() == 1),
         ("it may write to the node", host_paths.all(is_read_only)),
     ];
     let broken = rules.iter().filter(|(_, holds)| !holds).map(|(what, _)| (*what).to_owned());
@@ -134,12 +134,12 @@ fn deployed_container_arguments_are_valid() {
         for document in documents(&text) {
             let Some(pod) = pod_of(&document) else { continue };
             let proxy = containers(pod).find(|container| container["name"] == "kube-fanout");
-            let said = proxy.and_then(|proxy| proxy["args"].as_array()).unwrap_or_else(|| panic!("{name}: no proxy"));
+            let args = proxy.and_then(|proxy| proxy["args"].as_array()).unwrap_or_else(|| panic!("{name}: no proxy"));
             let of = document["metadata"]["labels"]["app.kubernetes.io/component"].as_str().unwrap_or("sidecar");
             let sample = format!("{ROOT}/config/{of}.yaml");
-            let placed = |said: &Value| said.as_str().expect("text").replace("/etc/kube-fanout/config.yaml", &sample);
+            let placed = |args: &Value| args.as_str().expect("text").replace("/etc/kube-fanout/config.yaml", &sample);
             let mut arguments = vec!["config".to_owned(), "check".to_owned()];
-            arguments.extend(said.iter().skip(1).map(placed));
+            arguments.extend(args.iter().skip(1).map(placed));
             if of == "node" {
                 arguments.push("--node-name=n1".to_owned());
             }
@@ -231,16 +231,16 @@ fn chart_version_matches_crate_and_schema_covers_values() {
 #[test]
 fn systemd_unit_uses_sample_socket_and_is_hardened() {
     let (service, socket) = (text("deploy/systemd/kube-fanout.service"), text("deploy/systemd/kube-fanout.socket"));
-    let said = |unit: &str, key: &str| -> Vec<String> {
+    let values = |unit: &str, key: &str| -> Vec<String> {
         let of_key = |line: &str| line.strip_prefix(key)?.strip_prefix('=').map(str::to_owned);
         unit.lines().filter_map(of_key).collect()
     };
     let edge: Value = serde_saphyr::from_str(&text("config/edge.yaml")).expect("YAML");
-    let stream = said(&socket, "ListenStream");
+    let stream = values(&socket, "ListenStream");
     assert_eq!(edge["listen"], json!([format!("unix:{}", stream[0])]));
-    assert_eq!(said(&socket, "SocketMode"), ["0600"]);
-    assert_eq!(said(&socket, "SocketUser"), said(&service, "User"), "it answers its own user and root");
-    assert_eq!(said(&service, "Requires"), ["kube-fanout.socket"]);
+    assert_eq!(values(&socket, "SocketMode"), ["0600"]);
+    assert_eq!(values(&socket, "SocketUser"), values(&service, "User"), "it answers its own user and root");
+    assert_eq!(values(&service, "Requires"), ["kube-fanout.socket"]);
     for (key, value) in [
         ("NoNewPrivileges", "yes"),
         ("ProtectSystem", "strict"),
@@ -252,8 +252,8 @@ fn systemd_unit_uses_sample_socket_and_is_hardened() {
         ("RestrictNamespaces", "yes"),
         ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX"),
     ] {
-        assert_eq!(said(&service, key), [value], "{key}");
+        assert_eq!(values(&service, key), [value], "{key}");
     }
-    let stop = said(&service, "TimeoutStopSec")[0].trim_end_matches('s').parse::<u64>().expect("seconds");
+    let stop = values(&service, "TimeoutStopSec")[0].trim_end_matches('s').parse::<u64>().expect("seconds");
     assert!(stop >= drain_seconds() + RECORDS, "{stop}");
 }

@@ -31,7 +31,7 @@ async fn tree(seed: u64) -> Tree {
     let last = up.churn(10).await;
     watch.reached(last).await;
     second.reached("pods", last).await;
-    history.upto(last).await;
+    history.read_to(last).await;
     Tree { up, first, second, leaf, history, watch }
 }
 
@@ -55,7 +55,7 @@ async fn others_change(tree: &Tree) -> u64 {
         assert!(newer.rv() >= elsewhere);
         true
     };
-    eventually("the leaf has come as far", has_come).await;
+    eventually("the leaf has reached the version", has_come).await;
     elsewhere
 }
 
@@ -63,17 +63,17 @@ async fn others_change(tree: &Tree) -> u64 {
 async fn lagging_zone_is_not_mistaken_for_restored_storage() {
     let mut tree = tree(501).await;
     let elsewhere = others_change(&tree).await;
-    assert!(reach(&tree.second).await < elsewhere, "nobody has told the second");
+    assert!(reach(&tree.second).await < elsewhere, "the second is not notified");
     tree.first.begin_stop();
-    let asked = || async {
+    let is_proven = || async {
         let list = tree.leaf.get(PODS).await;
         list.status == 200 && list.is_cached() && list.rv() >= elsewhere
     };
-    eventually("the leaf proves what it has by the second zone", asked).await;
+    eventually("the leaf proves what it has by the second zone", is_proven).await;
     let last = tree.up.churn(10).await;
     tree.watch.reached(last).await;
-    let reported = tree.watch.changes();
-    direct::assert_same("the leaf's watch", &reported, &tree.history.upto(last).await.all());
+    let received = tree.watch.changes();
+    direct::assert_same("the leaf's watch", &received, &tree.history.read_to(last).await.all());
     assert!(tree.watch.is_open());
 }
 
@@ -85,20 +85,25 @@ async fn zone_catches_up_with_resume_version_of_leaf() {
     let watch = tree.second.watch(PODS).from(elsewhere).bookmarks().await;
     let is_there = || async { reach(&tree.second).await >= elsewhere };
     // Sooner than upstream's own bookmark, which comes once a minute.
-    in_time(Duration::from_secs(3), "the zone is asked", eventually("it is as far", is_there)).await;
+    in_time(
+        Duration::from_secs(3),
+        "the zone receives the request",
+        eventually("it has reached the version", is_there),
+    )
+    .await;
     assert!(watch.is_open() && watch.changes().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaf_freshness_check_costs_upstream_one_zone_check() {
     let tree = tree(503).await;
-    let asked = |up: &RunningDemoApiserver| direct::asked_by_proxies(up, PODS).len();
+    let requests = |up: &RunningDemoApiserver| direct::proxy_queries(up, PODS).len();
     for n in 0..3 {
         tree.up.put("nodes", json!({"metadata": {"name": format!("new-{n}")}}));
-        let (before, began) = (asked(&tree.up), Instant::now());
+        let (before, began) = (requests(&tree.up), Instant::now());
         let list = tree.leaf.get(PODS).await;
         assert!(list.is_cached(), "{}: {}", list.status, list.text());
-        let questions = asked(&tree.up) - before;
+        let questions = requests(&tree.up) - before;
         // A position request and a comparison of the zone's own, and a catch-up watch. On a machine that stalls each is
         // repeated.
         let questions_max = 6 * (1 + usize::try_from(began.elapsed().as_secs()).expect("a test takes minutes"));

@@ -9,25 +9,25 @@ kube_testbed=$PWD/target/testbed/kube-testbed
 kube_e2e=target/testbed/kube-e2e
 scratch=$PWD/target/tmp/e2e
 specs=${SPECS:-tests/e2e/specs.txt}
-# So many have to pass on both sides: 19 of 20, as now and then one fails by itself. Of others than those at least one.
+# The number of specs that must pass on both sides: 19 of 20, because some fail occasionally. With MATCH, at least one.
 least=$(($(grep -c '^[^#]' "$specs") * 19 / 20))
 [ -z "${MATCH:-}" ] || least=1
-# Specs wait more than they work, so there are more at a time than processors.
+# Specs mostly wait, so more run at the same time than there are processors.
 shards=10 parallel_limit=6m serial_limit=2m
 started=() # what stop_all ends
 
 say() { printf '\n==> %s\n' "$*"; }
 
-# start NAME WORDS COMMAND...: starts a process that stop_all ends, and waits until it says WORDS.
+# start NAME PATTERN COMMAND...: starts a process that stop_all ends, and waits until its output matches PATTERN.
 start() {
-  local name=$1 words=$2 log=$dir/$1.log
+  local name=$1 pattern=$2 log=$dir/$1.log
   shift 2
   : >"$log"
   "$@" >"$log" 2>&1 &
   started+=($!)
   # The reader ends with what it reads.
-  if ! timeout 180 grep -q -m 1 -- "$words" <(exec tail -n +1 -s 0.1 -f --pid=$! "$log"); then
-    printf '%s has not said %q:\n' "$name" "$words" >&2
+  if ! timeout 180 grep -q -m 1 -- "$pattern" <(exec tail -n +1 -s 0.1 -f --pid=$! "$log"); then
+    printf '%s did not print %q:\n' "$name" "$pattern" >&2
     tail -n 20 "$log" >&2
     exit 1
   fi
@@ -49,7 +49,7 @@ trap 'exit 1' INT TERM
 control_plane() {
   # One spec waits until a version is compacted away.
   start up '^ready after' "$kube_testbed" up --dir "$dir" --apiserver-flag=--etcd-compaction-interval=30s
-  # Not the one that would notice that nobody renews the lease of the node; and one spec waits for a quota's resync.
+  # Without the controller that would notice that the node's lease is not renewed. One spec waits for a quota's resync.
   start controllers 'Caches are synced' "$kube_e2e" controllers \
     --kubeconfig="$dir/admin.kubeconfig" --leader-elect=false --secure-port=0 --profiling=false \
     --root-ca-file="$dir/ca.crt" --service-account-private-key-file="$dir/service-account.key" \

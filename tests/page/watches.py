@@ -1,9 +1,9 @@
-"""Opens watches as the programs of a cluster have them, each with its own user and agent, until it is interrupted.
+"""Opens watches like the programs of a cluster, each with its own user and agent, until it is interrupted.
 
 python3 tests/page/watches.py URL TOKEN-FILE [COUNT]
 
-URL is a proxy's (http://HOST:PORT) with `auth: delegated`, in front of a test cluster: service accounts are made there
-that may read everything. The token is that of somebody who may do so.
+URL is a proxy's (http://HOST:PORT) with `auth: delegated`, in front of a test cluster: service accounts are created there
+that may read everything. The token must have that permission.
 """
 
 import itertools
@@ -30,7 +30,7 @@ PROGRAMS = [
 
 
 class Cluster:
-    """The API, as whoever has the token may use it."""
+    """The API, with the permissions of the token."""
 
     def __init__(self, url, token):
         self.url, self.token = url, token
@@ -42,7 +42,7 @@ class Cluster:
             with urllib.request.urlopen(request) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            # It is there from the last time.
+            # It exists from an earlier run.
             if error.code != 409:
                 raise
             return None

@@ -23,7 +23,7 @@ def names(items):
 
 
 def paged(api, namespace, limit):
-    """Every page: its names and how many are said to remain."""
+    """Every page: its names and its remaining item count."""
     pages, token, version = [], None, None
     while True:
         page = api.list_namespaced_config_map(namespace, limit=limit, _continue=token)
@@ -35,9 +35,9 @@ def paged(api, namespace, limit):
             return pages
 
 
-# Ends a hang, and nothing else: a watch is read until it has told of the object that comes last.
+# Only ends a hang: a watch is read until the last object has arrived.
 WATCH_SECONDS = 600
-# A server that could not find out in time how far its storage is says this, and is to be asked again.
+# The message of a server that could not determine its storage version in time. The request is retried.
 TOO_LARGE = "Too large resource version"
 
 

@@ -20,7 +20,7 @@ struct Kept {
     events: Vec<Duration>,
     /// Number of watches that received 410.
     expired: usize,
-    asked: RequestCounts,
+    counts: RequestCounts,
 }
 
 /// Eight clients for five minutes, with only the chosen faults.
@@ -34,7 +34,7 @@ fn quiet_plan() -> Plan {
 fn kept(plan: Plan) -> Kept {
     let plan = Plan { drains: false, ..plan };
     let (ran, panics) = with_panics(|| run_plan(plan));
-    let Ran { verdict, lines, began_ns, asked, .. } = ran.unwrap_or_else(|| panic!("{}", panics.join("\n")));
+    let Ran { verdict, lines, began_ns, counts, .. } = ran.unwrap_or_else(|| panic!("{}", panics.join("\n")));
     let broken = excuses::broken(&verdict, &lines);
     let first = verdict.first().map(|violation| format!("{violation:?}")).unwrap_or_default();
     assert!(broken.is_empty() && panics.is_empty(), "{broken:?} {panics:?} {first}");
@@ -45,7 +45,7 @@ fn kept(plan: Plan) -> Kept {
         events.push(Duration::from_nanos(event.at_ns.saturating_sub(began_ns)));
         expired += usize::from(event.status.code == 410 && !event.status.message.contains(FROM_THE_FIRST));
     }
-    Kept { events, expired, asked }
+    Kept { events, expired, counts }
 }
 
 /// A silently dead upstream connection is detected by an unanswered ping or, without HTTP/2, by a silent stream (FU-2).
@@ -59,7 +59,7 @@ fn silently_dead_upstream_connection_is_detected_in_time() {
         let silent = kept.events.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().expect("events");
         assert!(silent > Duration::from_secs(20), "the connections died: {silent:?}");
         assert!(silent < longest, "over {}: {silent:?}", if multiplexes { "HTTP/2" } else { "HTTP/1.1" });
-        assert_eq!(kept.expired, 0, "and nobody was told 410");
+        assert_eq!(kept.expired, 0, "and no watch received 410");
     }
 }
 
@@ -73,7 +73,7 @@ fn upstream_without_bookmarks_causes_no_relist_when_quiet() {
     // Definitions of custom resources, of which none changes.
     let of = |counts: &CountPerResource| counts.of("customresourcedefinitions");
     let silences = duration.as_secs() / 90;
-    let (opened, lists) = (of(&kept.asked.watches_opened), of(&kept.asked.lists));
+    let (opened, lists) = (of(&kept.counts.watches_opened), of(&kept.counts.lists));
     assert!((silences..3 * silences + 10).contains(&opened), "{opened} watches of a quiet resource");
     assert!(lists <= silences + 5, "{lists} lists of a quiet resource");
 }

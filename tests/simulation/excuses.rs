@@ -26,8 +26,8 @@ pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<ApiserverGuarantee> {
 /// Whether the missing events are of an object that was created and deleted before upstream's window restarted. A
 /// mended gap does not contain these.
 fn came_and_went(violation: &GuaranteeViolation, records: &[HistoryRecord]) -> bool {
-    let mut shown = violation.lines.iter().filter_map(|line| records.get(*line as usize - 1));
-    let missed = shown.find_map(truth);
+    let mut cited = violation.lines.iter().filter_map(|line| records.get(*line as usize - 1));
+    let missed = cited.find_map(truth);
     let forgot = records.iter().filter_map(|record| match record {
         HistoryRecord::Fault(fault) if FORGET.iter().any(|kind| fault.name.starts_with(kind)) => Some(fault.from_ns),
         _ => None,

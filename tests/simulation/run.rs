@@ -48,7 +48,7 @@ pub struct Ran {
     /// The clock of the records at the start of the run.
     pub began_ns: u64,
     /// Requests to upstream, including those of its own clients.
-    pub asked: RequestCounts,
+    pub counts: RequestCounts,
 }
 
 /// Runs the plan of a seed and judges it.
@@ -64,16 +64,16 @@ pub fn run_plan(plan: Plan) -> Ran {
     // The clock of all records starts before the first run's own.
     now_ns();
     let faults: Vec<_> = plan.faults.iter().map(|fault| fault.kind.name()).collect();
-    let (began_ns, asked, lines, notes) = runtime(seed).block_on(async {
+    let (began_ns, counts, lines, notes) = runtime(seed).block_on(async {
         let began_ns = now_ns();
-        let (asked, lines, notes) = Simulation::begin(plan).await.run_to_the_end().await;
-        (began_ns, asked, lines, notes)
+        let (counts, lines, notes) = Simulation::begin(plan).await.run_to_the_end().await;
+        (began_ns, counts, lines, notes)
     });
     let text = std::str::from_utf8(&lines).expect("JSON");
     let records = text.lines().map(|line| serde_json::from_str::<HistoryRecord>(line).expect("a record"));
     let history = RunHistory::of(records).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let verdict = RunVerdict::of(&history, &VerdictRequirements::default());
-    Ran { verdict, lines, notes, faults, began_ns, asked }
+    Ran { verdict, lines, notes, faults, began_ns, counts }
 }
 
 /// A runtime on virtual time, whose choices among branches and tasks follow from the seed.
@@ -174,11 +174,11 @@ impl Simulation {
         self.learn_until(Instant::now() + PATIENCE + Duration::from_secs(1)).await;
         let clientele = Arc::into_inner(self.clientele).expect("writers are gone");
         let (lines, notes) = clientele.leave().await;
-        let asked = self.up.counts();
+        let counts = self.up.counts();
         drop(self.stop.take());
         self.app.await.expect("the application does not panic").expect("nor one of its needed tasks");
         self.up.stop().await;
-        (asked, lines, notes)
+        (counts, lines, notes)
     }
 
     /// Starts and ends faults on the seed's schedule, and records the truth.

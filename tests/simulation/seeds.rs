@@ -15,16 +15,16 @@ use crate::tally::Tally;
 /// Seeds that run if no number is given: always the same ones, so that a failure is due to the change under test.
 const FIXED: std::ops::Range<u64> = 1000..1012;
 /// Together these seeds detect each mutant that names their test.
-const TELLING: std::ops::RangeInclusive<u64> = 1..=16;
+const MUTANT_SEEDS: std::ops::RangeInclusive<u64> = 1..=16;
 /// Seeds that once found a bug, each with a description.
 const ONCE_BROKEN: [(u64, &str); 4] = [
-    (599_642_887, "a watch that was held for the history before it was told 410 when the feed ended"),
-    (20_002_956, "a version was taken for whole by a silence that nobody had listened to"),
-    (2_013_695_506, "who had all of a version was told a part of it again by a feed that was not as far"),
-    (2_013_692_322, "an answer about the past that broke off was taken for a refusal, and its watches were told 410"),
+    (599_642_887, "a watch that waited for older history received 410 when the feed ended"),
+    (20_002_956, "a version counted as complete after a silence that was not observed"),
+    (2_013_695_506, "a client that had all events of a version received some again from a feed that was behind"),
+    (2_013_692_322, "a truncated history response counted as a refusal, and its watches received 410"),
 ];
 /// A long run reports its progress after this many seeds.
-const TOLD_EVERY: u64 = 500;
+const PROGRESS_EVERY: u64 = 500;
 /// Maximum number of failing seeds that one run reports.
 const BROKEN_MAX: usize = 3;
 
@@ -45,9 +45,9 @@ fn broken(seed: u64, tally: &Mutex<Tally>) -> Option<String> {
     if names.is_empty() {
         return None;
     }
-    let shown = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
+    let record_lines = verdict.first().map(|first| first.lines.clone()).unwrap_or_default();
     let mut text = format!("{} broken: seed {seed}, {again}\n", names.join(", "));
-    text += &verdict.text(&excerpt(&lines[..], &shown).expect("in memory"));
+    text += &verdict.text(&excerpt(&lines[..], &record_lines).expect("in memory"));
     for note in notes {
         let _ = writeln!(text, "note: {note}");
     }
@@ -61,18 +61,18 @@ fn assert_kept(seeds: impl IntoIterator<Item = u64>) -> Tally {
     tally.into_inner().expect("no panic")
 }
 
-fn said(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
 /// `make simulation SEEDS=n SEED=n` sets the number of seeds and the first one. Records of failing seeds are written to
 /// the folder that `SIMULATION_RECORDS` names; `SIMULATION_LOG` shows the application's log.
 #[test]
-#[expect(clippy::print_stdout, reason = "whoever runs it repeats it by what it says")]
+#[expect(clippy::print_stdout, reason = "the output has the command that repeats the run")]
 fn fresh_seeds_keep_every_guarantee() {
     // 32 bits, so that a person can dictate the seed.
-    let first = said("SIMULATION_SEED").unwrap_or(FIXED.start);
-    let named = said("SIMULATION_SEEDS");
+    let first = env_number("SIMULATION_SEED").unwrap_or(FIXED.start);
+    let named = env_number("SIMULATION_SEEDS");
     let seeds = named.unwrap_or(FIXED.end - FIXED.start);
     println!("SEED={first} draws these again");
     if std::env::var("SIMULATION_LOG").is_ok() {
@@ -85,7 +85,7 @@ fn fresh_seeds_keep_every_guarantee() {
             if nth >= seeds || found.lock().expect("no panic").len() >= BROKEN_MAX {
                 return;
             }
-            if nth > 0 && nth % TOLD_EVERY == 0 {
+            if nth > 0 && nth % PROGRESS_EVERY == 0 {
                 println!("{nth} seeds after {} s", began.elapsed().as_secs());
             }
             let text = broken(first + nth, &tally);
@@ -109,6 +109,6 @@ fn formerly_failing_seeds_keep_every_guarantee() {
 
 #[test]
 fn mutant_detecting_seeds_keep_every_guarantee() {
-    let lacks = assert_kept(TELLING).lacks();
+    let lacks = assert_kept(MUTANT_SEEDS).lacks();
     assert!(lacks.is_empty(), "{}", lacks.join("\n"));
 }

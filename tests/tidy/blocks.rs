@@ -60,7 +60,7 @@ fn documented_command_blocks_are_tested_or_exempted() {
         }
     }
     assert!(count > 40, "the blocks were not found");
-    assert_none("blocks of commands that nobody runs, and nobody explains", &found);
+    assert_none("blocks of commands that no test runs and no comment explains", &found);
 }
 
 #[test]

@@ -48,14 +48,14 @@ impl Known {
     }
 }
 
-/// The citations in `text` that do not exist. The text begins at `line` of `file`. `words` says whether it is prose, in
+/// The citations in `text` that do not exist. The text begins at `line` of `file`. `is_prose` says whether it is prose, in
 /// which a capital letter with a number is an id.
-fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -> Vec<String> {
+fn violations(known: &Known, file: &str, line: usize, text: &str, is_prose: bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut wrong = |at: usize, what: String| {
         found.push(format!("{file}:{}: {what}", line + text[..at].matches('\n').count()));
     };
-    for (at, id) in ids(text, words) {
+    for (at, id) in ids(text, is_prose) {
         if !known.ids.contains_key(&id) {
             wrong(at, format!("{id} is defined neither in {RULES} nor in {PROMISES}"));
         }
@@ -76,7 +76,7 @@ fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -
             wrong(at, format!("{name} has no heading \"{heading}\""));
         }
     }
-    for (at, _) in text.match_indices('§').filter(|_| words) {
+    for (at, _) in text.match_indices('§').filter(|_| is_prose) {
         let before = text[..at].trim_end().trim_end_matches(|c: char| c.is_ascii_digit());
         if !before.ends_with("RFC ") {
             wrong(at, "§ is for RFCs: cite a rule by its id and a document by its heading".to_owned());
@@ -87,14 +87,14 @@ fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -
 
 /// Ids of rules anywhere and, in prose, ids of promises outside of code. A longer word that looks like an id counts as
 /// code.
-fn ids(text: &str, words: bool) -> Vec<(usize, String)> {
+fn ids(text: &str, is_prose: bool) -> Vec<(usize, String)> {
     let of_word = |c: char| c.is_alphanumeric() || "-_.+/$%".contains(c);
     let mut found = Vec::new();
     let mut at = 0;
     while let Some(start) = text[at..].find(of_word).map(|start| at + start) {
         let end = text[start..].find(|c| !of_word(c)).map_or(text.len(), |length| start + length);
         let word = text[start..end].trim_end_matches(['.', '-', '/']);
-        let alone = words && is_promise(word) && !text[..start].ends_with(':') && !text[end..].starts_with("::");
+        let alone = is_prose && is_promise(word) && !text[..start].ends_with(':') && !text[end..].starts_with("::");
         if let Some(rule) = rule_at_start(word).filter(|rule| rule == word) {
             found.push((start, rule));
         } else if alone {

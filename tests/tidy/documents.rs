@@ -31,10 +31,10 @@ fn metrics_are_described_and_documented() {
         }
     }
     assert!(!described.is_empty(), "the descriptions were not found");
-    let words = in_backticks(&files::text("docs/METRICS.md")).filter(|word| word.starts_with("kube_fanout_"));
+    let quoted = in_backticks(&files::text("docs/METRICS.md")).filter(|word| word.starts_with("kube_fanout_"));
     let of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let name = |word: String| word.split(|c: char| !of_name(c)).next().unwrap_or_default().to_owned();
-    let documented: Names = words.map(name).collect();
+    let documented: Names = quoted.map(name).collect();
     assert_same("recorded", &used, "described in describe()", &described);
     assert_same("described in describe()", &described, "documented in docs/METRICS.md", &documented);
 }
@@ -53,7 +53,7 @@ fn reason_labels_are_documented() {
     let table = section(&metrics, "Why a request is passed through");
     let rows: Names = table.lines().filter_map(first_cell).collect();
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
-    let words: Names = in_backticks(&metrics).collect();
+    let quoted: Names = in_backticks(&metrics).collect();
     for (file, of) in [
         ("src/serve/activity.rs", "WatchEndReason"),
         ("src/reflect/metrics.rs", "SideRequestReason"),
@@ -61,7 +61,7 @@ fn reason_labels_are_documented() {
     ] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");
-        let missing: Vec<_> = labels.difference(&words).cloned().collect();
+        let missing: Vec<_> = labels.difference(&quoted).cloned().collect();
         assert_none(&format!("labels of {of} ({file}) that docs/METRICS.md does not have"), &missing);
     }
 }
@@ -82,7 +82,7 @@ fn command_line_flags_are_documented() {
 }
 
 fn flags_are_documented(of_command: &[&str], document_name: &str) {
-    let document: Names = in_backticks(&files::text(document_name)).flat_map(|code| words_of(&code)).collect();
+    let document: Names = in_backticks(&files::text(document_name)).flat_map(|code| quoted_of(&code)).collect();
     let mut missing = Vec::new();
     let mut found = 0;
     for file in of_command {
@@ -104,7 +104,7 @@ fn flags_are_documented(of_command: &[&str], document_name: &str) {
     assert_none(&format!("flags and variables of {of_command:?} that {document_name} does not have"), &missing);
 }
 
-fn words_of(code: &str) -> Vec<String> {
+fn quoted_of(code: &str) -> Vec<String> {
     code.split([' ', '=', '[', ']', '|', ',']).map(str::to_owned).collect()
 }
 
@@ -193,7 +193,7 @@ fn documented_faults_are_injected_or_exempted() {
     let text = files::text("docs/dev/FAULTS.md");
     let (injected, rest) = text.split_once("## Not injected").expect("what is injected stands first");
     assert!(injected.lines().filter_map(fault).count() > 50, "the faults were not found");
-    assert_none("faults of docs/dev/FAULTS.md that nothing injects and nobody explains", &unaccounted(injected, rest));
+    assert_none("faults of docs/dev/FAULTS.md that nothing injects and no text explains", &unaccounted(injected, rest));
 }
 
 /// A fault's id and the rest of its row.

@@ -39,26 +39,26 @@ fn tests_of(file: &str, text: &str) -> Vec<String> {
     text.lines().filter_map(name).collect()
 }
 
-/// What `cargo test` is given to choose tests by: the words after ` -- ` that are no options, and the value of `SMOKE`.
+/// The test filters of `cargo test`: the arguments after ` -- ` that are not options, and the value of `SMOKE`.
 fn filters(text: &str) -> BTreeSet<String> {
     let joined = text.replace("\\\n", " ");
-    let words = |text: &str| {
-        let mut words = Vec::new();
+    let arguments = |text: &str| {
+        let mut arguments = Vec::new();
         let mut parts = text.split_whitespace();
         while let Some(part) = parts.next() {
             match part {
                 "--test-threads" => drop(parts.next()),
                 option if option.starts_with("--") => {}
                 // What stands before a variable is the same for all its values.
-                word => words.extend(word.split('$').next().filter(|word| !word.is_empty()).map(str::to_owned)),
+                word => arguments.extend(word.split('$').next().filter(|word| !word.is_empty()).map(str::to_owned)),
             }
         }
-        words
+        arguments
     };
     let of = |line: &str| match line.strip_prefix("SMOKE := ") {
-        Some(names) => words(names),
+        Some(names) => arguments(names),
         None if line.contains("cargo test ") || line.contains("$(CARGO) test ") => {
-            line.split_once(" -- ").map(|(_, names)| words(names)).unwrap_or_default()
+            line.split_once(" -- ").map(|(_, names)| arguments(names)).unwrap_or_default()
         }
         None => Vec::new(),
     };

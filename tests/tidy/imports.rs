@@ -133,8 +133,8 @@ fn imports(source: &Source, depth: usize) -> Vec<Import> {
 
 /// The first words of the path, or of each path of the group, at `at`.
 fn names(source: &Source, at: usize) -> impl Iterator<Item = Import> {
-    let words = source.imported(at).into_iter().map(|at| &source.tokens[at]);
-    words.map(|token| Import { line: token.line, module: token.text.clone() })
+    let path_tokens = source.imported(at).into_iter().map(|at| &source.tokens[at]);
+    path_tokens.map(|token| Import { line: token.line, module: token.text.clone() })
 }
 
 #[test]

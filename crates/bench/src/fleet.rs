@@ -89,9 +89,9 @@ impl WatchFleet {
 
     /// Waits until every watch has synced in every storm. Returns how long it took, or `None` after `patience`.
     pub async fn synced(&self, patience: Duration) -> Option<Duration> {
-        let wanted = self.shared.storm().0 * self.watches as u64;
+        let needed = self.shared.storm().0 * self.watches as u64;
         let began = Instant::now();
-        self.until(patience, |counts| counts.synced >= wanted).await.then(|| began.elapsed())
+        self.until(patience, |counts| counts.synced >= needed).await.then(|| began.elapsed())
     }
 
     /// Returns the latencies from write to arrival, in microseconds, of the writes in the window. Only writes of this
@@ -149,10 +149,10 @@ impl WatchFleet {
         (missed, unexpected)
     }
 
-    /// Waits until the counts satisfy `wanted`; returns whether they did within `patience`.
-    pub async fn until(&self, patience: Duration, wanted: impl Fn(&WatchCounts) -> bool) -> bool {
+    /// Waits until the counts satisfy `is_reached`; returns whether they did within `patience`.
+    pub async fn until(&self, patience: Duration, is_reached: impl Fn(&WatchCounts) -> bool) -> bool {
         let deadline = Instant::now() + patience;
-        while !wanted(&self.counts()) {
+        while !is_reached(&self.counts()) {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -188,7 +188,7 @@ mod tests {
     fn stuck_and_slow_watchers_match_the_planned_share() {
         let plan = BenchPlan { stuck: 30, slow: 10, ..BenchPlan::default() };
         let roles: Vec<_> = (0..1000).map(|lane| role(lane, &plan)).collect();
-        let count = |wanted: WatcherRole| roles.iter().filter(|role| **role == wanted).count();
+        let count = |expected: WatcherRole| roles.iter().filter(|role| **role == expected).count();
         assert_eq!(
             (count(WatcherRole::Stuck), count(WatcherRole::Slow(64 << 10)), count(WatcherRole::Reads)),
             (300, 100, 600)

@@ -105,7 +105,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 /// Returns the bytes of a length-delimited field of a message, as far as they are present.
-fn field(mut message: &[u8], wanted: u64) -> Option<&[u8]> {
+fn field(mut message: &[u8], field_number: u64) -> Option<&[u8]> {
     while !message.is_empty() {
         let (tag, rest) = varint(message)?;
         let (len, rest) = match tag & 7 {
@@ -115,7 +115,7 @@ fn field(mut message: &[u8], wanted: u64) -> Option<&[u8]> {
             5 => (4, rest),
             _ => return None,
         };
-        if tag == wanted << 3 | 2 {
+        if tag == field_number << 3 | 2 {
             return Some(&rest[..len.min(rest.len())]);
         }
         message = rest.get(len..)?;

@@ -98,16 +98,16 @@ async fn hold(watchers: &mut [BenchWatcher], sender: &HttpRequestSender, mut dri
         opened = opening => opened,
     };
     let of = |watcher: &BenchWatcher| OpenWatchGuard::new(watcher.shared(), watcher.lane());
-    let held: Vec<_> =
+    let permits: Vec<_> =
         watchers.iter().zip(opened).filter_map(|(watcher, answer)| Some((of(watcher), answer.ok()?))).collect();
-    if held.is_empty() {
+    if permits.is_empty() {
         return sleep(Duration::from_millis(200)).await;
     }
     match sender {
         HttpRequestSender::H2(_) => driver.await,
         HttpRequestSender::H1(_) | HttpRequestSender::Ws(_) => pending().await,
     }
-    drop(held);
+    drop(permits);
 }
 
 fn windows(shared: &WatchFleetState, role: WatcherRole) -> FlowControlWindows {

@@ -195,9 +195,9 @@ mod tests {
         for (select, path, expected) in rows {
             let kind = &plan(&json!({"select": select})).kinds()[0];
             assert_eq!((objects.question(kind, 1).as_str(), written.expected(kind, 1)), (path, expected), "{select}");
-            let nobody = &plan(&json!({"select": select, "non-matching": true})).kinds()[0];
-            assert_eq!(written.expected(nobody, 1), 0);
-            assert_eq!(objects.question(nobody, 7).contains("nobody-7"), select != "all");
+            let unmatched = &plan(&json!({"select": select, "non-matching": true})).kinds()[0];
+            assert_eq!(written.expected(unmatched, 1), 0);
+            assert_eq!(objects.question(unmatched, 7).contains("nobody-7"), select != "all");
         }
         let kind = &plan(&json!({"select": "name"})).kinds()[0];
         let named =

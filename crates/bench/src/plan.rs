@@ -255,8 +255,8 @@ impl BenchPlan {
 
     /// Returns the windows of a reader that reads as fast as it can.
     pub(super) fn windows(&self) -> FlowControlWindows {
-        let said = (self.stream_window_kib << 10, self.connection_window_kib << 10);
-        let (stream, connection) = if self.go_windows { GO_WINDOWS } else { said };
+        let configured = (self.stream_window_kib << 10, self.connection_window_kib << 10);
+        let (stream, connection) = if self.go_windows { GO_WINDOWS } else { configured };
         FlowControlWindows { stream, connection, socket: None, as_go: self.go_windows }
     }
 
@@ -267,11 +267,11 @@ impl BenchPlan {
 
     /// Returns the number of connections of the counted watches.
     pub(super) fn connection_count(&self) -> usize {
-        let wanted = if self.is_of_requests() { self.connections.max(1) } else { self.watch_count() };
+        let needed = if self.is_of_requests() { self.connections.max(1) } else { self.watch_count() };
         match self.connections {
-            0 => wanted,
-            _ if !self.protocol.shares_connections() && !self.is_of_requests() => wanted,
-            some => some.min(wanted.max(1)),
+            0 => needed,
+            _ if !self.protocol.shares_connections() && !self.is_of_requests() => needed,
+            some => some.min(needed.max(1)),
         }
     }
 

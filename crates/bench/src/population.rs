@@ -52,7 +52,7 @@ async fn put_if_absent(caller: &UnaryClient, path: &str, document: String, what:
     Ok(())
 }
 
-/// Returns how many bytes of padding give an object the wanted size. A dry run measures what the server adds.
+/// Returns how many bytes of padding give an object the requested size. A dry run measures what the server adds.
 async fn measure(caller: &UnaryClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
     let path = with(&objects.collection_of(0), "dryRun=All");
     let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;

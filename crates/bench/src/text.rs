@@ -117,8 +117,8 @@ mod tests {
             (&[("a", Some("X")), ("b", Some("X")), ("a", Some("X"))], "TLS cipher suite X\n"),
             (&[("a", Some("X")), ("b", Some("Y"))], "WARNING: the servers use different TLS cipher suites: a X, b Y\n"),
         ];
-        for (sides, said) in rows {
-            assert_eq!(ciphers(&sides.iter().map(outcome).collect::<Vec<_>>()), said);
+        for (sides, expected) in rows {
+            assert_eq!(ciphers(&sides.iter().map(outcome).collect::<Vec<_>>()), expected);
         }
     }
 

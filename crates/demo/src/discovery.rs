@@ -80,16 +80,16 @@ fn api_group(group: &str, type_meta: &str) -> String {
     format!(r#"{{{type_meta}"name":"{group}","versions":[{all}],"preferredVersion":{preferred}}}"#)
 }
 
-fn quoted_list(words: &[&str]) -> String {
-    format!("[{}]", words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(","))
+fn quoted_list(texts: &[&str]) -> String {
+    format!("[{}]", texts.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(","))
 }
 
 fn resource_list(group: &str, version: &str) -> String {
     let in_version = |kind: &&DemoResourceKind| kind.group == group && kind.version == version;
     let describe = |kind: &DemoResourceKind| {
-        let optional = |name: &str, words: &[&str]| match words {
+        let optional = |name: &str, texts: &[&str]| match texts {
             [] => String::new(),
-            words => format!(r#","{name}":{}"#, quoted_list(words)),
+            texts => format!(r#","{name}":{}"#, quoted_list(texts)),
         };
         let DemoResourceKind { plural, singular, namespaced, name, .. } = kind;
         let (short, categories) = (optional("shortNames", kind.short_names), optional("categories", kind.categories));

@@ -44,11 +44,11 @@ impl FaultInjector {
 
     /// Waits until the accept loop has carried out the order to listen or not. After `stop` there is no such loop, and
     /// this returns at once.
-    async fn until_bound(&self, wanted: bool) {
+    async fn until_bound(&self, open: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
             biased;
-            _ = bound.wait_for(|bound| *bound == wanted) => {}
+            _ = bound.wait_for(|bound| *bound == open) => {}
             () = self.shared.stopping.cancelled() => {}
         }
     }

@@ -189,12 +189,12 @@ impl FaultSwitches {
                 self.0.send_modify(|waiting| *waiting -= 1);
             }
         }
-        let mut held = self.lists_held.subscribe();
-        if *held.borrow_and_update() {
+        let mut are_held = self.lists_held.subscribe();
+        if *are_held.borrow_and_update() {
             self.lists_waiting.send_modify(|waiting| *waiting += 1);
             let _waiting = HeldListWaiterGuard(&self.lists_waiting);
             // The sender lives as long as `self`, so waiting cannot fail.
-            let _ = held.wait_for(|held| !*held).await;
+            let _ = are_held.wait_for(|are_held| !*are_held).await;
         }
     }
 }

@@ -259,10 +259,6 @@ impl<'de> Visitor<'de> for JsonVisitor {
         Ok(Json::from(value))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Json, E> {
-        Ok(Json::String(value))
-    }
-
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = seq.next_element()? {

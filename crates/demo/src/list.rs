@@ -42,11 +42,11 @@ pub(crate) async fn list(
     if let Some(start) = start {
         return continued(store, kind, version, &start, limit, selector);
     }
-    let wanted = least(version);
-    store.reach(wanted, patience).await?;
+    let requested = least(version);
+    store.reach(requested, patience).await?;
     if matches!(version, ResourceVersionMatch::Exact(_)) {
-        let objects = store.at(kind, wanted)?;
-        return Ok(page(&objects, wanted, "", limit, selector, true));
+        let objects = store.at(kind, requested)?;
+        return Ok(page(&objects, requested, "", limit, selector, true));
     }
     let (objects, revision, _) = store.now(kind);
     Ok(page(&objects, revision, "", limit, selector, false))

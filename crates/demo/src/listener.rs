@@ -42,8 +42,8 @@ pub(crate) struct ReservedPort {
 
 impl ReservedPort {
     pub(crate) fn hold(address: SocketAddr) -> io::Result<Self> {
-        let held = socket(address)?;
-        Ok(Self { address: held.local_addr()?, _held: held })
+        let reserved = socket(address)?;
+        Ok(Self { address: reserved.local_addr()?, _held: reserved })
     }
 
     pub(crate) fn listen(&self) -> io::Result<TcpListener> {
@@ -62,8 +62,8 @@ fn socket(address: SocketAddr) -> io::Result<TcpSocket> {
 pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
-        let wanted = *listening.borrow_and_update();
-        shared.bound.send_replace(wanted);
+        let open = *listening.borrow_and_update();
+        shared.bound.send_replace(open);
         tokio::select! {
             biased;
             () = shared.stopping.cancelled() => return,
@@ -80,7 +80,7 @@ pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared
             tokio::select! {
                 biased;
                 () = shared.stopping.cancelled() => return,
-                _ = listening.wait_for(|wanted| !*wanted) => break,
+                _ = listening.wait_for(|open| !*open) => break,
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => drop(shared.tasks.spawn(serve(stream, shared.clone()))),
                     // No descriptor is left, or the client has disconnected: neither is a reason to stop.
@@ -93,7 +93,7 @@ pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared
         tokio::select! {
             biased;
             () = shared.stopping.cancelled() => return,
-            _ = listening.wait_for(|wanted| *wanted) => {}
+            _ = listening.wait_for(|open| *open) => {}
         }
         listener = loop {
             match port.listen() {

@@ -35,7 +35,7 @@ struct ReviewResponseRules {
     reason: String,
     denial: String,
     refusal: Option<u16>,
-    asked: ReviewCounts,
+    counts: ReviewCounts,
 }
 
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
@@ -104,8 +104,8 @@ impl ReviewResponses {
         self.rules.lock().refusal = code;
     }
 
-    pub fn asked(&self) -> ReviewCounts {
-        self.rules.lock().asked
+    pub fn counts(&self) -> ReviewCounts {
+        self.rules.lock().counts
     }
 
     /// Whether `path` is the path of a review resource.
@@ -118,8 +118,8 @@ impl ReviewResponses {
             serde_json::from_slice(body).map_err(|error| DemoStatus::bad_request(error.to_string()))?;
         let mut rules = self.rules.lock();
         match path {
-            TOKENS => rules.asked.tokens += 1,
-            ACCESSES => rules.asked.accesses += 1,
+            TOKENS => rules.counts.tokens += 1,
+            ACCESSES => rules.counts.accesses += 1,
             _ => {}
         }
         let is_of_others = [TOKENS, ACCESSES].contains(&path);

@@ -97,8 +97,8 @@ impl DemoStatus {
         Self::new(415, "UnsupportedMediaType", "415: Unsupported Media Type").details("{}")
     }
 
-    pub(crate) fn too_large(wanted: u64, current: u64) -> Self {
-        let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
+    pub(crate) fn too_large(requested: u64, current: u64) -> Self {
+        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
         let cause = r#"{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}"#;
         let details = format!(r#"{{"causes":[{cause}],"retryAfterSeconds":1}}"#);
         let status = Self::new(504, "Timeout", message).details(details);
@@ -110,9 +110,9 @@ impl DemoStatus {
     }
 
     /// Refuses a watch from a revision that is older than the ring.
-    pub(crate) fn too_old(kind: &DemoResourceKind, wanted: u64, oldest: u64) -> Self {
+    pub(crate) fn too_old(kind: &DemoResourceKind, requested: u64, oldest: u64) -> Self {
         if kind.cached {
-            Self::expired(format!("too old resource version: {wanted} ({oldest})"))
+            Self::expired(format!("too old resource version: {requested} ({oldest})"))
         } else {
             Self::expired("The resourceVersion for the provided watch is too old.")
         }

@@ -244,10 +244,10 @@ impl RunningDemoApiserver {
         self.shared.counts.read()
     }
 
-    /// Completes when the counts satisfy `wanted`. It has no timeout: a test sets its own.
-    pub async fn until(&self, wanted: impl Fn(&RequestCounts) -> bool) {
+    /// Completes when the counts satisfy `is_reached`. It has no timeout: a test sets its own.
+    pub async fn until(&self, is_reached: impl Fn(&RequestCounts) -> bool) {
         let mut changed = self.shared.counts.subscribe();
-        while !wanted(&self.counts()) {
+        while !is_reached(&self.counts()) {
             if changed.changed().await.is_err() {
                 return;
             }

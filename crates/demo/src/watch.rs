@@ -187,8 +187,8 @@ impl DemoWatch {
                 // Only a list of a selection may end with an old version. The proxy requests a selection that matches
                 // nothing where it needs only the version.
                 let selective = self.plan.selector.is_selective();
-                let reported = if selective { self.shared.faults.reported_of(revision) } else { revision };
-                (self.position, self.after) = (next, reported);
+                let version = if selective { self.shared.faults.reported_of(revision) } else { revision };
+                (self.position, self.after) = (next, version);
                 self.phase = DemoWatchPhase::Replaying { objects, at: 0 };
             }
             WatchStartPoint::After(rv) => match store.since(kind, rv) {
@@ -250,8 +250,8 @@ impl DemoWatch {
             let mut lines = Vec::with_capacity(pulled.events.len());
             let after = self.after;
             let shared = self.shared.clone();
-            let reported = |event: &&Arc<StoreEvent>| event.rv > after && !shared.faults.is_lost(event.rv);
-            for event in pulled.events.iter().filter(reported) {
+            let is_sent = |event: &&Arc<StoreEvent>| event.rv > after && !shared.faults.is_lost(event.rv);
+            for event in pulled.events.iter().filter(is_sent) {
                 if let Some(as_type) = seen_as(&self.plan.selector, event)
                     && let Some(object) = event.subject(as_type)
                 {

@@ -65,7 +65,8 @@ pub(crate) fn write(
             let patch = patch_type(kind, media)?;
             writer.patch(patch, parse(body)?)
         }
-        (&Method::DELETE, false) => writer.delete(&parse_options(body)),
+        // Delete options that are absent or cannot be parsed count as none.
+        (&Method::DELETE, false) => writer.delete(&Json::parse(body).unwrap_or_default()),
         (&Method::DELETE, true) if kind.namespaced != target.namespace.is_empty() => {
             let text = |name| query.first(name).unwrap_or_default();
             let (labels, fields) = (text("labelSelector"), text("fieldSelector"));
@@ -89,11 +90,6 @@ fn parse(body: &[u8]) -> Result<Json, DemoStatus> {
         Ok(_) => Err(DemoStatus::bad_request("the request body is not an object")),
         Err(error) => Err(DemoStatus::bad_request(format!("the object provided is unrecognized: {error}"))),
     }
-}
-
-/// Reads delete options. A body that is absent or cannot be read counts as no options.
-fn parse_options(body: &[u8]) -> Json {
-    Json::parse(body).unwrap_or_default()
 }
 
 fn patch_type(kind: &DemoResourceKind, media: &str) -> Result<PatchType, DemoStatus> {
@@ -157,9 +153,9 @@ impl DemoWriteHandler<'_> {
                 (None, PatchType::Apply) => Json::Object(JsonMembers::default()),
                 (None, _) => return Err(DemoStatus::not_found(self.kind, &self.target.name)),
             };
-            let (wanted, _) = split(patch.clone());
+            let (required, _) = split(patch.clone());
             if let Some(current) = current {
-                self.check(current, &wanted)?;
+                self.check(current, &required)?;
             }
             match how {
                 PatchType::Merge => merge_patch(&mut document, patch),
@@ -202,12 +198,12 @@ impl DemoWriteHandler<'_> {
     }
 
     /// Refuses a request whose resourceVersion or uid is not the current one.
-    fn check(&self, current: &StoredObject, wanted: &DemoObjectMeta) -> Result<(), DemoStatus> {
-        if wanted.rv != 0 && wanted.rv != current.meta.rv {
+    fn check(&self, current: &StoredObject, required: &DemoObjectMeta) -> Result<(), DemoStatus> {
+        if required.rv != 0 && required.rv != current.meta.rv {
             return Err(DemoStatus::conflict(self.kind, &self.target.name));
         }
-        if !wanted.uid.is_empty() && wanted.uid != current.meta.uid {
-            return Err(DemoStatus::precondition(self.kind, &self.target.name, &wanted.uid, &current.meta.uid));
+        if !required.uid.is_empty() && required.uid != current.meta.uid {
+            return Err(DemoStatus::precondition(self.kind, &self.target.name, &required.uid, &current.meta.uid));
         }
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! The commands of `fanoutctl`. Each connects parsed arguments to the crate or module that does the work.
 
 pub(crate) mod bench;
-mod credentials;
 pub(crate) mod demo;
 pub(crate) mod estimate;
 pub(crate) mod fanout;

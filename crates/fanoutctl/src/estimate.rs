@@ -42,7 +42,7 @@ pub struct LoadEstimate {
     pub watches_open: f64,
     /// The maximum number of requests that the proxies would have sent instead. They prove that a feed is current, once
     /// a second for all waiting clients.
-    pub questions: u64,
+    pub proxy_requests: u64,
     /// The number of upstream streams that the proxies would have had open.
     pub streams: u64,
     pub requests_per_second_before: f64,
@@ -123,7 +123,7 @@ mod tests {
         ];
         let found = read(&log);
         assert_eq!((found.requests, found.from_memory, found.watches), (10, 5, 1), "{found:?}");
-        assert_eq!((found.questions, found.streams), (2, 2), "one for each proxy");
+        assert_eq!((found.proxy_requests, found.streams), (2, 2), "one for each proxy");
         assert_eq!((found.other_lines, found.unreadable_lines), (1, 1));
         assert!((found.seconds - 10.0).abs() < 1e-6 && (found.requests_per_second_before - 1.0).abs() < 1e-6);
         assert!((found.requests_per_second_after - 0.7).abs() < 1e-6, "{found:?}");

@@ -100,7 +100,7 @@ fn verify(arguments: VerifyArguments) -> ExitCode {
 
 fn fanout(verb: FanoutSubcommand) -> ExitCode {
     PROGRAM.block_on(async {
-        match commands::fanout::ask(verb).await {
+        match commands::fanout::run(verb).await {
             Ok(printed) => {
                 PROGRAM.print(&printed.text);
                 if printed.is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }

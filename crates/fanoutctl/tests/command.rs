@@ -22,9 +22,9 @@ fn help_of_each_command_exits_with_0() {
         let output = run(&arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty(), "{arguments:?}");
-        let said = text(&output.stdout);
-        assert!(said.contains("Usage: fanoutctl"), "{said}");
-        assert!(said.lines().all(|line| line.chars().count() <= 100), "{said}");
+        let stdout = text(&output.stdout);
+        assert!(stdout.contains("Usage: fanoutctl"), "{stdout}");
+        assert!(stdout.lines().all(|line| line.chars().count() <= 100), "{stdout}");
     }
     let all = text(&run(&["--help"]).stdout);
     assert!(commands.iter().all(|command| all.contains(&format!("\n  {command} "))), "{all}");

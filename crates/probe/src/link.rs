@@ -148,14 +148,14 @@ impl HttpRequestSender {
     pub async fn send(
         &self,
         target: &TargetServer,
-        ask: &RequestSpec<'_>,
+        request: &RequestSpec<'_>,
         body: Bytes,
     ) -> Result<PendingResponse, ProbeRequestError> {
         let answered = async {
             match self {
-                Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
-                Self::H2(sender) => sender.send(target.request(ask, true)?, body).await,
-                Self::Ws(sender) => sender.send(target.request(ask, false)?).await,
+                Self::H1(sender) => sender.send(target.request(request, false)?, body).await,
+                Self::H2(sender) => sender.send(target.request(request, true)?, body).await,
+                Self::Ws(sender) => sender.send(target.request(request, false)?).await,
             }
         };
         timeout(ANSWER, answered).await.map_err(|_| ProbeRequestError::Late(ANSWER))?
@@ -165,9 +165,9 @@ impl HttpRequestSender {
     pub async fn get(
         &self,
         target: &TargetServer,
-        ask: &RequestSpec<'_>,
+        request: &RequestSpec<'_>,
     ) -> Result<PendingResponse, ProbeRequestError> {
-        self.send(target, ask, Bytes::new()).await
+        self.send(target, request, Bytes::new()).await
     }
 
     /// Whether the connection can no longer send requests.

@@ -70,7 +70,7 @@ impl StreamFrameSplitter {
         let mut rest = chunk;
         while !self.partial.is_empty() {
             // First completes the length prefix, then the frame.
-            let wanted = match length(&self.partial)? {
+            let needed = match length(&self.partial)? {
                 None => PREFIX,
                 Some(len) if self.partial.len() == PREFIX + len => {
                     each(&self.partial[PREFIX..]);
@@ -82,7 +82,7 @@ impl StreamFrameSplitter {
             if rest.is_empty() {
                 return Ok(());
             }
-            let (taken, after) = rest.split_at((wanted - self.partial.len()).min(rest.len()));
+            let (taken, after) = rest.split_at((needed - self.partial.len()).min(rest.len()));
             self.partial.extend_from_slice(taken);
             rest = after;
         }

@@ -93,8 +93,8 @@ impl TargetCredentials {
             None
         };
         // Kubeconfig credentials are sent only over TLS, because the server's identity is not verified otherwise.
-        let shown = secure || self.token_file.is_some();
-        let authorization = if shown { authorization(&config).await? } else { None };
+        let sends_token = secure || self.token_file.is_some();
+        let authorization = if sends_token { authorization(&config).await? } else { None };
         let authority = format!("{}:{port}", authority.host());
         let (url, agent) = (url.trim_end_matches('/').to_owned(), HeaderValue::from_static(AGENT));
         Ok(TargetServer { url, authority, tls, authorization, agent, memory: None })
@@ -203,15 +203,15 @@ impl TargetServer {
 
     /// Builds a request without its body. `absolute` selects the HTTP/2 form (absolute URI); otherwise the HTTP/1.1
     /// form with a `Host` header.
-    pub fn request(&self, ask: &RequestSpec<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
+    pub fn request(&self, spec: &RequestSpec<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
-        let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
-        if !ask.accept.is_empty() {
-            request = request.header(ACCEPT, ask.accept);
+        let uri = if absolute { format!("{scheme}://{}{}", self.authority, spec.path) } else { spec.path.to_owned() };
+        let mut request = Request::builder().method(spec.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
+        if !spec.accept.is_empty() {
+            request = request.header(ACCEPT, spec.accept);
         }
-        if !ask.content_type.is_empty() {
-            request = request.header(CONTENT_TYPE, ask.content_type);
+        if !spec.content_type.is_empty() {
+            request = request.header(CONTENT_TYPE, spec.content_type);
         }
         if !absolute {
             request = request.header(HOST, &self.authority);

@@ -57,10 +57,10 @@ impl UnaryClient {
         self.call(&RequestSpec { method, path, accept: "application/json", content_type: media }, body).await
     }
 
-    async fn call(&self, ask: &RequestSpec<'_>, body: Bytes) -> Result<UnaryResponse, ProbeRequestError> {
+    async fn call(&self, request: &RequestSpec<'_>, body: Bytes) -> Result<UnaryResponse, ProbeRequestError> {
         let sender = self.sender().await?;
         let called = async {
-            let mut answer = sender.send(&self.target, ask, body).await?;
+            let mut answer = sender.send(&self.target, request, body).await?;
             let (body, _) = answer.body.read(BODY_BYTES_MAX).await?;
             Ok(UnaryResponse { status: answer.status, body })
         };
@@ -96,8 +96,8 @@ impl UnaryResponse {
         if self.status.is_success() {
             return Ok(self);
         }
-        let said: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
-        let message = said["message"].as_str().unwrap_or_default();
+        let object: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        let message = object["message"].as_str().unwrap_or_default();
         Err(format!("{what}: {} {message}", self.status))
     }
 }

@@ -63,6 +63,6 @@ async fn follow(scene: &VerifyRunContext, client: u32, behaviour: ClientBehaviou
 fn backoff(rng: &mut fastrand::Rng, failures: u32, retry_after: u64) -> Duration {
     let (first, longest) = BACKOFF;
     let wait = first.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(longest);
-    let asked = Duration::from_secs(retry_after).min(longest);
-    wait.max(asked).mul_f64(0.5 + rng.f64())
+    let requested = Duration::from_secs(retry_after).min(longest);
+    wait.max(requested).mul_f64(0.5 + rng.f64())
 }

@@ -76,9 +76,9 @@ struct JsonCause {
     reason: String,
 }
 
-/// Returns the encoding of a response to a request for the encoding `asked`; `None` if it cannot be decoded.
-pub(crate) fn encoding_of(content_type: &str, asked: RecordedEncoding) -> Option<RecordedEncoding> {
-    let partial = matches!(asked, RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf);
+/// Returns the encoding of a response to a request for the encoding `requested`; `None` if it cannot be decoded.
+pub(crate) fn encoding_of(content_type: &str, requested: RecordedEncoding) -> Option<RecordedEncoding> {
+    let partial = matches!(requested, RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf);
     match (content_type.split(';').next()?.trim(), partial) {
         ("application/json", true) => Some(RecordedEncoding::Metadata),
         ("application/json", false) => Some(RecordedEncoding::Json),
@@ -88,7 +88,8 @@ pub(crate) fn encoding_of(content_type: &str, asked: RecordedEncoding) -> Option
     }
 }
 
-fn is_protobuf(encoding: RecordedEncoding) -> bool {
+/// Whether an encoding is protobuf, whose watch frames have a length prefix.
+pub(crate) fn is_protobuf(encoding: RecordedEncoding) -> bool {
     matches!(encoding, RecordedEncoding::Protobuf | RecordedEncoding::MetadataProtobuf)
 }
 
@@ -245,7 +246,7 @@ pub(crate) fn status(body: &[u8]) -> (RecordedStatus, u64) {
 }
 
 fn protobuf_status(status: &[u8]) -> (RecordedStatus, u64) {
-    let of = |wanted| text(status, wanted).unwrap_or_default().to_owned();
+    let of = |field_number| text(status, field_number).unwrap_or_default().to_owned();
     let details = bytes(status, 5).unwrap_or_default();
     let cause = bytes(details, 4).and_then(|cause| text(cause, 1)).unwrap_or_default().to_owned();
     let code = number(status, 6).and_then(|code| u16::try_from(code).ok()).unwrap_or_default();
@@ -268,11 +269,6 @@ pub(crate) fn accept(encoding: RecordedEncoding, is_list: bool, is_watch: bool) 
         RecordedEncoding::MetadataProtobuf => AS[2 + usize::from(is_list)],
         RecordedEncoding::Json | RecordedEncoding::Table => "application/json",
     }
-}
-
-/// Whether the watch frames of an encoding have a length prefix.
-pub(crate) fn frames_have_lengths(encoding: RecordedEncoding) -> bool {
-    is_protobuf(encoding)
 }
 
 #[cfg(test)]

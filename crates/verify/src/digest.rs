@@ -138,8 +138,8 @@ mod tests {
     fn digest_ignores_key_order_version_and_type_only() {
         let stored = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"a": "1", "kind": "x"},
             "metadata": {"name": "n"}});
-        let reported = json!({"metadata": {"resourceVersion": "7", "name": "n"}, "data": {"kind": "x", "a": "1"}});
-        assert_eq!(ContentDigest::of_object(&stored), ContentDigest::of_object(&reported));
+        let received = json!({"metadata": {"resourceVersion": "7", "name": "n"}, "data": {"kind": "x", "a": "1"}});
+        assert_eq!(ContentDigest::of_object(&stored), ContentDigest::of_object(&received));
         let others = [
             json!({"metadata": {"name": "n"}, "data": {"a": "1"}}),
             json!({"metadata": {"name": "n"}, "data": {"kind": "x", "a": 1}}),

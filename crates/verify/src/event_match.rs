@@ -36,26 +36,26 @@ pub(super) fn follow(
     op: &RecordedOperation,
     mut step: impl FnMut(EventMatch),
 ) -> WatchMatchResult {
-    let first = || op.live().iter().find(|reported| reported.change().is_some());
-    let start = op.start().or_else(|| first().map(|reported| reported.version - 1)).unwrap_or(u64::MAX);
+    let first = || op.live().iter().find(|received| received.change().is_some());
+    let start = op.start().or_else(|| first().map(|received| received.version - 1)).unwrap_or(u64::MAX);
     let mut reached = WatchMatchResult { next: view.index_behind(start.max(truth.from)), pending: Vec::new() };
-    for (event, reported) in op.live().iter().enumerate() {
-        if reported.is_bookmark() {
-            reached.pass(view, reported.version.min(truth.to), |position| step(EventMatch::Missed { position, event }));
+    for (event, received) in op.live().iter().enumerate() {
+        if received.is_bookmark() {
+            reached.pass(view, received.version.min(truth.to), |position| step(EventMatch::Missed { position, event }));
             continue;
         }
-        let is_known = truth.from < reported.version && reported.version <= truth.to;
-        if !reported.is_object() {
+        let is_known = truth.from < received.version && received.version <= truth.to;
+        if !received.is_object() {
             continue;
         }
-        if reported.version <= start {
-            step(EventMatch::Past { event, position: reported.change().and_then(|change| view.position(change)) });
+        if received.version <= start {
+            step(EventMatch::Past { event, position: received.change().and_then(|change| view.position(change)) });
             continue;
         }
         if !is_known {
             continue;
         }
-        let Some(change) = reported.change() else {
+        let Some(change) = received.change() else {
             step(EventMatch::NotLearnt { event });
             continue;
         };
@@ -69,7 +69,7 @@ pub(super) fn follow(
             step(EventMatch::Past { event, position: Some(position) });
             continue;
         } else {
-            reached.pass(view, reported.version - 1, |position| step(EventMatch::Missed { position, event }));
+            reached.pass(view, received.version - 1, |position| step(EventMatch::Missed { position, event }));
             reached.pending.extend(reached.next..position);
             reached.next = position + 1;
         }

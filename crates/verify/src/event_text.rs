@@ -8,15 +8,15 @@ use super::truth::{GroundTruthChange, ResourceGroundTruth};
 use super::view::ExpectedEvent;
 
 /// Formats an event: `MODIFIED a/x at 7`, `BOOKMARK at 7`.
-pub(super) fn reported(history: &RunHistory, reported: &ReceivedItem) -> String {
-    let kind = reported.kind.as_str();
-    match reported.kind {
+pub(super) fn received(history: &RunHistory, received: &ReceivedItem) -> String {
+    let kind = received.kind.as_str();
+    match received.kind {
         RecordedEventType::Error => kind.to_owned(),
-        RecordedEventType::Bookmark if reported.initial_end => {
-            format!("the BOOKMARK at {} that ends the initial events", reported.version)
+        RecordedEventType::Bookmark if received.initial_end => {
+            format!("the BOOKMARK at {} that ends the initial events", received.version)
         }
-        RecordedEventType::Bookmark => format!("{kind} at {}", reported.version),
-        _ => format!("{kind} {} at {}", history.key(reported.key), reported.version),
+        RecordedEventType::Bookmark => format!("{kind} at {}", received.version),
+        _ => format!("{kind} {} at {}", history.key(received.key), received.version),
     }
 }
 

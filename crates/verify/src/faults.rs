@@ -21,7 +21,7 @@ const COMMAND_MAX: Duration = Duration::from_secs(120);
 /// The effect of a command may outlast it: an apiserver that it started is not ready at once.
 const SETTLE: Duration = Duration::from_secs(10);
 /// The number of bytes of a command's last output that are shown.
-const SAID_BYTES_MAX: usize = 300;
+const OUTPUT_BYTES_MAX: usize = 300;
 
 /// The commands and the intervals between them.
 #[derive(Clone, Debug)]
@@ -78,13 +78,13 @@ async fn execute(command: &str, log: &Path) -> Result<(), String> {
     let ended = timeout(COMMAND_MAX, child.wait()).await;
     let status =
         ended.map_err(|_| format!("it took longer than {COMMAND_MAX:?}"))?.map_err(|error| error.to_string())?;
-    if status.success() { Ok(()) } else { Err(format!("{status}: {}", said(log).unwrap_or_default())) }
+    if status.success() { Ok(()) } else { Err(format!("{status}: {}", last_line(log).unwrap_or_default())) }
 }
 
 /// Returns the last line of the output.
-fn said(log: &Path) -> io::Result<String> {
+fn last_line(log: &Path) -> io::Result<String> {
     let text = std::fs::read(log)?;
-    let last = String::from_utf8_lossy(&text[text.len().saturating_sub(SAID_BYTES_MAX)..]).into_owned();
+    let last = String::from_utf8_lossy(&text[text.len().saturating_sub(OUTPUT_BYTES_MAX)..]).into_owned();
     Ok(last.lines().last().unwrap_or_default().to_owned())
 }
 

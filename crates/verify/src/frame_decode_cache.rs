@@ -88,8 +88,8 @@ mod tests {
         let long = frame(1).replace("\"x\"", &format!("\"{}\"", "x".repeat(FRAME_BYTES_MAX)));
         assert!(frames.event(RecordedEncoding::Json, long.as_bytes()).is_some());
         let decoded = frames.0.into_inner().remove(&RecordedEncoding::Json).expect("it is JSON");
-        let held = decoded.recent.len() + decoded.before.len();
-        assert!(held <= 2 * RECENT_MAX, "{held}");
+        let cached = decoded.recent.len() + decoded.before.len();
+        assert!(cached <= 2 * RECENT_MAX, "{cached}");
         let is_held = |frame: &str| decoded.find(frame.as_bytes()).is_some();
         assert!(is_held(&frame(10 * RECENT_MAX as u64)));
         assert!(!is_held(&frame(1)) && !is_held(&long), "an old one, and a long one");

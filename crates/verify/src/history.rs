@@ -45,7 +45,7 @@ pub struct RunHistory {
     pub(super) compacted: Vec<NumberedHistoryRecord<CompactionRecord>>,
     pub(super) windows: Vec<NumberedHistoryRecord<HistoryWindowRecord>>,
     pub(super) faults: Vec<NumberedHistoryRecord<FaultRecord>>,
-    pub(super) asked: Vec<NumberedHistoryRecord<UpstreamRequestRecord>>,
+    pub(super) upstream_requests: Vec<NumberedHistoryRecord<UpstreamRequestRecord>>,
     /// The newest version that any participant had seen by each moment, for each resource.
     pub(super) witnessed: Vec<VersionTimeline>,
     /// The servers that mark responses from their cache.
@@ -70,7 +70,7 @@ impl RunHistory {
     pub(super) fn judged(&self, promise: ApiserverGuarantee) -> impl Iterator<Item = &RecordedOperation> {
         self.operations.iter().filter(move |op| {
             let last = op.last_ns().unwrap_or(self.end_ns);
-            op.server.is_judged() && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
+            op.server.is_judged() && op.request.is_some() && !self.is_waived(promise, op.at_ns, last)
         })
     }
 
@@ -136,10 +136,10 @@ impl RunHistory {
         let attributes = attributes.into_values();
         for op in &mut self.operations {
             let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
-            items.chain(&mut op.events).for_each(|reported| reported.key = place(reported.key));
-            op.truth = op.ask.as_ref().and_then(|ask| resources.get(&ask.resource).copied());
+            items.chain(&mut op.events).for_each(|received| received.key = place(received.key));
+            op.truth = op.request.as_ref().and_then(|request| resources.get(&request.resource).copied());
         }
-        self.link_told();
+        self.link_changes();
         self.add_views(&attributes);
         for op in &mut self.operations {
             let view = op.view.map(|at| &self.views[at]);
@@ -151,17 +151,17 @@ impl RunHistory {
     }
 
     /// Finds the change of each event and item. It had happened by the time of arrival.
-    fn link_told(&mut self) {
+    fn link_changes(&mut self) {
         for op in &mut self.operations {
             let Some(at) = op.truth else { continue };
             let truth = &mut self.truths[at];
             let items = op.answer.iter_mut().flat_map(|answer| &mut answer.items);
-            for reported in items.chain(&mut op.events).filter(|reported| reported.is_object()) {
-                let change = truth.change_at(reported.key, reported.version);
-                reported.set_change(change);
+            for received in items.chain(&mut op.events).filter(|received| received.is_object()) {
+                let change = truth.change_at(received.key, received.version);
+                received.set_change(change);
                 if let Some(change) = change {
                     let learnt = &mut truth.changes[change as usize].learnt_ns;
-                    *learnt = reported.at_ns.min(*learnt);
+                    *learnt = received.at_ns.min(*learnt);
                 }
             }
         }
@@ -170,14 +170,14 @@ impl RunHistory {
     fn add_views(&mut self, attributes: &[Arc<LabelsAndFields>]) {
         let mut numbers: HashMap<(usize, ObjectSelection), usize> = HashMap::new();
         for op in &mut self.operations {
-            let (Some(at), Some(ask), ReadVerb::List | ReadVerb::Watch) = (op.truth, &op.ask, op.verb) else {
+            let (Some(at), Some(request), ReadVerb::List | ReadVerb::Watch) = (op.truth, &op.request, op.verb) else {
                 continue;
             };
-            let number = *numbers.entry((at, ask.selection.clone())).or_insert_with(|| {
+            let number = *numbers.entry((at, request.selection.clone())).or_insert_with(|| {
                 self.views.push(SelectionView::new(
                     at,
                     &self.truths[at],
-                    ask.selection.clone(),
+                    request.selection.clone(),
                     attributes,
                     &self.keys,
                 ));
@@ -196,8 +196,8 @@ impl RunHistory {
         for op in self.operations.iter().filter(|op| op.truth == Some(at)) {
             let answer = op.answer.as_ref().filter(|answer| answer.code == 200);
             points.extend(answer.and_then(|answer| Some((answer.at_ns, answer.version?))));
-            let bookmarks = op.events.iter().filter(|reported| reported.is_bookmark());
-            points.extend(bookmarks.map(|reported: &ReceivedItem| (reported.at_ns, reported.version)));
+            let bookmarks = op.events.iter().filter(|received| received.is_bookmark());
+            points.extend(bookmarks.map(|received: &ReceivedItem| (received.at_ns, received.version)));
         }
         for NumberedHistoryRecord { record: write, .. } in &self.written {
             let done = (200..300).contains(&write.code) && write.resource == truth.resource;

@@ -119,10 +119,8 @@ impl ObjectSet {
         labels
     }
 
-    /// Returns the labels that a merge patch must name to remove them.
-    pub(super) fn label_keys() -> [&'static str; 2] {
-        [GROUP, TIER]
-    }
+    /// The labels that a merge patch must name to remove them.
+    pub(super) const LABEL_KEYS: [&'static str; 2] = [GROUP, TIER];
 
     /// Draws a label selector: equality, sets, presence and their opposites.
     pub(super) fn label_selector(rng: &mut fastrand::Rng) -> String {

@@ -84,7 +84,7 @@ pub(super) struct RecordedOperation {
     pub(super) encoding: RecordedEncoding,
     pub(super) resumes: Option<OperationId>,
     /// The parsed request; `None` if it is not understood, and so not judged.
-    pub(super) ask: Option<ParsedRequest>,
+    pub(super) request: Option<ParsedRequest>,
     pub(super) answer: Option<ReceivedResponse>,
     pub(super) events: Vec<ReceivedItem>,
     /// The Statuses of the error events, in order.
@@ -105,7 +105,7 @@ pub(super) struct RecordedOperation {
 impl RecordedOperation {
     /// Returns the version after which the watch's live events begin; `None` if it is unknown.
     pub(super) fn start(&self) -> Option<u64> {
-        match self.ask.as_ref()?.plan {
+        match self.request.as_ref()?.plan {
             ExpectedReadVersion::Behind(version) => Some(version),
             ExpectedReadVersion::State(_) => self.state,
             _ => None,
@@ -140,8 +140,8 @@ impl RecordedOperation {
     /// the first event that cannot be initial. The end is chosen such that the initial events are the state at some
     /// version.
     pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
-        let Some(ask) = &self.ask else { return };
-        if !matches!(ask.plan, ExpectedReadVersion::State(_)) {
+        let Some(request) = &self.request else { return };
+        if !matches!(request.plan, ExpectedReadVersion::State(_)) {
             return;
         }
         if let Some(end) = self.events.iter().position(|event| event.initial_end) {
@@ -157,7 +157,7 @@ impl RecordedOperation {
         if self.events.get(longest).is_none_or(|event| event.kind == RecordedEventType::Error) {
             return;
         }
-        let (Some(view), false) = (view, ask.bookmarks && ask.explicit) else { return };
+        let (Some(view), false) = (view, request.bookmarks && request.explicit) else { return };
         let mut sums = vec![ObjectStateFingerprint::default()];
         for event in &self.events[..longest] {
             let mut sum = sums[sums.len() - 1];

@@ -226,24 +226,24 @@ impl<'a> RequestPathParts<'a> {
 mod tests {
     use super::*;
 
-    fn ask(verb: ReadVerb, path: &str, query: &str) -> Option<ParsedRequest> {
+    fn parsed(verb: ReadVerb, path: &str, query: &str) -> Option<ParsedRequest> {
         ParsedRequest::parse(&CallRecord { verb, path: path.into(), query: query.into(), ..CallRecord::default() })
     }
 
     #[test]
     fn paths_parse_into_resource_namespace_and_name() {
-        let list = ask(ReadVerb::List, "/apis/apps/v1/namespaces/a/deployments", "labelSelector=app%3Dx").unwrap();
+        let list = parsed(ReadVerb::List, "/apis/apps/v1/namespaces/a/deployments", "labelSelector=app%3Dx").unwrap();
         assert_eq!(
             (list.resource.as_str(), list.collection.as_str()),
             ("deployments.apps", "/apis/apps/v1/deployments")
         );
         assert!(list.selection.covers("a/x") && !list.selection.covers("b/x") && list.selection.is_selective());
-        let get = ask(ReadVerb::Get, "/api/v1/namespaces/a/configmaps/x", "").unwrap();
+        let get = parsed(ReadVerb::Get, "/api/v1/namespaces/a/configmaps/x", "").unwrap();
         assert_eq!((get.resource.as_str(), get.key.as_str()), ("configmaps", "a/x"));
-        assert_eq!(ask(ReadVerb::Get, "/api/v1/namespaces/a", "").unwrap().key, "a");
-        assert_eq!(ask(ReadVerb::Watch, "/api/v1/namespaces", "").unwrap().resource, "namespaces");
+        assert_eq!(parsed(ReadVerb::Get, "/api/v1/namespaces/a", "").unwrap().key, "a");
+        assert_eq!(parsed(ReadVerb::Watch, "/api/v1/namespaces", "").unwrap().resource, "namespaces");
         for path in ["/healthz", "/api/v1", "/api/v1/namespaces/a/pods/x/log"] {
-            assert_eq!(ask(ReadVerb::Get, path, ""), None, "{path}");
+            assert_eq!(parsed(ReadVerb::Get, path, ""), None, "{path}");
         }
     }
 
@@ -265,19 +265,19 @@ mod tests {
             (format!("limit=5&continue={}", token(-1)), ExpectedReadVersion::Read(FreshnessRequirement::Consistent)),
         ];
         for (query, plan) in rows {
-            assert_eq!(ask(ReadVerb::List, "/api/v1/pods", &query).unwrap().plan, plan, "{query}");
+            assert_eq!(parsed(ReadVerb::List, "/api/v1/pods", &query).unwrap().plan, plan, "{query}");
         }
         let one = "resourceVersion=7&limit=5&fieldSelector=metadata.name%3Dx";
-        let plan_of = |path| ask(ReadVerb::List, path, one).unwrap().plan;
+        let plan_of = |path| parsed(ReadVerb::List, path, one).unwrap().plan;
         assert_eq!(
             plan_of("/api/v1/namespaces/a/pods"),
             ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(7))
         );
         assert_eq!(plan_of("/api/v1/pods"), ExpectedReadVersion::Exact(7), "of many namespaces it may be many");
-        let page = ask(ReadVerb::List, "/api/v1/namespaces/a/pods", &format!("continue={}", token(9))).unwrap();
+        let page = parsed(ReadVerb::List, "/api/v1/namespaces/a/pods", &format!("continue={}", token(9))).unwrap();
         assert_eq!(page.first, "a/x");
-        assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersionMatch=Exact&resourceVersion=0"), None);
-        assert_eq!(ask(ReadVerb::List, "/api/v1/pods", "resourceVersion=x"), None);
+        assert_eq!(parsed(ReadVerb::List, "/api/v1/pods", "resourceVersionMatch=Exact&resourceVersion=0"), None);
+        assert_eq!(parsed(ReadVerb::List, "/api/v1/pods", "resourceVersion=x"), None);
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
             ),
         ];
         for (query, plan) in rows {
-            assert_eq!(ask(ReadVerb::Watch, "/api/v1/pods", query).unwrap().plan, plan, "{query}");
+            assert_eq!(parsed(ReadVerb::Watch, "/api/v1/pods", query).unwrap().plan, plan, "{query}");
         }
     }
 }

@@ -136,7 +136,7 @@ pub(super) async fn rehearse(
         let fails = |why: String| {
             VerifyError::Prepare(format!("{}: {transport:?} does not work: {why} (see --transports)", subject.url()))
         };
-        let answer = ask(&mut connection, path, JSON).await.map_err(|error| fails(error.to_string()))?;
+        let answer = fetch(&mut connection, path, JSON).await.map_err(|error| fails(error.to_string()))?;
         if !answer.status.is_success() {
             return Err(fails(answer.status.to_string()));
         }
@@ -145,7 +145,7 @@ pub(super) async fn rehearse(
     let mut connection = ClientConnection::new(subject, plain, tasks);
     let mut spoken = Vec::new();
     for encoding in encodings.drain(..) {
-        let answer = ask(&mut connection, &list, accept(encoding, true, false)).await;
+        let answer = fetch(&mut connection, &list, accept(encoding, true, false)).await;
         let mut answer = answer.map_err(|error| failed(&list, error))?;
         let content_type = answer.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let is_spoken = answer.status.is_success() && encoding_of(content_type, encoding) == Some(encoding);
@@ -168,7 +168,7 @@ pub(super) async fn rehearse(
 }
 
 /// Retries for a while if the server is overloaded or unreachable, because faults may have begun already.
-async fn ask(
+async fn fetch(
     connection: &mut ClientConnection,
     path: &str,
     accept: &str,

@@ -71,12 +71,12 @@ impl<'a> ProtobufFields<'a> {
     }
 }
 
-/// Returns the last bytes field with the number `wanted`, because the last of repeated fields counts.
-pub(crate) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
+/// Returns the last bytes field with the number `field_number`, because the last of repeated fields counts.
+pub(crate) fn bytes(message: &[u8], field_number: u64) -> Option<&[u8]> {
     let mut found = None;
     for field in fields(message) {
         if let (number, ProtobufField::Bytes(bytes)) = field?
-            && number == wanted
+            && number == field_number
         {
             found = Some(bytes);
         }
@@ -84,13 +84,13 @@ pub(crate) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
     found
 }
 
-pub(crate) fn text(message: &[u8], wanted: u64) -> Option<&str> {
-    std::str::from_utf8(bytes(message, wanted)?).ok()
+pub(crate) fn text(message: &[u8], field_number: u64) -> Option<&str> {
+    std::str::from_utf8(bytes(message, field_number)?).ok()
 }
 
-pub(crate) fn number(message: &[u8], wanted: u64) -> Option<u64> {
+pub(crate) fn number(message: &[u8], field_number: u64) -> Option<u64> {
     fields(message).flatten().find_map(|(number, field)| match field {
-        ProtobufField::Number(value) if number == wanted => Some(value),
+        ProtobufField::Number(value) if number == field_number => Some(value),
         _ => None,
     })
 }

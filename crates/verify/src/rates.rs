@@ -44,8 +44,8 @@ impl RunCounts {
                     counts.watches += 1;
                     counts.resumes += u64::from(op.resumes.is_some());
                     counts.hops += u64::from(history.before(op).is_some_and(|before| before.server != op.server));
-                    counts.events += op.events.iter().filter(|reported| reported.is_object()).count() as u64;
-                    let bookmarks = op.events.iter().filter(|reported| reported.kind == RecordedEventType::Bookmark);
+                    counts.events += op.events.iter().filter(|received| received.is_object()).count() as u64;
+                    let bookmarks = op.events.iter().filter(|received| received.kind == RecordedEventType::Bookmark);
                     counts.bookmarks += bookmarks.count() as u64;
                 }
             }

@@ -90,9 +90,9 @@ impl HistoryReader {
                 history.faults.push(NumberedHistoryRecord { line, record });
                 0
             }
-            HistoryRecord::Asked(record) => {
+            HistoryRecord::UpstreamRequest(record) => {
                 let at_ns = record.at_ns;
-                history.asked.push(NumberedHistoryRecord { line, record });
+                history.upstream_requests.push(NumberedHistoryRecord { line, record });
                 at_ns
             }
         };
@@ -122,7 +122,7 @@ impl HistoryReader {
             server: call.server,
             encoding: call.encoding,
             resumes: call.resumes,
-            ask: ParsedRequest::parse(call),
+            request: ParsedRequest::parse(call),
             answer: None,
             events: Vec::new(),
             errors: Vec::new(),
@@ -144,9 +144,9 @@ impl HistoryReader {
     fn answer(&mut self, answer: ResponseRecord, line: u32) -> Result<u64, String> {
         let item = |item: super::record::RecordedItem| {
             let key = self.history.keys.number(&item.key);
-            let mut reported = ReceivedItem::new(answer.at_ns, line, RecordedEventType::Added, key, item.version);
-            (reported.digest, reported.bytes) = (item.digest, item.bytes);
-            reported
+            let mut received = ReceivedItem::new(answer.at_ns, line, RecordedEventType::Added, key, item.version);
+            (received.digest, received.bytes) = (item.digest, item.bytes);
+            received
         };
         let items = answer.items.into_iter().map(item).collect();
         let op = self.operation(answer.op)?;
@@ -182,9 +182,9 @@ impl HistoryReader {
         if op.over.is_some() {
             return Err(format!("an event of operation {}, which is over", event.op));
         }
-        let mut reported = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
-        (reported.digest, reported.bytes, reported.initial_end) = (event.digest, event.bytes, event.initial_end);
-        op.events.push(reported);
+        let mut received = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
+        (received.digest, received.bytes, received.initial_end) = (event.digest, event.bytes, event.initial_end);
+        op.events.push(received);
         if event.kind == RecordedEventType::Error {
             op.errors.push(event.status);
         }

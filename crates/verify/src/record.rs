@@ -43,7 +43,7 @@ pub enum HistoryRecord {
     /// A fault was active for a time.
     Fault(FaultRecord),
     /// A request that the server sent to its own upstream.
-    Asked(UpstreamRequestRecord),
+    UpstreamRequest(UpstreamRequestRecord),
 }
 
 /// The parameters of a recorded run.

@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(recorder.close().expect("written"), path);
         let text = std::fs::read_to_string(&path).expect("it is there");
         let read: Vec<HistoryRecord> = text.lines().map(|line| serde_json::from_str(line).expect("a record")).collect();
-        assert_eq!(read, lines, "also what came when it was full");
+        assert_eq!(read, lines, "events that arrived while it was full, too");
         assert_eq!(recorder.counts(), RecordCounts { events: 3, ..RecordCounts::default() });
         assert!(recorder.op() < recorder.op());
         std::fs::remove_file(path).expect("it is there");

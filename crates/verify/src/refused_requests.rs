@@ -40,7 +40,7 @@ impl std::fmt::Display for RefusedRequests {
 fn refusal(op: &RecordedOperation) -> Option<(u16, &str)> {
     let head = op.answer.as_ref().filter(|answer| !(200..300).contains(&answer.code));
     let head = head.map(|answer| (answer.code, &answer.status));
-    let is_error = op.events.iter().any(|reported| reported.kind == RecordedEventType::Error);
+    let is_error = op.events.iter().any(|received| received.kind == RecordedEventType::Error);
     let event = op.errors.first().filter(|_| is_error);
     let event = event.map(|status| (status.code, status));
     let (code, status) = head.or(event)?;

@@ -8,7 +8,7 @@ use super::{GuaranteeVerdict, GuaranteeViolation, RunVerdict, VerifyOutcome};
 
 const TEMPLATE: &str = include_str!("report.html");
 /// The maximum number of violations of a guarantee in the report.
-const TOLD_MAX: usize = 3;
+const VIOLATIONS_SHOWN_MAX: usize = 3;
 
 /// Formats the verdict as one self-contained page with a timeline of the first violation. `record` is the record of the
 /// run, `notes` are other problems.
@@ -65,7 +65,7 @@ fn word(verdict: &RunVerdict) -> (String, &'static str) {
     }
 }
 
-fn reported(violation: &GuaranteeViolation) -> String {
+fn violation_text(violation: &GuaranteeViolation) -> String {
     let GuaranteeViolation { promise, op, expected, got, lines } = violation;
     let of = op.map(|op| format!(", operation {op}")).unwrap_or_default();
     let lines: Vec<_> = lines.iter().map(u32::to_string).collect();
@@ -88,9 +88,9 @@ fn table(judged: &[GuaranteeVerdict]) -> String {
 }
 
 fn violations(judged: &[GuaranteeVerdict]) -> String {
-    let all = judged.iter().flat_map(|judged| judged.violations.iter().take(TOLD_MAX));
+    let all = judged.iter().flat_map(|judged| judged.violations.iter().take(VIOLATIONS_SHOWN_MAX));
     all.fold(String::new(), |mut out, violation| {
-        put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&reported(violation))));
+        put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&violation_text(violation))));
         out
     })
 }

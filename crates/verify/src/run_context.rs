@@ -53,8 +53,8 @@ impl RunNotes {
 
     pub(super) fn take(&self) -> Vec<String> {
         let notes = std::mem::take(&mut *self.0.lock());
-        let reported = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
-        notes.into_iter().map(reported).collect()
+        let with_count = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
+        notes.into_iter().map(with_count).collect()
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
             notes.add(note);
         }
         (0..1000).for_each(|n| notes.add(format!("many {n}")));
-        let reported = notes.take();
-        assert_eq!((reported[0].as_str(), reported[1].as_str(), reported.len()), ("a (2 times)", "b", NOTES_MAX));
+        let taken = notes.take();
+        assert_eq!((taken[0].as_str(), taken[1].as_str(), taken.len()), ("a (2 times)", "b", NOTES_MAX));
     }
 }

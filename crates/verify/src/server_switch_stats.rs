@@ -39,7 +39,7 @@ impl ServerSwitchStats {
     }
 
     /// Formats one line for each pair of servers; empty for a run with one server.
-    pub(super) fn words<'a>(&'a self, run: &'a RunRecord) -> impl fmt::Display + 'a {
+    pub(super) fn summary<'a>(&'a self, run: &'a RunRecord) -> impl fmt::Display + 'a {
         ServerSwitchStatsText { hops: self, run }
     }
 }
@@ -88,10 +88,10 @@ mod tests {
         let history = RunHistory::read(text.as_bytes()).unwrap();
         let hops = ServerSwitchStats::of(&history);
         let (leaf, zone) = (RequestServerRole::Subject, RequestServerRole::Also(0));
-        assert_eq!(hops.between, BTreeMap::from([((leaf, zone), 1)]), "nobody was let in at the end");
+        assert_eq!(hops.between, BTreeMap::from([((leaf, zone), 1)]), "the last server accepted no client");
         assert_eq!((hops.expired.clone(), hops.clients), (BTreeMap::from([(zone, 1)]), 1));
-        let words = hops.words(history.run()).to_string();
-        assert!(words.contains("1 watches moved to https://zone from https://leaf"), "{words}");
-        assert!(words.contains("1 watches received 410 from https://zone"), "{words}");
+        let text = hops.summary(history.run()).to_string();
+        assert!(text.contains("1 watches moved to https://zone from https://leaf"), "{text}");
+        assert!(text.contains("1 watches received 410 from https://zone"), "{text}");
     }
 }

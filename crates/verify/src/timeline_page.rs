@@ -53,22 +53,22 @@ struct TimelineSpan {
 /// # Errors
 /// If the record cannot be read.
 pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<OperationId>) -> io::Result<String> {
-    let mut shown = Vec::new();
+    let mut cited = Vec::new();
     each(record, |number, text, record| {
         if lines.contains(&number) {
-            shown.push((number, text.to_owned(), time(record)));
+            cited.push((number, text.to_owned(), time(record)));
         }
     })?;
     // The request may be much older; its results show the violation.
-    let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
-    let span = TimelineSpan::around(answers).or_else(|| TimelineSpan::around(shown.iter().filter_map(|(.., at)| *at)));
+    let answers = cited.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
+    let span = TimelineSpan::around(answers).or_else(|| TimelineSpan::around(cited.iter().filter_map(|(.., at)| *at)));
     let Some(span) = span else { return Ok(String::new()) };
     let mut drawing = TimelineDrawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
     each(record, |number, text, record| drawing.take(number, text, record))?;
     let mut out = "<h2>Timeline of the first violation</h2>\n<div class=\"wide\">".to_owned();
     out.push_str(&drawing.svg());
     out.push_str("</div>\n<p class=\"dim\">Lines of the record:</p>\n<pre>");
-    for (number, text, _) in shown {
+    for (number, text, _) in cited {
         put(&mut out, format_args!("{number}: {}\n", escaped(&text)));
     }
     out.push_str("</pre>\n");
@@ -95,7 +95,7 @@ fn time(record: &HistoryRecord) -> Option<u64> {
         HistoryRecord::End(end) => end.at_ns,
         HistoryRecord::Written(write) => write.return_ns,
         HistoryRecord::Truth(change) => change.at_ns,
-        HistoryRecord::Asked(asked) => asked.at_ns,
+        HistoryRecord::UpstreamRequest(request) => request.at_ns,
         HistoryRecord::Fault(fault) => fault.to_ns,
         HistoryRecord::Run(_) | HistoryRecord::Known(_) | HistoryRecord::Compacted(_) | HistoryRecord::Window(_) => {
             return None;

@@ -124,10 +124,10 @@ impl ResourceGroundTruth {
         &self,
         key: ObjectKeyId,
         version: u64,
-        wanted: impl Fn(&GroundTruthChange) -> bool,
+        matches: impl Fn(&GroundTruthChange) -> bool,
     ) -> Option<&GroundTruthChange> {
         let changes = self.of_key(key).iter().map(|(_, at)| &self.changes[*at as usize]);
-        changes.filter(|change| change.version > version).find(|change| wanted(change))
+        changes.filter(|change| change.version > version).find(|change| matches(change))
     }
 
     /// Returns the first change between two versions of an object that differs between them.

@@ -29,7 +29,7 @@ pub(super) use windows::{forgets, keep_windows};
 /// The pause before another attempt to resume.
 const RETRY: Duration = Duration::from_millis(200);
 /// The interval between records of how far everything is known.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const RECORD_EVERY: Duration = Duration::from_secs(1);
 
 /// The reason that the true history cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +53,7 @@ pub(super) struct GroundTruthRecorder {
     /// The version up to which everything is known.
     to: watch::Sender<u64>,
     /// The time at which the known position was last recorded. It is recorded at intervals, and at the end.
-    reported: Mutex<Option<Instant>>,
+    last_recorded: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<GroundTruthError>>,
 }
 
@@ -65,7 +65,7 @@ impl GroundTruthRecorder {
             resource: scene.world.resource.name(),
             from: AtomicU64::new(0),
             to: watch::Sender::new(0),
-            reported: Mutex::new(None),
+            last_recorded: Mutex::new(None),
             failure: watch::Sender::new(None),
         })
     }
@@ -83,16 +83,16 @@ impl GroundTruthRecorder {
         }
         self.scene.world.saw(version);
         self.to.send_replace(version);
-        let mut reported = self.reported.lock();
-        if reported.is_none_or(|reported| reported.elapsed() >= TELL_EVERY) {
-            *reported = Some(Instant::now());
-            drop(reported);
-            self.tell();
+        let mut last_recorded = self.last_recorded.lock();
+        if last_recorded.is_none_or(|last_recorded| last_recorded.elapsed() >= RECORD_EVERY) {
+            *last_recorded = Some(Instant::now());
+            drop(last_recorded);
+            self.record_known();
         }
     }
 
     /// Records up to which version everything is known.
-    pub(super) fn tell(&self) {
+    pub(super) fn record_known(&self) {
         self.scene.recorder.put(&HistoryRecord::Known(GroundTruthRangeRecord {
             resource: self.resource.clone(),
             from: self.from.load(Ordering::Relaxed),

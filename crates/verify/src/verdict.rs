@@ -82,9 +82,9 @@ impl RunVerdict {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{} compared with {source}", self.run.url);
         let counts = self.counts.named().map(|(name, count)| format!("{count} {name}"));
-        let _ = writeln!(text, "{}\n{}", counts.join(", "), self.hops.words(&self.run));
+        let _ = writeln!(text, "{}\n{}", counts.join(", "), self.hops.summary(&self.run));
         for judged in &self.judged {
-            let _ = writeln!(text, "  {:<14} {}", judged.promise, words(judged));
+            let _ = writeln!(text, "  {:<14} {}", judged.promise, verdict_text(judged));
         }
         if !self.refused.is_empty() {
             text.push_str("\nNot covered by a guarantee:\n");
@@ -110,7 +110,7 @@ impl RunVerdict {
     }
 }
 
-fn words(judged: &GuaranteeVerdict) -> String {
+fn verdict_text(judged: &GuaranteeVerdict) -> String {
     match (judged.instances, judged.broken) {
         (0, 0) => "not checked".to_owned(),
         (instances, 0) => format!("ok in {instances} checks"),

@@ -273,7 +273,7 @@ impl VerifyRun<'_> {
         let scene = self.scene;
         let target = scene.target(RequestServerRole::Direct);
         let Some(version) = writer::fence(scene, target).await else {
-            learnt.tell();
+            learnt.record_known();
             scene.notes.add("the last write failed: the end of the run was not checked");
             return Ok(());
         };
@@ -284,7 +284,7 @@ impl VerifyRun<'_> {
             }
         };
         let reached = timeout(TRUTH_WITHIN, reached).await;
-        learnt.tell();
+        learnt.record_known();
         match reached {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(error.into()),

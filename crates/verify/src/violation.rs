@@ -41,14 +41,14 @@ impl GuaranteeVerdict {
         &mut self,
         op: &RecordedOperation,
         lines: &[u32],
-        words: impl FnOnce() -> (String, String),
+        describe: impl FnOnce() -> (String, String),
     ) {
         self.broken += 1;
         if self.has_room() {
             let mut lines: Vec<_> = [op.line].iter().chain(lines).copied().filter(|line| *line > 0).collect();
             lines.sort_unstable();
             lines.dedup();
-            let (expected, got) = words();
+            let (expected, got) = describe();
             self.violations.push(GuaranteeViolation { promise: self.promise, op: Some(op.op), expected, got, lines });
         }
     }

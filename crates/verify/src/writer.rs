@@ -175,10 +175,10 @@ impl RecordingWriter {
     }
 
     async fn patch(&self, n: usize, labels: &[(&str, &str)], payload: &str) -> KnownObjectVersion {
-        let mut wanted: Map<_, _> =
-            ObjectSet::label_keys().map(|key| (key.to_owned(), Value::Null)).into_iter().collect();
-        wanted.extend(labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))));
-        let mut patch = json!({"metadata": {"labels": wanted, "annotations": {PAYLOAD: payload}}});
+        let mut labels_to_set: Map<_, _> =
+            ObjectSet::LABEL_KEYS.map(|key| (key.to_owned(), Value::Null)).into_iter().collect();
+        labels_to_set.extend(labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))));
+        let mut patch = json!({"metadata": {"labels": labels_to_set, "annotations": {PAYLOAD: payload}}});
         self.fill(&mut patch, payload);
         standing(self.send(WriteVerb::Patch, n, patch, None).await)
     }
@@ -227,8 +227,8 @@ impl RecordingWriter {
             code,
         }));
         if !done && !matches!(code, 0 | 404 | 409 | 429 | 500..) {
-            let said = reply.map(|reply| status(&reply.body).0.message).unwrap_or_default();
-            self.scene.notes.add(format!("a write was refused: {code} {said}"));
+            let reason = reply.map(|reply| status(&reply.body).0.message).unwrap_or_default();
+            self.scene.notes.add(format!("a write was refused: {code} {reason}"));
         }
         if !done && !matches!(code, 404 | 409) {
             sleep(self.pause.max(Duration::from_millis(100))).await;

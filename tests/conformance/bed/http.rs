@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::identity::Identity;
 use super::watch::{Event, Watch};
-use super::{eventually, say, within};
+use super::{eventually, log_line, within};
 
 /// A server, the CA to trust for it, and the caller's credentials.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ pub struct Answer {
 pub struct NoAnswer {
     pub why: String,
     /// Whether the server closed the connection and declared the request unprocessed.
-    pub unheard: bool,
+    pub resent: bool,
 }
 
 impl Target {
@@ -152,7 +152,7 @@ pub async fn proven(mut send: impl AsyncFnMut() -> Answer) -> Answer {
         let answer = send().await;
         let is_unproven = answer.is_unproven(started.elapsed());
         if is_unproven {
-            say("no proof in time");
+            log_line("no proof in time");
         }
         (!is_unproven).then_some(answer)
     })
@@ -181,32 +181,32 @@ impl Http {
 
     /// Sends a request, and returns when the response head has arrived. If a GET fails because the connection was
     /// closed gracefully, it is sent once more, as every client does.
-    pub async fn send(&self, ask: RequestSpec) -> Response<Incoming> {
-        let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
-        let again = (ask.method == Method::GET).then(|| ask.clone());
-        let mut answer = within(&what, self.client.request(self.request(ask))).await;
-        if let (Err(error), Some(ask)) = (&answer, again)
+    pub async fn send(&self, spec: RequestSpec) -> Response<Incoming> {
+        let what = format!("{} {}{}", spec.method, self.target.url, spec.path);
+        let again = (spec.method == Method::GET).then(|| spec.clone());
+        let mut answer = within(&what, self.client.request(self.request(spec))).await;
+        if let (Err(error), Some(spec)) = (&answer, again)
             && is_goodbye(error)
         {
-            answer = within(&what, self.client.request(self.request(ask))).await;
+            answer = within(&what, self.client.request(self.request(spec))).await;
         }
         answer.unwrap_or_else(|error| panic!("{what}: {error:?}"))
     }
 
     /// Lists the current state ([`proven`]).
-    pub async fn list_now(&self, ask: RequestSpec) -> Answer {
-        proven(async || self.ask(ask.clone()).await).await
+    pub async fn list_now(&self, spec: RequestSpec) -> Answer {
+        proven(async || self.fetch(spec.clone()).await).await
     }
 
-    pub async fn ask(&self, ask: RequestSpec) -> Answer {
-        let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
-        let (head, body) = self.send(ask).await.into_parts();
+    pub async fn fetch(&self, spec: RequestSpec) -> Answer {
+        let what = format!("{} {}{}", spec.method, self.target.url, spec.path);
+        let (head, body) = self.send(spec).await.into_parts();
         let body = within(&what, body.collect()).await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         Answer { status: head.status, headers: head.headers, body: body.to_bytes() }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.ask(RequestSpec::get(path)).await
+        self.fetch(RequestSpec::get(path)).await
     }
 
     /// Sends a GET to a server that may be down.
@@ -216,25 +216,25 @@ impl Http {
     }
 
     /// Sends a request to a server that may abort the response. The error says why there is no response.
-    pub async fn try_ask(&self, ask: RequestSpec) -> Result<Answer, NoAnswer> {
-        let sent = self.client.request(self.request(ask)).await;
-        let unheard = sent.as_ref().is_err_and(is_goodbye);
-        let (head, body) = sent.map_err(|error| NoAnswer { why: format!("{error:?}"), unheard })?.into_parts();
-        let broken = |error| NoAnswer { why: format!("{} and then {error:?}", head.status), unheard: false };
+    pub async fn try_fetch(&self, spec: RequestSpec) -> Result<Answer, NoAnswer> {
+        let sent = self.client.request(self.request(spec)).await;
+        let resent = sent.as_ref().is_err_and(is_goodbye);
+        let (head, body) = sent.map_err(|error| NoAnswer { why: format!("{error:?}"), resent })?.into_parts();
+        let broken = |error| NoAnswer { why: format!("{} and then {error:?}", head.status), resent: false };
         let body = body.collect().await.map_err(broken)?;
         Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
     /// Sends a request to a server that may be down.
-    pub async fn try_send(&self, ask: RequestSpec) -> Option<Response<Incoming>> {
-        self.client.request(self.request(ask)).await.ok()
+    pub async fn try_send(&self, spec: RequestSpec) -> Option<Response<Incoming>> {
+        self.client.request(self.request(spec)).await.ok()
     }
 
-    fn request(&self, ask: RequestSpec) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(ask.body));
-        *request.method_mut() = ask.method;
-        *request.uri_mut() = format!("{}{}", self.target.url, ask.path).parse().expect("a path");
-        *request.headers_mut() = ask.headers;
+    fn request(&self, spec: RequestSpec) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(spec.body));
+        *request.method_mut() = spec.method;
+        *request.uri_mut() = format!("{}{}", self.target.url, spec.path).parse().expect("a path");
+        *request.headers_mut() = spec.headers;
         let token = &self.target.identity.token;
         if !token.is_empty() {
             let token = HeaderValue::from_str(&format!("Bearer {token}")).expect("a token");
@@ -245,8 +245,8 @@ impl Http {
 
     /// Repeats a request until the response is 200. Before that, a missing object gives 404, and a future version gives
     /// 504.
-    pub async fn until_ok(&self, what: &str, ask: RequestSpec) {
-        eventually(what, async || (self.ask(ask.clone()).await.status == 200).then_some(())).await;
+    pub async fn until_ok(&self, what: &str, spec: RequestSpec) {
+        eventually(what, async || (self.fetch(spec.clone()).await.status == 200).then_some(())).await;
     }
 
     /// Sends a GET and returns the JSON. Panics unless the response is successful.
@@ -256,11 +256,11 @@ impl Http {
 
     /// Opens a watch. After a 429 with `Retry-After` it retries, as every client does: on a busy machine, a feed may
     /// sync more slowly than the proxy holds a watch for it.
-    pub async fn watch(&self, ask: RequestSpec) -> Watch {
-        let path = ask.path.clone();
+    pub async fn watch(&self, spec: RequestSpec) -> Watch {
+        let path = spec.path.clone();
         let let_in = async {
             loop {
-                let response = self.send(ask.clone()).await;
+                let response = self.send(spec.clone()).await;
                 let comes_again = response.status() == StatusCode::TOO_MANY_REQUESTS;
                 match response.headers().get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok()) {
                     Some(seconds) if comes_again => tokio::time::sleep(Duration::from_secs(seconds)).await,
@@ -268,22 +268,22 @@ impl Http {
                 }
             }
         };
-        let response = within("a watch is let in", let_in).await;
+        let response = within("a watch is accepted", let_in).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         Watch::new(response)
     }
 
     /// Opens a watch that begins with the current state, and reads its initial events. If the server's cache did not
     /// reach the current version within 3 s, this opens the watch again, as every client does.
-    pub async fn begin(&self, ask: RequestSpec) -> (Vec<Event>, Watch) {
+    pub async fn begin(&self, spec: RequestSpec) -> (Vec<Event>, Watch) {
         eventually("a watch begins with the state", async || {
-            let mut watch = self.watch(ask.clone()).await;
-            let mut events = vec![watch.event().await.expect("the watch goes on")];
+            let mut watch = self.watch(spec.clone()).await;
+            let mut events = vec![watch.event().await.expect("the watch continues")];
             if events[0].line.contains(TOO_LARGE) {
                 return None;
             }
             while !events.last().is_some_and(Event::ends_initial) {
-                events.push(watch.event().await.expect("the watch goes on"));
+                events.push(watch.event().await.expect("the watch continues"));
             }
             Some((events, watch))
         })
@@ -291,18 +291,18 @@ impl Http {
     }
 
     pub async fn create(&self, path: &str, object: Value) -> Value {
-        self.ask(RequestSpec::get(path).with(Method::POST, "application/json", object.to_string())).await.ok(path)
+        self.fetch(RequestSpec::get(path).with(Method::POST, "application/json", object.to_string())).await.ok(path)
     }
 
     pub async fn patch(&self, path: &str, patch: Value) -> Value {
         let kind = "application/merge-patch+json";
-        self.ask(RequestSpec::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
+        self.fetch(RequestSpec::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
     }
 
     /// Deletes an object without a grace period, because no kubelet would end one.
     pub async fn delete(&self, path: &str) -> Value {
         let options = r#"{"gracePeriodSeconds":0,"propagationPolicy":"Background"}"#;
-        self.ask(RequestSpec::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
+        self.fetch(RequestSpec::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
     }
 
     /// The current resourceVersion of a collection.

@@ -161,9 +161,9 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
 
 /// Normalizes a Status in protobuf.
 fn status(message: &[u8]) -> String {
-    let said = protobuf::text(message, 3);
+    let message_text = protobuf::text(message, 3);
     let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(number, _)| *number != 3);
-    format!("Status {:?} {:?}", without_versions(&said), rest.collect::<Vec<_>>())
+    format!("Status {:?} {:?}", without_versions(&message_text), rest.collect::<Vec<_>>())
 }
 
 /// `text` without the server's own version.

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::http::{Answer, Http, RequestSpec, TOO_LARGE};
 use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
-use super::{Bed, ages, beside_others, normal, say};
+use super::{Bed, ages, log_line, normal, shared};
 
 /// A control plane and a proxy in front of it, which receive the same requests.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
@@ -35,16 +35,16 @@ pub async fn assert_same(
     let of =
         |answer: &Answer| (answer.status, answer.content_type().to_owned(), answer.header("retry-after").to_owned());
     assert_eq!(of(&through), of(&direct), "{what}");
-    let (reported, expected) = (normal::body(&through, false), normal::body(&direct, false));
-    assert_eq!(reported.text, expected.text, "{what}");
-    assert!(ages::all_agree(&reported.ages, &expected.ages, took), "{what}: {:?} {:?}", reported.ages, expected.ages);
+    let (actual, expected) = (normal::body(&through, false), normal::body(&direct, false));
+    assert_eq!(actual.text, expected.text, "{what}");
+    assert!(ages::all_agree(&actual.ages, &expected.ages, took), "{what}: {:?} {:?}", actual.ages, expected.ages);
     through
 }
 
 impl Pair {
     /// A pair on the shared control plane, in parallel with other tests. `None` without a test bed.
     pub async fn new() -> Option<Self> {
-        Some(Self::on(beside_others().await?).await)
+        Some(Self::on(shared().await?).await)
     }
 }
 
@@ -98,40 +98,40 @@ impl<P: Deref<Target = Plane>> Pair<P> {
     }
 
     /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
-    pub async fn same(&self, ask: RequestSpec) -> Answer {
-        let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
-        assert_same(&what, self.direct.ask(ask.clone()), self.through.ask(ask)).await
+    pub async fn same(&self, request: RequestSpec) -> Answer {
+        let what = format!("{} {} {:?}", request.method, request.path, request.headers);
+        assert_same(&what, self.direct.fetch(request.clone()), self.through.fetch(request)).await
     }
 
     /// Opens a watch with a timeout on both. Panics unless the events are equal. If the time of one was up before it
     /// had sent everything, opens both again with twice the time, up to [`LASTS_MAX`]. Returns the proxy's answer, and
     /// the seconds that the watch took directly and through the proxy.
-    pub async fn same_watch(&self, ask: RequestSpec) -> (Answer, [f64; 2]) {
-        self.same_watch_of(ask, 0).await
+    pub async fn same_watch(&self, request: RequestSpec) -> (Answer, [f64; 2]) {
+        self.same_watch_of(request, 0).await
     }
 
     /// Like [`Self::same_watch`], but also gives both more time if the watch has sent fewer than `events` events.
-    pub async fn same_watch_of(&self, mut ask: RequestSpec, events: usize) -> (Answer, [f64; 2]) {
-        let timed = async |http: &Http, ask: RequestSpec| {
+    pub async fn same_watch_of(&self, mut request: RequestSpec, events: usize) -> (Answer, [f64; 2]) {
+        let timed = async |http: &Http, request: RequestSpec| {
             let started = Instant::now();
-            (http.ask(ask).await, started.elapsed().as_secs_f64())
+            (http.fetch(request).await, started.elapsed().as_secs_f64())
         };
         let head = |answer: &Answer| (answer.status, answer.content_type().to_owned());
         loop {
-            let both = join(timed(&self.direct, ask.clone()), timed(&self.through, ask.clone())).await;
+            let both = join(timed(&self.direct, request.clone()), timed(&self.through, request.clone())).await;
             let ((direct, took), (through, takes)) = both;
-            let [expected, reported] = [&direct, &through].map(normal::events);
-            let is_late = is_late(&ask.path, (&expected, took), (&reported, takes))
-                || reported == expected && reported.len() < events;
-            if let Some(path) = longer(&ask.path).filter(|_| is_late && head(&direct) == head(&through)) {
-                say(&format!("{}: its time was up, {} and {} events", ask.path, expected.len(), reported.len()));
-                ask.path = path;
+            let [expected, actual] = [&direct, &through].map(normal::events);
+            let is_late = is_late(&request.path, (&expected, took), (&actual, takes))
+                || actual == expected && actual.len() < events;
+            if let Some(path) = longer(&request.path).filter(|_| is_late && head(&direct) == head(&through)) {
+                log_line(&format!("{}: its time was up, {} and {} events", request.path, expected.len(), actual.len()));
+                request.path = path;
                 continue;
             }
-            assert_eq!((head(&through), &reported), (head(&direct), &expected), "{} {:?}", ask.path, ask.headers);
-            let is_error = reported.iter().any(|event| event.contains("ERROR"));
-            let lasts = lasts(&ask.path).filter(|_| through.status == 200 && !is_error).unwrap_or_default();
-            assert!(takes >= f64::from(lasts) - 0.5, "{}: it ended after {takes:.1} s", ask.path);
+            assert_eq!((head(&through), &actual), (head(&direct), &expected), "{} {:?}", request.path, request.headers);
+            let is_error = actual.iter().any(|event| event.contains("ERROR"));
+            let lasts = lasts(&request.path).filter(|_| through.status == 200 && !is_error).unwrap_or_default();
+            assert!(takes >= f64::from(lasts) - 0.5, "{}: it ended after {takes:.1} s", request.path);
             return (through, [took, takes]);
         }
     }

@@ -10,7 +10,7 @@ use super::drive::Drive;
 use super::http::{Http, Protocol, RequestSpec, Target};
 use super::metrics::Metrics;
 use super::process::{Process, cpu_seconds_of};
-use super::{eventually, say, scratch, settled, unique};
+use super::{eventually, log_line, scratch, settled, unique};
 
 /// A running control plane.
 pub struct Plane {
@@ -61,7 +61,7 @@ impl Plane {
             dir.join("ready").exists().then_some(())
         })
         .await;
-        say(&format!("control plane {name:?} up after {:.1} s", started.elapsed().as_secs_f64()));
+        log_line(&format!("control plane {name:?} up after {:.1} s", started.elapsed().as_secs_f64()));
         let url = fs::read_to_string(dir.join("url")).expect("the test bed writes it").trim().to_owned();
         Self {
             binary,
@@ -155,7 +155,7 @@ impl Plane {
             let pods = BULK_PODS.to_string();
             let load = self.drive("load").args(["--namespace", BULK, "--pods", &pods, "--size", "2500"]);
             let done = load.args(["--prefix", "bulk", "--workers", "8"]).start().finish().await;
-            say(&format!("loaded: {}", done.summary()));
+            log_line(&format!("loaded: {}", done.summary()));
         };
         self.loaded.get_or_init(load).await;
     }
@@ -186,16 +186,16 @@ impl Plane {
 
     /// Sends the apiserver a signal. `name` has no `SIG` prefix.
     pub fn signal_apiserver(&self, name: &str) {
-        let reported = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
-        assert!(reported.expect("there is kill").success(), "the apiserver runs");
+        let exit_status = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
+        assert!(exit_status.expect("there is kill").success(), "the apiserver runs");
     }
 
     async fn end(&self, what: &str, signal: &str, again: &Mutex<Option<Process>>) {
         let pid = self.pid(what);
-        let reported = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
+        let exit_status = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
         let stat = Path::new("/proc").join(format!("{pid}/stat"));
         // A start that was cancelled has not begun, or ends with its handle.
-        assert!(reported.success() || !is_running(&stat), "{what} can be ended");
+        assert!(exit_status.success() || !is_running(&stat), "{what} can be ended");
         eventually(&format!("{what} is gone"), async || (!is_running(&stat)).then_some(())).await;
         *again.lock().expect("not poisoned") = None;
     }

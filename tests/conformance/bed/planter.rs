@@ -118,8 +118,9 @@ impl Way {
                 headers.insert(name, value.clone());
             }
         }
-        let ask = RequestSpec { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
-        let (mut head, body) = self.upstream.send(ask).await.into_parts();
+        let forwarded =
+            RequestSpec { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
+        let (mut head, body) = self.upstream.send(forwarded).await.into_parts();
         let minor = self.minor.load(Ordering::SeqCst);
         if path == "/version" && minor != 0 {
             let minor = if minor == Planter::UNKNOWN { String::new() } else { minor.to_string() };

@@ -58,8 +58,8 @@ impl Process {
 
     /// Sends the process a signal. `name` has no `SIG` prefix.
     pub fn signal(&self, name: &str) {
-        let reported = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(reported.expect("there is kill").success(), "{} runs", self.name);
+        let exit_status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(exit_status.expect("there is kill").success(), "{} runs", self.name);
     }
 
     /// Sends SIGKILL, and waits until the process is gone.

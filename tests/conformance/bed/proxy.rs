@@ -160,8 +160,8 @@ impl Plan {
         let mut process = Process::start("kube-fanout", &mut command);
         let (url, admin, metrics) = eventually("the proxy listens", async || {
             assert!(process.ended().is_none(), "the proxy: {}", fs::read_to_string(&log).unwrap_or_default());
-            let said = fs::read_to_string(&out).unwrap_or_default();
-            let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
+            let printed = fs::read_to_string(&out).unwrap_or_default();
+            let after = |prefix: &str| printed.lines().find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
             let admin = if self.admin { after("metrics and health on ")? } else { String::new() };
             let serving = after("serving on ")?;
             let named = self.config.contains("metricsBindAddress");
@@ -257,7 +257,7 @@ impl Proxy {
     }
 
     /// How many requests of one purpose feeds have sent upstream besides their watches.
-    pub async fn asked(&self, purpose: &str) -> i64 {
+    pub async fn feed_requests(&self, purpose: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_feed_requests_total", &[("purpose", purpose)])
     }
 

@@ -29,12 +29,12 @@ impl Target {
 /// Reads until the end, until nothing has arrived for `quiet`, or until `bytes_max` bytes have arrived. The bytes alone
 /// do not show when a server has finished.
 pub async fn read_until_quiet(mut io: impl AsyncRead + Unpin, quiet: Duration, bytes_max: usize) -> Vec<u8> {
-    let (mut heard, mut part) = (Vec::new(), vec![0; 16 << 10]);
-    while heard.len() < bytes_max {
+    let (mut received, mut part) = (Vec::new(), vec![0; 16 << 10]);
+    while received.len() < bytes_max {
         match timeout(quiet, io.read(&mut part)).await {
-            Ok(Ok(read)) if read > 0 => heard.extend_from_slice(&part[..read]),
+            Ok(Ok(read)) if read > 0 => received.extend_from_slice(&part[..read]),
             _ => break,
         }
     }
-    heard
+    received
 }

@@ -32,8 +32,8 @@ pub async fn may(direct: &Http, spec: Value) {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     eventually(&format!("{spec} is allowed"), async || {
-        let ask = RequestSpec::get(path).with(Method::POST, "application/json", review.to_string());
-        (direct.ask(ask).await.value()["status"]["allowed"] == true).then_some(())
+        let request = RequestSpec::get(path).with(Method::POST, "application/json", review.to_string());
+        (direct.fetch(request).await.value()["status"]["allowed"] == true).then_some(())
     })
     .await;
 }

@@ -1,4 +1,4 @@
-use super::{number, say};
+use super::{log_line, number};
 
 /// The seed of every run of `make test`.
 const FIXED: u64 = 1;
@@ -18,7 +18,7 @@ impl Seed {
     pub fn new(variable: &str, again: impl FnOnce(u64) -> String) -> Self {
         let first = number(variable, FIXED);
         let again = again(first);
-        say(&format!("drawn with seed {first}: {again}"));
+        log_line(&format!("drawn with seed {first}: {again}"));
         Self { first, again }
     }
 
@@ -35,7 +35,7 @@ impl Seed {
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            say(&format!("to draw the same again: {}", self.again));
+            log_line(&format!("to draw the same again: {}", self.again));
         }
     }
 }

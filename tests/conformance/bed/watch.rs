@@ -85,9 +85,9 @@ impl Watch {
 
     /// The next event, normalized for comparison ([`normal::event`]). Skips bookmarks that only report progress,
     /// because two servers send them at different moments.
-    pub async fn telling(&mut self) -> String {
+    pub async fn normalized_event(&mut self) -> String {
         loop {
-            let frame = self.frame().await.expect("the watch goes on");
+            let frame = self.frame().await.expect("the watch continues");
             if let Some(event) = normal::event(&frame) {
                 return event;
             }
@@ -97,7 +97,7 @@ impl Watch {
     /// The next event that is not a bookmark.
     pub async fn change(&mut self) -> Event {
         loop {
-            let event = self.event().await.expect("the watch goes on");
+            let event = self.event().await.expect("the watch continues");
             if event.kind != "BOOKMARK" {
                 return event;
             }
@@ -108,7 +108,7 @@ impl Watch {
     pub async fn initial(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
-            let event = self.event().await.expect("the watch goes on");
+            let event = self.event().await.expect("the watch continues");
             let last = event.ends_initial();
             events.push(event);
             if last {

@@ -22,10 +22,10 @@ const RENEWED_EVERY: Duration = Duration::from_millis(10_400);
 
 /// Errors that occur in some runs by chance: a part of all their lines, and the reason.
 const BY_CHANCE: [(&str, &str); 10] = [
-    ("is not as new as written version", "a controller looks before its informer has heard of its last write"),
+    ("is not as new as written version", "a controller reads before its informer has received its last write"),
     ("nformer cache is out of date", "the same, as other controllers say it"),
     ("the object has been modified", "two controllers write the same object, and one of them does it again"),
-    ("error getting node", "a kubelet looks for its node before its informer has heard that it is registered"),
+    ("error getting node", "a kubelet reads its node before its informer has received the registration"),
     ("trying to set owner ref to the node lease", "a kubelet makes its lease before it has registered its node"),
     (
         "no relationship found between node",
@@ -38,9 +38,9 @@ const BY_CHANCE: [(&str, &str); 10] = [
     ("PLEG is not healthy", "a kubelet that has just started looks at its containers later than it should"),
     (
         "container runtime status check may not have completed",
-        "a kubelet that has just started has not heard of its own container runtime",
+        "a kubelet that has just started does not know its container runtime yet",
     ),
-    ("Handler timeout", "who has asked the apiserver has gone before the answer, as any client may"),
+    ("Handler timeout", "a client disconnected before the response, as any client may"),
 ];
 /// An error through proxies may occur this many times as often as directly, plus a slack.
 const OFTEN_RATIO: usize = 3;
@@ -106,17 +106,17 @@ impl Requests {
                 continue;
             }
             let sender = agent.split('/').next().unwrap_or_default();
-            let asked = |field: &str| text(&format!("/requestObject/spec/resourceAttributes/{field}"));
+            let attribute = |field: &str| text(&format!("/requestObject/spec/resourceAttributes/{field}"));
             let resource = text("/objectRef/resource");
             let resource = if resource.is_empty() { "no resource" } else { resource };
             let verb = if resource.ends_with("reviews") { "review" } else { text("/verb") };
             *requests.by_verb.entry(verb.to_owned()).or_default() += 1;
-            let what = match asked("verb") {
+            let what = match attribute("verb") {
                 "" => format!("{verb} {resource}"),
                 asks => {
-                    let one = if asked("name").is_empty() { "all" } else { "one" };
+                    let one = if attribute("name").is_empty() { "all" } else { "one" };
                     let whose = text("/requestObject/spec/user").trim_end_matches(|c: char| c.is_ascii_digit());
-                    format!("review {asks} {one} {} of {whose}", asked("resource"))
+                    format!("review {asks} {one} {} of {whose}", attribute("resource"))
                 }
             };
             *requests.by_sender.entry(format!("{what} by {sender}")).or_default() += 1;
@@ -197,7 +197,7 @@ pub fn judge(direct: &Run, other: &Run) -> Vec<String> {
     let whole_late = (took > most).then(|| format!("{name}: everything: {took:.1?}, at most {most:.1?}"));
     let errors = other.logs.seen.iter().filter_map(|(class, times)| {
         let by_chance =
-            BY_CHANCE.iter().any(|(words, _)| class.what.contains(words) || other.logs.examples[class].contains(words));
+            BY_CHANCE.iter().any(|(part, _)| class.what.contains(part) || other.logs.examples[class].contains(part));
         let directly = direct.logs.seen.get(class).copied().unwrap_or_default();
         let most = if directly == 0 && !by_chance { 0 } else { OFTEN_RATIO * directly + OFTEN_SLACK };
         let example = &other.logs.examples[class];

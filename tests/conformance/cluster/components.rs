@@ -202,7 +202,7 @@ async fn kube_proxy_token(plane: &Plane) -> Identity {
 pub fn binary() -> Option<PathBuf> {
     let binary = std::env::var_os("KUBE_CLUSTER").map(PathBuf::from);
     if binary.is_none() {
-        bed::say("only with the components of a cluster (run `make cluster`)");
+        bed::log_line("only with the components of a cluster (run `make cluster`)");
     }
     binary
 }

@@ -126,20 +126,20 @@ fn what_is_wrong(line: &str) -> Option<Wrong> {
     if !(digits && line.starts_with(['E', 'F'])) {
         return None;
     }
-    let (head, said) = line.split_once("] ")?;
+    let (head, message) = line.split_once("] ")?;
     let place = head.rsplit(' ').next()?.split(':').next()?;
-    let (title, rest) = match said.strip_prefix('"').and_then(|said| said.split_once('"')) {
+    let (title, rest) = match message.strip_prefix('"').and_then(|message| message.split_once('"')) {
         Some((title, rest)) => (title, rest),
-        None => (said, ""),
+        None => (message, ""),
     };
-    if AFTER_TIMEOUT.iter().any(|words| said.contains(words)) {
+    if AFTER_TIMEOUT.iter().any(|part| message.contains(part)) {
         return Some(Wrong::Other("Handler timeout".to_owned()));
     }
     let error = rest.split_once("err=").map_or("", |(_, error)| error.trim_start_matches('"'));
     let what = format!("{place}: {} {}", plain(title), plain(error)).trim_end().to_owned();
-    Some(if AWAY.iter().any(|words| said.contains(words)) {
+    Some(if AWAY.iter().any(|part| message.contains(part)) {
         Wrong::Away(what)
-    } else if said.contains(NOT_YET_ALLOWED) {
+    } else if message.contains(NOT_YET_ALLOWED) {
         Wrong::NotYetAllowed(what)
     } else {
         Wrong::Other(what)

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::components::Cluster;
 use super::errors::{Logs, Phase};
-use crate::bed::{Http, RequestSpec, eventually, say};
+use crate::bed::{Http, RequestSpec, eventually, log_line};
 
 const NAMESPACE: &str = "shop";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/shop/deployments";
@@ -122,7 +122,7 @@ impl<'a> Scenario<'a> {
     /// Ends a step that began at the end of the previous one.
     fn done(&mut self, name: &'static str, killed: bool) {
         let took = self.started.elapsed();
-        say(&format!("{name}: {:.2} s", took.as_secs_f64()));
+        log_line(&format!("{name}: {:.2} s", took.as_secs_f64()));
         self.steps.push(Step { name, took, killed });
         self.cluster.assert_alive();
         self.logs.read(&self.cluster, if killed { Phase::Killed } else { Phase::Calm });
@@ -145,7 +145,7 @@ impl<'a> Scenario<'a> {
 
     async fn delete(&self, path: &str) {
         let options = r#"{"propagationPolicy":"Background"}"#.to_owned();
-        let answer = self.direct.ask(RequestSpec::get(path).with(Method::DELETE, "application/json", options)).await;
+        let answer = self.direct.fetch(RequestSpec::get(path).with(Method::DELETE, "application/json", options)).await;
         assert!(answer.status.is_success(), "{path}: {}", answer.text());
     }
 
@@ -167,14 +167,14 @@ impl<'a> Scenario<'a> {
     }
 
     async fn nodes_are_ready(&mut self) {
-        let wanted = self.cluster.nodes.len();
+        let expected = self.cluster.nodes.len();
         self.until("all nodes are ready", "/api/v1/nodes", |list| {
             let is_ready = |node: &&Value| {
                 let mut conditions = node["status"]["conditions"].as_array().into_iter().flatten();
                 let untainted = node["spec"]["taints"].as_array().is_none_or(Vec::is_empty);
                 untainted && conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
             };
-            items(list).iter().filter(is_ready).count() == wanted
+            items(list).iter().filter(is_ready).count() == expected
         })
         .await;
         self.done("all nodes are ready", false);
@@ -205,11 +205,11 @@ impl<'a> Scenario<'a> {
 
     /// Waits until all replicas are new and available, no other pod is left, and the service has their addresses.
     async fn web_is(&self, replicas: usize) {
-        let wanted = replicas as u64;
+        let expected = replicas as u64;
         self.until("the Deployment is complete", WEB, |web| {
             let seen = number(web, "/status/observedGeneration") == number(web, "/metadata/generation");
             let counts = ["replicas", "updatedReplicas", "availableReplicas"];
-            seen && counts.iter().all(|name| number(web, &format!("/status/{name}")) == wanted)
+            seen && counts.iter().all(|name| number(web, &format!("/status/{name}")) == expected)
         })
         .await;
         self.until("old pods are gone", PODS_OF_WEB, |list| items(list).len() == replicas).await;
@@ -297,6 +297,6 @@ impl<'a> Scenario<'a> {
             let ready = conditions.filter(|one| one["type"] == "Ready").collect::<Vec<_>>();
             assert!(ready.len() == 1 && ready[0]["status"] == "True", "{}: {ready:?}", node["metadata"]["name"]);
         }
-        say(&format!("errors in the logs of proxies: {:?}", self.cluster.errors_of_proxies()));
+        log_line(&format!("errors in the logs of proxies: {:?}", self.cluster.errors_of_proxies()));
     }
 }

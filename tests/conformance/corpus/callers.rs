@@ -56,16 +56,16 @@ async fn reviews(http: &Http, namespace: &str, corpus: &mut Corpus) {
         let attributes = json!({"namespace": namespace, "verb": "list", "resource": "pods"});
         json!({"spec": {"user": user, "resourceAttributes": attributes}})
     };
-    let questions = [
+    let review_requests = [
         ("somebody", format!("{REVIEWS}/tokenreviews"), of_token),
         ("nobody", format!("{REVIEWS}/tokenreviews"), of_nobody),
         ("ourselves", format!("{REVIEWS}/selfsubjectreviews"), json!({})),
         ("allowed", ACCESS_REVIEWS.to_owned(), of_access("system:kube-scheduler")),
         ("denied", ACCESS_REVIEWS.to_owned(), of_access("jane")),
     ];
-    for (what, path, question) in questions {
-        let ask = RequestSpec::get(&path).with(http::Method::POST, JSON, question.to_string());
-        let answer = String::from_utf8(http.ask(ask).await.body.to_vec()).expect("JSON");
+    for (what, path, review) in review_requests {
+        let request = RequestSpec::get(&path).with(http::Method::POST, JSON, review.to_string());
+        let answer = String::from_utf8(http.fetch(request).await.body.to_vec()).expect("JSON");
         corpus.insert(("reviews", what.to_owned()), answer.replace(&token, "x").into_bytes());
     }
 }
@@ -117,7 +117,7 @@ async fn discovery(http: &Http, corpus: &mut Corpus) {
         ("/apis/coordination.k8s.io/v1", JSON),
         ("/apis/verify.kube-fanout.io/v1", JSON),
     ] {
-        let answer = http.ask(RequestSpec::get(path).accept(accept)).await;
+        let answer = http.fetch(RequestSpec::get(path).accept(accept)).await;
         let document: Value = serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));
         lines.push(short(document).to_string().into_bytes());
     }
@@ -127,7 +127,7 @@ async fn discovery(http: &Http, corpus: &mut Corpus) {
     corpus.insert(("discovery", "one-by-one".to_owned()), joined(&plain));
     let mut roots = Vec::new();
     for path in ["/api", "/apis"] {
-        let answer = http.ask(RequestSpec::get(path)).await;
+        let answer = http.fetch(RequestSpec::get(path)).await;
         roots.push(short(serde_json::from_slice(&answer.body).expect("JSON")).to_string().into_bytes());
     }
     corpus.insert(("discovery", "roots".to_owned()), joined(&roots));

@@ -21,9 +21,9 @@ use crate::bed::{
 /// Headers that are not compared.
 const NOT_COMPARED: [(&str, &str); 8] = [
     ("date", "the moment of the answer"),
-    ("content-length", "told beforehand or not: by the size of a buffer, and by the protocol between"),
+    ("content-length", "present or absent: it depends on a buffer's size and on the protocol"),
     ("transfer-encoding", "the same"),
-    ("connection", "of one hop: a connection of somebody unknown is not used again"),
+    ("connection", "hop-by-hop: an unauthenticated connection is not reused"),
     ("kube-fanout-served", "our own"),
     ("kube-fanout-reason", "our own"),
     ("kube-fanout-stale-seconds", "our own"),
@@ -35,7 +35,7 @@ const NOT_OUR_OWN: [(&str, &str); 5] = [
     ("x-kubernetes-pf-flowschema-uid", "priority and fairness never saw the request"),
     ("x-kubernetes-pf-prioritylevel-uid", "the same"),
     ("warning", "that an API is deprecated"),
-    ("content-encoding", "no gzip from the cache; what is inside is compared"),
+    ("content-encoding", "no gzip from the cache; the content is compared"),
     ("vary", "the same"),
 ];
 
@@ -59,11 +59,11 @@ pub struct Seen {
 /// Both answers.
 pub struct Compared {
     pub expected: Seen,
-    pub reported: Seen,
+    pub actual: Seen,
     pub verdict: Verdict,
     when: Circumstances,
     /// Whether a server closed the connection without processing the request, which was then sent again.
-    pub unheard: bool,
+    pub resent: bool,
     pub cached: bool,
     pub watch: bool,
     /// The proxy's raw response; for a WebSocket, its decoded messages.
@@ -77,11 +77,11 @@ pub struct Servers {
 }
 
 /// An answer as received.
-struct Came {
+struct Received {
     answer: Answer,
     /// The time from the request to the end of the answer.
     took: Duration,
-    unheard: bool,
+    resent: bool,
     /// The messages and the close, if the connection became a WebSocket.
     messages: Option<Vec<String>>,
 }
@@ -92,46 +92,46 @@ impl Server {
         Self { h1: client(Protocol::H1), h2: client(Protocol::H2), target }
     }
 
-    async fn ask(&self, probe: &Probe) -> Result<Came, String> {
+    async fn fetch(&self, probe: &Probe) -> Result<Received, String> {
         let began = Instant::now();
         let answer = async {
-            let came = self.ask_once(probe).await;
-            let unheard = came.as_ref().is_err_and(|no| no.unheard);
+            let received = self.ask_once(probe).await;
+            let resent = received.as_ref().is_err_and(|no| no.resent);
             // The server has not processed the request, so sending it again is not a repetition.
-            let came = if unheard { self.ask_once(probe).await } else { came };
-            came.map(|came| Came { unheard, took: began.elapsed(), ..came }).map_err(|no| no.why)
+            let received = if resent { self.ask_once(probe).await } else { received };
+            received.map(|received| Received { resent, took: began.elapsed(), ..received }).map_err(|no| no.why)
         };
         timeout(PATIENCE, Box::pin(answer)).await.unwrap_or_else(|_| Err("it does not end".to_owned()))
     }
 
-    async fn ask_once(&self, probe: &Probe) -> Result<Came, NoAnswer> {
+    async fn ask_once(&self, probe: &Probe) -> Result<Received, NoAnswer> {
         match probe.over {
-            Over::H1 => self.h1.try_ask(probe.ask()).await.map(Came::whole),
-            Over::H2 => self.h2.try_ask(probe.ask()).await.map(Came::whole),
-            Over::WebSocket => self.upgrade(probe).await.map_err(|why| NoAnswer { why, unheard: false }),
+            Over::H1 => self.h1.try_fetch(probe.request_spec()).await.map(Received::whole),
+            Over::H2 => self.h2.try_fetch(probe.request_spec()).await.map(Received::whole),
+            Over::WebSocket => self.upgrade(probe).await.map_err(|why| NoAnswer { why, resent: false }),
         }
     }
 
-    async fn upgrade(&self, probe: &Probe) -> Result<Came, String> {
-        let mut response = self.h1.try_send(probe.ask()).await.ok_or("no answer")?;
+    async fn upgrade(&self, probe: &Probe) -> Result<Received, String> {
+        let mut response = self.h1.try_send(probe.request_spec()).await.ok_or("no answer")?;
         let (status, headers) = (response.status(), response.headers().clone());
         if status != StatusCode::SWITCHING_PROTOCOLS {
             use http_body_util::BodyExt;
             let body = response.into_body().collect().await.map_err(|error| format!("{status}, then {error:?}"))?;
-            return Ok(Came::whole(Answer { status, headers, body: body.to_bytes() }));
+            return Ok(Received::whole(Answer { status, headers, body: body.to_bytes() }));
         }
         let stream = hyper::upgrade::on(&mut response).await.map_err(|error| format!("{error:?}"))?;
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Client, None).await;
         let messages =
-            socket.map(|message| said(&message.map_err(|error| error.to_string()))).collect::<Vec<_>>().await;
+            socket.map(|message| text_of(&message.map_err(|error| error.to_string()))).collect::<Vec<_>>().await;
         let messages = Some(messages.into_iter().flatten().collect());
-        Ok(Came { messages, ..Came::of(Answer { status, headers, body: Bytes::new() }) })
+        Ok(Received { messages, ..Received::of(Answer { status, headers, body: Bytes::new() }) })
     }
 }
 
-impl Came {
+impl Received {
     fn of(answer: Answer) -> Self {
-        Self { answer, took: Duration::ZERO, unheard: false, messages: None }
+        Self { answer, took: Duration::ZERO, resent: false, messages: None }
     }
 
     fn whole(mut answer: Answer) -> Self {
@@ -158,7 +158,7 @@ impl Came {
 }
 
 /// Formats a WebSocket message like a frame of an HTTP watch.
-fn said(message: &Result<Message, String>) -> Option<String> {
+fn text_of(message: &Result<Message, String>) -> Option<String> {
     let frame = match message {
         Ok(Message::Text(text)) => Frame::Json(text.as_bytes().to_vec().into()),
         Ok(Message::Binary(binary)) => {
@@ -201,22 +201,22 @@ impl Servers {
 
     async fn compare_once(&self, probe: &Probe, settled: u64) -> Compared {
         let began = Instant::now();
-        let (direct, through) = futures_util::join!(self.direct.ask(probe), self.through.ask(probe));
+        let (direct, through) = futures_util::join!(self.direct.fetch(probe), self.through.fetch(probe));
         let [direct_took, through_took] =
-            [&direct, &through].map(|came| came.as_ref().map_or(Duration::ZERO, |came| came.took));
+            [&direct, &through].map(|received| received.as_ref().map_or(Duration::ZERO, |received| received.took));
         let when = Circumstances { took: began.elapsed(), direct_took, through_took, settled };
-        let cached = through.as_ref().is_ok_and(|came| came.answer.is_cached());
-        let own = cached || through.as_ref().is_ok_and(Came::is_refusal);
-        let watch = direct.as_ref().is_ok_and(Came::is_watch);
-        let unheard = [&direct, &through].iter().any(|came| came.as_ref().is_ok_and(|came| came.unheard));
+        let cached = through.as_ref().is_ok_and(|received| received.answer.is_cached());
+        let own = cached || through.as_ref().is_ok_and(Received::is_refusal);
+        let watch = direct.as_ref().is_ok_and(Received::is_watch);
+        let resent = [&direct, &through].iter().any(|received| received.as_ref().is_ok_and(|received| received.resent));
         let same =
             matches!((&direct, &through), (Ok(direct), Ok(through)) if direct.answer.body == through.answer.body);
-        let [expected, mut reported] = [&direct, &through].map(|came| Seen::of(probe, came.as_ref(), own, same));
+        let [expected, mut actual] = [&direct, &through].map(|received| Seen::of(probe, received.as_ref(), own, same));
         let claims = through.as_ref().ok().filter(|_| !probe.writes());
-        reported.body.extend(claims.and_then(|came| claims::impossible(&came.answer, settled)));
-        let bytes = through.as_ref().map_or_else(|_| Vec::new(), Came::bytes);
-        let verdict = Verdict::of(probe, &expected, &reported, when);
-        Compared { expected, reported, verdict, when, unheard, cached, watch, bytes }
+        actual.body.extend(claims.and_then(|received| claims::impossible(&received.answer, settled)));
+        let bytes = through.as_ref().map_or_else(|_| Vec::new(), Received::bytes);
+        let verdict = Verdict::of(probe, &expected, &actual, when);
+        Compared { expected, actual, verdict, when, resent, cached, watch, bytes }
     }
 }
 
@@ -229,8 +229,7 @@ impl Compared {
     pub fn explain(&self) -> String {
         let Circumstances { took, through_took, settled, .. } = self.when;
         let mut text = format!("\n  in {took:.2?}, the proxy in {through_took:.2?}; the world is at {settled}");
-        for (who, seen, other) in
-            [("apiserver", &self.expected, &self.reported), ("proxy", &self.reported, &self.expected)]
+        for (who, seen, other) in [("apiserver", &self.expected, &self.actual), ("proxy", &self.actual, &self.expected)]
         {
             let headers: Vec<_> = seen.headers.iter().filter(|header| !other.headers.contains(header)).collect();
             let _ = write!(text, "\n  {who:<9} {} {headers:?}", seen.status);
@@ -253,17 +252,17 @@ fn common(a: &str, b: &str) -> usize {
 }
 
 impl Seen {
-    fn of(probe: &Probe, came: Result<&Came, &String>, own: bool, same: bool) -> Self {
-        let came = match came {
-            Ok(came) => came,
+    fn of(probe: &Probe, received: Result<&Received, &String>, own: bool, same: bool) -> Self {
+        let received = match received {
+            Ok(received) => received,
             Err(why) => return Self { status: 0, headers: Vec::new(), body: vec![why.clone()], ages: Vec::new() },
         };
-        let answer = &came.answer;
+        let answer = &received.answer;
         let plain = |body| (body, Vec::new());
-        let (body, ages) = match &came.messages {
+        let (body, ages) = match &received.messages {
             Some(messages) => plain(messages.clone()),
             None if same => plain(vec![format!("the same {} bytes", answer.body.len())]),
-            None if came.is_watch() => plain(normal::events(answer)),
+            None if received.is_watch() => plain(normal::events(answer)),
             None => {
                 let written = probe.writes();
                 let body = if written { normal::written(answer) } else { normal::body(answer, probe.is_exact()) };

@@ -204,7 +204,7 @@ mod tests {
         let mut grammar = Grammar::new(&world, 1);
         for _ in 0..5000 {
             let probe = grammar.draw();
-            let target = probe.ask().path;
+            let target = probe.request_spec().path;
             assert!(format!("https://localhost{target}").parse::<http::Uri>().is_ok(), "{target}");
             assert!(!probe.writes() || probe.first("dryRun") == Some("All"), "{probe:?}");
             let watches = probe.first("watch").is_some() || probe.path.trim_end_matches('/').contains("/watch/");

@@ -57,7 +57,7 @@ impl Probe {
         if query.is_empty() { self.path.clone() } else { format!("{}?{query}", self.path) }
     }
 
-    pub fn ask(&self) -> RequestSpec {
+    pub fn request_spec(&self) -> RequestSpec {
         let mut headers = HeaderMap::new();
         for (name, value) in self.sent() {
             let name = HeaderName::from_bytes(name.as_bytes()).expect("a header name");

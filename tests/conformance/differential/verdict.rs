@@ -33,11 +33,15 @@ const ONE_IN: [(Verdict, u64, &str); 3] = [
     (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
     // By L5 a watch-list waits up to 30 s for its proof, and these watches last for one second.
     (Verdict::Late, 20, "each was the same with more time, but a proxy that needs it is slow"),
-    (Verdict::Documented, 50, "an apiserver breaks off what makes a handler panic, and forgets who has impersonated"),
+    (
+        Verdict::Documented,
+        50,
+        "the apiserver aborts a response if a handler panics, and forgets earlier impersonation checks",
+    ),
 ];
 /// The maximum rate of unprocessed requests: a server closes the connection after an unauthenticated request, without
 /// processing requests that arrive at the same time.
-const UNHEARD_ONE_IN: u64 = 100;
+const RESENT_ONE_IN: u64 = 100;
 /// The smallest number of occurrences that counts as a rate.
 const FEW: u64 = 3;
 
@@ -53,20 +57,20 @@ pub struct Circumstances {
 }
 
 impl Verdict {
-    pub fn of(probe: &Probe, expected: &Seen, reported: &Seen, when: Circumstances) -> Self {
+    pub fn of(probe: &Probe, expected: &Seen, actual: &Seen, when: Circumstances) -> Self {
         // A missing answer never equals another one.
-        let alike = reported.status != 0 && expected.status == reported.status && expected.body == reported.body;
-        if alike && expected.headers == reported.headers && expected.ages == reported.ages {
+        let alike = actual.status != 0 && expected.status == actual.status && expected.body == actual.body;
+        if alike && expected.headers == actual.headers && expected.ages == actual.ages {
             Self::Same
-        } else if alike && is_another_moment(expected, reported, when.took) {
+        } else if alike && is_another_moment(expected, actual, when.took) {
             Self::AnotherMoment
-        } else if is_late(probe, expected, reported, when.through_took, when.settled)
-            || is_late(probe, reported, expected, when.direct_took, when.settled)
-            || is_cut(probe, expected, reported, when.through_took)
-            || is_cut(probe, reported, expected, when.direct_took)
+        } else if is_late(probe, expected, actual, when.through_took, when.settled)
+            || is_late(probe, actual, expected, when.direct_took, when.settled)
+            || is_cut(probe, expected, actual, when.through_took)
+            || is_cut(probe, actual, expected, when.direct_took)
         {
             Self::Late
-        } else if expected.status == 0 && matches!(reported.status, 502 | 503) {
+        } else if expected.status == 0 && matches!(actual.status, 502 | 503) {
             // Here a connection that upstream closes counts as an answer.
             Self::Documented
         } else {
@@ -75,16 +79,16 @@ impl Verdict {
     }
 }
 
-fn is_another_moment(expected: &Seen, reported: &Seen, took: Duration) -> bool {
+fn is_another_moment(expected: &Seen, actual: &Seen, took: Duration) -> bool {
     const MODIFIED: &str = "last-modified";
     let others = |seen: &Seen| seen.headers.iter().filter(|(name, _)| name != MODIFIED).cloned().collect::<Vec<_>>();
     let modified = |seen: &Seen| seen.headers.iter().find(|(name, _)| name == MODIFIED).map(|(_, date)| second(date));
-    let of_ages = ages::all_agree(&expected.ages, &reported.ages, took);
-    let of_documents = match (modified(expected), modified(reported)) {
+    let of_ages = ages::all_agree(&expected.ages, &actual.ages, took);
+    let of_documents = match (modified(expected), modified(actual)) {
         (Some(Some(one)), Some(Some(other))) => one.abs_diff(other) <= took.as_secs() + 1,
         (one, other) => one == other,
     };
-    others(expected) == others(reported) && of_ages && of_documents
+    others(expected) == others(actual) && of_ages && of_documents
 }
 
 /// The second of the day of an HTTP date such as `Mon, 23 Nov 2026 00:28:42 GMT`.
@@ -100,8 +104,8 @@ fn second(date: &str) -> Option<u64> {
 /// one of a requested version, does not count.
 ///
 /// A stalled apiserver gives the same answer.
-fn is_late(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration, settled: u64) -> bool {
-    let Some((first, others)) = reported.body.split_first() else { return false };
+fn is_late(probe: &Probe, expected: &Seen, actual: &Seen, took: Duration, settled: u64) -> bool {
+    let Some((first, others)) = actual.body.split_first() else { return false };
     // A WebSocket also sends its close.
     let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
     let Some((head, rest)) = first.split_once(TOO_LARGE) else { return false };
@@ -111,8 +115,8 @@ fn is_late(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration, sett
     let waited = lasts.is_some_and(|lasts| took >= lasts);
     let of_now = probe.first("resourceVersion").is_none_or(str::is_empty);
     is_all
-        && expected.status == reported.status
-        && expected.headers == reported.headers
+        && expected.status == actual.status
+        && expected.headers == actual.headers
         && head.contains("ERROR")
         && is_there
         && waited
@@ -120,35 +124,35 @@ fn is_late(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration, sett
 }
 
 /// Whether a watch lasted until its timeout and sent only a prefix of the other one's events.
-fn is_cut(probe: &Probe, expected: &Seen, reported: &Seen, took: Duration) -> bool {
+fn is_cut(probe: &Probe, expected: &Seen, actual: &Seen, took: Duration) -> bool {
     // A WebSocket also sends its close.
     let events = |seen: &Seen| {
         let events = seen.body.iter().filter(|message| !message.starts_with("Ok(Close("));
         events.cloned().collect::<Vec<_>>()
     };
     let lasts = probe.first("timeoutSeconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    expected.status == reported.status
-        && expected.headers == reported.headers
+    expected.status == actual.status
+        && expected.headers == actual.headers
         && lasts.is_some_and(|lasts| !lasts.is_zero() && took >= lasts)
-        && is_cut_short(&events(reported), &events(expected))
+        && is_cut_short(&events(actual), &events(expected))
 }
 
 /// The outcomes of the requests of a run.
 #[derive(Debug, Default)]
 pub struct Counts {
-    pub asked: u64,
+    pub requests: u64,
     pub watches: u64,
     pub cached: u64,
-    unheard: u64,
+    resent: u64,
     verdicts: BTreeMap<Verdict, u64>,
 }
 
 impl Counts {
     pub fn count(&mut self, compared: &Compared, verdict: Verdict) {
-        self.asked += 1;
+        self.requests += 1;
         self.watches += u64::from(compared.watch);
         self.cached += u64::from(compared.cached);
-        self.unheard += u64::from(compared.unheard);
+        self.resent += u64::from(compared.resent);
         *self.verdicts.entry(verdict).or_default() += 1;
     }
 
@@ -159,18 +163,18 @@ impl Counts {
     /// The reasons why the run is void although no answer was wrong: an outcome was too frequent, or too few answers
     /// came from the cache. In the second case upstream was compared with itself.
     pub fn complaints(&self, cached_one_in: u64) -> Vec<String> {
-        let may = |one_in: u64| FEW.max(self.asked / one_in);
+        let may = |one_in: u64| FEW.max(self.requests / one_in);
         let too_many = ONE_IN.into_iter().filter(|(verdict, one_in, _)| self.of(*verdict) > may(*one_in));
         let mut complaints: Vec<_> = too_many
             .map(|(verdict, one_in, why)| {
-                format!("{} of {} are {verdict:?}, and {} may be: {why}", self.of(verdict), self.asked, may(one_in))
+                format!("{} of {} are {verdict:?}, and {} may be: {why}", self.of(verdict), self.requests, may(one_in))
             })
             .collect();
-        if self.unheard > may(UNHEARD_ONE_IN) {
-            complaints.push(format!("{} of {} were not heard and sent again", self.unheard, self.asked));
+        if self.resent > may(RESENT_ONE_IN) {
+            complaints.push(format!("{} of {} got no response and were sent again", self.resent, self.requests));
         }
-        if self.cached < self.asked / cached_one_in {
-            complaints.push(format!("only {} of {} were answered from the cache", self.cached, self.asked));
+        if self.cached < self.requests / cached_one_in {
+            complaints.push(format!("only {} of {} were answered from the cache", self.cached, self.requests));
         }
         complaints
     }
@@ -178,10 +182,10 @@ impl Counts {
 
 impl Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, watches, cached, unheard, verdicts } = self;
+        let Self { requests, watches, cached, resent, verdicts } = self;
         write!(
             f,
-            "{asked} asked, {watches} watches, {cached} answered from the cache, {unheard} sent again; {verdicts:?}"
+            "{requests} requests, {watches} watches, {cached} answered from the cache, {resent} sent again; {verdicts:?}"
         )
     }
 }
@@ -228,8 +232,7 @@ mod tests {
         let now = [("timeoutSeconds", "1"), ("watch", "1")];
         let error =
             |version: u64| seen(200, &format!("ERROR Too large resource version: {version}, current: M"), &[], "");
-        let of =
-            |probe: &Probe, reported: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), reported, when);
+        let of = |probe: &Probe, actual: &Seen, when| Verdict::of(probe, &seen(200, "ADDED", &[], ""), actual, when);
         assert_eq!(of(&probe(&now), &error(501), WHEN), Verdict::Late);
         assert_eq!(of(&probe(&now), &error(502), WHEN), Verdict::Different);
         let directly = |when| Verdict::of(&probe(&now), &error(501), &seen(200, "ADDED", &[], ""), when);
@@ -250,7 +253,7 @@ mod tests {
         };
         let probe = probe(&[("watch", "1"), ("timeoutSeconds", "1")]);
         let whole = watch(&["ADDED a", "ADDED b", "Ok(Close(None))"]);
-        let of = |reported: &[&str], when| Verdict::of(&probe, &whole, &watch(reported), when);
+        let of = |actual: &[&str], when| Verdict::of(&probe, &whole, &watch(actual), when);
         assert_eq!(of(&["ADDED a"], WHEN), Verdict::Late);
         assert_eq!(of(&["ADDED a", "Ok(Close(None))"], WHEN), Verdict::Late);
         assert_eq!(of(&[], WHEN), Verdict::Late);
@@ -263,7 +266,7 @@ mod tests {
     #[test]
     fn run_with_few_cached_or_many_excused_responses_fails() {
         let counts = |cached, late| Counts {
-            asked: 1000,
+            requests: 1000,
             cached,
             verdicts: BTreeMap::from([(Verdict::Late, late), (Verdict::Same, 1000 - late)]),
             ..Counts::default()
@@ -271,6 +274,6 @@ mod tests {
         assert_eq!(counts(200, 50).complaints(5), Vec::<String>::new());
         assert_eq!(counts(199, 50).complaints(5).len(), 1);
         assert_eq!(counts(200, 51).complaints(5).len(), 1);
-        assert_eq!(Counts { unheard: 11, ..counts(200, 0) }.complaints(5).len(), 1);
+        assert_eq!(Counts { resent: 11, ..counts(200, 0) }.complaints(5).len(), 1);
     }
 }

@@ -216,8 +216,8 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
         for app in ["y", "x"] {
             // Some objects, such as a ControllerRevision, may refuse new labels.
             let patch = json!({"metadata": {"labels": {"app": app, "touched": "yes"}}}).to_string();
-            let ask = RequestSpec::get(&path).with(Method::PATCH, "application/merge-patch+json", patch);
-            let answer = http.ask(ask).await;
+            let request = RequestSpec::get(&path).with(Method::PATCH, "application/merge-patch+json", patch);
+            let answer = http.fetch(request).await;
             versions.extend(answer.status.is_success().then(|| version_of(&answer.value())));
         }
     }
@@ -237,9 +237,9 @@ async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
             FORMS.map(|form| ((*http).clone(), RequestSpec::get(&path).accept(form)))
         })
     });
-    let one = async |(http, ask): (Http, RequestSpec)| {
-        eventually(&format!("{} is answered", ask.path), async || {
-            let status = http.ask(ask.clone()).await.status.as_u16();
+    let one = async |(http, request): (Http, RequestSpec)| {
+        eventually(&format!("{} is answered", request.path), async || {
+            let status = http.fetch(request.clone()).await.status.as_u16();
             // Custom resources have no protobuf encoding.
             matches!(status, 200 | 406).then_some(())
         })

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 use verify::{FaultRecord, HistoryRecord, HistoryWindowRecord, RequestServerRole};
 
-use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
+use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, log_line, version_of};
 
 /// The servers, as a run numbers them.
 pub const LEAF: RequestServerRole = RequestServerRole::Subject;
@@ -104,7 +104,7 @@ impl<'a> Tiers<'a> {
         let known = self.forget(victim).await;
         let late = began.elapsed().saturating_sub(back);
         let name = name(victim);
-        say(&format!(
+        log_line(&format!(
             "{name} was away for {:.1} s, all was known {:.1} s later",
             back.as_secs_f64(),
             late.as_secs_f64()

@@ -199,8 +199,8 @@ impl Framing {
 }
 
 /// The position of one byte sequence in another.
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
+fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
+    bytes.windows(pattern.len()).position(|window| window == pattern)
 }
 
 /// Splits bytes into their units.

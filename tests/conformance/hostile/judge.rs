@@ -24,8 +24,8 @@ impl Judge {
         let mut own = Vec::new();
         for identity in &cast.callers {
             let http = Http::new(target.by(identity), Protocol::H1);
-            let ask = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", REVIEW.to_owned());
-            let answer = http.ask(ask).await;
+            let request = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", REVIEW.to_owned());
+            let answer = http.fetch(request).await;
             own.push(answer.status.is_success().then(|| name(&answer.value()["status"]["userInfo"])));
         }
         // Upstream itself must report these identities, and must know some of the callers.
@@ -35,8 +35,8 @@ impl Judge {
     }
 
     /// Checks that a response is for its caller or for no user.
-    pub fn hear(&mut self, case: &Case, heard: &[u8]) {
-        let text = String::from_utf8_lossy(heard);
+    pub fn check_response(&mut self, case: &Case, response: &[u8]) {
+        let text = String::from_utf8_lossy(response);
         if let Some(treasure) = TREASURES.iter().find(|treasure| text.contains(**treasure)) {
             self.note(case, &format!("the answer has {treasure}"));
         }
@@ -102,7 +102,7 @@ impl Judge {
 }
 
 /// Whether the log has more than the receipt of each request. Only a later stage contains the impersonated user.
-pub fn are_told_to_the_end(log: &[Value]) -> bool {
+pub fn is_complete(log: &[Value]) -> bool {
     let ids = |of: fn(&Value) -> bool| -> HashSet<_> {
         log.iter().filter(|event| of(event)).map(|event| event["auditID"].as_str().expect("an id")).collect()
     };
@@ -116,11 +116,13 @@ fn name(user: &Value) -> Name {
 }
 
 /// For statistics: the status of an HTTP/1 response, or whether there were other bytes or none.
-pub fn status(wire: Wire, heard: &[u8]) -> String {
-    match (wire, heard) {
+pub fn status(wire: Wire, response: &[u8]) -> String {
+    match (wire, response) {
         (_, []) => "nothing".to_owned(),
-        (Wire::Http1, [b'H', b'T', b'T', b'P', ..]) => String::from_utf8_lossy(&heard[9..heard.len().min(12)]).into(),
-        (Wire::Http2, _) if String::from_utf8_lossy(heard).contains("userInfo") => "h2 201".to_owned(),
+        (Wire::Http1, [b'H', b'T', b'T', b'P', ..]) => {
+            String::from_utf8_lossy(&response[9..response.len().min(12)]).into()
+        }
+        (Wire::Http2, _) if String::from_utf8_lossy(response).contains("userInfo") => "h2 201".to_owned(),
         (Wire::Http2, _) => "h2".to_owned(),
         _ => "noise".to_owned(),
     }

@@ -91,7 +91,7 @@ async fn relay(client: TcpStream, etcd: String, lags: watch::Receiver<Lag>) -> i
     // If one side ends, both connections are closed.
     tokio::select! {
         over = up(from_client, to_server, watches.clone(), answer) => over,
-        over = (Down { watches, lags, answers, held: VecDeque::new(), to: to_client }).run(from_server) => over,
+        over = (Down { watches, lags, answers, delayed: VecDeque::new(), to: to_client }).run(from_server) => over,
     }
 }
 
@@ -154,7 +154,7 @@ struct Down {
     /// Responses to pings.
     answers: mpsc::Receiver<Vec<u8>>,
     /// Delayed frames, each with its time of arrival.
-    held: VecDeque<(Instant, Vec<u8>)>,
+    delayed: VecDeque<(Instant, Vec<u8>)>,
     to: OwnedWriteHalf,
 }
 
@@ -169,8 +169,8 @@ impl Down {
                 read = from.read_buf(&mut pending) => if read? == 0 {
                     return self.to.shutdown().await;
                 },
-                () = async { sleep_until(due.expect("something is held")).await }, if due.is_some() => {}
-                Some(answer) = self.answers.recv() => self.held.push_back((Instant::now(), answer)),
+                () = async { sleep_until(due.expect("a frame is delayed")).await }, if due.is_some() => {}
+                Some(answer) = self.answers.recv() => self.delayed.push_back((Instant::now(), answer)),
                 changed = lags.changed() => if changed.is_err() {
                     return Ok(());
                 },
@@ -179,7 +179,7 @@ impl Down {
                 self.take(frame).await?;
             }
             while self.due().is_some_and(|due| due <= Instant::now()) {
-                let (_, frame) = self.held.pop_front().expect("something is due");
+                let (_, frame) = self.delayed.pop_front().expect("something is due");
                 self.to.write_all(&frame).await?;
             }
         }
@@ -187,7 +187,7 @@ impl Down {
 
     /// The time at which the first delayed frame is due; `None` if unknown.
     fn due(&self) -> Option<Instant> {
-        let (came, _) = self.held.front()?;
+        let (came, _) = self.delayed.front()?;
         match *self.lags.borrow() {
             Lag::By(time) => Some(*came + time),
             Lag::Held => None,
@@ -198,16 +198,16 @@ impl Down {
         let stream = stream_of(&frame);
         let is_watch = self.watches.lock().expect("not poisoned").contains(&stream);
         if is_watch && frame[3] == DATA {
-            self.held.push_back((Instant::now(), frame));
+            self.delayed.push_back((Instant::now(), frame));
             return Ok(());
         }
         // The end of a stream must come after all its events.
         if is_watch && matches!(frame[3], HEADERS | RST_STREAM) {
             let (of_it, others): (VecDeque<_>, _) =
-                std::mem::take(&mut self.held).into_iter().partition(|(_, held)| stream_of(held) == stream);
-            self.held = others;
-            for (_, held) in of_it {
-                self.to.write_all(&held).await?;
+                std::mem::take(&mut self.delayed).into_iter().partition(|(_, frame)| stream_of(frame) == stream);
+            self.delayed = others;
+            for (_, of_stream) in of_it {
+                self.to.write_all(&of_stream).await?;
             }
         }
         self.to.write_all(&frame).await

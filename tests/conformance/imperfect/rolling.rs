@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Access, Stage, lists};
-use crate::bed::{eventually, say, version_of};
+use crate::bed::{eventually, log_line, version_of};
 use crate::restarts::{COUNT, REFUSALS_MAX, assert_unbroken, pauses_within, questions, watches};
 
 /// Writes per second.
@@ -24,7 +24,7 @@ impl Stage<'_> {
             watches(plane, &proxy, "/api/v1/pods", "protobuf", &busy).await,
         ];
         let quiet = watches(plane, &proxy, "/api/v1/secrets", "json", &idle).await;
-        let initial = proxy.asked("initial").await;
+        let initial = proxy.feed_requests("initial").await;
         let (mut acknowledged, mut restarts, over) = (Vec::new(), 0, Instant::now() + time);
         let mut pauses = 0;
         loop {
@@ -52,17 +52,19 @@ impl Stage<'_> {
         std::fs::write(&idle, last.to_string()).expect("a file");
         assert_unbroken(&quiet.finish().await, &[last]);
         let (writes, watches) = (acknowledged.len(), 3 * COUNT);
-        say(&format!("{restarts} restarts: {writes} acknowledged versions in {watches} watches once and in order"));
-        say(&format!("{restarts} restarts: {}", lists(&proxy).await));
+        log_line(&format!(
+            "{restarts} restarts: {writes} acknowledged versions in {watches} watches once and in order"
+        ));
+        log_line(&format!("{restarts} restarts: {}", lists(&proxy).await));
         for (labels, count) in questions(&proxy).await {
-            say(&format!("asked upstream: {labels} {count}"));
+            log_line(&format!("upstream requests: {labels} {count}"));
             // An apiserver that listens before it is ready may refuse more requests, the longer that takes.
             assert!(
                 !labels.contains("relist") || count <= restarts + pauses + REFUSALS_MAX,
                 "one relist per feed and restart: {labels} {count}"
             );
         }
-        assert_eq!(proxy.asked("initial").await, initial, "no feed started over");
+        assert_eq!(proxy.feed_requests("initial").await, initial, "no feed started over");
         let metrics = proxy.metrics().await;
         assert_eq!(metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
         eventually("one stream for pods", async || (proxy.streams("pods.v1").await == 1).then_some(())).await;

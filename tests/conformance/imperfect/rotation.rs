@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::balancer::Balancer;
 use crate::bed::{
     self, Account, Authority, Http, Plan, Plane, Protocol, Proxy, RequestSpec, Sibling, Target, Watch, eventually,
-    rbac, say, version_of, write_bundle, write_kubeconfig,
+    log_line, rbac, version_of, write_bundle, write_kubeconfig,
 };
 
 /// The identity as the apiserver sees it: the user and the id of the token.
@@ -37,7 +37,7 @@ impl Files {
     fn certify(&self, plane: &Plane, user: &str) {
         let issued = Authority::of(plane).issue(user, &["system:masters"]).certificate.expect("it has one");
         let text = fs::read_to_string(issued).expect("a file");
-        let key = text.find("-----BEGIN PRIVATE KEY").expect("the key is behind the certificate");
+        let key = text.find("-----BEGIN PRIVATE KEY").expect("the key is written after the certificate");
         self.write("client.crt", &text[..key]);
         self.write("client.key", &text[key..]);
     }
@@ -68,8 +68,8 @@ impl Watched {
     /// The proxy's identity as the apiserver reports it.
     async fn who(&self) -> Value {
         let kind = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-        let ask = RequestSpec::get(WHO).with(http::Method::POST, "application/json", kind.to_string());
-        let answer = self.proxy.client().ask(ask).await;
+        let request = RequestSpec::get(WHO).with(http::Method::POST, "application/json", kind.to_string());
+        let answer = self.proxy.client().fetch(request).await;
         assert_eq!(answer.status, 201, "{}", answer.text());
         answer.value()["status"]["userInfo"].take()
     }
@@ -77,8 +77,8 @@ impl Watched {
     /// Checks that the open watch receives a change, and that a consistent list contains it.
     async fn goes_on(&mut self, direct: &Http, name: &str) {
         let made = version_of(&direct.create(&self.path, json!({"metadata": {"name": name}})).await);
-        let reported = self.watch.change().await;
-        assert_eq!((reported.name(), reported.version()), (name, made), "once and in order");
+        let event = self.watch.change().await;
+        assert_eq!((event.name(), event.version()), (name, made), "once and in order");
         assert!(version_of(&self.proxy.client().json(&self.path).await) >= made);
     }
 }
@@ -94,7 +94,7 @@ async fn shows(sibling: &Sibling, authority: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rotated_credentials_take_effect_without_ending_watches() {
-    let Some(bed) = bed::beside_others().await else { return };
+    let Some(bed) = bed::shared().await else { return };
     let etcd_port = bed.etcd_url().rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
     let sibling = Sibling::start(&bed, etcd_port).await;
     let balancer = Balancer::start(&bed, &[sibling.target()]).await;
@@ -148,11 +148,11 @@ async fn rotated_credentials_take_effect_without_ending_watches() {
     for watched in &mut watched {
         watched.goes_on(&direct, "resumed").await;
         assert!(watched.watch.is_quiet(QUIET).await, "nothing twice");
-        assert_eq!(watched.proxy.asked("relist").await, 0, "streams go on where they were");
+        assert_eq!(watched.proxy.feed_requests("relist").await, 0, "streams go on where they were");
         watched.proxy.assert_sound();
     }
-    say(&format!(
-        "new credentials were used after {:.1} s; 2 watches went on, also on new connections",
+    log_line(&format!(
+        "new credentials were used after {:.1} s; 2 watches continued, also on new connections",
         used.as_secs_f64()
     ));
 }

@@ -7,7 +7,7 @@ use probe::ProgressLine;
 use tokio_util::sync::CancellationToken;
 use verify::{ApiserverGuarantee, EtcdOptions, FaultRecord, RunCounts, VerdictRequirements, VerifyOptions};
 
-use crate::bed::{Plane, Target, say};
+use crate::bed::{Plane, Target, log_line};
 use crate::faults;
 
 /// A run of `verify`.
@@ -84,7 +84,7 @@ impl Recorded {
         let kept = broken.iter().all(|promise| broken_upstream.contains(promise));
         assert!(kept, "{}\n{text}\n{:?}", self.path.display(), self.notes);
         if !lacks.is_empty() {
-            say(&format!("{}\n{text}\n{:?}", self.path.display(), self.notes));
+            log_line(&format!("{}\n{text}\n{:?}", self.path.display(), self.notes));
         }
         (figures(&text), lacks)
     }

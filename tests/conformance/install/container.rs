@@ -99,16 +99,16 @@ impl<'a> Root<'a> {
     /// Runs the container, and returns when its probes succeed.
     pub async fn run(&self, container: &Value, kubeconfig: Option<&PathBuf>) -> Running {
         let mut command = kube_fanout("serve");
-        let said = list(&container["args"]).skip(1).filter_map(Value::as_str).map(|text| self.placed(text));
-        let said: Vec<_> = said.collect();
-        command.args(&said).env_remove("KUBECONFIG").env_remove("RUST_LOG").env_remove("NODE_NAME");
+        let given_args = list(&container["args"]).skip(1).filter_map(Value::as_str).map(|text| self.placed(text));
+        let given_args: Vec<_> = given_args.collect();
+        command.args(&given_args).env_remove("KUBECONFIG").env_remove("RUST_LOG").env_remove("NODE_NAME");
         if list(&container["env"]).any(|variable| variable["name"] == "NODE_NAME") {
             command.env("NODE_NAME", "n1");
         }
         if let Some(path) = kubeconfig {
             command.arg("--kubeconfig").arg(path);
         }
-        if !said.iter().any(|argument| argument.starts_with("--admin")) {
+        if !given_args.iter().any(|argument| argument.starts_with("--admin")) {
             command.args(["--admin", "127.0.0.1:0"]);
         }
         let (out, log) = (self.path("out"), self.path("log"));
@@ -116,8 +116,8 @@ impl<'a> Root<'a> {
         let mut process = Process::start("kube-fanout", &mut command);
         let [url, admin, health, metrics] = eventually("it says where it listens", async || {
             assert!(process.ended().is_none(), "{}", fs::read_to_string(&log).unwrap_or_default());
-            let said = fs::read_to_string(&out).unwrap_or_default();
-            let after = |words: &str| said.lines().find_map(|line| line.strip_prefix(words).map(str::to_owned));
+            let stdout = fs::read_to_string(&out).unwrap_or_default();
+            let after = |prefix: &str| stdout.lines().find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
             let admin = after("metrics and health on ")?;
             let metrics = after("metrics on ").unwrap_or_else(|| admin.clone());
             Some([after("serving on ")?, admin, after("health on ")?, metrics])

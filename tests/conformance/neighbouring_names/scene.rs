@@ -58,7 +58,7 @@ impl Scene {
         for collection in [path(MAPS, None), path("nodes", None)] {
             for accept in FORMS {
                 eventually("the proxy holds it", async || {
-                    pair.through.ask(RequestSpec::get(&collection).accept(accept)).await.is_cached().then_some(())
+                    pair.through.fetch(RequestSpec::get(&collection).accept(accept)).await.is_cached().then_some(())
                 })
                 .await;
             }
@@ -93,8 +93,8 @@ impl Scene {
 async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
     for collection in [path(MAPS, None), path("nodes", None)] {
         for (http, accept) in FORMS.iter().flat_map(|accept| [(&pair.direct, accept), (&pair.through, accept)]) {
-            let ask = RequestSpec::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
-            http.until_ok("both have it", ask.clone()).await;
+            let request = RequestSpec::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
+            http.until_ok("both have it", request.clone()).await;
         }
     }
 }
@@ -113,9 +113,9 @@ async fn give(direct: &Http, user: &str, rights: May) {
     direct.create(&collection(rights.namespace, "roles"), role).await;
     let bound = binding(user, kind, user, &subject("User", user));
     direct.create(&collection(rights.namespace, "rolebindings"), bound).await;
-    let asked = json!({"verb": rights.verbs[0], "resource": MAPS, "namespace": rights.namespace.unwrap_or_default(),
+    let attributes = json!({"verb": rights.verbs[0], "resource": MAPS, "namespace": rights.namespace.unwrap_or_default(),
         "name": rights.name.unwrap_or_default()});
-    may(direct, json!({"user": user, "resourceAttributes": asked})).await;
+    may(direct, json!({"user": user, "resourceAttributes": attributes})).await;
 }
 
 impl Caller {
@@ -156,8 +156,8 @@ impl Caller {
         let forms = ["application/json", "application/vnd.kubernetes.protobuf;stream=watch", super::drawn::METADATA];
         let asks = starts.iter().flat_map(|start| forms.map(|form| (start.clone(), form)));
         asks.map(|(start, form)| {
-            let ask = RequestSpec::get(&format!("{place}?watch=1&{start}{fields}")).accept(form);
-            (ask, needs.clone())
+            let request = RequestSpec::get(&format!("{place}?watch=1&{start}{fields}")).accept(form);
+            (request, needs.clone())
         })
         .collect()
     }

@@ -22,7 +22,7 @@ use crate::bed::{Http, Plane};
 
 /// A node whose pod logs are endless: the same line, as fast as the client reads. It serves `logs -f`.
 pub struct Kubelet {
-    said: Arc<AtomicU64>,
+    sent: Arc<AtomicU64>,
     /// The log path of its only pod.
     pub log: String,
     server: JoinHandle<()>,
@@ -39,8 +39,8 @@ impl Kubelet {
         socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
         let listener = socket.listen(1024).expect("it listens");
         let port = listener.local_addr().expect("an address").port();
-        let (tls, said) = (TlsAcceptor::from(Arc::new(tls(plane))), Arc::<AtomicU64>::default());
-        let counter = said.clone();
+        let (tls, sent) = (TlsAcceptor::from(Arc::new(tls(plane))), Arc::<AtomicU64>::default());
+        let counter = sent.clone();
         let server = tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let (tls, counter) = (tls.clone(), counter.clone());
@@ -59,12 +59,12 @@ impl Kubelet {
             }
         });
         let log = join(&plane.direct(), port).await;
-        Self { said, log, server }
+        Self { sent, log, server }
     }
 
     /// The number of bytes that it has sent.
-    pub fn said_bytes(&self) -> u64 {
-        self.said.load(Ordering::Relaxed)
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 }
 

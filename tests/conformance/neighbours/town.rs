@@ -48,8 +48,8 @@ impl Town {
         let clients: Vec<_> = (0..count.div_ceil(40)).flat_map(|_| self.clients()).collect();
         let open = (0..count).map(async |at| {
             let path = [CACHED, PASSED][at / 2 % 2];
-            let ask = RequestSpec::get(&format!("{path}?watch=true&allowWatchBookmarks=true"));
-            let response = clients[at % clients.len()].send(ask).await;
+            let request = RequestSpec::get(&format!("{path}?watch=true&allowWatchBookmarks=true"));
+            let response = clients[at % clients.len()].send(request).await;
             assert_eq!(response.status(), StatusCode::OK, "{path}");
             let is_cached = response.headers().contains_key("kube-fanout-served");
             assert_eq!(is_cached, path == CACHED, "{path}");

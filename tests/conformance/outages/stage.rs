@@ -205,14 +205,14 @@ impl<'a> Stage<'a> {
         }
         for (of, goal) in followed.into_iter().zip(goals) {
             let path = of.ledger.path().to_owned();
-            let what = format!("clients of {path} have come to {goal}");
+            let what = format!("clients of {path} have reached {goal}");
             for client in within(&what, join_all(of.followers)).await {
                 let client = client.expect("no panic");
                 self.tally.client(&client);
                 let passed = &client.passed;
                 assert!(
                     client.resumed <= lives + client.expired,
-                    "a watch of {path} ended, and no proxy had; passed through: {passed:?}"
+                    "a watch of {path} ended, and no proxy had; forwarded: {passed:?}"
                 );
                 assert_eq!(client.lists, 1 + client.expired, "{path}");
             }
@@ -274,11 +274,11 @@ fn all_paths() -> impl Iterator<Item = &'static str> {
 /// version request belongs to the list of a client's version.
 fn is_known(metrics: &Metrics, path: &str) -> bool {
     let resource = format!("{}.v1", path.trim_start_matches("/api/v1/"));
-    let asked = |purpose| {
+    let requests = |purpose| {
         let labels = [("resource", resource.as_str()), ("purpose", purpose)];
         metrics.sum("kube_fanout_feed_requests_total", &labels)
     };
-    asked("initial") + asked("equality") + asked("catch_up") > 0 || asked("position") > 1
+    requests("initial") + requests("equality") + requests("catch_up") > 0 || requests("position") > 1
 }
 
 /// Whether this many watches are open at the proxy, all with feeds that follow upstream.

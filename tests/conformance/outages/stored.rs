@@ -19,17 +19,17 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
         "key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(end), "start_revision": (from + 1).to_string(),
     }});
     let target = Target { url: plane.etcd_url(), ca: None, identity: Identity::anonymous() };
-    let ask = RequestSpec::get("/v3/watch").with(Method::POST, "application/json", create.to_string());
-    let mut watch = Http::new(target, Protocol::H1).watch(ask).await;
+    let request = RequestSpec::get("/v3/watch").with(Method::POST, "application/json", create.to_string());
+    let mut watch = Http::new(target, Protocol::H1).watch(request).await;
     let mut changes = Vec::new();
     loop {
-        let Some(Frame::Json(line)) = watch.frame().await else { panic!("etcd's watch goes on") };
+        let Some(Frame::Json(line)) = watch.frame().await else { panic!("etcd's watch continues") };
         let line: Value = serde_json::from_slice(&line).expect("JSON");
         let result = &line["result"];
         assert!(result.is_object() && result["compact_revision"].is_null(), "{line}");
         let events = result["events"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let reported = events.iter().map(|event| change(event, &prefix));
-        changes.extend(reported.filter(|(version, ..)| *version <= to).map(|(_, kind, object)| (kind, object)));
+        let changes_of_batch = events.iter().map(|event| change(event, &prefix));
+        changes.extend(changes_of_batch.filter(|(version, ..)| *version <= to).map(|(_, kind, object)| (kind, object)));
         if events.iter().any(|event| number(&event["kv"]["mod_revision"]) >= to) {
             return changes;
         }

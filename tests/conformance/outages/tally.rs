@@ -54,10 +54,10 @@ impl Tally {
         for outcome in ["mended", "new_history", "rewound", "different"] {
             self.this.insert(outcome.to_owned(), metrics.sum(GAPS, &[("outcome", outcome)]));
         }
-        for question in LISTS.into_iter().chain(["past_object"]) {
-            self.this.insert(question.to_owned(), metrics.sum(QUESTIONS, &[("purpose", question)]));
+        for purpose in LISTS.into_iter().chain(["past_object"]) {
+            self.this.insert(purpose.to_owned(), metrics.sum(QUESTIONS, &[("purpose", purpose)]));
         }
-        assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history went on");
+        assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history continued");
     }
 
     /// Records that the proxy process has ended.
@@ -72,16 +72,16 @@ impl Tally {
         Self { this: self.this.clone(), ..Self::default() }
     }
 
-    fn asked(&self, questions: &[&str]) -> i64 {
-        questions.iter().filter_map(|question| self.this.get(*question)).sum()
+    fn requests(&self, purposes: &[&str]) -> i64 {
+        purposes.iter().filter_map(|purpose| self.this.get(*purpose)).sum()
     }
 
     pub fn lists(&self) -> i64 {
-        self.asked(&LISTS)
+        self.requests(&LISTS)
     }
 
     pub fn past(&self) -> i64 {
-        self.asked(&["past_object"])
+        self.requests(&["past_object"])
     }
 }
 

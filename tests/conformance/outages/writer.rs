@@ -60,8 +60,8 @@ impl Writer {
         let path = self.path("events");
         if !self.events.is_empty() && self.rng.bool() {
             let name = self.events.remove(0);
-            let ask = RequestSpec::get(&format!("{path}/{name}")).method(Method::DELETE);
-            let status = direct.ask(ask).await.status;
+            let request = RequestSpec::get(&format!("{path}/{name}")).method(Method::DELETE);
+            let status = direct.fetch(request).await.status;
             assert!(status == 200 || status == 404, "{status}");
         } else {
             let name = self.name("event");

@@ -217,7 +217,7 @@ impl Right {
         ended["spec"] = json!({"finalizers": []});
         let finalize =
             RequestSpec::get(&format!("{own}/finalize")).with(Method::PUT, "application/json", ended.to_string());
-        let finalized = bench.direct.ask(finalize).await;
+        let finalized = bench.direct.fetch(finalize).await;
         assert_eq!(finalized.status, 200, "{}", finalized.text());
         gone
     }

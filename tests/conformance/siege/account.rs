@@ -30,9 +30,9 @@ fn accounts(field: &Field) -> Vec<Identity> {
 }
 
 /// The maximum number of requests for one connection.
-fn streams(ask: impl Fn(u32) -> (String, Vec<(&'static str, String)>)) -> Vec<u8> {
+fn streams(request: impl Fn(u32) -> (String, Vec<(&'static str, String)>)) -> Vec<u8> {
     after_hello((0..STREAMS).map(|at| {
-        let (path, more) = ask(at);
+        let (path, more) = request(at);
         let more: Vec<_> = more.iter().map(|(name, value)| (*name, value.as_str())).collect();
         head(2 * at + 1, &question("GET", &path, &more), true)
     }))
@@ -120,14 +120,14 @@ async fn new_client_connects_while_accounts_use_all_connections() {
             (ATTACKERS, MORE_THAN_PLACES / ATTACKERS, FLOOD),
             (ATTACKERS, MORE_THAN_PLACES, OTHER),
         ] {
-            let held = Attack {
+            let unread_watches = Attack {
                 name,
                 connections,
                 opening: after_hello([frame(SETTINGS, 0, 0, settings), head(1, &question("GET", &path, &[]), true)]),
                 promised: &["200", "429", "goaway 0", "reset 2", "reset 7", "reset 8"],
                 ..Attack::http2()
             };
-            withstand_all(&mut field, FEW_PLACES, &by[..accounts], newcomer, &held).await;
+            withstand_all(&mut field, FEW_PLACES, &by[..accounts], newcomer, &unread_watches).await;
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio_rustls::client::TlsStream;
 use super::handshakes::{FLOOD, NEWCOMERS_MIN, newcomers, shake};
 use super::memory::Watcher;
 use super::{Answers, Field, allow, attack};
-use crate::bed::{Identity, Target, say};
+use crate::bed::{Identity, Target, log_line};
 use crate::floods::{FRAME_HEAD, frames_of_streams};
 use crate::hostile::streams::{Fields, field, hello};
 
@@ -109,7 +109,7 @@ impl Attack {
                 pending::<()>().await;
             };
             tokio::select! {
-                () = self.hear(reader, answers) => {}
+                () = self.read_responses(reader, answers) => {}
                 () = sending => {}
             }
         };
@@ -124,17 +124,19 @@ impl Attack {
         }
     }
 
-    async fn hear(&self, mut reader: ReadHalf<TlsStream<TcpStream>>, answers: &Answers) {
+    async fn read_responses(&self, mut reader: ReadHalf<TlsStream<TcpStream>>, answers: &Answers) {
         if !self.reads {
             return pending().await;
         }
-        let (mut heard, mut part, mut responses, mut answered) = (Vec::new(), vec![0; 16 << 10], 0, 0);
+        let (mut received, mut part, mut responses, mut answered) = (Vec::new(), vec![0; 16 << 10], 0, 0);
         loop {
             match reader.read(&mut part).await {
-                Ok(read @ 1..) => heard.extend_from_slice(&part[..read]),
+                Ok(read @ 1..) => received.extend_from_slice(&part[..read]),
                 _ => return answers.put("ended"),
             }
-            for answer in if self.protocol == "h2" { http2_answers(&mut heard) } else { http1_answers(&mut heard) } {
+            for answer in
+                if self.protocol == "h2" { http2_answers(&mut received) } else { http1_answers(&mut received) }
+            {
                 responses += usize::from(answer.parse::<u16>().is_ok());
                 answered += usize::from(!answer.starts_with("goaway"));
                 answers.put(if responses > self.responses_max { "one too many".to_owned() } else { answer });
@@ -148,9 +150,9 @@ impl Attack {
 
 /// Removes the complete frames from the received bytes. Returns the statuses of responses, and the reasons for the end
 /// of streams and of the connection.
-fn http2_answers(heard: &mut Vec<u8>) -> Vec<String> {
+fn http2_answers(received: &mut Vec<u8>) -> Vec<String> {
     let (mut taken, mut answers) = (0, Vec::new());
-    for (kind, _, payload) in frames_of_streams(heard) {
+    for (kind, _, payload) in frames_of_streams(received) {
         taken += FRAME_HEAD + payload.len();
         match (kind, payload) {
             (HEADERS, block) => answers.push(status(block)),
@@ -159,7 +161,7 @@ fn http2_answers(heard: &mut Vec<u8>) -> Vec<String> {
             _ => {}
         }
     }
-    heard.drain(..taken);
+    received.drain(..taken);
     answers
 }
 
@@ -179,19 +181,21 @@ fn status(block: &[u8]) -> String {
 }
 
 /// Removes the statuses and the close code of a WebSocket from the received bytes.
-fn http1_answers(heard: &mut Vec<u8>) -> Vec<String> {
+fn http1_answers(received: &mut Vec<u8>) -> Vec<String> {
     let mut answers = Vec::new();
-    let find = |heard: &[u8], what: &[u8]| heard.windows(what.len()).position(|part| part == what);
-    while let Some(at) = find(heard, STATUS_LINE).map(|at| at + STATUS_LINE.len()).filter(|at| at + 3 <= heard.len()) {
-        answers.push(String::from_utf8_lossy(&heard[at..at + 3]).into_owned());
-        heard.drain(..at);
+    let find = |received: &[u8], what: &[u8]| received.windows(what.len()).position(|part| part == what);
+    while let Some(at) =
+        find(received, STATUS_LINE).map(|at| at + STATUS_LINE.len()).filter(|at| at + 3 <= received.len())
+    {
+        answers.push(String::from_utf8_lossy(&received[at..at + 3]).into_owned());
+        received.drain(..at);
     }
-    if find(heard, &CLOSED_FOR_POLICY).is_some() {
+    if find(received, &CLOSED_FOR_POLICY).is_some() {
         answers.push("close 1008".to_owned());
-        heard.clear();
+        received.clear();
     }
     // Keeps a possibly incomplete status line.
-    heard.drain(..heard.len().saturating_sub(STATUS_LINE.len() + 2));
+    received.drain(..received.len().saturating_sub(STATUS_LINE.len() + 2));
     answers
 }
 
@@ -247,13 +251,13 @@ async fn besiege(field: &Field, how: &Attack, by: &[Identity], newcomer: Ipv4Add
     };
     field.besiege(&what, None, attacking).await;
     let grown = watcher.seen().await.max.saturating_sub(before);
-    say(&format!("{what}: {} MiB more, {came} newcomers", grown >> 20));
+    log_line(&format!("{what}: {} MiB more, {came} new clients", grown >> 20));
     let counts = answers.counts();
     let wrong: Vec<_> = counts.keys().map(String::as_str).filter(|answer| !is_promised(how, answer)).collect();
     let promised = how.promised[0];
     let faults = [
         (grown > GROWN_MAX, format!("{} MiB more", grown >> 20)),
-        (came < NEWCOMERS_MIN, format!("{came} newcomers were let in")),
+        (came < NEWCOMERS_MIN, format!("{came} new clients were accepted")),
         (!wrong.is_empty(), format!("{wrong:?} among {counts:?}")),
         (!counts.contains_key(promised), format!("no {promised} among {counts:?}")),
     ];

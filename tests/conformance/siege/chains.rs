@@ -30,13 +30,13 @@ async fn unverifiable_certificate_chains_do_not_delay_others() {
     let Some(field) = Field::lay("").await else { return };
     let maze = maze(&field);
     let knock = async |http: &Http, token: &str, answers: &Answers| {
-        let mut ask = RequestSpec::get(&format!("{}?resourceVersion=0", field.pod));
+        let mut request = RequestSpec::get(&format!("{}?resourceVersion=0", field.pod));
         if !token.is_empty() {
-            ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
+            request.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
         }
         // The client's own pool may lose a request that waited for a connection which then failed. Such a request has
         // no socket and waits forever.
-        match timeout(ANSWERED_WITHIN, http.try_ask(ask)).await {
+        match timeout(ANSWERED_WITHIN, http.try_fetch(request)).await {
             Ok(Ok(answer)) => answers.put(answer.status.as_u16().to_string()),
             Ok(Err(_)) => answers.put("ended"),
             Err(_) => answers.put("lost by the client"),
@@ -62,5 +62,5 @@ async fn unverifiable_certificate_chains_do_not_delay_others() {
             .await;
     }
     assert_eq!(field.proxy.client().get(&field.pod).await.status, 200);
-    bed::say("whoever is known is answered");
+    bed::log_line("authenticated clients are answered");
 }

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Answers, EVERY, Field, Latencies, allow, attack, ratio_max, seconds};
-use crate::bed::{Target, say, within};
+use crate::bed::{Target, log_line, within};
 
 /// The addresses of the flood and of other clients.
 pub const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -61,7 +61,7 @@ async fn come(target: &Target, connector: &TlsConnector, path: &str, from: Ipv4A
     let status = loop {
         match try_come(target, connector, path, from).await {
             Err(_) if from == FLOOD => tokio::time::sleep(EVERY).await,
-            answered => break answered.expect("whoever comes is let in"),
+            answered => break answered.expect("a new client is accepted"),
         }
     };
     assert_eq!(&status, b"HTTP/1.1 200");
@@ -87,7 +87,7 @@ pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Durat
             let mut seen = Vec::new();
             while !over.load(Ordering::SeqCst) {
                 let began = Instant::now();
-                within("whoever comes is let in", come(&target, &connector, &path, from)).await;
+                within("a new client is accepted", come(&target, &connector, &path, from)).await;
                 seen.push(began.elapsed().as_secs_f64() * 1e3);
                 count.fetch_add(1, Ordering::SeqCst);
                 tokio::time::sleep(every).await;
@@ -99,7 +99,7 @@ pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Durat
     tokio::time::sleep(seconds()).await;
     allow(|| came.load(Ordering::SeqCst) >= NEWCOMERS_MIN).await;
     until.store(true, Ordering::SeqCst);
-    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were let in")
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were accepted")
 }
 
 /// Work for a flood is limited to its turns, so that a newcomer from another address waits for one of them at a time.
@@ -136,9 +136,11 @@ async fn handshake_flood_does_not_delay_other_addresses() {
         let (under, ()) = tokio::join!(coming, attack(AT_ONCE, &over, &answers, blow));
         let cpu = field.proxy.cpu_seconds() - cpu;
         let ratio = under.at(0.99) / alone.at(0.99);
-        say(&format!("{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"));
+        log_line(&format!(
+            "{what}: alone {alone}; under attack {under}; p99 × {ratio:.1}; {cpu:.1} s of CPU; {answers}"
+        ));
         field.proxy.assert_sound();
-        assert!(under.0.len() >= NEWCOMERS_MIN, "{what}: newcomers were not let in");
+        assert!(under.0.len() >= NEWCOMERS_MIN, "{what}: new clients were not accepted");
         assert!(answers.count() > AT_ONCE, "{what}: there was no flood");
         assert!(ratio_max() == 0.0 || ratio <= ratio_max(), "{what}: p99 × {ratio:.1}");
     }

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::bench::Bench;
-use crate::bed::{self, BULK_PODS, PATIENCE, Plan, Proxy, RequestSpec, number, say, unique};
+use crate::bed::{self, BULK_PODS, PATIENCE, Plan, Proxy, RequestSpec, log_line, number, unique};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
@@ -71,7 +71,7 @@ impl Seen {
         let taken = self.max - self.before.min(self.max);
         let [before, max, last] = [self.before, self.max, self.last].map(|bytes| bytes as f64 / f64::from(1 << 20));
         let share = taken as f64 / (budget_mib << 20) as f64;
-        say(&format!(
+        log_line(&format!(
             "{what}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last: {share:.2} of {budget_mib} MiB"
         ));
         share
@@ -100,11 +100,11 @@ async fn growing_resource_does_not_exceed_the_memory_budget() {
     let mut watches = Vec::new();
     for kind in kinds {
         let http = proxy.client();
-        let ask = RequestSpec::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
+        let request = RequestSpec::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
         watches.push(tokio::spawn(async move {
             // When the watch ends because its feed is dropped, the client opens another one.
             loop {
-                let mut body = http.send(ask.clone()).await.into_body();
+                let mut body = http.send(request.clone()).await.into_body();
                 while let Some(Ok(_)) = http_body_util::BodyExt::frame(&mut body).await {}
                 sleep(Duration::from_millis(100)).await;
             }
@@ -156,7 +156,7 @@ async fn unread_watch_lists_stay_within_memory_budget_under_churn() {
     let token = bed.user("admin").token;
     let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let path = format!("{pods}?watch=true&resourceVersion=0&{initial}");
-    let mut held = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..number("SIEGE_STUCK", 300).div_ceil(u64::from(STREAMS)) {
         // Every connection starts with a different state.
         let mut io = proxy.target().connect("h2").await;
@@ -165,15 +165,15 @@ async fn unread_watch_lists_stay_within_memory_budget_under_churn() {
             bytes.extend(head(2 * stream + 1, &question(&path, &token), true));
         }
         io.write_all(&bytes).await.expect("it is sent");
-        held.push(io);
+        connections.push(io);
         sleep(Duration::from_millis(200)).await;
     }
     churn.finish_within(PATIENCE.max(Duration::from_secs(number("SIEGE_SECONDS", 2) * 10))).await;
-    let share = watcher.seen().await.share("watch-lists that nobody reads", mib);
+    let share = watcher.seen().await.share("unread watch-lists", mib);
     assert!(share <= SHARE_MAX, "{share:.2} of the budget");
     assert_eq!(proxy.client().get(&format!("{pods}?resourceVersion=0&limit=1")).await.status, 200);
     proxy.assert_sound();
-    drop(held);
+    drop(connections);
 }
 
 /// Deliveries, without reads of metrics.
@@ -196,7 +196,7 @@ async fn steady_event_delivery_does_not_grow_memory() {
     };
     let (early, late) = (median(&seen.looks[quarter..2 * quarter]), median(&seen.looks[3 * quarter..]));
     let rate = figures["deliveries_per_s"].as_f64().expect("a figure");
-    say(&format!(
+    log_line(&format!(
         "{seconds} s of {rate:.0} deliveries a second: {early:.1} MiB in the second quarter, {late:.1} in the last"
     ));
     // In a short run the window of recent events is still filling.
@@ -225,7 +225,7 @@ async fn memory_is_released_after_a_stall() {
     bench.finish().await;
     let Seen { before, max, last, .. } = watcher.seen().await;
     let [before, max, last] = [before, max, last].map(|bytes| bytes as f64 / f64::from(1 << 20));
-    say(&format!("a stall of {STALL:?}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last"));
+    log_line(&format!("a stall of {STALL:?}: {before:.1} MiB before, {max:.1} at most, {last:.1} at last"));
     assert!(max > before + 20.0, "the watches had something to catch up with");
     assert!(last < before + (max - before) * 0.4, "{last:.1} MiB stay");
     proxy.assert_sound();

@@ -65,7 +65,7 @@ async fn expensive_selectors_do_not_delay_others() {
         .iter()
         .map(|identity| Http::new(field.proxy.target().by(identity), Protocol::H2))
         .collect();
-    let ask = |query: &str| RequestSpec::get(&format!("{}?{query}", field.pods));
+    let request = |query: &str| RequestSpec::get(&format!("{}?{query}", field.pods));
     let of = |query: &str| query.split(['=', '%', '&']).filter(|word| word.len() < 20).collect::<Vec<_>>().join(" ");
     let besiege = async |query: &str, floor: Option<f64>| {
         let what: String = of(query).chars().take(60).collect();
@@ -73,7 +73,7 @@ async fn expensive_selectors_do_not_delay_others() {
             let answers = Answers::default();
             let clients = &clients;
             let blow = |who: usize, _, answers: Answers| async move {
-                put(&clients[who], ask(query), &answers).await;
+                put(&clients[who], request(query), &answers).await;
             };
             attack(ATTACKERS, &over, &answers, blow).await;
             answers
@@ -91,10 +91,10 @@ async fn expensive_selectors_do_not_delay_others() {
             let answers = Answers::default();
             let (clients, queries) = (&clients, &queries);
             let blow = |who: usize, at: usize, answers: Answers| async move {
-                let found = put(&clients[who], ask(&queries[(who + at) % queries.len()]), &answers).await;
+                let found = put(&clients[who], request(&queries[(who + at) % queries.len()]), &answers).await;
                 let next = found.as_ref().and_then(|list| list["metadata"]["continue"].as_str().map(str::to_owned));
                 if let Some(next) = next.filter(|next| !next.is_empty()) {
-                    put(&clients[who], ask(&format!("limit=1&continue={}", escaped(&next))), &answers).await;
+                    put(&clients[who], request(&format!("limit=1&continue={}", escaped(&next))), &answers).await;
                 }
             };
             attack(ATTACKERS, &over, &answers, blow).await;
@@ -108,8 +108,9 @@ async fn expensive_selectors_do_not_delay_others() {
 async fn expensive_selectors_return_the_same_as_upstream() {
     let Some(field) = Field::lay("").await else { return };
     for query in queries().iter().filter(|query| !query.contains("watch=true")) {
-        let ask = RequestSpec::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));
-        let (ours, theirs) = (field.proxy.client().ask(ask.clone()).await, field.bed.direct().ask(ask).await);
+        let request = RequestSpec::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));
+        let (ours, theirs) =
+            (field.proxy.client().fetch(request.clone()).await, field.bed.direct().fetch(request).await);
         assert_eq!(ours.status, theirs.status, "{query}");
         let without_version = |mut list: Value| {
             list["metadata"].as_object_mut().expect("a list").remove("resourceVersion");

@@ -92,13 +92,13 @@ async fn request_storm_of_one_identity_does_not_delay_others() {
             let answers = Answers::default();
             let counted = answers.clone();
             let storming = thread::spawn(move || storm(&target, &paths, &over, &counted));
-            tokio::task::spawn_blocking(|| storming.join()).await.expect("joined").expect("it goes on");
+            tokio::task::spawn_blocking(|| storming.join()).await.expect("joined").expect("it continues");
             answers
         };
         field.besiege(&format!("a storm of {what}"), None, attack).await;
     }
-    let (kubeconfig, shown) = (field.bed.file("mallory.kubeconfig"), mallory.certificate.as_ref());
-    let user = json!({"client-certificate": shown, "client-key": shown});
+    let (kubeconfig, certificate) = (field.bed.file("mallory.kubeconfig"), mallory.certificate.as_ref());
+    let user = json!({"client-certificate": certificate, "client-key": certificate});
     write_kubeconfig(&kubeconfig, field.bed.url(), &field.bed.ca(), &user);
     let object = format!("{}?resourceVersion=0", field.pod);
     let gets = |path| [&MANY_GETS[..], &[path]].concat();

@@ -29,7 +29,7 @@ const FEW_PLACES: &str = "limits: {connections: 256}";
 const MORE_THAN_PLACES: usize = 300;
 
 /// An HTTP/1.1 request.
-fn asked(line: &str, fields: &str) -> Vec<u8> {
+fn request(line: &str, fields: &str) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nhost: kube-fanout\r\n{fields}\r\n").into_bytes()
 }
 
@@ -68,7 +68,7 @@ fn unfinished_blocks() -> Attack {
 }
 
 fn unfinished_heads() -> Attack {
-    let opening = [asked("GET /", "x-a: ")[..].strip_suffix(b"\r\n").expect("its end"), &vec![b'a'; 60_000]].concat();
+    let opening = [request("GET /", "x-a: ")[..].strip_suffix(b"\r\n").expect("its end"), &vec![b'a'; 60_000]].concat();
     Attack { name: "unfinished heads", connections: 200, opening, promised: &["connections", "408"], ..Attack::http1() }
 }
 
@@ -98,7 +98,7 @@ fn attacks() -> Vec<Attack> {
     let attacks = vec![
         Attack {
             name: "Accept of 25,000 clauses",
-            opening: asked(&format!("GET {PODS}"), &format!("accept: {}\r\n", clauses([15_000, 10_000]))),
+            opening: request(&format!("GET {PODS}"), &format!("accept: {}\r\n", clauses([15_000, 10_000]))),
             promised: ENDS_WITH_400,
             ..Attack::http1()
         },
@@ -117,7 +117,7 @@ fn attacks() -> Vec<Attack> {
         },
         Attack {
             name: "hops of a loop",
-            opening: asked(&format!("GET {PODS}"), &format!("{HOPS}: {SIXTEEN}\r\n")).repeat(100),
+            opening: request(&format!("GET {PODS}"), &format!("{HOPS}: {SIXTEEN}\r\n")).repeat(100),
             promised: ENDS_WITH_508,
             ..Attack::http1()
         },
@@ -139,7 +139,7 @@ fn attacks() -> Vec<Attack> {
         unfinished_heads(),
         Attack {
             name: "CONNECT",
-            opening: asked("CONNECT 10.0.0.1:443", "").repeat(100),
+            opening: request("CONNECT 10.0.0.1:443", "").repeat(100),
             promised: &["403", "429"],
             ..Attack::http1()
         },

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::{ATTACKERS, Answers, Field, callers};
-use crate::bed::{self, Http, Identity, Protocol, RequestSpec, Target, say};
+use crate::bed::{self, Http, Identity, Protocol, RequestSpec, Target, log_line};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
@@ -27,7 +27,7 @@ const PLACE_MAX: Duration = Duration::from_secs(75);
 /// Whether the apiserver handles nothing but this request, according to its own metrics of the last second. A busy one
 /// may close the connection.
 async fn is_at_rest(field: &Field) -> bool {
-    let Ok(answer) = field.bed.direct().try_ask(RequestSpec::get("/metrics")).await else { return false };
+    let Ok(answer) = field.bed.direct().try_fetch(RequestSpec::get("/metrics")).await else { return false };
     let text = answer.text();
     let reads = text.lines().find_map(|line| line.strip_prefix(IN_FLIGHT));
     reads.is_some_and(|reads| reads.trim().parse::<f64>().expect("a number") <= AT_REST_MAX)
@@ -57,18 +57,18 @@ async fn stuck(target: Target, streams: u32, who: &Identity, path: &str) -> TlsS
 /// The healthy client's p99 while the attackers send the same requests directly to the apiserver. This costs the proxy
 /// nothing, but loads the machine as much.
 async fn at_the_apiserver(field: &Field, attackers: &[Identity], path: &str) -> f64 {
-    let mut held = Vec::new();
+    let mut stuck_watches = Vec::new();
     let floor = field
         .besiege("unread answers of the apiserver itself", Some(f64::INFINITY), async |_| {
             let answers = Answers::default();
             for who in attackers.iter().chain(attackers) {
-                held.push(stuck(field.bed.target(), STREAMS_OF_THE_APISERVER, who, path).await);
+                stuck_watches.push(stuck(field.bed.target(), STREAMS_OF_THE_APISERVER, who, path).await);
                 answers.put("connections");
             }
             answers
         })
         .await;
-    drop(held);
+    drop(stuck_watches);
     // Until then the apiserver does not answer token reviews in time.
     bed::eventually("the apiserver has done with them", async || is_at_rest(field).await.then_some(())).await;
     floor
@@ -82,13 +82,13 @@ async fn unread_responses_do_not_delay_others() {
     let attackers = callers(&field.bed, ATTACKERS);
     let passed = format!("{}?limit=500&labelSelector=app&pretty=true", field.pods);
     let cached = format!("{}?resourceVersion=0", field.pods);
-    let mut held = Vec::new();
+    let mut stuck_watches = Vec::new();
     let mut beside = async |what: &str, path: &str, floor: Option<f64>| {
         field
             .besiege(what, floor, async |_| {
                 let answers = Answers::default();
                 for who in &attackers {
-                    held.push(stuck(field.proxy.target(), STREAMS, who, path).await);
+                    stuck_watches.push(stuck(field.proxy.target(), STREAMS, who, path).await);
                     answers.put("connections");
                 }
                 answers
@@ -98,36 +98,38 @@ async fn unread_responses_do_not_delay_others() {
     beside("unread lists from memory", &cached, None).await;
     let floor = if super::ratio_max() > 0.0 { Some(at_the_apiserver(&field, &attackers, &passed).await) } else { None };
     let before = field.proxy.resident_bytes();
-    beside("unread answers passed through", &passed, floor).await;
+    beside("unread forwarded responses", &passed, floor).await;
     let grown = field.proxy.resident_bytes().saturating_sub(before);
-    say(&format!("they hold {} MiB", grown >> 20));
+    log_line(&format!("they hold {} MiB", grown >> 20));
     assert!(grown <= HELD_MAX, "unread answers that pass through hold {} MiB", grown >> 20);
     let anonymous = async |path: &str| {
         let http = Http::new(field.proxy.target().by(&Identity::anonymous()), Protocol::H1);
-        http.ask(RequestSpec { headers: http::HeaderMap::new(), ..RequestSpec::get(path) }).await.status.as_u16()
+        http.fetch(RequestSpec { headers: http::HeaderMap::new(), ..RequestSpec::get(path) }).await.status.as_u16()
     };
     for _ in 0..40 {
-        held.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
+        stuck_watches.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
     }
     // Another caller's requests get permits, however many the attackers hold. A 503 is no lack of permits, because an
     // apiserver that is busy with the responses may not answer the access review in time.
     let token = field.bed.user("admin").token;
-    bed::eventually("somebody healthy is answered", async || {
-        let mut ask = RequestSpec::get("/api/v1/namespaces/default/secrets?limit=1");
-        ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
-        let status = Http::new(field.healthy(), Protocol::H2).ask(ask).await.status.as_u16();
+    bed::eventually("a healthy client is answered", async || {
+        let mut request = RequestSpec::get("/api/v1/namespaces/default/secrets?limit=1");
+        request.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
+        let status = Http::new(field.healthy(), Protocol::H2).fetch(request).await.status.as_u16();
         assert!([200, 503].contains(&status), "{status}");
         (status == 200).then_some(())
     })
     .await;
-    say(&format!("passed through for nobody: {}", anonymous("/version").await));
+    log_line(&format!("forwarded without credentials: {}", anonymous("/version").await));
     if super::ratio_max() > 0.0 {
         let began = std::time::Instant::now();
-        bed::eventually("nobody's places have come back", async || (anonymous("/version").await == 200).then_some(()))
-            .await;
-        say(&format!("nobody in particular is answered again after {:.1?}", began.elapsed()));
+        bed::eventually("the permits of anonymous requests are returned", async || {
+            (anonymous("/version").await == 200).then_some(())
+        })
+        .await;
+        log_line(&format!("anonymous requests are answered again after {:.1?}", began.elapsed()));
         assert!(began.elapsed() < PLACE_MAX);
     }
     field.proxy.assert_sound();
-    drop(held);
+    drop(stuck_watches);
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::planted::{Grove, Seen, at_apiserver, cost_of};
-use crate::bed::{self, Plan, Plane, Proxy, RequestSpec, eventually, say};
+use crate::bed::{self, Plan, Plane, Proxy, RequestSpec, eventually, log_line};
 
 /// The costs of a proxy: its own requests, streams and bytes, and the requests of any proxy that reached the apiserver.
 #[derive(Debug, Clone, Copy)]
@@ -52,14 +52,16 @@ async fn of(plane: &Plane, proxy: &Proxy, what: &str, lasts: Duration, act: impl
         at_apiserver: after.at_apiserver - before.at_apiserver,
     };
     let Cost { requests, streams, bytes, at_apiserver: seen } = cost;
-    say(&format!("{what}: {requests} requests, {streams} streams, {bytes} bytes; {seen} requests at the apiserver"));
+    log_line(&format!(
+        "{what}: {requests} requests, {streams} streams, {bytes} bytes; {seen} requests at the apiserver"
+    ));
     let all = at_apiserver(plane).split_off(before.at_apiserver);
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for Seen { verb, uri } in &all {
         let path = uri.split_once('?').map_or(uri.as_str(), |(path, _)| path);
         *kinds.entry(format!("{verb} {path}")).or_default() += 1;
     }
-    kinds.iter().for_each(|(kind, count)| say(&format!("{what}: at the apiserver: {count} x {kind}")));
+    kinds.iter().for_each(|(kind, count)| log_line(&format!("{what}: at the apiserver: {count} x {kind}")));
     (cost, all)
 }
 
@@ -77,7 +79,7 @@ async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round
     let direct = plane.direct();
     // Excludes the costs of the start.
     let quiet = || {
-        eventually("nobody asks anything", async || {
+        eventually("no proxy sends a request", async || {
             let before = at_apiserver(plane).len();
             sleep(settles).await;
             (at_apiserver(plane).len() == before).then_some(())

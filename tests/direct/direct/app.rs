@@ -247,10 +247,10 @@ impl App {
         feeds.into_iter().find(|feed| feed["resource"].as_str().is_some_and(|name| name.starts_with(resource)))
     }
 
-    /// Returns when `wanted` is true for the feed of a resource.
-    pub async fn until_feed(&self, resource: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
-        let wanted = &wanted;
-        let look = || async move { self.feed(resource).await.is_some_and(|feed| wanted(&feed)) };
+    /// Returns when `is_expected` is true for the feed of a resource.
+    pub async fn until_feed(&self, resource: &str, what: &str, is_expected: impl Fn(&Value) -> bool) {
+        let is_expected = &is_expected;
+        let look = || async move { self.feed(resource).await.is_some_and(|feed| is_expected(&feed)) };
         eventually(&format!("{resource}: {what}"), look).await;
     }
 

@@ -36,9 +36,9 @@ fn first_sentence(after: &str) -> &str {
 /// The block with replacements for names, addresses and paths that the test machine lacks. Each replaced text must
 /// occur in the block.
 pub fn with(block: &str, table: &[(&str, &str)]) -> String {
-    table.iter().fold(block.to_owned(), |block, (said, here)| {
-        assert!(block.contains(said), "{said:?} is not in\n{block}");
-        block.replace(said, here)
+    table.iter().fold(block.to_owned(), |block, (documented, actual)| {
+        assert!(block.contains(documented), "{documented:?} is not in\n{block}");
+        block.replace(documented, actual)
     })
 }
 
@@ -129,9 +129,9 @@ impl Shell {
     pub fn run(&self, commands: &str) -> String {
         let output = self.output(commands);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (said, errors) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{commands}\n{said}\n{errors}");
-        said
+        let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{commands}\n{stdout}\n{errors}");
+        stdout
     }
 }
 

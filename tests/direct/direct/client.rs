@@ -290,7 +290,7 @@ pub fn assert_alike(what: &str, ours: &Answer, theirs: &Answer) {
     let around = |text: &str| text.get(at.saturating_sub(120)..(at + 120).min(text.len())).unwrap_or(text).to_owned();
     assert!(
         ours.status == theirs.status && a == b,
-        "{what}: {} and {}, which part at byte {at}\n  ours: {}\ntheirs: {}",
+        "{what}: {} and {}, which differ at byte {at}\n  ours: {}\ntheirs: {}",
         ours.status,
         theirs.status,
         around(&a),

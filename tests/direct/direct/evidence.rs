@@ -70,8 +70,8 @@ impl Evidence {
         self.records.push(HistoryRecord::Truth(records::truth(&self.resource, kind, &object, at_ns)));
         // Other watches receive the same bytes, so each object is parsed only once.
         for event in [Some(event.clone()), gone].into_iter().flatten() {
-            let reported = self.event(0, &event, at_ns);
-            self.records.push(HistoryRecord::Event(reported));
+            let record = self.event(0, &event, at_ns);
+            self.records.push(HistoryRecord::Event(record));
         }
         self.newest = self.newest.max(event.rv);
     }
@@ -91,8 +91,8 @@ impl Evidence {
             code: 200,
             ..ResponseRecord::default()
         }));
-        let (reported, ended) = watch.reported();
-        for (event, at_ns) in &reported {
+        let (received, ended) = watch.timed_events();
+        for (event, at_ns) in &received {
             let record = self.event(op, event, *at_ns);
             self.newest = self.newest.max(record.version);
             self.records.push(HistoryRecord::Event(record));
@@ -208,8 +208,8 @@ impl Evidence {
     }
 
     /// Records the upstream requests of proxies so far, their own and forwarded ones.
-    pub fn asked(&mut self, up: &RunningDemoApiserver) -> &mut Self {
-        self.records.extend(up.requests().iter().filter_map(asked).map(HistoryRecord::Asked));
+    pub fn upstream_requests(&mut self, up: &RunningDemoApiserver) -> &mut Self {
+        self.records.extend(up.requests().iter().filter_map(request_record).map(HistoryRecord::UpstreamRequest));
         self
     }
 
@@ -307,7 +307,7 @@ fn encoding(accept: &str) -> RecordedEncoding {
 }
 
 /// A request of a proxy. It counts as forwarded for a client unless the proxy marks it as its own.
-fn asked(seen: &ReceivedRequest) -> Option<UpstreamRequestRecord> {
+fn request_record(seen: &ReceivedRequest) -> Option<UpstreamRequestRecord> {
     let header = |name: &str| seen.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !seen.headers.contains_key("kube-fanout-hops") || seen.method != http::Method::GET {
         return None;

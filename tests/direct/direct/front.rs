@@ -25,7 +25,7 @@ pub type Near = TlsStream<TcpStream>;
 /// A running front. Dropping it stops the front and its connections.
 pub struct Front {
     address: SocketAddr,
-    shown: Arc<Mutex<Arc<ServerConfig>>>,
+    certificate_config: Arc<Mutex<Arc<ServerConfig>>>,
     _connections: JoinSet<()>,
 }
 
@@ -96,8 +96,8 @@ impl Front {
     {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound port");
-        let shown = Arc::new(Mutex::new(config(pair)));
-        let (mut connections, showing) = (JoinSet::new(), shown.clone());
+        let certificate_config = Arc::new(Mutex::new(config(pair)));
+        let (mut connections, showing) = (JoinSet::new(), certificate_config.clone());
         connections.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -111,7 +111,7 @@ impl Front {
                 });
             }
         });
-        Self { address, shown, _connections: connections }
+        Self { address, certificate_config, _connections: connections }
     }
 
     pub fn url(&self) -> String {
@@ -120,6 +120,6 @@ impl Front {
 
     /// Presents another certificate from now on.
     pub fn show(&self, pair: &Pair) {
-        *self.shown.lock() = config(pair);
+        *self.certificate_config.lock() = config(pair);
     }
 }

@@ -16,7 +16,7 @@ use super::client::Client;
 use super::event::Event;
 use super::evidence::Evidence;
 use super::watch::Watch;
-use super::{PATIENCE, straight, until};
+use super::{PATIENCE, until, upstream_client};
 
 /// The objects of a resource at one version, and every change since.
 pub struct History {
@@ -36,7 +36,7 @@ pub struct History {
 }
 
 /// The promises that apply to a watch that received a change.
-const TOLD: [ApiserverGuarantee; 6] = [
+const DELIVERY_GUARANTEES: [ApiserverGuarantee; 6] = [
     ApiserverGuarantee::Ordered,
     ApiserverGuarantee::Unique,
     ApiserverGuarantee::Reliable,
@@ -48,14 +48,14 @@ const TOLD: [ApiserverGuarantee; 6] = [
 impl History {
     /// Starts a history with the current state.
     pub async fn begin(up: &RunningDemoApiserver, path: &str) -> Self {
-        let client = straight(up);
+        let client = upstream_client(up);
         let watch = client.watch(path).initial_events().await;
         watch.listed().await;
         // The events are read once, because changes may follow the initial events at any moment.
-        let reported = watch.events();
-        let from = reported.last().expect("a bookmark").rv;
+        let initial = watch.events();
+        let from = initial.last().expect("a bookmark").rv;
         let mut start = BTreeMap::new();
-        reported.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
+        initial.iter().filter(|event| !event.is_bookmark()).for_each(|event| apply(&mut start, event));
         let (path, begun_ns) = (path.to_owned(), now_ns());
         Self {
             client,
@@ -79,18 +79,18 @@ impl History {
     }
 
     /// Sets the description of the scenario, for failure messages.
-    pub fn amid(&mut self, what: impl Into<String>) {
+    pub fn describe(&mut self, what: impl Into<String>) {
         self.what = what.into();
     }
 
     /// Reads up to a version. The version must belong to this resource, because the watch waits for it.
-    pub async fn upto(&mut self, rv: u64) -> &mut Self {
+    pub async fn read_to(&mut self, rv: u64) -> &mut Self {
         let known = self.changes.last().map_or(self.from, |event| event.rv);
         if known < rv
             && let Some(watch) = &self.open
         {
             watch.reached(rv).await;
-            (self.changes, self.learnt_ns) = watch.reported().0.into_iter().unzip();
+            (self.changes, self.learnt_ns) = watch.timed_events().0.into_iter().unzip();
         } else if known < rv {
             let watch = self.client.watch(&self.path).from(known).await;
             watch.reached(rv).await;
@@ -101,24 +101,24 @@ impl History {
     }
 
     /// Asserts that these watches receive all their events up to a version, and stay open.
-    pub async fn is_told_to(&mut self, watches: &[Watch], last: u64) {
+    pub async fn assert_delivered(&mut self, watches: &[Watch], last: u64) {
         // The last change reaches watches without selectors. A watch that does not receive it is judged as well.
         join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
         // Upstream is read only afterwards, because its scripted responses are meant for the proxy.
-        self.upto(last).await.has_come_to(watches);
+        self.read_to(last).await.assert_judged_and_open(watches);
     }
 
     /// The same for watches with selectors, which may not match the last change.
-    pub async fn is_shown_to(&mut self, watches: &[Watch], last: u64) {
-        let history = &*self.upto(last).await;
+    pub async fn assert_delivered_filtered(&mut self, watches: &[Watch], last: u64) {
+        let history = &*self.read_to(last).await;
         let all_came = || async { !history.evidence().watches(watches).is_awaited() };
         let _ = timeout(PATIENCE, until(all_came)).await;
-        history.has_come_to(watches);
+        history.assert_judged_and_open(watches);
     }
 
     #[track_caller]
-    fn has_come_to(&self, watches: &[Watch]) {
-        self.evidence().watches(watches).overdue().shows(&TOLD);
+    fn assert_judged_and_open(&self, watches: &[Watch]) {
+        self.evidence().watches(watches).overdue().shows(&DELIVERY_GUARANTEES);
         assert!(watches.iter().all(Watch::is_open), "a watch of the same history has ended");
     }
 

@@ -82,14 +82,14 @@ impl Trust {
     }
 
     /// Trusts the certificate in a file, and presents a client certificate.
-    pub fn showing(path: &Path, shown: &Pair) -> Self {
-        Self::showing_chain(path, shown, &[])
+    pub fn showing(path: &Path, identity: &Pair) -> Self {
+        Self::showing_chain(path, identity, &[])
     }
 
     /// Does the same, and also presents the certificates above it in the chain.
-    pub fn showing_chain(path: &Path, shown: &Pair, above: &[CertificateDer<'static>]) -> Self {
-        let key = PrivatePkcs8KeyDer::from(shown.signing_key.serialize_der());
-        let chain: Vec<_> = std::iter::once(shown.cert.der()).chain(above).cloned().collect();
+    pub fn showing_chain(path: &Path, identity: &Pair, above: &[CertificateDer<'static>]) -> Self {
+        let key = PrivatePkcs8KeyDer::from(identity.signing_key.serialize_der());
+        let chain: Vec<_> = std::iter::once(identity.cert.der()).chain(above).cloned().collect();
         Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
     }
 
@@ -130,7 +130,7 @@ impl Dir {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
             Err(error) => panic!("no temporary directory {}: {error}", path.display()),
         });
-        Self(free.expect("a name that nobody has taken"))
+        Self(free.expect("an unused name"))
     }
 
     pub fn join(&self, name: &str) -> PathBuf {

@@ -45,9 +45,9 @@ impl Seen {
         if path != "/stream" {
             return Response::new(Full::from("here").boxed_unsync());
         }
-        let (sender, mut said) = mpsc::unbounded_channel();
+        let (sender, mut lines) = mpsc::unbounded_channel();
         self.streams.lock().push(sender);
-        let next = poll_fn(move |cx| said.poll_recv(cx).map(|text| text.map(|text| Ok(Frame::data(text)))));
+        let next = poll_fn(move |cx| lines.poll_recv(cx).map(|text| text.map(|text| Ok(Frame::data(text)))));
         Response::new(StreamBody::new(next).boxed_unsync())
     }
 }
@@ -80,16 +80,21 @@ impl Listening {
     /// The last peer that requested a path.
     pub fn last_peer(&self, path: &str) -> ConnectionPeer {
         let peers = self.seen.peers.lock();
-        peers.iter().rev().find(|(asked, _)| asked == path).map(|(_, peer)| peer.clone()).expect("somebody came")
+        peers
+            .iter()
+            .rev()
+            .find(|(requested, _)| requested == path)
+            .map(|(_, peer)| peer.clone())
+            .expect("a request arrived")
     }
 
     /// The certificate of the last peer that requested a path.
-    pub fn shown_at(&self, path: &str) -> Option<Vec<u8>> {
+    pub fn certificate_at(&self, path: &str) -> Option<Vec<u8>> {
         self.last_peer(path).certificates.map(|chain| chain[0].to_vec())
     }
 
     /// Sends a text on every open stream.
-    pub fn say(&self, text: &'static str) {
+    pub fn send_to_all(&self, text: &'static str) {
         self.seen.streams.lock().iter().for_each(|stream| drop(stream.send(Bytes::from(text))));
     }
 

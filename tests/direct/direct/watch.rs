@@ -215,7 +215,7 @@ impl Watch {
     }
 
     /// All events with their arrival times, and how and when the watch ended.
-    pub(super) fn reported(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
+    pub(super) fn timed_events(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
         // The end is read first, so that the events read after it are complete.
         let ended = self.log.ended.lock().clone().map(|(ended, moment)| (ended, moment.at_ns));
         let events = self.log.events.lock().iter().map(|(event, moment)| (event.clone(), moment.at_ns)).collect();
@@ -246,13 +246,13 @@ impl Watch {
         self.log.ended.lock().as_ref().map(|(_, moment)| moment.at.duration_since(self.opened))
     }
 
-    /// Returns when `wanted` is true of the events so far. The test fails if the watch ends first.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&[Event]) -> bool) {
+    /// Returns when `is_expected` is true of the events so far. The test fails if the watch ends first.
+    pub async fn until(&self, what: &str, is_expected: impl Fn(&[Event]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut changed = self.log.changed.subscribe();
         loop {
             let events = self.events();
-            if wanted(&events) {
+            if is_expected(&events) {
                 return;
             }
             let last = events.iter().rev().take(3).rev().collect::<Vec<_>>();

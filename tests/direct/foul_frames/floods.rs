@@ -13,7 +13,7 @@ use crate::http2::frames::{
     open_head, ping, priority, request, reset, settings, window,
 };
 use crate::http2::hpack::block;
-use crate::http2::rows::say;
+use crate::http2::rows::print_line;
 use crate::process::Process;
 
 /// Maximum memory growth of the process during each flood.
@@ -41,9 +41,9 @@ fn floods() -> Vec<Flood> {
     let headless: fn(u32) -> Vec<u8> = |stream| frame(HEADERS, 0, stream, &[]);
     vec![
         flood("pings", none, |at, _| ping(u64::from(at))),
-        unread(flood("pings whose answers are not read", none, |at, _| ping(u64::from(at)))),
+        unread(flood("pings with unread acknowledgements", none, |at, _| ping(u64::from(at)))),
         flood("settings", none, |_, _| settings(&[])),
-        unread(flood("settings whose answers are not read", none, |_, _| settings(&[]))),
+        unread(flood("settings with unread acknowledgements", none, |_, _| settings(&[]))),
         flood("windows of streams that change", none, |at, _| settings(&[(INITIAL_WINDOW_SIZE, at % 2 * 1_000)])),
         flood("a limit of streams that changes", none, |at, _| settings(&[(MAX_CONCURRENT_STREAMS, 1 + at % 2)])),
         flood("empty parts of a head", headless, |_, stream| frame(CONTINUATION, 0, stream, &[])),
@@ -54,14 +54,14 @@ fn floods() -> Vec<Flood> {
             let promised = [&(2 * at + 2).to_be_bytes()[..], &request("GET", PODS, &[])].concat();
             frame(PUSH_PROMISE, END_HEADERS, stream, &promised)
         }),
-        flood("answers to nobody", none, |at, _| open_head(2 * at + 2, &block(&[(":status", "200")]))),
+        flood("responses on idle streams", none, |at, _| open_head(2 * at + 2, &block(&[(":status", "200")]))),
         flood("empty data", none, |_, stream| data(stream, &[])),
         flood("a byte of a window, of the connection", none, |_, _| window(0, 1)),
         flood("a byte of a window, of a stream", none, |_, stream| window(stream, 1)),
         flood("a window that is too large", none, |_, stream| window(stream, (1 << 31) - 1)),
         flood("priorities", none, |at, _| priority(2 * at + 1, 0)),
         flood("frames of no known kind", none, |at, _| frame(0xfa, 0, at, b"abc")),
-        flood("resets of what is long over", none, |_, _| reset(1, 8)),
+        flood("resets of closed streams", none, |_, _| reset(1, 8)),
         flood("resets of what never was", none, |at, _| reset(2 * at + 1_000_001, 8)),
         flood("goodbyes", none, |_, _| frame(GOAWAY, 0, 0, &[&[0x7f, 255, 255, 255][..], &[0; 4]].concat())),
     ]
@@ -96,7 +96,7 @@ async fn flood_all(process: &Process, manners: &Manners, up: &RunningDemoApiserv
             last = sent;
             grown = grown.max(process.resident_mebibytes().saturating_sub(before));
         }
-        say(&format!("{}: {last} sent, done {}, {grown} MiB", flood.name, is_done(&flood)));
+        print_line(&format!("{}: {last} sent, done {}, {grown} MiB", flood.name, is_done(&flood)));
         assert!(grown < GROWN_MEBIBYTES_MAX, "{}: {grown} MiB", flood.name);
         // The proxy leaves a server that reads nothing after a timeout; here the server goes away, so that the test
         // need not wait.

@@ -96,7 +96,7 @@ fn what_cannot() -> Vec<Row> {
         ("a table larger than allowed", updated(resized(TABLE_BYTES + 1)), refused()),
         ("a table of any size", updated(resized(usize::MAX >> 8)), refused()),
         // RFC 7541 §4.2: only at the beginning of a block.
-        ("a table's size behind a field", behind(&resized(0)), refused()),
+        ("a table size update after a field", behind(&resized(0)), refused()),
         (
             "an entry that went with the others",
             {
@@ -129,7 +129,7 @@ fn what_is_too_much() -> Vec<Row> {
     let later = [refused(1), vec![Ends(ENHANCE_YOUR_CALM)]].concat();
     vec![
         ("eighty KiB", head_in_parts(1, &many, FRAME_BYTES), refused(1)),
-        ("an entry said twenty times", again(20), refused(1)),
+        ("an entry repeated twenty times", again(20), refused(1)),
         (
             "eighty KiB, and then a request",
             [head_in_parts(1, &many, FRAME_BYTES), get(3, SMALL)].concat(),
@@ -137,7 +137,7 @@ fn what_is_too_much() -> Vec<Row> {
         ),
         // The server may close the connection far beyond the limit, because it need not read everything (RFC 9113
         // §10.5.1).
-        ("an entry said four thousand times, sixteen MB in one frame", again(4_000), later.clone()),
+        ("an entry repeated four thousand times, sixteen MB in one frame", again(4_000), later.clone()),
         ("a MiB in one field", head_in_parts(1, &huge, FRAME_BYTES), later),
         // An incomplete request must not be buffered without a limit either.
         ("a MiB that never ends", head_in_parts(1, &huge, FRAME_BYTES)[..500_000].to_vec(), vec![Closed]),
@@ -148,9 +148,9 @@ fn what_is_too_much() -> Vec<Row> {
 async fn header_blocks_are_decoded_or_rejected_per_rfc_7541() {
     let (_upstream, app) = proxy().await;
     let tables = vec![
-        ("what can be read", Before::Hello, what_can_be_read()),
-        ("what cannot", Before::Hello, what_cannot()),
-        ("what is too much", Before::Hello, what_is_too_much()),
+        ("valid blocks", Before::Hello, what_can_be_read()),
+        ("invalid blocks", Before::Hello, what_cannot()),
+        ("oversized blocks", Before::Hello, what_is_too_much()),
     ];
     hold(&app, tables).await;
 }

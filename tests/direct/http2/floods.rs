@@ -12,7 +12,7 @@ use super::frames::{
     CANCEL, CONTINUATION, END_STREAM, HEADER_TABLE_SIZE, HEADERS, INITIAL_WINDOW_SIZE, data, frame, get, head, hello,
     ping, post, priority, request, reset, settings, window,
 };
-use super::rows::say;
+use super::rows::print_line;
 use crate::direct::{Client, Dir, Io, PODS, Protocol};
 use crate::process::Process;
 
@@ -147,7 +147,7 @@ async fn client_frame_flood_uses_no_memory_and_delays_no_other_client() {
                 grown = grown.max(process.resident_mebibytes().saturating_sub(before));
             }
             let (name, is_done) = (flood.name, progress.is_done.load(Ordering::Relaxed));
-            say(&format!("{name}, reading {is_reading}: {last} sent, done {is_done}, {grown} MiB"));
+            print_line(&format!("{name}, reading {is_reading}: {last} sent, done {is_done}, {grown} MiB"));
             assert!(grown < GROWN_MEBIBYTES_MAX, "{name}, reading {is_reading}: {grown} MiB");
         }
     }

@@ -15,8 +15,8 @@ use super::rows::{
 fn of_settings() -> Vec<Row> {
     vec![
         ("none at all", settings(&[]), vec![Ignored]),
-        ("an identifier that nobody knows", settings(&[(0xfa, 1), (0x1f00, u32::MAX)]), vec![Ignored]),
-        ("one that is said twice", settings(&[(4, 0), (4, 70_000)]), vec![Ignored]),
+        ("an unknown identifier", settings(&[(0xfa, 1), (0x1f00, u32::MAX)]), vec![Ignored]),
+        ("one that is sent twice", settings(&[(4, 0), (4, 70_000)]), vec![Ignored]),
         ("five bytes", frame(SETTINGS, 0, 0, &[0; 5]), vec![Ends(FRAME_SIZE_ERROR)]),
         ("seven bytes", frame(SETTINGS, 0, 0, &[0; 7]), vec![Ends(FRAME_SIZE_ERROR)]),
         ("on a stream", frame(SETTINGS, 0, 1, &[]), vec![Ends(PROTOCOL_ERROR)]),
@@ -42,7 +42,7 @@ fn of_settings() -> Vec<Row> {
 fn of_pings() -> Vec<Row> {
     vec![
         ("two of them", [ping(1), ping(2)].concat(), vec![Ignored]),
-        ("an answer that nobody waits for", frame(PING, ACK, 0, &[7; 8]), vec![Ignored]),
+        ("an unexpected acknowledgement", frame(PING, ACK, 0, &[7; 8]), vec![Ignored]),
         ("seven bytes", frame(PING, 0, 0, &[0; 7]), vec![Ends(FRAME_SIZE_ERROR)]),
         ("nine bytes", frame(PING, 0, 0, &[0; 9]), vec![Ends(FRAME_SIZE_ERROR)]),
         ("on a stream", frame(PING, 0, 1, &[0; 8]), vec![Ends(PROTOCOL_ERROR)]),
@@ -97,13 +97,13 @@ fn of_data() -> Vec<Row> {
         ("on a stream that never was", data(1, b"a"), vec![Ends(PROTOCOL_ERROR)]),
         // RFC 9113 §5.1, "half-closed (remote)", requires a stream error; RFC 9113 §5.4 permits a connection error.
         (
-            "behind the end of a stream",
+            "after the end of a stream",
             [get(1, HANG), data(1, b"a")].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)],
         ),
         // The same rule.
         (
-            "behind a reset by the client",
+            "after a reset by the client",
             [get(1, HANG), reset(1, 8), data(1, b"a")].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)],
         ),
@@ -140,7 +140,7 @@ fn of_heads() -> Vec<Row> {
         ("with a priority", frame(HEADERS, prioritized, 1, &after(0)), vec![Answered(1, 200)]),
         // RFC 7540 §5.3.1 treated this as an error; RFC 9113 §5.3.2 deprecates priorities.
         (
-            "behind itself",
+            "dependent on itself",
             frame(HEADERS, prioritized, 1, &after(1)),
             vec![Answered(1, 200), Reset(1, PROTOCOL_ERROR), Ends(PROTOCOL_ERROR)],
         ),
@@ -154,12 +154,12 @@ fn of_heads() -> Vec<Row> {
         ("trailers that end nothing", echo(trailers(0)), vec![Reset(1, PROTOCOL_ERROR), Ends(PROTOCOL_ERROR)]),
         // As with DATA.
         (
-            "behind the end of a stream",
+            "after the end of a stream",
             [get(1, HANG), get(1, SMALL)].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)],
         ),
         (
-            "behind a reset by the client",
+            "after a reset by the client",
             [get(1, HANG), reset(1, 8), get(1, SMALL)].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED), Ends(PROTOCOL_ERROR)],
         ),
@@ -189,8 +189,8 @@ fn of_heads_in_parts() -> Vec<Row> {
         ("another head in the middle", [begun(1), get(3, SMALL), rest(1)].concat(), ends()),
         ("a frame of no known kind in the middle", [begun(1), frame(0xfa, 0, 1, b"a"), rest(1)].concat(), ends()),
         ("a rest without a beginning", rest(1), ends()),
-        ("a rest behind the end", [get(1, HANG), rest(1)].concat(), ends()),
-        ("a rest behind data", [post(1, ECHO), data(1, b"a"), rest(1)].concat(), ends()),
+        ("a continuation after END_HEADERS", [get(1, HANG), rest(1)].concat(), ends()),
+        ("a continuation after DATA", [post(1, ECHO), data(1, b"a"), rest(1)].concat(), ends()),
         ("a rest on stream 0", rest(0), ends()),
     ]
 }
@@ -201,7 +201,7 @@ fn of_others() -> Vec<Row> {
     let goodbye = |stream| frame(GOAWAY, 0, stream, &[0; 8]);
     vec![
         ("a reset", [get(1, HANG), reset(1, 8)].concat(), vec![Ignored]),
-        ("a reset for a reason that nobody knows", [get(1, HANG), reset(1, 0xfafa)].concat(), vec![Ignored]),
+        ("a reset with an unknown code", [get(1, HANG), reset(1, 0xfafa)].concat(), vec![Ignored]),
         ("a reset of a stream that never was", reset(1, 8), vec![Ends(PROTOCOL_ERROR)]),
         ("a reset of stream 0", reset(0, 8), vec![Ends(PROTOCOL_ERROR)]),
         (
@@ -234,7 +234,7 @@ fn of_others() -> Vec<Row> {
         ("a priority of stream 0", priority(0, 1), vec![Ends(PROTOCOL_ERROR)]),
         // As with HEADERS.
         (
-            "a priority behind itself",
+            "a priority that depends on itself",
             [get(1, HANG), priority(1, 1)].concat(),
             vec![Ignored, Reset(1, PROTOCOL_ERROR), Ends(PROTOCOL_ERROR)],
         ),
@@ -269,7 +269,7 @@ async fn valid_and_invalid_frames_are_handled_per_rfc_9113() {
         ("HEADERS", Before::Hello, of_heads()),
         ("CONTINUATION", Before::Hello, of_heads_in_parts()),
         ("others", Before::Hello, of_others()),
-        ("behind an answer", Before::Answer, behind_an_answer()),
+        ("after a response", Before::Answer, behind_an_answer()),
     ];
     hold(&app, tables).await;
 }

@@ -8,7 +8,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::process::Command;
 
-use super::rows::{roomy, say};
+use super::rows::{print_line, roomy};
 use crate::direct::{self, App, Stub, stub};
 
 /// The cases that the server fails today, and why. The list is exact.
@@ -32,7 +32,7 @@ fn binary() -> Option<PathBuf> {
         return Some(path);
     }
     assert!(std::env::var("CI").as_deref() != Ok("true"), "no h2spec");
-    say("SKIPPED: no h2spec (run `make h2spec`)");
+    print_line("SKIPPED: no h2spec (run `make h2spec`)");
     None
 }
 
@@ -46,16 +46,16 @@ async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
     command.args(["-port", port, "-path", "/any", "-timeout", "120s"]).args(arguments);
     let output = command.output().await;
     let output = output.expect("it runs");
-    let (reported, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (report, people) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{people}");
-    let outcomes: Vec<_> = reported.lines().filter_map(|line| line.split_once(' ')).collect();
-    let with = |wanted: &str| outcomes.iter().filter(|(outcome, _)| *outcome == wanted).count();
-    assert!(with("passed") > 100, "{reported}\n{people}");
-    say(&format!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped")));
+    let outcomes: Vec<_> = report.lines().filter_map(|line| line.split_once(' ')).collect();
+    let with = |expected: &str| outcomes.iter().filter(|(outcome, _)| *outcome == expected).count();
+    assert!(with("passed") > 100, "{report}\n{people}");
+    print_line(&format!("{} passed, {} failed, {} skipped", with("passed"), with("failed"), with("skipped")));
     let failed = outcomes.iter().filter(|(outcome, _)| *outcome == "failed");
     let failed: BTreeSet<_> = failed.map(|(_, name)| name.split(' ').next().unwrap_or_default().to_owned()).collect();
     if failed != FAILED.iter().map(|(name, _)| (*name).to_owned()).collect() {
-        say(&people);
+        print_line(&people);
     }
     failed
 }

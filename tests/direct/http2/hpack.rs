@@ -213,7 +213,7 @@ impl Reader {
     }
 
     /// Size of the entries in the table, in bytes.
-    fn held(&self) -> usize {
+    fn table_bytes(&self) -> usize {
         self.entries.iter().map(cost).sum()
     }
 
@@ -255,7 +255,7 @@ impl Reader {
     }
 
     fn evict(&mut self, more: usize) {
-        while !self.entries.is_empty() && self.held() + more > self.size {
+        while !self.entries.is_empty() && self.table_bytes() + more > self.size {
             self.entries.pop_back();
         }
     }
@@ -291,7 +291,7 @@ fn number(block: &mut &[u8], prefix: u32) -> usize {
 }
 
 fn take<'a>(block: &mut &'a [u8], bytes: usize) -> &'a [u8] {
-    let (taken, rest) = block.split_at_checked(bytes).expect("the block goes on");
+    let (taken, rest) = block.split_at_checked(bytes).expect("the block continues");
     *block = rest;
     taken
 }
@@ -331,5 +331,5 @@ fn hpack_test_codec_matches_rfc_7541_examples() {
     let second = [&[0x82, 0x86, 0x84, 0xbe, 0x58], coded(b"no-cache").as_slice()].concat();
     let second = reader.read(&second);
     assert_eq!(second[3..], [first[3].clone(), ("cache-control".to_owned(), "no-cache".to_owned())]);
-    assert_eq!(reader.held(), 110);
+    assert_eq!(reader.table_bytes(), 110);
 }

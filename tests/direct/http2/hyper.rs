@@ -11,7 +11,7 @@ use serde_json::json;
 use super::frames::{CANCEL, INITIAL_WINDOW_SIZE, get, hello_with};
 use super::rows::served_by;
 use super::wire::Wire;
-use crate::direct::{self, History, PODS, assert_alike, straight};
+use crate::direct::{self, History, PODS, assert_alike, upstream_client};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// All streams that a connection may have, without those of the other requests.
@@ -23,11 +23,11 @@ async fn lists_writes_and_many_watches_share_a_connection() {
     let mut history = History::begin(&up, PODS).await;
     let app = served_by(Http2Codec::Hyper, direct::app(&up)).run().await;
     let client = app.multiplexed().await;
-    assert_alike("a list", &client.get(PODS).await, &straight(&up).get(PODS).await);
+    assert_alike("a list", &client.get(PODS).await, &upstream_client(&up).get(PODS).await);
     let watches = (0..WATCHES).map(|_| client.watch(PODS).from(history.from).into_future());
     let watches = join_all(watches).await;
     let last = up.churn(20).await;
-    history.is_told_to(&watches, last).await;
+    history.assert_delivered(&watches, last).await;
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "made"}}).to_string();
     let made = client.request(Method::POST, MAPS).header("content-type", "application/json").body(map).send().await;
     assert_eq!(made.status, 201, "{}", made.text());
@@ -42,5 +42,5 @@ async fn response_that_is_not_read_is_reset_in_time() {
     let app = served_by(Http2Codec::Hyper, plan).run().await;
     let mut wire = Wire::to(&app).await;
     wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, PODS)].concat()).await;
-    wire.wait("a reset", |heard| heard.reset(1) == Some(CANCEL)).await;
+    wire.wait("a reset", |received| received.reset(1) == Some(CANCEL)).await;
 }

@@ -13,7 +13,7 @@ use super::rows::{
     Outcome::{Closed, Ends, Ignored},
     SMALL, hold, proxy,
 };
-use super::wire::{Heard, Wire};
+use super::wire::{ReceivedFrames, Wire};
 use crate::direct::{self, Protocol};
 
 /// The connection ends, and nothing reaches upstream.
@@ -34,7 +34,7 @@ async fn invalid_preface_closes_connection() {
         wire.is_read = false;
         wire.write(&sent).await;
         // Input other than HTTP/2 may be answered as malformed HTTP/1.1.
-        wire.until(name, |heard| heard.is_over).await;
+        wire.until(name, |received| received.is_over).await;
     }
     assert!(upstream.seen(SMALL).is_empty());
 }
@@ -62,13 +62,13 @@ async fn truncated_preface_or_frame_closes_connection() {
         wire.is_read = false;
         wire.write(&PREFACE[..bytes]).await;
         wire.finish().await;
-        wire.until("the connection's end", |heard| heard.is_over).await;
+        wire.until("the connection's end", |received| received.is_over).await;
     }
     let mut wire = Wire::to(&app).await;
     wire.send(&[hello(), get(1, SMALL)[..12].to_vec()].concat()).await;
     wire.finish().await;
-    wire.until("the end of half a frame", |heard| heard.is_over).await;
-    assert!(wire.heard.streams.is_empty());
+    wire.until("the end of half a frame", |received| received.is_over).await;
+    assert!(wire.received.streams.is_empty());
 }
 
 /// The result does not depend on how the bytes are split.
@@ -86,7 +86,7 @@ async fn requests_split_into_single_bytes_are_served() {
             tokio::task::yield_now().await;
         }
         wire.note(&bytes);
-        wire.wait("the answer", |heard| heard.answer(1) == Some(200) && heard.pongs == [7]).await;
+        wire.wait("the answer", |received| received.answer(1) == Some(200) && received.pongs == [7]).await;
     }
 }
 
@@ -96,13 +96,13 @@ async fn settings_and_pings_are_acknowledged_once_in_order() {
     let mut wire = Wire::to(&app).await;
     let all = (1..=20).flat_map(|at| [settings(&[(0xfa00, at)]), ping(u64::from(at))].concat());
     wire.send(&[hello(), all.collect()].concat()).await;
-    wire.wait("twenty of each", |heard| heard.pongs.len() == 20 && heard.settings_acks == 21).await;
-    assert_eq!(wire.heard.pongs, (1..=20).collect::<Vec<_>>());
+    wire.wait("twenty of each", |received| received.pongs.len() == 20 && received.settings_acks == 21).await;
+    assert_eq!(wire.received.pongs, (1..=20).collect::<Vec<_>>());
     wire.settle().await;
-    assert_eq!(wire.heard.settings_acks, 21);
+    assert_eq!(wire.received.settings_acks, 21);
     // An acknowledgement in excess of the settings is harmless.
     wire.send(&[frame(SETTINGS, ACK, 0, &[]), get(1, SMALL)].concat()).await;
-    wire.until("an answer", |heard| heard.answer(1).is_some()).await;
+    wire.until("an answer", |received| received.answer(1).is_some()).await;
 }
 
 /// The server announces its stream limit, and its other settings are valid.
@@ -112,16 +112,16 @@ async fn server_settings_are_valid_and_announce_stream_limit() {
     let mut wire = Wire::to(&app).await;
     // The client may send requests before the server's settings arrive.
     wire.send(&[hello(), get(1, SMALL)].concat()).await;
-    wire.wait("an answer", |heard| heard.answer(1) == Some(200)).await;
-    let said: BTreeMap<_, _> = wire.heard.settings.iter().map(|(id, value)| (*id, *value)).collect();
-    assert_eq!(said.get(&MAX_CONCURRENT_STREAMS), Some(&250), "{said:?}");
+    wire.wait("an answer", |received| received.answer(1) == Some(200)).await;
+    let settings: BTreeMap<_, _> = wire.received.settings.iter().map(|(id, value)| (*id, *value)).collect();
+    assert_eq!(settings.get(&MAX_CONCURRENT_STREAMS), Some(&250), "{settings:?}");
     let is_allowed = |(id, value): (&u16, &u32)| match id {
         2 => *value == 0,
         4 => i32::try_from(*value).is_ok(),
         5 => (16_384..1 << 24).contains(value),
         _ => true,
     };
-    assert!(said.iter().all(is_allowed), "{said:?}");
+    assert!(settings.iter().all(is_allowed), "{settings:?}");
 }
 
 /// The client shrinks and grows its header table. The server must follow and announce it (RFC 7541 §4.2), or the
@@ -136,22 +136,23 @@ async fn response_header_table_follows_client_size() {
         wire.send(&hello_with(&ours)).await;
         for then in [None, Some(100), Some(0), Some(4_096), Some(60), Some(1 << 20), Some(0)] {
             if let Some(bytes) = then {
-                let acks = wire.heard.settings_acks;
+                let acks = wire.received.settings_acks;
                 wire.send(&settings(&[(HEADER_TABLE_SIZE, bytes)])).await;
-                wire.wait("it is acknowledged", |heard| heard.settings_acks > acks).await;
+                wire.wait("it is acknowledged", |received| received.settings_acks > acks).await;
             }
             for _ in 0..3 {
                 wire.send(&get(stream, SMALL)).await;
-                wire.wait("an answer", |heard: &Heard| heard.answer(stream) == Some(200)).await;
+                wire.wait("an answer", |received: &ReceivedFrames| received.answer(stream) == Some(200)).await;
                 stream += 2;
             }
         }
         // Two updates at once: the smallest size counts as well.
-        let acks = wire.heard.settings_acks;
+        let acks = wire.received.settings_acks;
         let (none, all) = (settings(&[(HEADER_TABLE_SIZE, 0)]), settings(&[(HEADER_TABLE_SIZE, 4_096)]));
         wire.send(&[none, all, get(stream, SMALL), get(stream + 2, SMALL)].concat()).await;
-        wire.wait("both are acknowledged", |heard| heard.settings_acks == acks + 2).await;
-        let are_there = |heard: &Heard| [stream, stream + 2].iter().all(|it| heard.answer(*it) == Some(200));
+        wire.wait("both are acknowledged", |received| received.settings_acks == acks + 2).await;
+        let are_there =
+            |received: &ReceivedFrames| [stream, stream + 2].iter().all(|it| received.answer(*it) == Some(200));
         wire.wait("both answers", are_there).await;
         stream += 4;
     }
@@ -164,10 +165,10 @@ async fn http2_over_tls_serves_requests_and_closes_on_http1() {
     let app = direct::app(&upstream).tls().run().await;
     let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
     wire.send(&[hello(), get(1, direct::PODS), ping(1)].concat()).await;
-    wire.wait("an answer", |heard| heard.answer(1) == Some(200) && heard.pongs == [1]).await;
+    wire.wait("an answer", |received| received.answer(1) == Some(200) && received.pongs == [1]).await;
     let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
     wire.is_read = false;
     wire.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     wire.finish().await;
-    wire.until("the end of what is not HTTP/2", |heard| heard.is_over).await;
+    wire.until("the end of what is not HTTP/2", |received| received.is_over).await;
 }

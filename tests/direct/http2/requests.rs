@@ -41,10 +41,10 @@ fn pseudo_fields() -> Vec<Row> {
         ("two schemes", with(":scheme", "http"), malformed()),
         ("two paths", with(":path", SMALL), malformed()),
         ("two authorities", with(":authority", "localhost"), malformed()),
-        ("one that nobody knows", with(":unknown", "a"), unreadable()),
+        ("an unknown one", with(":unknown", "a"), unreadable()),
         ("one of answers", with(":status", "200"), malformed()),
         ("a protocol without CONNECT", with(":protocol", "websocket"), malformed()),
-        ("one behind a field", head(1, &block(&late)), malformed()),
+        ("one after a regular field", head(1, &block(&late)), malformed()),
         ("nothing at all", head(1, &[]), malformed()),
         ("an empty path", path(""), malformed()),
         ("a path without a slash", path("malformed"), malformed()),
@@ -140,5 +140,5 @@ async fn malformed_request_heads_are_rejected_per_rfc_9113() {
         ("lengths", Before::Hello, lengths()),
     ];
     hold(&app, tables).await;
-    assert!(upstream.seen(MALFORMED).is_empty(), "nobody upstream hears of what is malformed");
+    assert!(upstream.seen(MALFORMED).is_empty(), "malformed requests are not sent upstream");
 }

@@ -11,7 +11,7 @@ use kube_fanout::net::Http2Codec;
 use tokio::time::timeout;
 
 use super::frames::{get, hello, ping};
-use super::wire::{Heard, Wire};
+use super::wire::{ReceivedFrames, Wire};
 use crate::direct::{self, App, Client, PATIENCE, Plan, Stub, stub};
 
 /// Answers with a short text.
@@ -102,7 +102,7 @@ pub async fn hold(client: &Client, tables: Vec<(&'static str, Before, Vec<Row>)>
     let rows = tables.into_iter().flat_map(|(table, before, rows)| rows.into_iter().map(move |it| (table, before, it)));
     let run = stream::iter(rows).map(async |(table, before, (name, sent, allowed))| {
         let outcome = timeout(PATIENCE, row(client, before, &sent, &allowed)).await;
-        let outcome = outcome.unwrap_or_else(|_| Some("nothing came of it".to_owned()))?;
+        let outcome = outcome.unwrap_or_else(|_| Some("no response arrived".to_owned()))?;
         Some(format!("{table}, {name}: {outcome}, not any of {allowed:?}"))
     });
     let outcomes: Vec<Option<String>> = run.buffer_unordered(AT_ONCE).collect().await;
@@ -116,20 +116,20 @@ async fn row(client: &Client, before: Before, sent: &[u8], allowed: &[Outcome]) 
     let first = if before == Before::Hello { hello() } else { Vec::new() };
     if before == Before::Answer {
         wire.send(&[hello(), get(1, SMALL)].concat()).await;
-        wire.wait("the first answer", |heard| heard.answer(1).is_some()).await;
+        wire.wait("the first answer", |received| received.answer(1).is_some()).await;
     }
     wire.send(&[first.as_slice(), sent, &ping(PROBE), &get(LAST, SMALL)].concat()).await;
     let awaited: Vec<u32> = if allowed.contains(&Ignored) { Vec::new() } else { streams(allowed) };
-    let is_settled = |heard: &Heard| {
-        let goes_on = heard.pongs.contains(&PROBE) && heard.is_settled(LAST);
-        heard.is_failed() || (goes_on && awaited.iter().all(|stream| heard.is_settled(*stream)))
+    let is_settled = |received: &ReceivedFrames| {
+        let goes_on = received.pongs.contains(&PROBE) && received.is_settled(LAST);
+        received.is_failed() || (goes_on && awaited.iter().all(|stream| received.is_settled(*stream)))
     };
     wire.until("an outcome", is_settled).await;
-    if wire.heard.is_failed() {
-        wire.until("the connection's end", |heard| heard.is_over).await;
+    if wire.received.is_failed() {
+        wire.until("the connection's end", |received| received.is_over).await;
     }
-    let heard = &wire.heard;
-    (!allowed.iter().any(|outcome| is(*outcome, heard))).then(|| tell(heard))
+    let received = &wire.received;
+    (!allowed.iter().any(|outcome| is(*outcome, received))).then(|| describe(received))
 }
 
 fn streams(allowed: &[Outcome]) -> Vec<u32> {
@@ -140,27 +140,27 @@ fn streams(allowed: &[Outcome]) -> Vec<u32> {
     allowed.iter().filter_map(stream).collect()
 }
 
-fn is(outcome: Outcome, heard: &Heard) -> bool {
-    let goes_on = heard.goodbyes.is_empty() && !heard.is_over && heard.answer(LAST) == Some(200);
+fn is(outcome: Outcome, received: &ReceivedFrames) -> bool {
+    let goes_on = received.goodbyes.is_empty() && !received.is_over && received.answer(LAST) == Some(200);
     match outcome {
-        Ignored => goes_on && heard.streams.values().all(|stream| stream.reset.is_none()),
-        Answered(stream, status) => goes_on && heard.answer(stream) == Some(status),
-        Reset(stream, code) => goes_on && heard.reset(stream) == Some(code),
-        Ends(code) => heard.is_over && heard.goodbyes.last().is_some_and(|(_, why)| *why == code),
-        Closed => heard.is_over,
+        Ignored => goes_on && received.streams.values().all(|stream| stream.reset.is_none()),
+        Answered(stream, status) => goes_on && received.answer(stream) == Some(status),
+        Reset(stream, code) => goes_on && received.reset(stream) == Some(code),
+        Ends(code) => received.is_over && received.goodbyes.last().is_some_and(|(_, why)| *why == code),
+        Closed => received.is_over,
     }
 }
 
 /// Writes a line to stderr, which is visible even if the test passes.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-fn tell(heard: &Heard) -> String {
-    let streams = heard.streams.iter().map(|(number, stream)| {
+fn describe(received: &ReceivedFrames) -> String {
+    let streams = received.streams.iter().map(|(number, stream)| {
         let (status, reset) = (stream.status(), stream.reset);
         format!("{number}: {status:?}, ended {}, reset {reset:?}", stream.is_ended)
     });
-    let (streams, pongs) = (streams.collect::<Vec<_>>().join("; "), heard.pongs.len());
-    format!("streams [{streams}], {pongs} pongs, goodbyes {:?}, over {}", heard.goodbyes, heard.is_over)
+    let (streams, pongs) = (streams.collect::<Vec<_>>().join("; "), received.pongs.len());
+    format!("streams [{streams}], {pongs} pongs, goodbyes {:?}, over {}", received.goodbyes, received.is_over)
 }

@@ -8,7 +8,7 @@ use super::frames::{
     hello, hello_with, last_data, post, request, reset,
 };
 use super::rows::{CODECS, ECHO, SMALL, proxy, proxy_by, served_by};
-use super::wire::{Heard, Wire};
+use super::wire::{ReceivedFrames, Wire};
 use crate::direct::{self, App, PODS, eventually, within};
 
 /// Streams above the server's limit are refused such that the client may retry (RFC 9113 §5.1.2). Once another stream
@@ -20,31 +20,33 @@ async fn streams_above_limit_are_refused_and_can_be_retried() {
         let (upstream, app) = proxy_by(codec).await;
         let mut wire = Wire::to(&app).await;
         wire.send(&hello()).await;
-        wire.wait("settings", |heard| heard.settings.contains_key(&MAX_CONCURRENT_STREAMS)).await;
-        let most = wire.heard.settings[&MAX_CONCURRENT_STREAMS];
+        wire.wait("settings", |received| received.settings.contains_key(&MAX_CONCURRENT_STREAMS)).await;
+        let most = wire.received.settings[&MAX_CONCURRENT_STREAMS];
         let number = |at: u32| 2 * at + 1;
         let open: Vec<u8> = (0..most).flat_map(|at| post(number(at), ECHO)).collect();
         wire.send(&open).await;
-        let asked = most as usize;
-        eventually("all are asked upstream", || async { upstream.seen(ECHO).len() == asked }).await;
+        let requested = most as usize;
+        eventually("all arrive upstream", || async { upstream.seen(ECHO).len() == requested }).await;
         for at in most..most + BEYOND {
             wire.send(&get(number(at), SMALL)).await;
         }
-        let refused = |heard: &Heard| (most..most + BEYOND).all(|at| heard.reset(number(at)) == Some(REFUSED_STREAM));
+        let refused = |received: &ReceivedFrames| {
+            (most..most + BEYOND).all(|at| received.reset(number(at)) == Some(REFUSED_STREAM))
+        };
         wire.wait("they are refused", refused).await;
-        assert!(upstream.seen(SMALL).is_empty(), "nobody looked at them");
+        assert!(upstream.seen(SMALL).is_empty(), "they were not processed");
         // The first stream ends, and the next one is accepted; the others are unchanged.
         wire.send(&last_data(1, b"done")).await;
-        wire.wait("the first answer", |heard| heard.answer(1) == Some(200)).await;
+        wire.wait("the first answer", |received| received.answer(1) == Some(200)).await;
         let again = number(most + BEYOND);
         wire.send(&get(again, SMALL)).await;
-        wire.wait("it is let in", |heard| heard.answer(again) == Some(200)).await;
+        wire.wait("it is accepted", |received| received.answer(again) == Some(200)).await;
         // A reset frees a stream slot, too.
         wire.send(&reset(3, CANCEL)).await;
         wire.settle().await;
         wire.send(&[get(again + 2, SMALL), last_data(5, b"done")].concat()).await;
-        wire.wait("both", |heard| [again + 2, 5].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
-        assert!(wire.heard.goodbyes.is_empty());
+        wire.wait("both", |received| [again + 2, 5].iter().all(|stream| received.answer(*stream) == Some(200))).await;
+        assert!(wire.received.goodbyes.is_empty());
     }
 }
 
@@ -52,8 +54,8 @@ fn watch(stream: u32) -> Vec<u8> {
     get(stream, &format!("{PODS}?watch=1&resourceVersion=0"))
 }
 
-fn reported(heard: &Heard, stream: u32, name: &str) -> bool {
-    heard.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
+fn has_received(received: &ReceivedFrames, stream: u32, name: &str) -> bool {
+    received.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
 }
 
 /// Returns when the proxy has this many watches.
@@ -68,18 +70,19 @@ async fn reset_stream_ends_only_its_watch() {
         let app = served_by(codec, direct::app(&up)).run().await;
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
-        let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| reported(heard, *stream, "ADDED"));
+        let all = |received: &ReceivedFrames| [1, 3, 5].iter().all(|stream| has_received(received, *stream, "ADDED"));
         wire.wait("three watches", all).await;
         until_watches(&app, 3).await;
         wire.send(&reset(3, CANCEL)).await;
         wire.settle().await;
         until_watches(&app, 2).await;
         up.create_pod("default", "later");
-        wire.wait("the others", |heard| reported(heard, 1, "later") && reported(heard, 5, "later")).await;
-        assert!(!reported(&wire.heard, 3, "later"));
+        wire.wait("the others", |received| has_received(received, 1, "later") && has_received(received, 5, "later"))
+            .await;
+        assert!(!has_received(&wire.received, 3, "later"));
         // Window updates of a closed stream are ignored, and no other stream receives them.
         wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
-        wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
+        wire.wait("an answer", |received| received.answer(7) == Some(200)).await;
     }
 }
 
@@ -92,9 +95,9 @@ async fn requests_before_client_goaway_are_served() {
         let goodbye = frame(GOAWAY, 0, 0, &[0_u32.to_be_bytes(), NO_ERROR.to_be_bytes()].concat());
         wire.send(&[hello(), post(1, ECHO), get(3, SMALL), goodbye, data(1, b"hel"), last_data(1, b"lo")].concat())
             .await;
-        let both = |heard: &Heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200));
+        let both = |received: &ReceivedFrames| [1, 3].iter().all(|stream| received.answer(*stream) == Some(200));
         wire.wait("both answers", both).await;
-        assert_eq!(wire.heard.streams[&1].body, b"hello");
+        assert_eq!(wire.received.streams[&1].body, b"hello");
     }
 }
 
@@ -106,9 +109,9 @@ async fn connection_ends_when_client_closes_sending_side() {
         let app = served_by(codec, direct::app(&up)).run().await;
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello(), watch(1)].concat()).await;
-        wire.wait("a watch", |heard| reported(heard, 1, "ADDED")).await;
+        wire.wait("a watch", |received| has_received(received, 1, "ADDED")).await;
         wire.finish().await;
-        wire.until("the end", |heard| heard.is_over).await;
+        wire.until("the end", |received| received.is_over).await;
         until_watches(&app, 0).await;
         assert_eq!(app.get(PODS).await.status, 200);
     }
@@ -124,25 +127,27 @@ async fn drain_completes_streams_accepted_before_goaway() {
         let mut wire = Wire::to(&app).await;
         let list = format!("{PODS}?resourceVersion=0");
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &list), get(3, &list)].concat()).await;
-        let begun =
-            |heard: &Heard| [1, 3].iter().all(|it| heard.streams.get(it).is_some_and(|it| !it.heads.is_empty()));
+        let begun = |received: &ReceivedFrames| {
+            [1, 3].iter().all(|it| received.streams.get(it).is_some_and(|it| !it.heads.is_empty()))
+        };
         wire.wait("two answers begin", begun).await;
         app.begin_stop();
-        wire.wait("a goodbye", |heard| !heard.goodbyes.is_empty()).await;
+        wire.wait("a goodbye", |received| !received.goodbyes.is_empty()).await;
         // The first GOAWAY may be a notice that names every stream. Another one follows when the client has seen it.
-        let is_last = |heard: &Heard| heard.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
+        let is_last =
+            |received: &ReceivedFrames| received.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
         wire.wait("the last goodbye", is_last).await;
-        assert!(wire.heard.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
+        assert!(wire.received.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
         // A stream after GOAWAY is not answered, and breaks nothing.
         wire.send(&head(5, &request("GET", &list, &[]))).await;
         wire.settle().await;
-        assert!(wire.heard.answer(5).is_none());
+        assert!(wire.received.answer(5).is_none());
         wire.send(&[super::frames::window(1, 1 << 20), super::frames::window(3, 1 << 20)].concat()).await;
         wire.send(&super::frames::window(0, 1 << 20)).await;
-        wire.wait("both answers", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
-        let (first, second) = (&wire.heard.streams[&1].body, &wire.heard.streams[&3].body);
+        wire.wait("both answers", |received| [1, 3].iter().all(|stream| received.answer(*stream) == Some(200))).await;
+        let (first, second) = (&wire.received.streams[&1].body, &wire.received.streams[&3].body);
         assert!(!first.is_empty() && first == second && serde_json::from_slice::<serde_json::Value>(first).is_ok());
-        wire.until("the end", |heard| heard.is_over).await;
+        wire.until("the end", |received| received.is_over).await;
         within("the proxy's end", app.stop()).await;
     }
 }
@@ -155,7 +160,7 @@ async fn split_cookie_fields_are_forwarded_in_order() {
     let mut wire = Wire::to(&app).await;
     let crumbs = [("cookie", "a=b"), ("x-other", "c"), ("cookie", "d=e")];
     wire.send(&[hello(), head(1, &request("GET", SMALL, &crumbs))].concat()).await;
-    wire.wait("an answer", |heard| heard.answer(1) == Some(200)).await;
+    wire.wait("an answer", |received| received.answer(1) == Some(200)).await;
     let seen = upstream.seen(SMALL);
     let cookies: Vec<_> = seen[0].headers.get_all("cookie").iter().map(|it| it.to_str().expect("text")).collect();
     assert_eq!(cookies.join("; "), "a=b; d=e");

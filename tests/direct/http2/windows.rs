@@ -10,7 +10,7 @@ use super::frames::{
     frame, get, head, hello, hello_with, last_data, post, request, reset, settings, window,
 };
 use super::rows::{CODECS, ECHO, HANG, SMALL, proxy, roomy, served_by};
-use super::wire::{Heard, Wire};
+use super::wire::{ReceivedFrames, Wire};
 use crate::direct::{self, App, PODS, eventually, within};
 
 /// The response over HTTP/1.1.
@@ -34,10 +34,11 @@ async fn list_arrives_complete_with_any_window_size() {
     for (initial, more) in [(0, 1), (0, 1_000), (1, 1), (100, 100), (100, 7), (1_000, 1)] {
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, initial)]), get(1, &list)].concat()).await;
-        wire.wait("a head", |heard| heard.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
+        wire.wait("a head", |received| received.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
         let mut given = initial as usize;
-        while wire.heard.answer(1).is_none() {
-            let used = |heard: &Heard| heard.streams[&1].body.len() == given || heard.answer(1).is_some();
+        while wire.received.answer(1).is_none() {
+            let used =
+                |received: &ReceivedFrames| received.streams[&1].body.len() == given || received.answer(1).is_some();
             wire.wait("the window is used", used).await;
             // Many small updates at once, and sometimes one by one.
             let times = if given.is_multiple_of(5) { 1 } else { 50 };
@@ -45,7 +46,7 @@ async fn list_arrives_complete_with_any_window_size() {
             given += times * more as usize;
             wire.send(&window(0, more * u32::try_from(times).expect("few"))).await;
         }
-        assert!(wire.heard.streams[&1].body == expected, "{initial}, {more}: it is the list");
+        assert!(wire.received.streams[&1].body == expected, "{initial}, {more}: it is the list");
     }
 }
 
@@ -61,22 +62,22 @@ async fn watch_arrives_complete_with_one_byte_window() {
     for path in [state, since] {
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &path)].concat()).await;
-        wire.wait("a head", |heard| heard.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
+        wire.wait("a head", |received| received.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
         // The client has not read a byte of the state when this event arrives.
         let made = up.create_pod("default", &format!("made-{}", up.revision()));
         beside.reached(made).await;
-        let wanted = format!("\"resourceVersion\":\"{made}\"");
+        let expected_version = format!("\"resourceVersion\":\"{made}\"");
         let mut given = 0;
-        while !String::from_utf8_lossy(&wire.heard.streams[&1].body).contains(&wanted) {
+        while !String::from_utf8_lossy(&wire.received.streams[&1].body).contains(&expected_version) {
             wire.send(&[window(1, 1), window(0, 1)].concat()).await;
             given += 1;
-            wire.wait("a byte", |heard| heard.streams[&1].body.len() == given).await;
+            wire.wait("a byte", |received| received.streams[&1].body.len() == given).await;
         }
-        assert!(wire.heard.streams[&1].frames.iter().all(|bytes| *bytes <= 1), "one by one");
-        let reported = String::from_utf8_lossy(&wire.heard.streams[&1].body).into_owned();
-        let lines: Vec<_> = reported.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+        assert!(wire.received.streams[&1].frames.iter().all(|bytes| *bytes <= 1), "one by one");
+        let text = String::from_utf8_lossy(&wire.received.streams[&1].body).into_owned();
+        let lines: Vec<_> = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
         let whole = lines.iter().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
-        assert!(whole && reported.matches("\"ADDED\"").count() > lines.len().saturating_sub(2), "{reported}");
+        assert!(whole && text.matches("\"ADDED\"").count() > lines.len().saturating_sub(2), "{text}");
         assert!(beside.is_open());
     }
 }
@@ -92,18 +93,19 @@ async fn all_streams_share_connection_window() {
     let mut wire = Wire::to(&app).await;
     let largest = hello_with(&[(INITIAL_WINDOW_SIZE, 1 << 20), (MAX_FRAME_SIZE, 1 << 20)]);
     wire.send(&[largest, get(1, &list), get(3, &list)].concat()).await;
-    let received = |heard: &Heard| heard.streams.values().map(|stream| stream.body.len()).sum::<usize>();
-    wire.wait("all of the window", |heard| received(heard) == 65_535).await;
+    let body_bytes =
+        |received: &ReceivedFrames| received.streams.values().map(|stream| stream.body.len()).sum::<usize>();
+    wire.wait("all of the window", |received| body_bytes(received) == 65_535).await;
     wire.settle().await;
-    assert_eq!(received(&wire.heard), 65_535);
+    assert_eq!(body_bytes(&wire.received), 65_535);
     // A response without a body needs no window, so it arrives in between.
     wire.send(&head(5, &request("HEAD", &list, &[]))).await;
-    wire.wait("an answer without a body", |heard| heard.answer(5).is_some()).await;
+    wire.wait("an answer without a body", |received| received.answer(5).is_some()).await;
     wire.send(&window(0, 1)).await;
-    wire.wait("one byte more", |heard| received(heard) == 65_536).await;
+    wire.wait("one byte more", |received| body_bytes(received) == 65_536).await;
     wire.send(&window(0, 1 << 24)).await;
-    wire.wait("both lists", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
-    assert!([1, 3].iter().all(|stream| wire.heard.streams[stream].body == expected));
+    wire.wait("both lists", |received| [1, 3].iter().all(|stream| received.answer(*stream) == Some(200))).await;
+    assert!([1, 3].iter().all(|stream| wire.received.streams[stream].body == expected));
 }
 
 /// RFC 9113 §6.9.2: a window may become negative, and counts from there.
@@ -115,22 +117,23 @@ async fn negative_window_blocks_stream_until_positive() {
     let expected = whole(&app, &list).await;
     let mut wire = Wire::to(&app).await;
     wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 1_000)]), get(1, &list)].concat()).await;
-    let received =
-        |bytes: usize| move |heard: &Heard| heard.streams.get(&1).is_some_and(|stream| stream.body.len() == bytes);
-    wire.wait("the first window", received(1_000)).await;
+    let body_bytes = |bytes: usize| {
+        move |received: &ReceivedFrames| received.streams.get(&1).is_some_and(|stream| stream.body.len() == bytes)
+    };
+    wire.wait("the first window", body_bytes(1_000)).await;
     // At -1,000, then back to zero: no byte may arrive.
     wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), window(1, 1_000)].concat()).await;
     wire.settle().await;
-    assert!(received(1_000)(&wire.heard));
+    assert!(body_bytes(1_000)(&wire.received));
     wire.send(&window(1, 1)).await;
-    wire.wait("a byte", received(1_001)).await;
+    wire.wait("a byte", body_bytes(1_001)).await;
     // A change by settings counts, too.
     wire.send(&settings(&[(INITIAL_WINDOW_SIZE, 10)])).await;
-    wire.wait("ten bytes more", received(1_011)).await;
+    wire.wait("ten bytes more", body_bytes(1_011)).await;
     wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), settings(&[(INITIAL_WINDOW_SIZE, 65_535)])].concat()).await;
     wire.send(&[window(0, 1 << 24), window(1, 1 << 24)].concat()).await;
-    wire.wait("the list", |heard| heard.answer(1) == Some(200)).await;
-    assert!(wire.heard.streams[&1].body == expected);
+    wire.wait("the list", |received| received.answer(1) == Some(200)).await;
+    assert!(wire.received.streams[&1].body == expected);
 }
 
 /// Encodes a part of a body, which may be the last one, as frames.
@@ -155,10 +158,10 @@ async fn server_replenishes_window_for_forwarded_bytes() {
         let mut wire = Wire::to(&app).await;
         let body = patterned(bytes);
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 1 << 24)]), window(0, 1 << 24), post(1, ECHO)].concat()).await;
-        wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+        wire.wait("settings", |received| !received.settings.is_empty()).await;
         wire.upload(1, &body, size, frames).await;
-        wire.wait(name, |heard| heard.answer(1) == Some(200)).await;
-        assert!(wire.heard.streams[&1].body == body, "{name}: it came back");
+        wire.wait(name, |received| received.answer(1) == Some(200)).await;
+        assert!(wire.received.streams[&1].body == body, "{name}: the body is echoed");
     }
 }
 
@@ -169,19 +172,19 @@ async fn reset_streams_return_connection_window() {
     let (upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
     wire.send(&hello()).await;
-    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+    wire.wait("settings", |received| !received.settings.is_empty()).await;
     let (mut sent, mut stream) = (0, 1);
     while sent < 3 << 20 {
-        wire.wait("room on the connection", |heard| sent + EACH <= heard.window(0)).await;
+        wire.wait("room on the connection", |received| sent + EACH <= received.window(0)).await;
         wire.send(&[post(stream, HANG), data(stream, &[b'a'; 16_384]).repeat(4)].concat()).await;
         (sent, stream) = (sent + EACH, stream + 2);
         // A reset before the request reaches upstream would count as a flood.
-        let asked = usize::try_from(stream / 2).expect("few");
-        eventually("it is asked upstream", || async { upstream.seen(HANG).len() == asked }).await;
+        let requested = usize::try_from(stream / 2).expect("few");
+        eventually("it arrives upstream", || async { upstream.seen(HANG).len() == requested }).await;
         wire.send(&reset(stream - 2, CANCEL)).await;
     }
     wire.send(&get(stream, SMALL)).await;
-    wire.wait("an answer", |heard| heard.answer(stream) == Some(200)).await;
+    wire.wait("an answer", |received| received.answer(stream) == Some(200)).await;
 }
 
 /// A proxy whose upstream accepts no more connections, so the bodies of clients are not read.
@@ -194,7 +197,7 @@ struct Unreading {
 async fn unreading() -> Unreading {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
-    let upstream = socket.listen(1).expect("it listens").into_std().expect("nobody accepts");
+    let upstream = socket.listen(1).expect("it listens").into_std().expect("a listener that never accepts");
     let address = upstream.local_addr().expect("it is bound");
     // A backlog of one has room for two connections, however long they take. Further ones time out, except on systems
     // that accept a few more.
@@ -215,13 +218,14 @@ async fn exceeding_stream_window_is_flow_control_error() {
     let proxy = unreading().await;
     let mut wire = Wire::to(&proxy.app).await;
     wire.send(&hello()).await;
-    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
-    let most = usize::try_from(wire.heard.window(1)).expect("there is one");
+    wire.wait("settings", |received| !received.settings.is_empty()).await;
+    let most = usize::try_from(wire.received.window(1)).expect("there is one");
     wire.write(&[post(1, ECHO), bodies(1, most), data(1, b"a")].concat()).await;
-    let code = |heard: &Heard| heard.reset(1).or_else(|| heard.goodbyes.last().map(|(_, code)| *code));
-    wire.wait("it is refused", |heard| code(heard).is_some()).await;
+    let code =
+        |received: &ReceivedFrames| received.reset(1).or_else(|| received.goodbyes.last().map(|(_, code)| *code));
+    wire.wait("it is refused", |received| code(received).is_some()).await;
     // RFC 9113 §6.9.1: an error of the stream or of the connection.
-    assert_eq!(code(&wire.heard), Some(FLOW_CONTROL_ERROR));
+    assert_eq!(code(&wire.received), Some(FLOW_CONTROL_ERROR));
 }
 
 /// Each stream is within its own window, and all of them together exceed the connection's.
@@ -230,15 +234,15 @@ async fn exceeding_connection_window_is_flow_control_error() {
     let proxy = unreading().await;
     let mut wire = Wire::to(&proxy.app).await;
     wire.send(&hello()).await;
-    wire.wait("settings", |heard| !heard.settings.is_empty()).await;
+    wire.wait("settings", |received| !received.settings.is_empty()).await;
     wire.settle().await;
-    let most = usize::try_from(wire.heard.window(1)).expect("there is one");
-    let streams = usize::try_from(wire.heard.window(0)).expect("there is one") / most + 1;
+    let most = usize::try_from(wire.received.window(1)).expect("there is one");
+    let streams = usize::try_from(wire.received.window(0)).expect("there is one") / most + 1;
     for stream in (1..).step_by(2).take(streams) {
         wire.write(&[post(stream, ECHO), bodies(stream, most)].concat()).await;
     }
-    wire.wait("it is refused", Heard::is_failed).await;
-    assert_eq!(wire.heard.goodbyes.last().map(|(_, code)| *code), Some(FLOW_CONTROL_ERROR));
+    wire.wait("it is refused", ReceivedFrames::is_failed).await;
+    assert_eq!(wire.received.goodbyes.last().map(|(_, code)| *code), Some(FLOW_CONTROL_ERROR));
 }
 
 /// This many bytes of a body that does not end.
@@ -254,7 +258,7 @@ async fn head_response_has_no_data_frames() {
         let app = served_by(codec, direct::app(&up)).run().await;
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), head(1, &request("HEAD", PODS, &[]))].concat()).await;
-        wire.wait("an answer", |heard| heard.answer(1).is_some()).await;
-        assert!(wire.heard.streams[&1].body.is_empty());
+        wire.wait("an answer", |received| received.answer(1).is_some()).await;
+        assert!(wire.received.streams[&1].body.is_empty());
     }
 }

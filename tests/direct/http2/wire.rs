@@ -30,7 +30,7 @@ pub struct Stream {
 
 /// Everything received on a connection.
 #[derive(Default)]
-pub struct Heard {
+pub struct ReceivedFrames {
     pub streams: BTreeMap<u32, Stream>,
     pub settings: HashMap<u16, u32>,
     pub settings_acks: usize,
@@ -54,16 +54,16 @@ struct Frame<'a> {
 pub struct Wire {
     io: Box<dyn Io>,
     unread: Vec<u8>,
-    pub heard: Heard,
+    pub received: ReceivedFrames,
     fields: Reader,
     /// An incomplete header block: its stream, whether it ends the stream, and its bytes so far.
     head: Option<(u32, bool, Vec<u8>)>,
     /// Settings that the server has not acknowledged yet, and those that it has.
-    said: VecDeque<HashMap<u16, u32>>,
+    unacknowledged: VecDeque<HashMap<u16, u32>>,
     agreed: HashMap<u16, u32>,
     /// Window that the client gave for the bodies of streams and, under number 0, for the connection.
     windows: HashMap<u32, i64>,
-    received: i64,
+    received_bytes: i64,
     /// Whether the server's settings and pings are acknowledged.
     pub is_polite: bool,
     /// Whether received bytes are parsed as frames.
@@ -82,7 +82,7 @@ impl Stream {
     }
 }
 
-impl Heard {
+impl ReceivedFrames {
     pub fn is_settled(&self, stream: u32) -> bool {
         self.streams.get(&stream).is_some_and(Stream::is_settled)
     }
@@ -117,13 +117,13 @@ impl Wire {
         Self {
             io: client.connect().await.expect("a connection"),
             unread: Vec::new(),
-            heard: Heard::default(),
+            received: ReceivedFrames::default(),
             fields: Reader::default(),
             head: None,
-            said: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
             agreed: HashMap::new(),
             windows: HashMap::new(),
-            received: 0,
+            received_bytes: 0,
             is_polite: true,
             is_read: true,
         }
@@ -152,7 +152,7 @@ impl Wire {
         while let Some((frame, after)) = Frame::split(rest) {
             rest = after;
             if frame.kind == SETTINGS && frame.flags & ACK == 0 && frame.stream == 0 {
-                self.said.push_back(read_settings(frame.payload));
+                self.unacknowledged.push_back(read_settings(frame.payload));
             }
             if let (WINDOW_UPDATE, Ok(more)) = (frame.kind, <[u8; 4]>::try_from(frame.payload)) {
                 *self.windows.entry(frame.stream).or_default() += i64::from(u32::from_be_bytes(more));
@@ -161,23 +161,23 @@ impl Wire {
     }
 
     /// Reads until the condition holds or nothing more can arrive.
-    pub async fn until(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
-        while !is_there(&self.heard) && !self.heard.is_over {
+    pub async fn until(&mut self, what: &str, is_there: impl Fn(&ReceivedFrames) -> bool) {
+        while !is_there(&self.received) && !self.received.is_over {
             within(what, self.read()).await;
         }
     }
 
     /// Reads until the condition holds. Fails if the connection ends first.
-    pub async fn wait(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
+    pub async fn wait(&mut self, what: &str, is_there: impl Fn(&ReceivedFrames) -> bool) {
         self.until(what, &is_there).await;
-        assert!(is_there(&self.heard), "{what}: the connection ended before: {:?}", self.heard.goodbyes);
+        assert!(is_there(&self.received), "{what}: the connection ended before: {:?}", self.received.goodbyes);
     }
 
     /// Waits until the server has processed everything that was sent before.
     pub async fn settle(&mut self) {
-        let mark = 0x5e77 << 32 | self.heard.pongs.len() as u64;
+        let mark = 0x5e77 << 32 | self.received.pongs.len() as u64;
         self.send(&frame(PING, 0, 0, &mark.to_be_bytes())).await;
-        self.wait("a ping is answered", |heard| heard.pongs.contains(&mark)).await;
+        self.wait("a ping is answered", |received| received.pongs.contains(&mark)).await;
     }
 
     /// Sends a body within the windows, in frames that `frame` makes of at most `bytes` bytes each.
@@ -189,7 +189,7 @@ impl Wire {
             let (part, after) = rest.split_at(rest.len().min(bytes));
             let bytes = frame(part, after.is_empty());
             let cost = i64::try_from(bytes.len() - FRAME_HEAD).expect("short");
-            let is_open = |heard: &Heard| sent + cost <= heard.window(0).min(heard.window(stream));
+            let is_open = |received: &ReceivedFrames| sent + cost <= received.window(0).min(received.window(stream));
             self.wait("the server gives windows back", is_open).await;
             self.write(&bytes).await;
             (sent, rest) = (sent + cost, after);
@@ -200,7 +200,7 @@ impl Wire {
         let mut part = vec![0; 64 << 10];
         match self.io.read(&mut part).await {
             Ok(read @ 1..) => self.unread.extend_from_slice(&part[..read]),
-            _ => self.heard.is_over = true,
+            _ => self.received.is_over = true,
         }
         if !self.is_read {
             return;
@@ -221,12 +221,12 @@ impl Wire {
     /// The largest value of a setting that the server may assume, because it may not have seen the newest settings.
     fn allowed(&self, id: u16, default: u32) -> u32 {
         let agreed = self.agreed.get(&id).copied().unwrap_or(default);
-        self.said.iter().filter_map(|said| said.get(&id).copied()).fold(agreed, u32::max)
+        self.unacknowledged.iter().filter_map(|unacknowledged| unacknowledged.get(&id).copied()).fold(agreed, u32::max)
     }
 
     /// Processes a frame, and returns the reply to it.
     fn take_in(&mut self, &Frame { kind, flags, stream, payload }: &Frame<'_>) -> Vec<u8> {
-        let is_first = self.heard.settings.is_empty() && self.heard.settings_acks == 0;
+        let is_first = self.received.settings.is_empty() && self.received.settings_acks == 0;
         assert!(!is_first || kind == SETTINGS || kind == GOAWAY, "the server begins with its settings: {kind}");
         assert!(self.head.is_none() || kind == CONTINUATION, "a head is not interrupted");
         match kind {
@@ -239,33 +239,33 @@ impl Wire {
             }
             CONTINUATION => {
                 let (head, ..) = self.head.as_mut().map(|(at, _, block)| (*at, block.extend(payload))).expect("a head");
-                assert_eq!(head, stream, "a head goes on where it began");
+                assert_eq!(head, stream, "CONTINUATION frames follow their HEADERS frame");
                 self.take_head(flags);
             }
             RST_STREAM => {
-                let reset = &mut self.heard.streams.entry(stream).or_default().reset;
+                let reset = &mut self.received.streams.entry(stream).or_default().reset;
                 assert!(reset.is_none(), "reset twice: {stream}");
                 *reset = Some(number(payload));
             }
             SETTINGS if flags & ACK != 0 => self.take_ack(),
             SETTINGS => {
-                self.heard.settings.extend(read_settings(payload));
+                self.received.settings.extend(read_settings(payload));
                 return frame(SETTINGS, ACK, 0, &[]);
             }
             PING if flags & ACK != 0 => {
-                self.heard.pongs.push(u64::from_be_bytes(payload.try_into().expect("eight bytes")));
+                self.received.pongs.push(u64::from_be_bytes(payload.try_into().expect("eight bytes")));
             }
             PING => return frame(PING, ACK, 0, payload),
-            GOAWAY => self.heard.goodbyes.push((number(payload), number(&payload[4..]))),
+            GOAWAY => self.received.goodbyes.push((number(payload), number(&payload[4..]))),
             WINDOW_UPDATE => {
                 let more = i64::from(number(payload));
                 assert!(more > 0, "a window grows");
                 match stream {
-                    0 => self.heard.given += more,
-                    _ => self.heard.streams.entry(stream).or_default().given += more,
+                    0 => self.received.given += more,
+                    _ => self.received.streams.entry(stream).or_default().given += more,
                 }
             }
-            PUSH_PROMISE => panic!("nobody asked for that"),
+            PUSH_PROMISE => panic!("push was not enabled"),
             _ => {}
         }
         Vec::new()
@@ -273,15 +273,15 @@ impl Wire {
 
     fn take_data(&mut self, flags: u8, number: u32, payload: &[u8]) {
         let length = i64::try_from(payload.len()).expect("short");
-        self.received += length;
+        self.received_bytes += length;
         let windows = |stream| self.windows.get(&stream).copied().unwrap_or_default();
-        assert!(self.received <= i64::from(WINDOW) + windows(0), "more than the connection's window");
+        assert!(self.received_bytes <= i64::from(WINDOW) + windows(0), "more than the connection's window");
         let (initial, given) = (self.allowed(INITIAL_WINDOW_SIZE, WINDOW), windows(number));
-        let stream = self.heard.streams.get_mut(&number).expect("a head comes first");
+        let stream = self.received.streams.get_mut(&number).expect("a head comes first");
         assert!(!stream.heads.is_empty() && !stream.is_settled(), "data before or after the answer: {number}");
         stream.frames.push(payload.len());
-        let received = i64::try_from(stream.frames.iter().sum::<usize>()).expect("short");
-        assert!(length == 0 || received <= i64::from(initial) + given, "more than the window of stream {number}");
+        let received_bytes = i64::try_from(stream.frames.iter().sum::<usize>()).expect("short");
+        assert!(length == 0 || received_bytes <= i64::from(initial) + given, "more than the window of stream {number}");
         stream.body.extend_from_slice(unpadded(flags, payload));
         stream.is_ended |= flags & END_STREAM != 0;
     }
@@ -292,19 +292,19 @@ impl Wire {
         }
         let (number, is_end, block) = self.head.take().expect("it has begun");
         let fields = self.fields.read(&block);
-        let stream = self.heard.streams.entry(number).or_default();
-        assert!(!stream.is_settled(), "a head behind the answer: {number}");
+        let stream = self.received.streams.entry(number).or_default();
+        assert!(!stream.is_settled(), "a head after the response: {number}");
         stream.heads.push(fields);
         stream.is_ended |= is_end;
     }
 
     fn take_ack(&mut self) {
-        self.heard.settings_acks += 1;
-        let said = self.said.pop_front().expect("settings are acknowledged once");
-        if let Some(bytes) = said.get(&HEADER_TABLE_SIZE) {
+        self.received.settings_acks += 1;
+        let unacknowledged = self.unacknowledged.pop_front().expect("settings are acknowledged once");
+        if let Some(bytes) = unacknowledged.get(&HEADER_TABLE_SIZE) {
             self.fields.allow(*bytes as usize);
         }
-        self.agreed.extend(said);
+        self.agreed.extend(unacknowledged);
     }
 }
 

@@ -101,13 +101,13 @@ pub fn metrics() -> Metrics {
         }
     }
     assert!(found.len() > 50 && reasons.len() > 20, "the tables were not found");
-    for said in paragraphs() {
+    for paragraph in paragraphs() {
         let about = |(name, metric): &(&String, &mut Metric)| {
-            let of_this = said.of_metric.as_ref().is_none_or(|of| of == *name);
-            of_this && metric.section == said.section && metric.labels.contains(&said.label)
+            let of_this = paragraph.of_metric.as_ref().is_none_or(|of| of == *name);
+            of_this && metric.section == paragraph.section && metric.labels.contains(&paragraph.label)
         };
         for (_, metric) in found.iter_mut().filter(about) {
-            metric.values.entry(said.label.clone()).or_default().extend(said.values.clone());
+            metric.values.entry(paragraph.label.clone()).or_default().extend(paragraph.values.clone());
         }
     }
     let forwarded = found.get_mut("kube_fanout_forwarded_total").expect("it is documented");
@@ -167,10 +167,10 @@ fn paragraphs() -> Vec<Paragraph> {
             (None, Some(table)) => (text.as_str(), table.lines().map(str::to_owned).collect()),
             (None, None) => continue,
         };
-        let mut words = in_backticks(head);
-        let Some(label) = words.next().filter(|_| head.starts_with('`')) else { continue };
+        let mut quoted = in_backticks(head);
+        let Some(label) = quoted.next().filter(|_| head.starts_with('`')) else { continue };
         let values = items.iter().filter_map(|item| in_backticks(item).next()).collect();
-        found.push(Paragraph { section, of_metric: words.next(), label, values });
+        found.push(Paragraph { section, of_metric: quoted.next(), label, values });
     }
     found
 }

@@ -119,9 +119,9 @@ impl Parser<'_> {
         is_it
     }
 
-    fn takes_word(&mut self, words: &[&str]) -> Option<String> {
+    fn takes_word(&mut self, keywords: &[&str]) -> Option<String> {
         let Some(Token::Word(word)) = self.peek() else { return None };
-        let word = words.contains(&word.as_str()).then(|| word.clone())?;
+        let word = keywords.contains(&word.as_str()).then(|| word.clone())?;
         self.at += 1;
         Some(word)
     }
@@ -167,7 +167,7 @@ impl Parser<'_> {
         let matching = self.matching()?;
         let right = self.sum()?;
         if left == Answer::Scalar {
-            return Err(format!("what is compared stands on the left of {sign}"));
+            return Err(format!("the compared expression must be left of {sign}"));
         }
         joined(sign, &left, &right, matching)
     }
@@ -326,8 +326,8 @@ fn vector(answer: &Answer) -> Parsed<&Labels> {
     }
 }
 
-fn has_all(labels: &Labels, wanted: &Labels) -> Parsed<()> {
-    let missing: Vec<_> = wanted.difference(labels).collect();
+fn has_all(labels: &Labels, required: &Labels) -> Parsed<()> {
+    let missing: Vec<_> = required.difference(labels).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("there are no labels {missing:?} among {labels:?}")) }
 }
 

@@ -83,11 +83,11 @@ impl Balancer {
 impl Shared {
     async fn probe(&self) {
         let admins: Vec<_> = self.replicas.lock().iter().map(|replica| replica.admin.clone()).collect();
-        let ask = |admin: Client| async move {
+        let probe_readyz = |admin: Client| async move {
             let answer = admin.request(Method::GET, "/readyz").try_send().await;
             answer.is_ok_and(|answer| answer.status == 200)
         };
-        let ready = join_all(admins.into_iter().map(ask)).await;
+        let ready = join_all(admins.into_iter().map(probe_readyz)).await;
         for (replica, is_ready) in self.replicas.lock().iter_mut().zip(ready) {
             replica.is_ready = is_ready;
         }

@@ -77,18 +77,18 @@ impl Member {
                 () = watch.more_than(usize::MAX) => {}
                 () = reaches(&watch, habits.until.clone()) => {}
             }
-            let (ended, reported) = (watch.end(), watch.events().last().map(|event| event.rv));
+            let (ended, last_version) = (watch.end(), watch.events().last().map(|event| event.rv));
             if ended.is_none() {
                 watch.leave().await;
             }
             chain.watches.push(watch);
-            from = from.max(reported.unwrap_or(0));
+            from = from.max(last_version.unwrap_or(0));
             let is_over = habits.until.borrow().is_some_and(|until| from >= until);
             match ended {
                 None => return chain,
                 Some(Ended::Clean) if is_over => return chain,
                 Some(Ended::Clean) => {}
-                Some(ended) => return Chain { failure: Some(format!("{ended:?} behind {from}")), ..chain },
+                Some(ended) => return Chain { failure: Some(format!("{ended:?} after {from}")), ..chain },
             }
         }
         Chain { failure: Some("too many watches".to_owned()), ..chain }

@@ -40,7 +40,7 @@ fn check(write: impl Fn(&mut Vec<u8>) -> bool) {
     if write(&mut out) {
         assert!(is_json(&out), "{}", out.escape_ascii());
     } else {
-        assert_eq!(out, b"{", "what is refused leaves nothing");
+        assert_eq!(out, b"{", "a refused body leaves no output");
     }
 }
 

@@ -26,7 +26,7 @@ pub fn credentials(input: &[u8]) {
     let mut headers = head(rest.split(|byte| *byte == b'\n'));
     if first % 2 == 1 {
         let token = format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(rest));
-        headers = shown(&token, first % 4 == 1);
+        headers = credential_headers(&token, first % 4 == 1);
         assert_eq!(token_of(&headers), Ok(Some(BearerToken::new(&token))), "{token}");
     }
     match token_of(&headers) {
@@ -40,13 +40,13 @@ pub fn credentials(input: &[u8]) {
     }
     if let Some(user) = asserted(&headers) {
         assert!(headers.contains_key("x-remote-user"), "{headers:?}");
-        assert_is_somebody(&user);
+        assert_is_identified(&user);
     }
     assert!(source_ips(&headers, PeerAddress::Unix { uid: None }).len() < 100);
     sockets(headers);
 }
 
-fn shown(token: &str, is_plain: bool) -> HeaderMap {
+fn credential_headers(token: &str, is_plain: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut put = |name, value: &str| headers.insert(name, HeaderValue::from_str(value).expect("base64"));
     if is_plain {
@@ -79,7 +79,7 @@ fn has_token(headers: &HeaderMap) -> bool {
     values.any(|value| value.split(',').any(|protocol| protocol.trim().starts_with(BEARER_PROTOCOL)))
 }
 
-fn assert_is_somebody(user: &User) {
+fn assert_is_identified(user: &User) {
     let is_reported = |group: &String| group == User::AUTHENTICATED || group == User::UNAUTHENTICATED;
     assert!(!user.name.is_empty() && (user.is_anonymous() || user.groups.iter().any(is_reported)), "{user:?}");
 }
@@ -106,13 +106,13 @@ pub fn certificates(input: &[u8]) {
     assert!(starts.is_none_or(|start| start > *now));
     if let Ok(holder) = authorities.verify(&chain.into(), *now) {
         assert!(holder.until > *now, "{holder:?}");
-        assert_is_somebody(&holder.user);
+        assert_is_identified(&holder.user);
         assert_eq!(Some(&*holder.user), named.as_ref());
         let known = SIGNED.map(|signed| self::chain(signed).first().and_then(named_in).expect("a user"));
         let is_known = known.iter().any(|user| (&user.name, &user.groups) == (&holder.user.name, &holder.user.groups));
-        assert!(is_known, "nobody has signed that: {holder:?}");
+        assert!(is_known, "not signed by the CA: {holder:?}");
     } else {
-        assert!(!SIGNED.contains(&input), "what is signed is somebody's");
+        assert!(!SIGNED.contains(&input), "a signed certificate identifies its holder");
     }
 }
 

@@ -62,13 +62,13 @@ pub fn messages(input: &[u8]) {
 }
 
 /// Requests on a connection: the target, the version, and whether none may follow.
-type Asked = Arc<Mutex<Vec<(String, Version, bool)>>>;
+type SeenRequests = Arc<Mutex<Vec<(String, Version, bool)>>>;
 
 /// A server of kube-fanout, driven by this thread.
 struct Server {
     runtime: Runtime,
     path: PathBuf,
-    asked: Asked,
+    requests: SeenRequests,
     _drain: DrainTrigger,
 }
 
@@ -80,8 +80,8 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (process, thread) = (std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.sock"));
-        let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
-        let noted = asked.clone();
+        let (requests, (drain, watch)) = (SeenRequests::default(), DrainTrigger::new());
+        let noted = requests.clone();
         let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
             // A body is read only for a known caller; before that, requests are handled one at a time.
             peer.connection.found_known(None);
@@ -98,26 +98,26 @@ impl Server {
         let serving = net::serve(listener, None, ConnectionLimits::default(), BackgroundTasks::new(), watch, handle);
         runtime.spawn(serving);
         drop(entered);
-        Self { runtime, path, asked, _drain: drain }
+        Self { runtime, path, requests, _drain: drain }
     }
 
     /// Sends these bytes and no more. Returns the reply and the requests.
-    fn say(&self, input: &[u8]) -> (Vec<u8>, Vec<(String, Version, bool)>) {
-        self.asked.lock().expect("no panic").clear();
-        let heard = self.runtime.block_on(async {
+    fn exchange(&self, input: &[u8]) -> (Vec<u8>, Vec<(String, Version, bool)>) {
+        self.requests.lock().expect("no panic").clear();
+        let received = self.runtime.block_on(async {
             let talk = async {
                 let mut socket = UnixStream::connect(&self.path).await.expect("it accepts");
-                let mut heard = Vec::new();
+                let mut received = Vec::new();
                 // The server may close before it has read everything.
                 if socket.write_all(input).await.is_ok() && socket.shutdown().await.is_ok() {
-                    let _ = socket.read_to_end(&mut heard).await;
+                    let _ = socket.read_to_end(&mut received).await;
                 }
-                heard
+                received
             };
             timeout(PATIENCE, talk).await.expect("a connection ends with its client")
         });
-        let asked = self.asked.lock().expect("no panic").clone();
-        (heard, asked)
+        let requests = self.requests.lock().expect("no panic").clone();
+        (received, requests)
     }
 }
 
@@ -126,11 +126,11 @@ pub fn connections(input: &[u8]) {
     std::thread_local! {
         static SERVER: Server = Server::start();
     }
-    let (heard, asked) = SERVER.with(|server| server.say(input));
-    for (at, (target, version, is_last)) in asked.iter().enumerate() {
-        let is_followed = *version < Version::HTTP_2 && *is_last && at + 1 < asked.len();
-        assert!(!is_followed, "{target} is followed by {:?}", &asked[at + 1..]);
+    let (received, requests) = SERVER.with(|server| server.exchange(input));
+    for (at, (target, version, is_last)) in requests.iter().enumerate() {
+        let is_followed = *version < Version::HTTP_2 && *is_last && at + 1 < requests.len();
+        assert!(!is_followed, "{target} is followed by {:?}", &requests[at + 1..]);
     }
-    let is_http = heard.is_empty() || heard.starts_with(b"HTTP/1.") || !heard.starts_with(b"HTTP/");
-    assert!(is_http, "{}", heard.escape_ascii());
+    let is_http = received.is_empty() || received.starts_with(b"HTTP/1.") || !received.starts_with(b"HTTP/");
+    assert!(is_http, "{}", received.escape_ascii());
 }

@@ -39,7 +39,7 @@ pub fn tokens(input: &[u8]) {
     let text = text(input);
     let legible = ContinueToken::is_legible(&text);
     let Ok(token) = ContinueToken::decode(&text) else { return };
-    assert!(legible, "what is read is legible");
+    assert!(legible, "a parsed document can be printed");
     for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
         let encoded = token.encode(pages);
         assert_eq!(ContinueToken::decode(&encoded).as_ref(), Ok(&token), "{encoded}");
@@ -78,10 +78,10 @@ pub fn configurations(input: &[u8]) {
 fn check() -> (PathBuf, Box<ServeArguments>) {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let file = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.yaml"));
-    let words = ["kube-fanout", "config", "check", "--config"].into_iter().map(std::ffi::OsStr::new);
-    let arguments = CliArguments::try_parse_from(words.chain([file.as_os_str()])).expect("a command");
+    let command_line = ["kube-fanout", "config", "check", "--config"].into_iter().map(std::ffi::OsStr::new);
+    let arguments = CliArguments::try_parse_from(command_line.chain([file.as_os_str()])).expect("a command");
     let CliCommand::Config { command: ConfigCommand::Check(check) } = arguments.command else {
-        unreachable!("it was said")
+        unreachable!("the command line is fixed")
     };
     (file, check)
 }

@@ -15,7 +15,7 @@ pub fn headers(input: &[u8]) {
     let named = headers.keys().any(is_impersonation);
     match Impersonation::of(&headers) {
         // A request without impersonation headers does not impersonate.
-        Ok(somebody) => assert!(somebody.is_none() || named, "{headers:?}"),
+        Ok(identity) => assert!(identity.is_none() || named, "{headers:?}"),
         Err(_) => assert!(named, "{headers:?}"),
     }
     let _ = inspect(&headers);

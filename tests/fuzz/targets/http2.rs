@@ -39,11 +39,11 @@ const LIMITS: Http2Limits =
     Http2Limits { streams_max: 250, header_bytes_max: 64 << 10, header_max: MINUTE, ping_after: MINUTE };
 
 /// Sends the input in pieces of that size. Returns the requests, and the number of bytes that the server has sent.
-async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
+async fn exchange(input: &[u8], piece: usize) -> (Vec<String>, usize) {
     let (mut near, far) = tokio::io::duplex(PIPE_BYTES);
-    let asked = Arc::default();
+    let requests = Arc::default();
     let heads = Arc::<RequestHeadBudget>::default().connection();
-    let mut connection = Http2Connection::new(far, LIMITS, heads, Answering(Arc::clone(&asked)));
+    let mut connection = Http2Connection::new(far, LIMITS, heads, Answering(Arc::clone(&requests)));
     let mut is_over = false;
     for part in input.chunks(piece) {
         if is_over || near.write_all(part).await.is_err() {
@@ -56,10 +56,10 @@ async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
         tokio::task::yield_now().await;
     }
     drop(connection);
-    let mut heard = Vec::new();
-    near.read_to_end(&mut heard).await.expect("a pipe has no errors");
-    let asked = std::mem::take(&mut *asked.lock().expect("no panic"));
-    (asked, heard.len())
+    let mut received = Vec::new();
+    near.read_to_end(&mut received).await.expect("a pipe has no errors");
+    let requests = std::mem::take(&mut *requests.lock().expect("no panic"));
+    (requests, received.len())
 }
 
 /// The requests do not depend on the pieces in which their bytes arrive, and the responses have a limit.
@@ -76,8 +76,8 @@ pub fn connections(input: &[u8]) {
     }
     RUNTIME.with(|runtime| {
         runtime.block_on(async {
-            let (whole, sent) = say(input, INPUT_BYTES_MAX).await;
-            let (pieces, _) = say(input, 1).await;
+            let (whole, sent) = exchange(input, INPUT_BYTES_MAX).await;
+            let (pieces, _) = exchange(input, 1).await;
             assert!(whole.iter().zip(&pieces).all(|(one, other)| one == other), "{whole:?} {pieces:?}");
             assert!(sent <= 1024 + 32 * input.len(), "{sent} bytes are answered");
         });

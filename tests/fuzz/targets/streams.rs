@@ -91,7 +91,7 @@ pub fn events(input: &[u8]) {
                 assert!(again.attributes == object.attributes);
             }
             if envelope.encoding() != FeedEncoding::Table {
-                let whole = reader.object(&envelope.object(object.body())).expect("an object by itself");
+                let whole = reader.object(&envelope.object(object.body())).expect("a single object");
                 assert_eq!((&whole.key, whole.rv), (&object.key, object.rv));
             }
             derived(&envelope, &object);
@@ -169,9 +169,9 @@ pub fn pages(input: &[u8]) {
     written.extend_from_slice(&list.tail());
     assert_eq!(written.len(), list.content_length(page.items.len(), items_len));
     let again = reader.list(&written.into()).expect("a page of ours");
-    let reported =
+    let digests =
         |items: &[ObjectRevision]| items.iter().map(|item| (item.key.clone(), item.rv, item.body().clone())).collect();
-    let (ours, theirs): (Vec<_>, Vec<_>) = (reported(&again.items), reported(&page.items));
+    let (ours, theirs): (Vec<_>, Vec<_>) = (digests(&again.items), digests(&page.items));
     assert_eq!(ours, theirs);
     assert_eq!((again.resource_version, &again.continue_token), (page.resource_version, &page.continue_token));
     assert_eq!(again.kind, page.kind);

@@ -197,14 +197,14 @@ fn put(figures: &mut BenchFigures, record: &RequestStormStats, seconds: f64, spe
 /// Waits until every request has a response, or the time is up.
 async fn wait(session: &BenchRun<'_>, calls: &RequestStormState) {
     let plan = session.plan;
-    let wanted = if plan.requests == 0 { u64::MAX } else { plan.requests as u64 };
+    let needed = if plan.requests == 0 { u64::MAX } else { plan.requests as u64 };
     let longest = if plan.requests == 0 { plan.seconds } else { plan.patience };
     let deadline = Instant::now() + Duration::from_secs_f64(longest);
     let settled = || {
         let record = calls.record.lock();
         record.took.len() + record.refused + record.broken
     };
-    while settled() < wanted && Instant::now() < deadline && !session.stop.is_cancelled() {
+    while settled() < needed && Instant::now() < deadline && !session.stop.is_cancelled() {
         session.pause(Duration::from_millis(5)).await;
         session.progress.tick(|| format!("{} answered", calls.answered()));
     }

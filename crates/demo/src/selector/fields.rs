@@ -46,8 +46,8 @@ fn unescape(value: &str) -> Result<String, String> {
             '\\' => match chars.next() {
                 Some(c @ ('\\' | ',' | '=')) => out.push(c),
                 other => {
-                    let shown = other.map(String::from).unwrap_or_default();
-                    return Err(format!("invalid field selector: invalid escape sequence: \\{shown}"));
+                    let character = other.map(String::from).unwrap_or_default();
+                    return Err(format!("invalid field selector: invalid escape sequence: \\{character}"));
                 }
             },
             ',' | '=' => return Err(format!("invalid field selector: unescaped character in value: {}", c as u32)),

@@ -57,7 +57,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<LabelRequirement>, String> {
     Ok(requirements)
 }
 
-/// Splits a label selector into words and operators, each as long as possible. An empty token marks the end.
+/// Splits a label selector into identifiers and operators, each as long as possible. An empty token marks the end.
 fn tokens(text: &str) -> Vec<&str> {
     let special = |c: char| "=!(),><".contains(c);
     let blank = |c: char| " \t\r\n".contains(c);

@@ -76,8 +76,8 @@ async fn patch_merges_fields_and_apply_creates_the_object() {
     let (_, scaled) = send(&up, Method::PATCH, deployment, strategic, seven).await;
     assert_eq!((&scaled["metadata"]["generation"], &scaled["status"]["replicas"]), (&json!(2), &json!(3)));
     let status = json!({"status": {"replicas": 7}});
-    let (_, reported) = send(&up, Method::PATCH, &format!("{deployment}/status"), merge, status).await;
-    assert_eq!((&reported["metadata"]["generation"], &reported["status"]["replicas"]), (&json!(2), &json!(7)));
+    let (_, object) = send(&up, Method::PATCH, &format!("{deployment}/status"), merge, status).await;
+    assert_eq!((&object["metadata"]["generation"], &object["status"]["replicas"]), (&json!(2), &json!(7)));
 }
 
 #[tokio::test]

@@ -167,9 +167,9 @@ pub struct BenchLoadArguments {
 impl BenchLoadArguments {
     /// Returns the given flags, by the names of the keys.
     pub fn keys(&self) -> Map<String, Value> {
-        let said = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
+        let is_given = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
         match serde_json::to_value(self) {
-            Ok(Value::Object(keys)) => keys.into_iter().filter(|(_, value)| said(value)).collect(),
+            Ok(Value::Object(keys)) => keys.into_iter().filter(|(_, value)| is_given(value)).collect(),
             _ => Map::new(),
         }
     }

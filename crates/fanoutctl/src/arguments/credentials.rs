@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use probe::TargetCredentials;
+
 /// Flags for the credentials of `bench` and `verify`, and for the certificates that they trust.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CredentialArguments {
@@ -21,4 +23,17 @@ pub struct CredentialArguments {
     /// File with a bearer token; it is also sent over plain HTTP
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+}
+
+impl From<CredentialArguments> for TargetCredentials {
+    fn from(given: CredentialArguments) -> Self {
+        Self {
+            kubeconfig: given.kubeconfig,
+            ca: given.ca,
+            insecure: given.insecure_skip_tls_verify,
+            client_certificate: given.client_cert,
+            client_key: given.client_key,
+            token_file: given.token_file,
+        }
+    }
 }

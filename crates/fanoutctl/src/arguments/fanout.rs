@@ -17,7 +17,7 @@ pub(crate) struct KubectlPluginArguments {
 /// Parses the verb if the process was started as a kubectl plugin, under the name `kubectl-fanout`; `None` under other
 /// names.
 pub(super) fn plugin_verb() -> Option<Result<FanoutSubcommand, clap::Error>> {
-    #[allow(clippy::disallowed_methods, reason = "the name by which a plugin is called is no setting")]
+    #[allow(clippy::disallowed_methods, reason = "the name of the process is not a setting")]
     let name = std::env::args_os().next()?;
     let is_plugin = PathBuf::from(name).file_stem().is_some_and(|name| name == "kubectl-fanout");
     is_plugin.then(|| KubectlPluginArguments::try_parse().map(|arguments| arguments.verb))
@@ -177,7 +177,7 @@ impl ServerArguments {
 }
 
 /// Returns whether the terminal supports a screen with colours; `None` if it supports only lines of text.
-#[allow(clippy::disallowed_methods, reason = "what every program is told about its terminal is no setting")]
+#[allow(clippy::disallowed_methods, reason = "the terminal's environment variables are not settings")]
 pub fn terminal_colours() -> Option<bool> {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     // https://no-color.org

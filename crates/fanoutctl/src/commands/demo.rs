@@ -70,17 +70,17 @@ async fn run_until(options: DemoOptions, shutdown: BoxFuture<'_, ()>) -> Result<
     let config =
         ServeSettings { drain: Duration::from_secs(2), ..ServeSettings::in_front_of(CredentialSource::Anonymous(uri)) };
     let bound = BoundApp::bind(config).await?;
-    let address = bound.addresses().into_iter().next().expect("one listener was asked for");
+    let address = bound.addresses().into_iter().next().expect("one listener was requested");
     let admin = bound.admin_address().unwrap_or_default();
     let stop = CancellationToken::new();
     let proxy = bound.run(stop.clone().cancelled_owned(), std::future::pending());
     let show = async {
-        let shown = show(up, options, &address, &admin, shutdown).await;
+        let result = show(up, options, &address, &admin, shutdown).await;
         stop.cancel();
-        shown
+        result
     };
-    let (shown, served) = tokio::join!(show, proxy);
-    shown.and(served.map_err(DemoError::Lost))
+    let (result, served) = tokio::join!(show, proxy);
+    result.and(served.map_err(DemoError::Lost))
 }
 
 async fn show(
@@ -142,8 +142,8 @@ impl RunningDemo {
         churning.stop().await;
         let events = self.events();
         // The last events may not have reached the watches yet.
-        let wanted = |_: &WatchCounts| self.fleet.missed(events) == 0;
-        let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
+        let caught_up = |_: &WatchCounts| self.fleet.missed(events) == 0;
+        let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, caught_up).await;
         self.summary(elapsed, events)
     }
 

@@ -74,7 +74,7 @@ fn text(found: &LoadEstimate, arguments: &EstimateArguments) -> String {
         found.requests_per_second_before,
         found.watches_open,
         found.requests_per_second_after,
-        found.questions,
+        found.proxy_requests,
         if arguments.proxies > 1 { "ies" } else { "y" },
         found.streams
     );

@@ -21,16 +21,16 @@ pub struct CommandOutput {
 /// # Errors
 /// A message with the reason that there is no result.
 #[inline(never)]
-pub fn ask(verb: FanoutSubcommand) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
-    Box::pin(async move { asked(verb).await })
+pub fn run(verb: FanoutSubcommand) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
+    Box::pin(async move { run_verb(verb).await })
 }
 
-async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
+async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     let wrong = |error: InspectError| error.to_string();
     match verb {
         FanoutSubcommand::State(admin) => {
             let (proxies, _held) = proxies(&admin).await?;
-            Ok(reported(status(&proxies).await.map_err(wrong)?, admin.output))
+            Ok(output_of(status(&proxies).await.map_err(wrong)?, admin.output))
         }
         FanoutSubcommand::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
@@ -48,12 +48,12 @@ async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
         FanoutSubcommand::Explain { admin, user, agent, resource, limit } => {
             let order = ExplainOptions { user, agent, resource, limit };
             let (proxies, _held) = proxies(&admin).await?;
-            Ok(reported(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
+            Ok(output_of(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
         }
         FanoutSubcommand::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
             let order = DiffOptions { resource, namespace, proxy, upstream };
-            Ok(reported(diff(&order).await.map_err(wrong)?, output))
+            Ok(output_of(diff(&order).await.map_err(wrong)?, output))
         }
         FanoutSubcommand::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
             let proxy = reach(&server, Some(server.proxy.clone()))?;
@@ -67,7 +67,7 @@ async fn asked(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     }
 }
 
-fn reported(findings: InspectReport, output: OutputFormat) -> CommandOutput {
+fn output_of(findings: InspectReport, output: OutputFormat) -> CommandOutput {
     let InspectReport { text, json, is_well } = findings;
     let text = if output == OutputFormat::Json { format!("{json:#}\n") } else { text };
     CommandOutput { text, is_well }
@@ -89,8 +89,8 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<PodPor
             "{name}: --token-file would be sent without TLS; use a port-forward, --pods or a unix socket"
         ));
     }
-    let asked = |(name, place)| ProxyTarget { name, place, token: token.clone() };
-    Ok((places.into_iter().map(asked).collect(), Vec::new()))
+    let target = |(name, place)| ProxyTarget { name, place, token: token.clone() };
+    Ok((places.into_iter().map(target).collect(), Vec::new()))
 }
 
 fn reach(server: &ServerArguments, url: Option<String>) -> Result<ApiserverOptions, String> {

@@ -74,7 +74,7 @@ impl TryCommand {
         let mut playing =
             RunningTrial { servers: Some(servers), writers, crowd, line: TrialStatusLine::default(), actions: [0; 2] };
         let played = playing.play(self.script, &admin_page, shutdown).await;
-        let reported = match played {
+        let result = match played {
             Ok(()) => playing.verdict().await,
             Err(error) => Err(error),
         };
@@ -83,7 +83,7 @@ impl TryCommand {
             servers.stop().await;
         }
         drop(dir);
-        reported
+        result
     }
 }
 

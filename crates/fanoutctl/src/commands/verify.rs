@@ -153,9 +153,9 @@ struct GroundTruthSources {
 }
 
 impl GroundTruthSources {
-    fn of(said: &[String], problems: &mut Vec<String>) -> Self {
+    fn of(texts: &[String], problems: &mut Vec<String>) -> Self {
         let mut truths = Self::default();
-        for text in said {
+        for text in texts {
             let is_twice = match text.strip_prefix("etcd=").map(EtcdOptions::parse) {
                 Some(Ok(etcd)) => truths.etcd.replace(etcd).is_some(),
                 Some(Err(why)) => {
@@ -260,10 +260,10 @@ fn encoding(name: &str) -> RecordedEncoding {
 }
 
 /// Returns the seed, and the command line that repeats the run with it.
-fn repeatable(said: Option<u64>, mut command: Vec<String>) -> (u64, String) {
+fn repeatable(seed_given: Option<u64>, mut command: Vec<String>) -> (u64, String) {
     // 32 bits keep the seed short enough to copy by hand.
-    let seed = said.unwrap_or_else(|| u64::from(fastrand::u32(..)));
-    if said.is_none() {
+    let seed = seed_given.unwrap_or_else(|| u64::from(fastrand::u32(..)));
+    if seed_given.is_none() {
         command.extend(["--seed".to_owned(), seed.to_string()]);
     }
     let quoted = |word: &String| {
@@ -283,21 +283,21 @@ mod tests {
 
     #[test]
     fn repeat_command_includes_the_seed_and_quotes_arguments() {
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let (seed, command) = repeatable(None, words(&["fanoutctl", "verify", "--fault", "kill $(cat it's.pid)"]));
+        let strings = |strings: &[&str]| strings.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let (seed, command) = repeatable(None, strings(&["fanoutctl", "verify", "--fault", "kill $(cat it's.pid)"]));
         assert_eq!(command, format!(r"fanoutctl verify --fault 'kill $(cat it'\''s.pid)' --seed {seed}"));
-        assert_eq!(repeatable(Some(7), words(&["verify", "--seed", "7"])), (7, "verify --seed 7".to_owned()));
+        assert_eq!(repeatable(Some(7), strings(&["verify", "--seed", "7"])), (7, "verify --seed 7".to_owned()));
     }
 
     #[test]
     fn truth_accepts_at_most_one_etcd_and_one_apiserver() {
-        let said = |texts: &[&str]| {
+        let parsed = |texts: &[&str]| {
             let (mut problems, texts) = (Vec::new(), texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
             let truths = GroundTruthSources::of(&texts, &mut problems);
             (truths.etcd.is_some(), truths.direct.is_some(), problems.len())
         };
-        assert_eq!(said(&["etcd=http://e:2379", "https://a:6443"]), (true, true, 0));
-        assert_eq!(said(&["https://a", "https://b"]).2, 1);
-        assert_eq!(said(&["etcd="]).2, 1);
+        assert_eq!(parsed(&["etcd=http://e:2379", "https://a:6443"]), (true, true, 0));
+        assert_eq!(parsed(&["https://a", "https://b"]).2, 1);
+        assert_eq!(parsed(&["etcd="]).2, 1);
     }
 }

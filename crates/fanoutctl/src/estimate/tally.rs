@@ -26,7 +26,7 @@ pub(super) struct AuditLogTally {
     /// The resources that clients list or watch. The value is the last second in which a request required a proof that
     /// the cache is current.
     resources: HashMap<String, Option<i64>>,
-    questions: u64,
+    proxy_requests: u64,
     first: Option<f64>,
     last: f64,
     watch_seconds: f64,
@@ -140,7 +140,7 @@ impl AuditLogTally {
         let Some((received, _)) = event.times().filter(|_| event.needs_proof()) else { return };
         let second = Self::second(received);
         if last.replace(second) != Some(second) {
-            self.questions += 1;
+            self.proxy_requests += 1;
         }
     }
 
@@ -176,8 +176,8 @@ impl AuditLogTally {
         let seconds = last - first;
         // If all records have the same time, there is no rate.
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let questions = self.questions * order.proxies;
-        let held: HashSet<_> = self.resources.keys().collect();
+        let proxy_requests = self.proxy_requests * order.proxies;
+        let cached: HashSet<_> = self.resources.keys().collect();
         LoadEstimate {
             seconds,
             requests: from_memory + rest,
@@ -186,10 +186,10 @@ impl AuditLogTally {
             watches_open: if seconds > 0.0 { watch_seconds / seconds } else { 0.0 },
             total: total(&rows),
             of_apiserver: self.of_apiserver,
-            questions,
-            streams: held.len() as u64 * order.proxies,
+            proxy_requests,
+            streams: cached.len() as u64 * order.proxies,
             requests_per_second_before: per_second(from_memory + rest),
-            requests_per_second_after: per_second(rest + questions),
+            requests_per_second_after: per_second(rest + proxy_requests),
             other_lines: self.other,
             unreadable_lines: self.unreadable,
             rows,

@@ -100,9 +100,9 @@ async fn list(
     let (mut collection, mut next) =
         (CollectionDigest { version: String::new(), objects: BTreeMap::new() }, at.to_owned());
     loop {
-        let asked = format!("{path}?limit={PAGE_OBJECTS}{next}");
-        let what = format!("{}{asked}", server.name);
-        let answer = server.get(&asked, JSON).await?.success(&what)?;
+        let page_path = format!("{path}?limit={PAGE_OBJECTS}{next}");
+        let what = format!("{}{page_path}", server.name);
+        let answer = server.get(&page_path, JSON).await?.success(&what)?;
         if from_memory && answer.header("kube-fanout-served").is_none() {
             let why = match answer.header("kube-fanout-reason") {
                 Some(reason) => format!("the proxy forwarded the request: {reason}: {}", meaning(reason)),
@@ -117,8 +117,8 @@ async fn list(
             let object: DiffObject = serde_json::from_str(text).map_err(|error| InspectError::of(&what, error))?;
             let DiffObjectMetadata { namespace, name, resource_version } = object.metadata;
             let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-            let held = ObjectDigest { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
-            collection.objects.insert(key, held);
+            let digest = ObjectDigest { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
+            collection.objects.insert(key, digest);
         }
         collection.version = page.metadata.resource_version;
         if page.metadata.token.is_empty() {
@@ -158,7 +158,7 @@ fn compared(order: &DiffOptions, ours: &CollectionDigest, theirs: &CollectionDig
         differs(key, "extra", format!("missing upstream; the proxy has it at {}", ours.version));
     }
     let count = lines.len();
-    let bytes: usize = ours.objects.values().map(|held| held.bytes).sum();
+    let bytes: usize = ours.objects.values().map(|digest| digest.bytes).sum();
     let mut text = format!(
         "{} at resourceVersion {}: {} objects, {} bytes; ",
         order.resource,

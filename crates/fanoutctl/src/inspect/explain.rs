@@ -25,14 +25,14 @@ pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> Result<
     let query = order.query();
     let (mut text, mut found) = (String::new(), Vec::new());
     for proxy in proxies {
-        let shown = async |page: &str| {
+        let fetch = async |page: &str| {
             let path = format!("/debug/{page}?{query}");
-            let shown = proxy.json(&path).await?;
-            shown.map_err(|not| {
+            let fetch = proxy.json(&path).await?;
+            fetch.map_err(|not| {
                 InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status.as_u16(), not.why))
             })
         };
-        let (watches, recent) = (shown("watches").await?, shown("recent").await?);
+        let (watches, recent) = (fetch("watches").await?, fetch("recent").await?);
         if !text.is_empty() {
             text.push('\n');
         }
@@ -130,12 +130,12 @@ fn happened(row: &Value, kind: &str) -> String {
         1 => String::new(),
         times => format!(", {} times", grouped(times)),
     };
-    let (reason, method, request) = (text("reason"), text("method"), text("request"));
+    let (reason, method, target) = (text("reason"), text("method"), text("request"));
     let why = match kind {
         "refused" => refusal(reason.split(' ').next().unwrap_or_default()),
         _ => meaning(reason),
     };
-    format!("{ago} ago{times}: {}, {method} {request}: {reason}: {why}", who(row))
+    format!("{ago} ago{times}: {}, {method} {target}: {reason}: {why}", who(row))
         .trim_end_matches([' ', ':'])
         .to_owned()
 }

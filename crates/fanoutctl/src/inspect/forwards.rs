@@ -101,14 +101,14 @@ impl ProxyPodSelector {
         let (stdout, stderr) =
             child.stdout.take().zip(child.stderr.take()).ok_or_else(|| wrong(&"it has no output"))?;
         let (mut stdout, mut stderr) = (BufReader::new(stdout), stderr);
-        let mut said = String::new();
-        stdout.read_line(&mut said).await.map_err(|error| wrong(&error))?;
-        if said.is_empty() {
+        let mut line = String::new();
+        stdout.read_line(&mut line).await.map_err(|error| wrong(&error))?;
+        if line.is_empty() {
             let mut why = String::new();
             let _ = stderr.read_to_string(&mut why).await;
             return Err(wrong(&format!("it exited: {}", why.trim())));
         }
-        let port = self::port(said.trim_end()).ok_or_else(|| wrong(&format!("unexpected output {said:?}")))?;
+        let port = self::port(line.trim_end()).ok_or_else(|| wrong(&format!("unexpected output {line:?}")))?;
         Ok((child, KubectlOutput(stdout, stderr), port))
     }
 
@@ -124,8 +124,8 @@ impl ProxyPodSelector {
                 return;
             }
             // A start may fail while the pod restarts, so errors lead to another attempt.
-            if let Ok(Ok((child, said, _))) = started {
-                (*running, output) = (Some(child), said);
+            if let Ok(Ok((child, line, _))) = started {
+                (*running, output) = (Some(child), line);
                 retries.succeeded(Instant::now());
             }
         }
@@ -149,8 +149,8 @@ impl Drop for PodPortForward {
 }
 
 /// Parses the local port in `Forwarding from 127.0.0.1:40123 -> 9090`.
-fn port(said: &str) -> Option<u16> {
-    let (_, rest) = said.strip_prefix("Forwarding from ")?.split_once(':')?;
+fn port(line: &str) -> Option<u16> {
+    let (_, rest) = line.strip_prefix("Forwarding from ")?.split_once(':')?;
     rest.split_once(" -> ")?.0.parse().ok()
 }
 

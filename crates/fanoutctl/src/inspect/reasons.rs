@@ -46,7 +46,10 @@ const MEANINGS: [(&str, &str); 39] = [
     ),
     ("not_cached", "no feed caches this resource, and a GET does not start one"),
     ("syncing", "the feed did not sync in time (feeds.syncWait): the proxy just started, or upstream is slow"),
-    ("forbidden", "the proxy may not list and watch this resource: grant it, or leave it"),
+    (
+        "forbidden",
+        "the proxy may not list and watch this resource: grant the permission, or accept that it is forwarded",
+    ),
     ("not_in_resources", "not listed in feeds.resources"),
     ("sensitive", "a sensitive kind that is not listed in feeds.sensitive"),
     ("out_of_scope", "it requests more than this node's objects (node)"),

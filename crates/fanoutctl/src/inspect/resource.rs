@@ -25,8 +25,8 @@ pub(super) async fn path(
 async fn preferred(server: &ApiserverConnection, group: &str) -> Result<String, InspectError> {
     let path = format!("/apis/{group}");
     let answer = server.get(&path, "application/json").await?.success(&path)?;
-    let said: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;
-    let preferred = said["preferredVersion"]["groupVersion"].as_str();
+    let api_group: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;
+    let preferred = api_group["preferredVersion"]["groupVersion"].as_str();
     preferred
         .map(str::to_owned)
         .ok_or_else(|| InspectError::of(&path, "no such group (expected PLURAL.GROUP, such as deployments.apps)"))

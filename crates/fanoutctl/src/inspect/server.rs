@@ -75,8 +75,8 @@ impl ApiserverConnection {
 
     /// Sends a GET and returns the response before its body is read.
     pub(super) async fn stream(&self, path: &str, accept: &str) -> Result<PendingResponse, InspectError> {
-        let asked = self.sender.get(&self.target, &RequestSpec::get(path, accept)).await;
-        asked.map_err(|error| InspectError(format!("{}{path}: {error}", self.name)))
+        let response = self.sender.get(&self.target, &RequestSpec::get(path, accept)).await;
+        response.map_err(|error| InspectError(format!("{}{path}: {error}", self.name)))
     }
 }
 
@@ -95,6 +95,6 @@ impl FetchedResponse {
 }
 
 pub(super) fn refused(what: &str, status: StatusCode, body: &[u8]) -> InspectError {
-    let said: Value = serde_json::from_slice(body).unwrap_or_default();
-    InspectError::of(what, format!("{} {}", status.as_u16(), said["message"].as_str().unwrap_or_default()))
+    let status_object: Value = serde_json::from_slice(body).unwrap_or_default();
+    InspectError::of(what, format!("{} {}", status.as_u16(), status_object["message"].as_str().unwrap_or_default()))
 }

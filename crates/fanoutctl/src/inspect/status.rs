@@ -48,19 +48,19 @@ pub async fn status(proxies: &[ProxyTarget]) -> Result<InspectReport, InspectErr
 
 impl ProxyStatus {
     pub(super) async fn of(proxy: &ProxyTarget) -> Result<Self, InspectError> {
-        let shown = async |path: &str| {
-            let shown = proxy.page(path).await?;
-            shown.map_err(|not| {
+        let fetch = async |path: &str| {
+            let response = proxy.page(path).await?;
+            response.map_err(|not| {
                 InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status, not.why))
             })
         };
-        let ready = shown("/readyz").await?;
-        let metrics = MetricsText(shown("/metrics").await?);
+        let ready = fetch("/readyz").await?;
+        let metrics = MetricsText(fetch("/metrics").await?);
         let parsed = |path: &str, text: String| {
             serde_json::from_str::<Value>(&text)
                 .map_err(|error| InspectError::of(&format!("{} {path}", proxy.name), error))
         };
-        let feeds = parsed("/debug/feeds", shown("/debug/feeds").await?)?;
+        let feeds = parsed("/debug/feeds", fetch("/debug/feeds").await?)?;
         // Proxies of earlier releases do not have this page.
         let config = proxy.json("/debug/config").await?.unwrap_or_default();
         let pending = ready

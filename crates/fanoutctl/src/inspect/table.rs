@@ -72,8 +72,8 @@ mod tests {
     fn control_characters_are_replaced() {
         assert_eq!(printable("kubelet/v1 (ä 日本) ≥"), "kubelet/v1 (ä 日本) ≥");
         let texts = ["\x1b[2J", "\u{9b}2J", "a\nb", "a\u{202e}b", "\u{200b}", "\u{7f}", "\u{2066}x"];
-        let said = texts.map(|text| printable(text).into_owned());
-        assert_eq!(said, ["�[2J", "�2J", "a�b", "a�b", "�", "�", "�x"]);
+        let printed = texts.map(|text| printable(text).into_owned());
+        assert_eq!(printed, ["�[2J", "�2J", "a�b", "a�b", "�", "�", "�x"]);
         let rows = [vec!["\x1b]0;owned\x07".to_owned(), "x".to_owned()]];
         assert_eq!(lines(&["N", "W"], &rows), "N           W\n�]0;owned�  x\n");
     }

@@ -212,8 +212,8 @@ impl Drop for OpenStreamGuard<'_> {
 }
 
 async fn refusal(mut answer: PendingResponse) -> TrialError {
-    let said = answer.body.read(REFUSAL_BYTES_MAX).await.map(|(bytes, _)| bytes).unwrap_or_default();
-    TrialError::of("a watch", format!("{} {}", answer.status, String::from_utf8_lossy(&said)))
+    let message = answer.body.read(REFUSAL_BYTES_MAX).await.map(|(bytes, _)| bytes).unwrap_or_default();
+    TrialError::of("a watch", format!("{} {}", answer.status, String::from_utf8_lossy(&message)))
 }
 
 async fn pause(failures: u32) {
@@ -265,8 +265,8 @@ fn take(seen: &mut InformerStore, frame: &[u8]) -> Result<(), TrialError> {
     let version = metadata.resource_version.and_then(|version| version.parse().ok());
     let version: u64 = version.ok_or_else(|| TrialError::of("a frame", "no version"))?;
     if kind == "BOOKMARK" {
-        let said = metadata.annotations.map(|said| said.get().replace(' ', "")).unwrap_or_default();
-        seen.reaches(version, said.contains(INITIAL_EVENTS_END));
+        let text = metadata.annotations.map(|text| text.get().replace(' ', "")).unwrap_or_default();
+        seen.reaches(version, text.contains(INITIAL_EVENTS_END));
     } else if let Some(object) = metadata.name.and_then(number_of) {
         seen.takes(object, version, kind == "DELETED");
     }

@@ -6,12 +6,12 @@ use super::ledger::WriteLedger;
 #[derive(Debug)]
 pub(super) struct InformerStore {
     /// The version of each stored object; 0 if the object is absent.
-    held: Vec<u64>,
+    versions: Vec<u64>,
     /// The versions of the initial state while it is incomplete.
     staged: Option<Vec<u64>>,
     /// The version to resume from; `None` if the informer must relist.
     at: Option<u64>,
-    reported: VecDeque<u64>,
+    received: VecDeque<u64>,
     judged_to: u64,
     pub(super) counts: InformerCounts,
 }
@@ -29,8 +29,8 @@ pub(super) struct InformerCounts {
 
 impl InformerStore {
     pub(super) fn new(objects: usize) -> Self {
-        let (held, reported) = (vec![0; objects], VecDeque::new());
-        Self { held, staged: None, at: None, reported, judged_to: 0, counts: InformerCounts::default() }
+        let (versions, received) = (vec![0; objects], VecDeque::new());
+        Self { versions, staged: None, at: None, received, judged_to: 0, counts: InformerCounts::default() }
     }
 
     /// Returns the version to resume from; `None` if the informer must relist.
@@ -40,15 +40,15 @@ impl InformerStore {
 
     /// Records the start of a stream. It begins with the initial state if there is no version to resume from.
     pub(super) fn begins(&mut self) {
-        self.staged = self.at.is_none().then(|| vec![0; self.held.len()]);
+        self.staged = self.at.is_none().then(|| vec![0; self.versions.len()]);
     }
 
     /// Records a change, or an object of the initial state. `is_gone` means that the change is a deletion.
     pub(super) fn takes(&mut self, object: usize, version: u64, is_gone: bool) {
-        let held = if is_gone { 0 } else { version };
+        let stored = if is_gone { 0 } else { version };
         if let Some(staged) = &mut self.staged {
             if let Some(place) = staged.get_mut(object) {
-                *place = held;
+                *place = stored;
             }
             return;
         }
@@ -57,11 +57,11 @@ impl InformerStore {
             self.counts.wrong += 1;
             return;
         }
-        match self.held.get_mut(object) {
-            Some(place) => *place = held,
+        match self.versions.get_mut(object) {
+            Some(place) => *place = stored,
             None => self.counts.wrong += 1,
         }
-        self.reported.push_back(version);
+        self.received.push_back(version);
         self.at = Some(version);
     }
 
@@ -70,8 +70,8 @@ impl InformerStore {
     pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {
             // The initial state includes all earlier events.
-            (self.held, self.judged_to) = (staged, version);
-            self.reported.clear();
+            (self.versions, self.judged_to) = (staged, version);
+            self.received.clear();
             self.counts.states += 1;
             self.at = Some(version);
         } else if self.staged.is_none() && self.at.is_none_or(|at| version > at) {
@@ -94,8 +94,8 @@ impl InformerStore {
     /// lost.
     pub(super) fn judge_all(&mut self, ledger: &WriteLedger) {
         self.judge_to(ledger, ledger.newest());
-        let differs = |(held, latest): (&u64, &u64)| held != latest;
-        let different = self.held.iter().zip(&ledger.latest()).filter(|pair| differs(*pair)).count() as u64;
+        let differs = |(versions, latest): (&u64, &u64)| versions != latest;
+        let different = self.versions.iter().zip(&ledger.latest()).filter(|pair| differs(*pair)).count() as u64;
         // An object may be stale because of a lost change that is counted already, so the counts are not added.
         self.counts.lost = self.counts.lost.max(different);
     }
@@ -105,17 +105,17 @@ impl InformerStore {
             return;
         }
         for version in ledger.between(self.judged_to, to) {
-            while self.reported.front().is_some_and(|reported| *reported < version) {
-                self.reported.pop_front();
+            while self.received.front().is_some_and(|received| *received < version) {
+                self.received.pop_front();
                 self.counts.wrong += 1;
             }
-            match self.reported.front() {
-                Some(reported) if *reported == version => drop(self.reported.pop_front()),
+            match self.received.front() {
+                Some(received) if *received == version => drop(self.received.pop_front()),
                 _ => self.counts.lost += 1,
             }
         }
-        while self.reported.front().is_some_and(|reported| *reported <= to) {
-            self.reported.pop_front();
+        while self.received.front().is_some_and(|received| *received <= to) {
+            self.received.pop_front();
             self.counts.wrong += 1;
         }
         self.judged_to = to;
@@ -147,9 +147,9 @@ mod tests {
         (ledger, seen)
     }
 
-    fn judged(reported: &[u64]) -> (u64, u64) {
+    fn judged(received: &[u64]) -> (u64, u64) {
         let (ledger, mut seen) = world();
-        reported.iter().for_each(|version| seen.takes(0, *version, false));
+        received.iter().for_each(|version| seen.takes(0, *version, false));
         seen.judge_all(&ledger);
         (seen.counts.lost, seen.counts.wrong)
     }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(judged(&[10, 30]), (1, 0), "in the middle, and the state is right");
         assert_eq!(judged(&[10, 20]), (1, 0), "at the end");
         assert_eq!(judged(&[]), (3, 0));
-        assert_eq!(judged(&[10, 20, 20, 30]), (0, 1), "told twice");
+        assert_eq!(judged(&[10, 20, 20, 30]), (0, 1), "received twice");
         assert_eq!(judged(&[10, 20, 25, 30]), (0, 1), "never written");
     }
 

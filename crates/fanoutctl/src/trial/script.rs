@@ -59,7 +59,7 @@ impl FromStr for TrialScript {
                 other => return Err(format!("{other:?}: expected apiserver, proxy or quit")),
             };
             if actions.back().is_some_and(|(before, _)| at < *before) {
-                return Err(format!("{part:?}: expected times in order, but it is before the action that precedes it"));
+                return Err(format!("{part:?}: expected ascending times, but it is before the previous action"));
             }
             actions.push_back((at, action));
         }
@@ -82,12 +82,12 @@ mod tests {
             found.push((at, script.take().unwrap()));
         }
         let seconds = Duration::from_secs;
-        let wanted = [
+        let expected = [
             (seconds(1) / 2, TrialAction::Apiserver),
             (seconds(10), TrialAction::Proxy),
             (seconds(60), TrialAction::Quit),
         ];
-        assert_eq!(found, wanted);
+        assert_eq!(found, expected);
     }
 
     #[test]

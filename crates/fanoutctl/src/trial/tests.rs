@@ -37,7 +37,7 @@ async fn judged(
     assert!(timeout(PATIENCE, writers.finish()).await.expect("the last changes are written"));
     let newest = writers.ledger().newest();
     assert!(newest > 0);
-    eventually("the last change is heard of", || async { crowd.judge(writers.ledger()).behind == 0 }).await;
+    eventually("the last change is received", || async { crowd.judge(writers.ledger()).behind == 0 }).await;
     let counts = crowd.judge_all(writers.ledger());
     crowd.stop().await;
     counts
@@ -45,8 +45,8 @@ async fn judged(
 
 async fn until_delivered(crowd: &InformerFleet, writers: &TrialWriters, more: u64) {
     let before = crowd.judge(writers.ledger()).delivered;
-    let wanted = before + more * INFORMERS as u64;
-    eventually("changes are delivered", || async { crowd.judge(writers.ledger()).delivered >= wanted }).await;
+    let expected = before + more * INFORMERS as u64;
+    eventually("changes are delivered", || async { crowd.judge(writers.ledger()).delivered >= expected }).await;
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn duplicate_event_counts_as_wrong_and_stream_reset_loses_none() {
     .await;
     assert_eq!((counts.lost, counts.wrong, counts.relists), (0, 0, 0), "{counts:?}");
     let counts = judged(&demo_with_pods().await, async |crowd, writers| until_delivered(crowd, writers, 1).await).await;
-    assert_eq!((counts.lost, counts.wrong), (0, 0), "pods of others are nobody's loss: {counts:?}");
+    assert_eq!((counts.lost, counts.wrong), (0, 0), "pods of other writers do not count as lost: {counts:?}");
     let up = demo::upstream().run().await;
     let counts = judged(&up, async |crowd, writers| {
         until_delivered(crowd, writers, 5).await;

@@ -104,15 +104,15 @@ mod tests {
             }
         });
         let target = TargetCredentials::default().target(&url).await.expect("a server");
-        let ask = async || {
+        let open_watch = async || {
             let windows = FlowControlWindows { stream: 1 << 20, connection: 1 << 20, socket: None, as_go: false };
             let opened = crate::open(&target, WatchProtocol::Ws, windows).await;
             let EstablishedConnection { sender, .. } = opened.expect("a connection");
             sender.get(&target, &RequestSpec::get("/api/v1/pods?watch=1", "application/json")).await
         };
-        let why = ask().await.err().expect("no watch").to_string();
+        let why = open_watch().await.err().expect("no watch").to_string();
         assert!(why.contains("responded with 200 OK instead of an upgrade"), "{why}");
-        assert_eq!(ask().await.expect("a refusal").status, http::StatusCode::FORBIDDEN);
+        assert_eq!(open_watch().await.expect("a refusal").status, http::StatusCode::FORBIDDEN);
         answering.await.expect("no panic");
     }
 }

@@ -40,18 +40,18 @@ impl ClientConnection {
     /// Sends a read. If the server has closed the connection, the read is sent again on a new one, as every client
     /// does.
     pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingResponse, ProbeRequestError> {
-        let ask = RequestSpec::get(path, accept);
+        let request = RequestSpec::get(path, accept);
         if let Some(link) = &self.shared {
-            return self.get_by(link, &ask).await;
+            return self.get_by(link, &request).await;
         }
         if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed())
-            && let Ok(answer) = sender.get(&self.target, &ask).await
+            && let Ok(answer) = sender.get(&self.target, &request).await
         {
             self.keep(sender);
             return Ok(answer);
         }
         let sender = self.dial().await?;
-        let answer = sender.get(&self.target, &ask).await?;
+        let answer = sender.get(&self.target, &request).await?;
         self.keep(sender);
         Ok(answer)
     }
@@ -59,14 +59,14 @@ impl ClientConnection {
     async fn get_by(
         &self,
         link: &SharedConnection,
-        ask: &RequestSpec<'_>,
+        request: &RequestSpec<'_>,
     ) -> Result<PendingResponse, ProbeRequestError> {
         let (times, sender) = link.sender(0, async || self.dial().await).await?;
-        if let Ok(answer) = sender.get(&self.target, ask).await {
+        if let Ok(answer) = sender.get(&self.target, request).await {
             return Ok(answer);
         }
         let (_, sender) = link.sender(times, async || self.dial().await).await?;
-        sender.get(&self.target, ask).await
+        sender.get(&self.target, request).await
     }
 
     async fn dial(&self) -> Result<HttpRequestSender, ProbeRequestError> {

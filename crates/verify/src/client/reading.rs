@@ -184,29 +184,29 @@ impl<'a> RecordingClient<'a> {
             Ok(answer) => answer,
             Err(error) => return self.broke(op, &error),
         };
-        let asked = self.behaviour.encoding;
-        let mut reported = ResponseRecord { op, code: code.as_u16(), from_memory, ..ResponseRecord::default() };
+        let requested = self.behaviour.encoding;
+        let mut response = ResponseRecord { op, code: code.as_u16(), from_memory, ..ResponseRecord::default() };
         if !code.is_success() {
             let (status, retry_after) = decode::status(&body);
-            reported.status = status;
-            self.returned(reported);
+            response.status = status;
+            self.returned(response);
             return ReadOutcome::Refused { code: code.as_u16(), retry_after };
         }
-        reported.encoding = encoding.filter(|encoding| *encoding != asked);
-        let Some(read) = decode(encoding.unwrap_or(asked), &body) else {
-            self.scene.notes.add(format!("a response in {asked:?} could not be parsed"));
-            reported.code = 0;
-            self.returned(reported);
+        response.encoding = encoding.filter(|encoding| *encoding != requested);
+        let Some(read) = decode(encoding.unwrap_or(requested), &body) else {
+            self.scene.notes.add(format!("a response in {requested:?} could not be parsed"));
+            response.code = 0;
+            self.returned(response);
             return ReadOutcome::Broken;
         };
-        fill(&read, &mut reported);
-        self.scene.world.saw(reported.version.unwrap_or_default());
-        self.returned(reported);
+        fill(&read, &mut response);
+        self.scene.world.saw(response.version.unwrap_or_default());
+        self.returned(response);
         ReadOutcome::With(op, read)
     }
 
     fn broke<T>(&self, op: OperationId, error: &ProbeRequestError) -> ReadOutcome<T> {
-        self.returned(ResponseRecord { op, status: said(error), ..ResponseRecord::default() });
+        self.returned(ResponseRecord { op, status: status_of(error), ..ResponseRecord::default() });
         ReadOutcome::Broken
     }
 
@@ -221,11 +221,11 @@ impl<'a> RecordingClient<'a> {
         let query = self.watch_query(from, length);
         let op = self.call(ReadVerb::Watch, &path, &query, resumes);
         let accept = decode::accept(self.behaviour.encoding, false, true);
-        let asked = query.behind(&path);
+        let path_and_query = query.behind(&path);
         let connection = self.watching.as_mut().unwrap_or(&mut self.connection);
         let mut answer = tokio::select! {
             biased;
-            answer = connection.get(&asked, accept) => match answer {
+            answer = connection.get(&path_and_query, accept) => match answer {
                 Ok(answer) => answer,
                 Err(error) => return self.broke(op, &error),
             },
@@ -235,17 +235,17 @@ impl<'a> RecordingClient<'a> {
             }
         };
         let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
-        let mut reported = ResponseRecord { op, code, from_memory, ..ResponseRecord::default() };
+        let mut response = ResponseRecord { op, code, from_memory, ..ResponseRecord::default() };
         if !answer.status.is_success() {
             let (body, _) = answer.body.read(REFUSAL_BYTES_MAX).await.unwrap_or_default();
             let (status, retry_after) = decode::status(&body);
-            reported.status = status;
-            self.returned(reported);
+            response.status = status;
+            self.returned(response);
             return ReadOutcome::Refused { code, retry_after };
         }
         let encoding = encoding_in(&answer, self.behaviour.encoding).unwrap_or(self.behaviour.encoding);
-        reported.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
-        self.returned(reported);
+        response.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
+        self.returned(response);
         let follower = WatchStreamRecorder::new(self.scene, op, encoding, from);
         let (over, is_at_end) = follower.follow(answer.body, length.cut).await;
         if !is_at_end && self.behaviour.transport == ClientTransport::H1 {
@@ -272,16 +272,16 @@ impl<'a> RecordingClient<'a> {
     }
 }
 
-fn encoding_in(answer: &PendingResponse, asked: RecordedEncoding) -> Option<RecordedEncoding> {
+fn encoding_in(answer: &PendingResponse, requested: RecordedEncoding) -> Option<RecordedEncoding> {
     let content_type = answer.headers.get(CONTENT_TYPE)?.to_str().ok()?;
-    decode::encoding_of(content_type, asked)
+    decode::encoding_of(content_type, requested)
 }
 
 fn is_from_memory(answer: &PendingResponse) -> bool {
     answer.headers.get("kube-fanout-served").is_some_and(|served| served == "cache")
 }
 
-fn said(error: &ProbeRequestError) -> RecordedStatus {
+fn status_of(error: &ProbeRequestError) -> RecordedStatus {
     RecordedStatus { message: error.to_string(), ..RecordedStatus::default() }
 }
 
@@ -292,7 +292,7 @@ struct WatchStreamRecorder<'a> {
     encoding: RecordedEncoding,
     from: ClientWatchStart,
     place: Option<u64>,
-    reported: WatchStreamContent,
+    content: WatchStreamContent,
 }
 
 /// The kind of events that a stream has sent so far.
@@ -313,12 +313,12 @@ impl<'a> WatchStreamRecorder<'a> {
             ClientWatchStart::Version(version) => Some(version),
             ClientWatchStart::Initial(_) | ClientWatchStart::Anything { .. } => None,
         };
-        Self { scene, op, encoding, from, place, reported: WatchStreamContent::Nothing }
+        Self { scene, op, encoding, from, place, content: WatchStreamContent::Nothing }
     }
 
     /// Follows the stream to its end. Also returns whether the server ended it, which permits reuse of its connection.
     async fn follow(mut self, mut body: ResponseStream, cut: Option<Duration>) -> (EndedWatch, bool) {
-        let framing = match (body.is_of_messages(), decode::frames_have_lengths(self.encoding)) {
+        let framing = match (body.is_of_messages(), decode::is_protobuf(self.encoding)) {
             (true, _) => StreamFraming::Messages,
             (false, true) => StreamFraming::Lengths,
             (false, false) => StreamFraming::Lines,
@@ -336,7 +336,7 @@ impl<'a> WatchStreamRecorder<'a> {
                 Some(Ok(chunk)) => {
                     let at_ns = now_ns();
                     let fed = frames.feed(&chunk, |frame| self.frame(frame, at_ns));
-                    if fed.is_err() || self.reported == WatchStreamContent::Malformed {
+                    if fed.is_err() || self.content == WatchStreamContent::Malformed {
                         break WatchEnding::Torn;
                     }
                 }
@@ -344,29 +344,29 @@ impl<'a> WatchStreamRecorder<'a> {
                 None if frames.is_whole() => break WatchEnding::Clean,
                 None => break WatchEnding::Torn,
             }
-            if matches!(self.reported, WatchStreamContent::Error | WatchStreamContent::Expired) {
+            if matches!(self.content, WatchStreamContent::Error | WatchStreamContent::Expired) {
                 until = until.min(Instant::now() + AFTER_ERROR);
             }
         };
         self.scene.recorder.put(&HistoryRecord::End(WatchEndRecord { op: self.op, at_ns: now_ns(), how }));
         let is_short =
-            how != WatchEnding::Left && began.elapsed() < SHORT && self.reported != WatchStreamContent::Events;
-        let over = EndedWatch { place: self.place, is_expired: self.reported == WatchStreamContent::Expired, is_short };
+            how != WatchEnding::Left && began.elapsed() < SHORT && self.content != WatchStreamContent::Events;
+        let over = EndedWatch { place: self.place, is_expired: self.content == WatchStreamContent::Expired, is_short };
         (over, how == WatchEnding::Clean)
     }
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
         let Some(event) = self.scene.frames.event(self.encoding, frame) else {
             self.scene.notes.add("a watch frame was not an event");
-            self.reported = WatchStreamContent::Malformed;
+            self.content = WatchStreamContent::Malformed;
             return;
         };
         let DecodedEvent { kind, item, initial_end, status } = &*event;
         let (kind, initial_end) = (*kind, *initial_end);
-        self.reported = match (kind, self.reported) {
+        self.content = match (kind, self.content) {
             (RecordedEventType::Error, _) if status.code == StatusCode::GONE.as_u16() => WatchStreamContent::Expired,
             (RecordedEventType::Error, _) => WatchStreamContent::Error,
-            (_, reported @ (WatchStreamContent::Error | WatchStreamContent::Expired)) => reported,
+            (_, content @ (WatchStreamContent::Error | WatchStreamContent::Expired)) => content,
             _ => WatchStreamContent::Events,
         };
         let version = item.version;

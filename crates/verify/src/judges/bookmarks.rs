@@ -12,12 +12,12 @@ use super::super::violation::GuaranteeVerdict;
 pub(super) fn bookmarkable(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Bookmarkable);
     for op in history.watches(ApiserverGuarantee::Bookmarkable) {
-        let asked = op.ask.as_ref().is_some_and(|ask| ask.bookmarks);
-        for reported in op.events.iter().filter(|reported| reported.is_bookmark()) {
+        let is_requested = op.request.as_ref().is_some_and(|request| request.bookmarks);
+        for received in op.events.iter().filter(|received| received.is_bookmark()) {
             judged.instances += 1;
-            if !asked {
-                judged.violation(op, &[reported.line], || {
-                    ("no bookmarks, because none were requested".to_owned(), event_text::reported(history, reported))
+            if !is_requested {
+                judged.violation(op, &[received.line], || {
+                    ("no bookmarks, because none were requested".to_owned(), event_text::received(history, received))
                 });
             }
         }
@@ -30,29 +30,29 @@ pub(super) fn bookmarkable(history: &RunHistory) -> GuaranteeVerdict {
 /// Checks that a bookmark is not below anything sent before it, and that everything sent after it is above it.
 fn rising(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     // The last bookmark, and the highest version sent, with its line.
-    let end = op.events[..op.live_from].last().filter(|reported| reported.initial_end);
+    let end = op.events[..op.live_from].last().filter(|received| received.initial_end);
     let mut bookmark = end.copied();
     let mut newest = (op.start().unwrap_or(0), op.line);
-    for reported in op.live() {
-        let behind = |bookmark: &ReceivedItem| reported.is_object() && reported.version <= bookmark.version;
-        if reported.is_bookmark() && reported.version < newest.0 {
-            judged.violation(op, &[newest.1, reported.line], || {
-                (format!("bookmarks at {} and later", newest.0), event_text::reported(history, reported))
+    for received in op.live() {
+        let behind = |bookmark: &ReceivedItem| received.is_object() && received.version <= bookmark.version;
+        if received.is_bookmark() && received.version < newest.0 {
+            judged.violation(op, &[newest.1, received.line], || {
+                (format!("bookmarks at {} and later", newest.0), event_text::received(history, received))
             });
         }
         if let Some(bookmark) = bookmark.filter(|bookmark| behind(bookmark)) {
-            judged.violation(op, &[bookmark.line, reported.line], || {
+            judged.violation(op, &[bookmark.line, received.line], || {
                 (
                     format!("events above {} after that bookmark", bookmark.version),
-                    event_text::reported(history, reported),
+                    event_text::received(history, received),
                 )
             });
         }
-        if reported.is_bookmark() {
-            bookmark = Some(*reported);
+        if received.is_bookmark() {
+            bookmark = Some(*received);
         }
-        if (reported.is_object() || reported.is_bookmark()) && reported.version > newest.0 {
-            newest = (reported.version, reported.line);
+        if (received.is_object() || received.is_bookmark()) && received.version > newest.0 {
+            newest = (received.version, received.line);
         }
     }
 }
@@ -61,11 +61,11 @@ fn missed(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVe
     let Some((truth, view)) = history.view(op) else { return };
     follow(truth, view, op, |step| {
         let EventMatch::Missed { position, event } = step else { return };
-        let (reported, expected) = (&op.live()[event], &view.events[position]);
-        if reported.is_bookmark() {
+        let (received, expected) = (&op.live()[event], &view.events[position]);
+        if received.is_bookmark() {
             let line = truth.changes[expected.change as usize].line;
-            judged.violation(op, &[line, reported.line], || {
-                let got = format!("{} without it", event_text::reported(history, reported));
+            judged.violation(op, &[line, received.line], || {
+                let got = format!("{} without it", event_text::received(history, received));
                 (format!("{} first", event_text::expected(history, truth, expected)), got)
             });
         }

@@ -29,7 +29,7 @@ pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
     let direct = history.operations.iter().filter(|op| op.server == RequestServerRole::Direct);
     // The apiserver's responses come first, because the others are compared with them.
     for op in direct.chain(history.judged(ApiserverGuarantee::TypedBytes)) {
-        let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
+        let (Some(request), Some(answer)) = (&op.request, op.answered(200)) else { continue };
         let is_judged = op.server.is_judged();
         if let Some(encoding) = answer.encoding.filter(|encoding| is_judged && *encoding != op.encoding) {
             judged.instances += 1;
@@ -37,18 +37,18 @@ pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
                 (event_text::encoding(op.encoding).to_owned(), event_text::encoding(encoding).to_owned())
             });
         }
-        for reported in answer.items.iter().chain(&op.events).filter(|reported| reported.is_object()) {
-            let Some(bytes) = reported.bytes else { continue };
-            let gone = reported.kind == RecordedEventType::Deleted;
-            let spelled = (ask.collection.as_str(), op.encoding, op.verb, reported.key, reported.version, gone);
+        for received in answer.items.iter().chain(&op.events).filter(|received| received.is_object()) {
+            let Some(bytes) = received.bytes else { continue };
+            let gone = received.kind == RecordedEventType::Deleted;
+            let spelled = (request.collection.as_str(), op.encoding, op.verb, received.key, received.version, gone);
             let Some(seen) = first.get(&spelled) else {
-                first.insert(spelled, FirstEncodedContent { bytes, line: reported.line, op });
+                first.insert(spelled, FirstEncodedContent { bytes, line: received.line, op });
                 continue;
             };
             if is_judged {
                 judged.instances += 1;
                 if seen.bytes != bytes {
-                    other(history, op, reported, seen, &mut judged);
+                    other(history, op, received, seen, &mut judged);
                 }
             }
         }
@@ -59,15 +59,15 @@ pub(super) fn typed_bytes(history: &RunHistory) -> GuaranteeVerdict {
 fn other(
     history: &RunHistory,
     op: &RecordedOperation,
-    reported: &ReceivedItem,
+    received: &ReceivedItem,
     seen: &FirstEncodedContent<'_>,
     judged: &mut GuaranteeVerdict,
 ) {
-    judged.violation(op, &[seen.op.line, seen.line, reported.line], || {
+    judged.violation(op, &[seen.op.line, seen.line, received.line], || {
         let who =
             if seen.op.server == RequestServerRole::Direct { "the apiserver's response" } else { "another response" };
         let encoding = event_text::encoding(op.encoding);
-        let object = format!("{} at {} in {encoding}", history.key(reported.key), reported.version);
+        let object = format!("{} at {} in {encoding}", history.key(received.key), received.version);
         (format!("{object} with the same bytes as in {who}"), "different bytes".to_owned())
     });
 }

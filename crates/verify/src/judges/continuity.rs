@@ -31,13 +31,13 @@ pub(super) fn continuity(history: &RunHistory) -> GuaranteeVerdict {
     for before in history.operations.iter().filter_map(|op| op.resumes) {
         *resumed.entry(before).or_default() += 1;
     }
-    let mut held: HashMap<OperationId, ClientObjectVersions> = HashMap::new();
+    let mut states: HashMap<OperationId, ClientObjectVersions> = HashMap::new();
     for op in history.watches(ApiserverGuarantee::Continuity) {
         let Some((truth, view)) = history.view(op) else { continue };
-        let Some(base) = base(history, op, &mut held, &mut resumed) else { continue };
+        let Some(base) = base(history, op, &mut states, &mut resumed) else { continue };
         let after = watch(history, op, truth, view, base, &mut judged);
         if let Some(after) = after.filter(|_| resumed.contains_key(&op.op)) {
-            held.insert(op.op, after);
+            states.insert(op.op, after);
         }
     }
     judged
@@ -47,7 +47,7 @@ pub(super) fn continuity(history: &RunHistory) -> GuaranteeVerdict {
 fn base(
     history: &RunHistory,
     op: &RecordedOperation,
-    held: &mut HashMap<OperationId, ClientObjectVersions>,
+    states: &mut HashMap<OperationId, ClientObjectVersions>,
     resumed: &mut HashMap<OperationId, usize>,
 ) -> Option<ClientObjectVersions> {
     if op.state.is_some() {
@@ -55,13 +55,13 @@ fn base(
     }
     let (start, before) = (op.start()?, history.before(op)?);
     if before.verb == ReadVerb::List {
-        return listed(history, before).filter(|held| held.moment == start && before.view == op.view);
+        return listed(history, before).filter(|state| state.moment == start && before.view == op.view);
     }
     // The last watch that resumes from another one takes its state.
     let left = resumed.get_mut(&before.op)?;
     *left = left.saturating_sub(1);
-    let held = if *left == 0 { held.remove(&before.op) } else { held.get(&before.op).cloned() };
-    held.filter(|held| (held.event..=held.moment).contains(&start) && before.view == op.view)
+    let state = if *left == 0 { states.remove(&before.op) } else { states.get(&before.op).cloned() };
+    state.filter(|state| (state.event..=state.moment).contains(&start) && before.view == op.view)
 }
 
 /// Returns the state from the pages of a list that ends with this operation. All pages must have the same version.
@@ -69,7 +69,7 @@ fn listed(history: &RunHistory, last: &RecordedOperation) -> Option<ClientObject
     let answer = last.answered(200).filter(|answer| !answer.more)?;
     let mut pages = vec![answer];
     let mut page = last;
-    while !page.ask.as_ref()?.first.is_empty() {
+    while !page.request.as_ref()?.first.is_empty() {
         let before = history.before(page).filter(|before| before.view == last.view && before.op < page.op)?;
         pages.push(before.answered(200).filter(|before| before.version == answer.version)?);
         page = before;
@@ -83,28 +83,28 @@ fn watch(
     op: &RecordedOperation,
     truth: &ResourceGroundTruth,
     view: &SelectionView,
-    mut held: ClientObjectVersions,
+    mut state: ClientObjectVersions,
     judged: &mut GuaranteeVerdict,
 ) -> Option<ClientObjectVersions> {
-    for reported in op.live() {
-        match reported.kind {
-            RecordedEventType::Added | RecordedEventType::Modified => held.put(reported),
-            RecordedEventType::Deleted => held.drop(reported),
+    for received in op.live() {
+        match received.kind {
+            RecordedEventType::Added | RecordedEventType::Modified => state.put(received),
+            RecordedEventType::Deleted => state.drop(received),
             RecordedEventType::Bookmark => {
-                held.moment = reported.version;
-                judge(history, op, truth, view, &held, reported.line, judged)?;
+                state.moment = received.version;
+                judge(history, op, truth, view, &state, received.line, judged)?;
             }
             RecordedEventType::Error => break,
         }
     }
     // If a stream breaks amid changes of one version, a client that resumes at that version loses the remaining ones.
-    let last = held.moment;
+    let last = state.moment;
     let of_last = view.index_behind(last) - view.index_behind(last.saturating_sub(1));
-    if of_last > 1 && held.sum != view.sum_at(last) {
+    if of_last > 1 && state.sum != view.sum_at(last) {
         return None;
     }
-    judge(history, op, truth, view, &held, op.over.map_or(0, |over| over.line), judged)?;
-    Some(held)
+    judge(history, op, truth, view, &state, op.over.map_or(0, |over| over.line), judged)?;
+    Some(state)
 }
 
 fn judge(
@@ -112,20 +112,20 @@ fn judge(
     op: &RecordedOperation,
     truth: &ResourceGroundTruth,
     view: &SelectionView,
-    held: &ClientObjectVersions,
+    state: &ClientObjectVersions,
     line: u32,
     judged: &mut GuaranteeVerdict,
 ) -> Option<()> {
-    let moment = held.moment;
+    let moment = state.moment;
     if !truth.knows(moment) {
         return Some(());
     }
     judged.instances += 1;
-    if held.sum == view.sum_at(moment) {
+    if state.sum == view.sum_at(moment) {
         return Some(());
     }
     let mut replay = view.replay(truth);
-    let objects = held.objects.iter().map(|(key, version)| (*key, *version));
+    let objects = state.objects.iter().map(|(key, version)| (*key, *version));
     let found = difference(history, truth, replay.at(moment).iter(), objects);
     let (expected, got, change) = found.unwrap_or_default();
     judged.violation(op, &[change, line], || {
@@ -135,23 +135,23 @@ fn judge(
 }
 
 impl ClientObjectVersions {
-    fn of<'a>(reported: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
-        let mut held = Self::default();
-        reported.for_each(|reported| held.put(reported));
-        (held.event, held.moment) = (version, version);
-        held
+    fn of<'a>(received: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
+        let mut state = Self::default();
+        received.for_each(|received| state.put(received));
+        (state.event, state.moment) = (version, version);
+        state
     }
 
-    fn put(&mut self, reported: &ReceivedItem) {
-        self.drop(reported);
-        self.sum.add(reported.key, reported.version);
-        self.objects.insert(reported.key, reported.version);
+    fn put(&mut self, received: &ReceivedItem) {
+        self.drop(received);
+        self.sum.add(received.key, received.version);
+        self.objects.insert(received.key, received.version);
     }
 
-    fn drop(&mut self, reported: &ReceivedItem) {
-        if let Some(version) = self.objects.remove(&reported.key) {
-            self.sum.take(reported.key, version);
+    fn drop(&mut self, received: &ReceivedItem) {
+        if let Some(version) = self.objects.remove(&received.key) {
+            self.sum.take(received.key, version);
         }
-        (self.event, self.moment) = (reported.version, reported.version);
+        (self.event, self.moment) = (received.version, received.version);
     }
 }

@@ -35,18 +35,18 @@ pub(super) fn reliable(history: &RunHistory) -> GuaranteeVerdict {
             EventMatch::Past { .. } | EventMatch::Foreign { .. } => {}
         });
         for event in unheard {
-            let reported = &op.live()[event];
-            judged.violation(op, &[reported.line], || {
+            let received = &op.live()[event];
+            judged.violation(op, &[received.line], || {
                 (
                     "events of actual changes".to_owned(),
-                    format!("{} without a change", event_text::reported(history, reported)),
+                    format!("{} without a change", event_text::received(history, received)),
                 )
             });
         }
         for (position, event) in missed {
-            let (reported, expected) = (&op.live()[event], &view.events[position]);
-            judged.violation(op, &[truth.changes[expected.change as usize].line, reported.line], || {
-                let got = format!("{} without it", event_text::reported(history, reported));
+            let (received, expected) = (&op.live()[event], &view.events[position]);
+            judged.violation(op, &[truth.changes[expected.change as usize].line, received.line], || {
+                let got = format!("{} without it", event_text::received(history, received));
                 (format!("{} first", event_text::expected(history, truth, expected)), got)
             });
         }
@@ -69,7 +69,7 @@ fn overdue(
     let until = op.over.map_or(history.end_ns, |over| over.at_ns);
     let rest = reached.pending.iter().copied().chain(reached.next..view.events.len());
     let rest = rest.map(|position| &view.events[position]).filter(|expected| expected.version <= truth.to);
-    let failed = op.live().last().is_some_and(|reported| !reported.is_object() && !reported.is_bookmark());
+    let failed = op.live().last().is_some_and(|received| !received.is_object() && !received.is_bookmark());
     if let Some(expected) = rest.filter(|_| !failed).find(|expected| {
         let since = truth.changes[expected.change as usize].learnt_ns.max(op.at_ns);
         let by = since.saturating_add(patience);
@@ -90,24 +90,24 @@ pub(super) fn resumable(history: &RunHistory) -> GuaranteeVerdict {
     for op in history.watches(ApiserverGuarantee::Resumable) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(start) = op.start().filter(|start| op.state.is_none() && truth.knows(*start)) else { continue };
-        let Some(reported) = op.live().iter().find(|reported| reported.is_object() && reported.version <= truth.to)
+        let Some(received) = op.live().iter().find(|received| received.is_object() && received.version <= truth.to)
         else {
             continue;
         };
         judged.instances += 1;
         let first = view.events.get(view.index_behind(start));
-        let is_first = first.is_some_and(|first| first.version == reported.version);
-        let is_none = reported.change().is_none_or(|change| view.position(change).is_none());
+        let is_first = first.is_some_and(|first| first.version == received.version);
+        let is_none = received.change().is_none_or(|change| view.position(change).is_none());
         // Other judges check events that never happened or do not match. Here only events at or below the version count
         // as well.
-        if !is_first && (!is_none || reported.version <= start) {
+        if !is_first && (!is_none || received.version <= start) {
             let line = first.map_or(0, |first| truth.changes[first.change as usize].line);
-            judged.violation(op, &[line, reported.line], || {
+            judged.violation(op, &[line, received.line], || {
                 let first =
                     first.map_or_else(|| "nothing".to_owned(), |first| event_text::expected(history, truth, first));
                 (
                     format!("{first} as the first event after {start}"),
-                    format!("{} as the first event", event_text::reported(history, reported)),
+                    format!("{} as the first event", event_text::received(history, received)),
                 )
             });
         }

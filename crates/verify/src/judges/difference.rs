@@ -12,10 +12,10 @@ pub(super) fn difference<'a>(
     history: &RunHistory,
     truth: &ResourceGroundTruth,
     expected: impl Iterator<Item = (&'a ObjectKeyId, &'a u32)>,
-    reported: impl Iterator<Item = (ObjectKeyId, u64)>,
+    received: impl Iterator<Item = (ObjectKeyId, u64)>,
 ) -> Option<(String, String, u32)> {
     let mut reported_of: BTreeMap<ObjectKeyId, u64> = BTreeMap::new();
-    for (key, version) in reported {
+    for (key, version) in received {
         if reported_of.insert(key, version).is_some() {
             let key = history.key(key);
             return Some((format!("{key} once"), format!("with {key} twice"), 0));
@@ -37,6 +37,6 @@ pub(super) fn difference<'a>(
 }
 
 /// Converts delivered objects into the input of [`difference`].
-pub(super) fn objects(reported: &[ReceivedItem]) -> impl Iterator<Item = (ObjectKeyId, u64)> {
-    reported.iter().map(|reported| (reported.key, reported.version))
+pub(super) fn objects(received: &[ReceivedItem]) -> impl Iterator<Item = (ObjectKeyId, u64)> {
+    received.iter().map(|received| (received.key, received.version))
 }

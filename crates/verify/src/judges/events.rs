@@ -14,17 +14,17 @@ pub(super) fn filtered(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Filtered);
     for op in history.watches(ApiserverGuarantee::Filtered) {
         let Some((truth, view)) = history.view(op) else { continue };
-        for (at, reported) in objects(op) {
+        for (at, received) in objects(op) {
             judged.instances += 1;
-            let is_covered = view.selection.covers(history.key(reported.key));
-            let is_foreign = reported.change().is_some_and(|change| {
-                let is_live = at >= op.live_from && reported.version > truth.from;
+            let is_covered = view.selection.covers(history.key(received.key));
+            let is_foreign = received.change().is_some_and(|change| {
+                let is_live = at >= op.live_from && received.version > truth.from;
                 if is_live { view.position(change).is_none() } else { !view.matches(change) }
             });
             if !is_covered || is_foreign {
-                let line = reported.change().map_or(0, |change| truth.changes[change as usize].line);
-                judged.violation(op, &[line, reported.line], || {
-                    ("events of selected objects".to_owned(), event_text::reported(history, reported))
+                let line = received.change().map_or(0, |change| truth.changes[change as usize].line);
+                judged.violation(op, &[line, received.line], || {
+                    ("events of selected objects".to_owned(), event_text::received(history, received))
                 });
             }
         }
@@ -37,10 +37,10 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Typed);
     for op in history.watches(ApiserverGuarantee::Typed) {
         let Some((truth, view)) = history.view(op) else { continue };
-        for (at, reported) in objects(op) {
-            let Some(change) = reported.change() else { continue };
+        for (at, received) in objects(op) {
+            let Some(change) = received.change() else { continue };
             let is_live = at >= op.live_from;
-            if is_live && reported.version <= truth.from {
+            if is_live && received.version <= truth.from {
                 continue;
             }
             let kind = if is_live {
@@ -51,15 +51,15 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
             };
             judged.instances += 1;
             let content = content(op, truth, change, kind);
-            let is_other = reported.digest.zip(content).is_some_and(|(got, expected)| got != expected);
-            if reported.kind != kind || is_other {
+            let is_other = received.digest.zip(content).is_some_and(|(got, expected)| got != expected);
+            if received.kind != kind || is_other {
                 let line = truth.changes[change as usize].line;
-                judged.violation(op, &[line, reported.line], || {
-                    let mut expected = *reported;
+                judged.violation(op, &[line, received.line], || {
+                    let mut expected = *received;
                     expected.kind = kind;
                     let [expected, got] =
-                        [(&expected, content), (reported, reported.digest)].map(|(reported, digest)| {
-                            format!("{} {}", event_text::reported(history, reported), event_text::content(digest))
+                        [(&expected, content), (received, received.digest)].map(|(received, digest)| {
+                            format!("{} {}", event_text::received(history, received), event_text::content(digest))
                         });
                     (expected, got)
                 });
@@ -70,7 +70,7 @@ pub(super) fn typed(history: &RunHistory) -> GuaranteeVerdict {
 }
 
 fn objects(op: &RecordedOperation) -> impl Iterator<Item = (usize, &ReceivedItem)> {
-    op.events.iter().enumerate().filter(|(_, reported)| reported.is_object())
+    op.events.iter().enumerate().filter(|(_, received)| received.is_object())
 }
 
 /// Returns the expected content of an event. A deletion, or a change that leaves the selection, has the previous
@@ -82,8 +82,8 @@ fn content(
     kind: RecordedEventType,
 ) -> Option<super::super::digest::ContentDigest> {
     let change = &truth.changes[change as usize];
-    let shown = if kind == RecordedEventType::Deleted { &truth.changes[change.before? as usize] } else { change };
-    shown.content(op.encoding)
+    let delivered = if kind == RecordedEventType::Deleted { &truth.changes[change.before? as usize] } else { change };
+    delivered.content(op.encoding)
 }
 
 impl SelectionView {

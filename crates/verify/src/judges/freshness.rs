@@ -10,14 +10,14 @@ use super::super::parsed_request::{ExpectedReadVersion, FreshnessRequirement};
 use super::super::record::{ReadVerb, RecordedEncoding, RequestServerRole};
 use super::super::timeline::VersionTimeline;
 use super::super::violation::GuaranteeVerdict;
-use super::versions::{ResponseVersion, shown};
+use super::versions::{ResponseVersion, response_version};
 
 /// Judges that a response to a request without a version contains everything that any participant knew before the
 /// request.
 pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Consistent);
     for op in history.judged(ApiserverGuarantee::Consistent) {
-        let plan = op.ask.as_ref().map(|ask| ask.plan);
+        let plan = op.request.as_ref().map(|request| request.plan);
         let Some(
             ExpectedReadVersion::Read(FreshnessRequirement::Consistent)
             | ExpectedReadVersion::State(FreshnessRequirement::Consistent)
@@ -32,10 +32,10 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
             next(history, op, known, &mut judged);
             continue;
         }
-        let Some(shown) = shown(history, op) else { continue };
+        let Some(response) = response_version(history, op) else { continue };
         judged.instances += 1;
-        let words = || format!("all changes up to {known}, which was known before");
-        match shown {
+        let expected = || format!("all changes up to {known}, which was known before");
+        match response {
             // A list may have an older version if it contains all current objects: nothing has changed since, or every
             // change was undone.
             ResponseVersion::State { version, line } => {
@@ -43,13 +43,13 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
                 if let Some(change) = newer {
                     judged.violation(op, &[change.line, line], || {
                         (
-                            format!("{}, with {}", words(), event_text::change(history, change)),
+                            format!("{}, with {}", expected(), event_text::change(history, change)),
                             format!("the state at {version}"),
                         )
                     });
                 }
             }
-            ResponseVersion::Object { .. } => shown.judge(history, op, known, &mut judged, words),
+            ResponseVersion::Object { .. } => response.judge(history, op, known, &mut judged, expected),
         }
     }
     judged
@@ -57,11 +57,11 @@ pub(super) fn consistent(history: &RunHistory) -> GuaranteeVerdict {
 
 /// Checks that a watch that begins with the next event begins after everything known.
 fn next(history: &RunHistory, op: &RecordedOperation, known: u64, judged: &mut GuaranteeVerdict) {
-    let Some(reported) = op.events.iter().find(|reported| reported.is_object()) else { return };
+    let Some(received) = op.events.iter().find(|received| received.is_object()) else { return };
     judged.instances += 1;
-    if reported.version <= known {
-        judged.violation(op, &[reported.line], || {
-            (format!("events after {known}, which was known before"), event_text::reported(history, reported))
+    if received.version <= known {
+        judged.violation(op, &[received.line], || {
+            (format!("events after {known}, which was known before"), event_text::received(history, received))
         });
     }
 }
@@ -73,17 +73,18 @@ pub(super) fn monotone(history: &RunHistory) -> GuaranteeVerdict {
     let waived = waived(history);
     let seen = seen(history, &waived);
     for op in history.judged(ApiserverGuarantee::Monotone).filter(|op| history.may_be_from_memory(op)) {
-        let Some(ask) = &op.ask else { continue };
+        let Some(request) = &op.request else { continue };
         let (ExpectedReadVersion::Read(FreshnessRequirement::Any)
-        | ExpectedReadVersion::State(FreshnessRequirement::Any)) = ask.plan
+        | ExpectedReadVersion::State(FreshnessRequirement::Any)) = request.plan
         else {
             continue;
         };
-        let Some(shown) = shown(history, op) else { continue };
+        let Some(response) = response_version(history, op) else { continue };
         judged.instances += 1;
-        let timeline = seen.get(&(op.server, ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
+        let timeline = seen.get(&(op.server, request.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
         let known = timeline.map_or(0, |seen| seen.before(op.at_ns));
-        shown.judge(history, op, known, &mut judged, || format!("a response at {known} or later, like an earlier one"));
+        response
+            .judge(history, op, known, &mut judged, || format!("a response at {known} or later, like an earlier one"));
     }
     judged
 }
@@ -97,18 +98,18 @@ fn seen<'a>(history: &'a RunHistory, waived: &[u64]) -> HashMap<FreshnessCacheKe
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
     let shows_memory = |op: &&RecordedOperation| op.server.is_judged() && history.may_be_from_memory(op);
     for op in history.operations.iter().filter(shows_memory) {
-        let Some(ask) = &op.ask else { continue };
+        let Some(request) = &op.request else { continue };
         let mut add = |at_ns, version| {
-            let key = (op.server, ask.collection.as_str(), op.encoding, period(waived, at_ns));
+            let key = (op.server, request.collection.as_str(), op.encoding, period(waived, at_ns));
             points.entry(key).or_default().push((at_ns, version));
         };
-        for reported in op.events.iter().filter(|reported| reported.is_bookmark()) {
-            add(reported.at_ns, reported.version);
+        for received in op.events.iter().filter(|received| received.is_bookmark()) {
+            add(received.at_ns, received.version);
         }
         // With a limit, the response may come from the store.
-        let is_memory = match ask.plan {
+        let is_memory = match request.plan {
             ExpectedReadVersion::Read(FreshnessRequirement::Any) => true,
-            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(_)) => ask.limit == 0,
+            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(_)) => request.limit == 0,
             _ => false,
         };
         let answer = op.answered(200).filter(|_| is_memory && op.verb == ReadVerb::List);

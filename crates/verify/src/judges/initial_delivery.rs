@@ -60,13 +60,13 @@ pub(super) fn begins_once(history: &RunHistory) -> GuaranteeVerdict {
 
 /// Returns the last error event of a watch.
 fn refused(history: &RunHistory, op: &RecordedOperation) -> Option<RefusedResume> {
-    let at = op.events.iter().rposition(|reported| reported.kind == RecordedEventType::Error)?;
-    let (reported, position) = (&op.events[at], position(history, op, &op.events[..at]));
+    let at = op.events.iter().rposition(|received| received.kind == RecordedEventType::Error)?;
+    let (received, position) = (&op.events[at], position(history, op, &op.events[..at]));
     let also = (0..history.run.also.len()).filter_map(|place| u8::try_from(place).ok());
     let mut servers = std::iter::once(RequestServerRole::Subject).chain(also.map(RequestServerRole::Also));
-    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, reported.at_ns));
+    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, received.at_ns));
     let expired = op.errors.last().is_some_and(|status| status.code == 410);
-    Some(RefusedResume { line: reported.line, by_all: expired && by_all })
+    Some(RefusedResume { line: received.line, by_all: expired && by_all })
 }
 
 /// Whether the operation delivered a whole state.
@@ -80,9 +80,9 @@ fn is_whole(op: &RecordedOperation) -> bool {
 
 /// Whether the operation requests a whole state.
 fn begins(op: &RecordedOperation) -> bool {
-    op.ask.as_ref().is_some_and(|ask| match op.verb {
-        ReadVerb::List => ask.first.is_empty(),
-        ReadVerb::Watch => matches!(ask.plan, ExpectedReadVersion::State(_)),
+    op.request.as_ref().is_some_and(|request| match op.verb {
+        ReadVerb::List => request.first.is_empty(),
+        ReadVerb::Watch => matches!(request.plan, ExpectedReadVersion::State(_)),
         ReadVerb::Get => false,
     })
 }

@@ -15,16 +15,16 @@ use super::difference::{difference, objects};
 pub(super) fn initial_events(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::InitialEvents);
     for op in history.watches(ApiserverGuarantee::InitialEvents) {
-        let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ExpectedReadVersion::State(_)));
+        let begins = matches!(op.request.as_ref().map(|request| request.plan), Some(ExpectedReadVersion::State(_)));
         let stray = if begins { op.live() } else { &op.events };
-        for reported in stray.iter().filter(|reported| reported.initial_end) {
-            judged.violation(op, &[reported.line], || {
+        for received in stray.iter().filter(|received| received.initial_end) {
+            judged.violation(op, &[received.line], || {
                 let expected = if begins {
                     "one bookmark that ends the initial events"
                 } else {
                     "no initial events, because none were requested"
                 };
-                (expected.to_owned(), event_text::reported(history, reported))
+                (expected.to_owned(), event_text::received(history, received))
             });
         }
         if begins && (op.state.is_some() || op.is_no_state) {
@@ -37,7 +37,7 @@ pub(super) fn initial_events(history: &RunHistory) -> GuaranteeVerdict {
 
 fn state(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
     let Some(version) = op.state else {
-        let line = op.events.get(op.live_from).map_or(0, |reported| reported.line);
+        let line = op.events.get(op.live_from).map_or(0, |received| received.line);
         judged.violation(op, &[line], || {
             (
                 "initial events that form the state at some version".to_owned(),
@@ -46,19 +46,19 @@ fn state(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVer
         });
         return;
     };
-    let end = op.events[..op.live_from].last().map_or(0, |reported| reported.line);
-    let odd = |reported: &&super::super::operation::ReceivedItem| {
-        reported.kind != RecordedEventType::Added || reported.version > version
+    let end = op.events[..op.live_from].last().map_or(0, |received| received.line);
+    let odd = |received: &&super::super::operation::ReceivedItem| {
+        received.kind != RecordedEventType::Added || received.version > version
     };
-    if let Some(reported) = op.initial().iter().find(odd) {
-        judged.violation(op, &[reported.line, end], || {
-            (format!("initial events ADDED up to {version}"), event_text::reported(history, reported))
+    if let Some(received) = op.initial().iter().find(odd) {
+        judged.violation(op, &[received.line, end], || {
+            (format!("initial events ADDED up to {version}"), event_text::received(history, received))
         });
         return;
     }
     let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { return };
     let mut sum = ObjectStateFingerprint::default();
-    op.initial().iter().for_each(|reported| sum.add(reported.key, reported.version));
+    op.initial().iter().for_each(|received| sum.add(received.key, received.version));
     if sum != view.sum_at(version) && judged.has_room() {
         let mut replay = view.replay(truth);
         let Some((expected, got, line)) = difference(history, truth, replay.at(version).iter(), objects(op.initial()))

@@ -21,9 +21,9 @@ const LATE_NS: u64 = 10 * SECOND_NS;
 pub(super) fn timed(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Timed);
     for op in history.watches(ApiserverGuarantee::Timed) {
-        let asked = op.ask.as_ref().and_then(|ask| ask.timeout_seconds);
-        let (Some(asked), Some(answer), Some(over)) = (asked, &op.answer, op.over) else { continue };
-        let lasts = if asked > 0 { asked..=asked } else { CHOSEN };
+        let requested = op.request.as_ref().and_then(|request| request.timeout_seconds);
+        let (Some(requested), Some(answer), Some(over)) = (requested, &op.answer, op.over) else { continue };
+        let lasts = if requested > 0 { requested..=requested } else { CHOSEN };
         let (least, most) = (lasts.start().saturating_mul(SECOND_NS), lasts.end().saturating_mul(SECOND_NS));
         // The server's timer started between these two moments.
         let (at_least, at_most) = (over.at_ns.saturating_sub(answer.at_ns), over.at_ns.saturating_sub(op.at_ns));
@@ -36,7 +36,7 @@ pub(super) fn timed(history: &RunHistory) -> GuaranteeVerdict {
         judged.instances += 1;
         if is_early || is_late {
             judged.violation(op, &lines(op, over.line), || {
-                let expected = format!("a watch of {} s, or an error", words(&lasts));
+                let expected = format!("a watch of {} s, or an error", range_text(&lasts));
                 (expected, format!("an end after {} ms", at_most / 1_000_000))
             });
         }
@@ -44,12 +44,12 @@ pub(super) fn timed(history: &RunHistory) -> GuaranteeVerdict {
     judged
 }
 
-fn words(seconds: &RangeInclusive<u64>) -> String {
+fn range_text(seconds: &RangeInclusive<u64>) -> String {
     let (least, most) = (seconds.start(), seconds.end());
     if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
 
 /// Returns the lines of the last event and of the end.
 fn lines(op: &RecordedOperation, end: u32) -> Vec<u32> {
-    op.events.last().map(|reported| reported.line).into_iter().chain([end]).collect()
+    op.events.last().map(|received| received.line).into_iter().chain([end]).collect()
 }

@@ -46,12 +46,12 @@ pub(super) fn list_snapshot(history: &RunHistory) -> GuaranteeVerdict {
         let truth = &history.truths[view.truth];
         let mut replay = view.replay(truth);
         // How many objects were returned up to the end of each page.
-        let mut reported: HashMap<OperationId, usize> = HashMap::new();
+        let mut counts: HashMap<OperationId, usize> = HashMap::new();
         for (_, version, op) in of_view {
             let state = replay.at(*version);
-            let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| reported.get(&op).copied()) };
+            let before = if is_first(op) { Some(0) } else { op.resumes.and_then(|op| counts.get(&op).copied()) };
             if let Some(count) = page(history, op, state, &ends, truth, view, before, &mut judged) {
-                reported.extend(before.map(|before| (op.op, before + count)));
+                counts.extend(before.map(|before| (op.op, before + count)));
             }
         }
     }
@@ -67,7 +67,7 @@ fn is_whole(op: &RecordedOperation, answer: &ReceivedResponse, view: &SelectionV
 }
 
 fn is_first(op: &RecordedOperation) -> bool {
-    op.ask.as_ref().is_some_and(|ask| ask.first.is_empty())
+    op.request.as_ref().is_some_and(|request| request.first.is_empty())
 }
 
 /// Checks that each item has the content of its version.
@@ -86,10 +86,10 @@ fn contents(
     if let Some(item) = answer.items.iter().find(other) {
         let change = item.change().map(|change| &truth.changes[change as usize]);
         judged.violation(op, &[change.map_or(0, |change| change.line), item.line], || {
-            let words = |digest| {
+            let content_text = |digest| {
                 format!("{} at {} {}", history.key(item.key), item.version, super::super::event_text::content(digest))
             };
-            (words(change.and_then(|change| change.content(op.encoding))), words(item.digest))
+            (content_text(change.and_then(|change| change.content(op.encoding))), content_text(item.digest))
         });
     }
 }
@@ -98,14 +98,14 @@ fn contents(
 fn ends(history: &RunHistory) -> HashMap<OperationId, ObjectKeyId> {
     let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
     let end = |op: &RecordedOperation| {
-        let first = op.ask.as_ref().map(|ask| ask.first.as_str()).filter(|first| !first.is_empty())?;
+        let first = op.request.as_ref().map(|request| request.first.as_str()).filter(|first| !first.is_empty())?;
         Some((op.resumes?, history.keys.at_or_behind(first)))
     };
     lists.filter_map(end).collect()
 }
 
 /// Checks the objects of a page; returns their number, or `None` if they are wrong.
-#[expect(clippy::too_many_arguments, reason = "a page is one of a list, whose state and other pages are known")]
+#[expect(clippy::too_many_arguments, reason = "a page belongs to a list whose state and other pages are known")]
 fn page(
     history: &RunHistory,
     op: &RecordedOperation,
@@ -116,7 +116,7 @@ fn page(
     before: Option<usize>,
     judged: &mut GuaranteeVerdict,
 ) -> Option<usize> {
-    let (answer, ask) = (op.answer.as_ref()?, op.ask.as_ref()?);
+    let (answer, request) = (op.answer.as_ref()?, op.request.as_ref()?);
     let items = &answer.items;
     if let Some([first, second]) = items.windows(2).find(|pair| pair[0].key >= pair[1].key) {
         let [first, second] = [first, second].map(|item| history.key(item.key));
@@ -126,7 +126,7 @@ fn page(
         return None;
     }
     let version = answer.version.unwrap_or_default();
-    let first = history.keys.at_or_behind(&ask.first);
+    let first = history.keys.at_or_behind(&request.first);
     let rest = || state.range(first..);
     // A page extends to the start of the next one. If the next one was not requested, the page extends to its last key.
     let is_on_it = |key: &ObjectKeyId| match ends.get(&op.op) {
@@ -148,13 +148,14 @@ fn page(
         None => rest().count() - count,
     } as u64;
     let is_wrong = match answer.remaining {
-        Some(said) => said != remains,
+        Some(number) => number != remains,
         None => answer.more && remains == 0 && !view.selection.is_selective(),
     };
     if is_wrong {
-        let said = answer.remaining.map_or_else(|| "that more remain".to_owned(), |said| format!("that {said} remain"));
+        let number =
+            answer.remaining.map_or_else(|| "that more remain".to_owned(), |number| format!("that {number} remain"));
         judged.violation(op, &[answer.line], || {
-            (format!("a page at {version} after which {remains} objects remain"), format!("a page that says {said}"))
+            (format!("a page at {version} after which {remains} objects remain"), format!("a page that says {number}"))
         });
     }
     Some(count)
@@ -169,11 +170,11 @@ fn get(history: &RunHistory, op: &RecordedOperation, answer: &ReceivedResponse, 
         return;
     }
     judged.instances += 1;
-    let is_asked = op.ask.as_ref().is_some_and(|ask| ask.key == history.key(item.key));
+    let is_requested = op.request.as_ref().is_some_and(|request| request.key == history.key(item.key));
     let is_there = change.is_some_and(|change| !change.is_deletion());
-    if !is_asked || !is_there {
+    if !is_requested || !is_there {
         judged.violation(op, &[answer.line], || {
-            let expected = format!("the existing object {}", op.ask.as_ref().map_or("", |ask| &ask.key));
+            let expected = format!("the existing object {}", op.request.as_ref().map_or("", |request| &request.key));
             (expected, format!("{} at {}", history.key(item.key), item.version))
         });
         return;

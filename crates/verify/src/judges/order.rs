@@ -13,22 +13,22 @@ pub(super) fn ordered(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Ordered);
     for op in history.watches(ApiserverGuarantee::Ordered) {
         let mut of_key: HashMap<ObjectKeyId, &ReceivedItem> =
-            op.initial().iter().map(|reported| (reported.key, reported)).collect();
+            op.initial().iter().map(|received| (received.key, received)).collect();
         let mut last: Option<&ReceivedItem> = None;
-        for reported in op.live().iter().filter(|reported| reported.is_object()) {
+        for received in op.live().iter().filter(|received| received.is_object()) {
             judged.instances += 1;
-            let same = of_key.insert(reported.key, reported).filter(|before| before.version >= reported.version);
-            let any = last.filter(|last| last.version > reported.version);
+            let same = of_key.insert(received.key, received).filter(|before| before.version >= received.version);
+            let any = last.filter(|last| last.version > received.version);
             if let Some(before) = same.or(any) {
-                judged.violation(op, &[before.line, reported.line], || {
+                judged.violation(op, &[before.line, received.line], || {
                     let least = if same.is_some() { "an event above" } else { "no event below" };
                     (
-                        format!("{least} {}", event_text::reported(history, before)),
-                        event_text::reported(history, reported),
+                        format!("{least} {}", event_text::received(history, before)),
+                        event_text::received(history, received),
                     )
                 });
             }
-            last = Some(reported);
+            last = Some(received);
         }
     }
     judged
@@ -39,16 +39,16 @@ pub(super) fn unique(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Unique);
     for op in history.watches(ApiserverGuarantee::Unique) {
         let mut newest: HashMap<ObjectKeyId, u64> = HashMap::new();
-        for (at, reported) in op.live().iter().enumerate().filter(|(_, reported)| reported.is_object()) {
+        for (at, received) in op.live().iter().enumerate().filter(|(_, received)| received.is_object()) {
             judged.instances += 1;
-            let newest = newest.entry(reported.key).or_default();
-            let again = if reported.version > *newest { None } else { find(&op.live()[..at], reported) };
-            let again = again.or_else(|| reported_before(history, op, reported));
-            *newest = reported.version.max(*newest);
+            let newest = newest.entry(received.key).or_default();
+            let again = if received.version > *newest { None } else { find(&op.live()[..at], received) };
+            let again = again.or_else(|| received_before(history, op, received));
+            *newest = received.version.max(*newest);
             if let Some(first) = again {
-                judged.violation(op, &[first.line, reported.line], || {
-                    let reported = event_text::reported(history, reported);
-                    (format!("{reported} once"), format!("{reported} again"))
+                judged.violation(op, &[first.line, received.line], || {
+                    let text = event_text::received(history, received);
+                    (format!("{text} once"), format!("{text} again"))
                 });
             }
         }
@@ -56,22 +56,22 @@ pub(super) fn unique(history: &RunHistory) -> GuaranteeVerdict {
     judged
 }
 
-fn find<'a>(events: &'a [ReceivedItem], wanted: &ReceivedItem) -> Option<&'a ReceivedItem> {
+fn find<'a>(events: &'a [ReceivedItem], event: &ReceivedItem) -> Option<&'a ReceivedItem> {
     events
         .iter()
-        .find(|reported| reported.is_object() && reported.key == wanted.key && reported.version == wanted.version)
+        .find(|received| received.is_object() && received.key == event.key && received.version == event.version)
 }
 
 /// Finds the same event in an earlier watch of the chain that a watch resumes.
-fn reported_before<'a>(
+fn received_before<'a>(
     history: &'a RunHistory,
     op: &RecordedOperation,
-    reported: &ReceivedItem,
+    received: &ReceivedItem,
 ) -> Option<&'a ReceivedItem> {
-    if op.start().is_none_or(|start| reported.version > start) {
+    if op.start().is_none_or(|start| received.version > start) {
         return None;
     }
     let chain = std::iter::successors(history.before(op), |op| history.before(op));
     // A chain cannot be longer than the number of operations. This bound ends a cycle.
-    chain.take(history.operations.len()).find_map(|before| find(&before.events, reported))
+    chain.take(history.operations.len()).find_map(|before| find(&before.events, received))
 }

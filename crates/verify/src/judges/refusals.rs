@@ -18,7 +18,7 @@ pub(super) fn expired(history: &RunHistory) -> GuaranteeVerdict {
     for op in history.judged(ApiserverGuarantee::Expired) {
         if let Some(answer) = op.answered(410) {
             judged.instances += 1;
-            let plan = op.ask.as_ref().map(|ask| ask.plan);
+            let plan = op.request.as_ref().map(|request| request.plan);
             let version = match plan {
                 Some(ExpectedReadVersion::Exact(version) | ExpectedReadVersion::Page(version)) => Some(version),
                 _ => None,
@@ -40,17 +40,17 @@ pub(super) fn expired(history: &RunHistory) -> GuaranteeVerdict {
 }
 
 fn errors(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVerdict) {
-    let errors = op.events.iter().enumerate().filter(|(_, reported)| reported.kind == RecordedEventType::Error);
-    for ((at, reported), status) in errors.zip(&op.errors) {
+    let errors = op.events.iter().enumerate().filter(|(_, received)| received.kind == RecordedEventType::Error);
+    for ((at, received), status) in errors.zip(&op.errors) {
         judged.instances += 1;
         if let Some(next) = op.events.get(at + 1) {
-            judged.violation(op, &[reported.line, next.line], || {
-                ("no event after an error".to_owned(), event_text::reported(history, next))
+            judged.violation(op, &[received.line, next.line], || {
+                ("no event after an error".to_owned(), event_text::received(history, next))
             });
         }
         let position = position(history, op, &op.events[..at]);
-        if status.code == 410 && !is_forgotten(history, op, position, reported.at_ns) {
-            judged.violation(op, &[reported.line], || {
+        if status.code == 410 && !is_forgotten(history, op, position, received.at_ns) {
+            judged.violation(op, &[received.line], || {
                 let expected = format!("the events after {position}, which were still in the history");
                 (expected, format!("410 {}", status.message))
             });
@@ -59,8 +59,8 @@ fn errors(history: &RunHistory, op: &RecordedOperation, judged: &mut GuaranteeVe
 }
 
 /// Returns how far a watch had got, by the events sent to it.
-pub(super) fn position(history: &RunHistory, op: &RecordedOperation, reported: &[ReceivedItem]) -> u64 {
-    let live = reported.get(op.live_from..).unwrap_or_default().iter().map(|reported| reported.version).max();
+pub(super) fn position(history: &RunHistory, op: &RecordedOperation, received: &[ReceivedItem]) -> u64 {
+    let live = received.get(op.live_from..).unwrap_or_default().iter().map(|received| received.version).max();
     // A watch that was still sending the state, or nothing, was at the server's position.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
     live.map_or(start, |live| live.max(start))
@@ -86,7 +86,7 @@ pub(super) fn is_forgotten_by(
 ) -> bool {
     // The first change after a version has the next version, and a compaction keeps its own.
     let compacted = version + 1 < history.compacted_by(at_ns);
-    let resource = op.ask.as_ref().map_or("", |ask| &ask.resource);
+    let resource = op.request.as_ref().map_or("", |request| &request.resource);
     let begun = history.windows.iter().map(|line| &line.record).any(|window| {
         (window.resource.is_empty() || window.resource == resource)
             && window.server.is_none_or(|named| named == server)
@@ -94,10 +94,10 @@ pub(super) fn is_forgotten_by(
             && version < window.version
     });
     let outgrown = || {
-        let (Some(held), Some(truth)) = (history.run.window_changes, history.truth(op)) else { return false };
+        let (Some(kept_changes), Some(truth)) = (history.run.window_changes, history.truth(op)) else { return false };
         let behind = &truth.changes[truth.index_behind(version)..];
         let by = at_ns.saturating_add(TRUTH_LAG_NS);
-        behind.iter().filter(|change| change.learnt_ns <= by).count() as u64 > held
+        behind.iter().filter(|change| change.learnt_ns <= by).count() as u64 > kept_changes
     };
     compacted || begun || outgrown()
 }
@@ -107,7 +107,7 @@ pub(super) fn is_forgotten_by(
 pub(super) fn future(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Future);
     for op in history.judged(ApiserverGuarantee::Future) {
-        match op.ask.as_ref().map(|ask| ask.plan) {
+        match op.request.as_ref().map(|request| request.plan) {
             Some(ExpectedReadVersion::Behind(version)) => behind(history, op, version, &mut judged),
             Some(
                 ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(version))
@@ -128,29 +128,29 @@ fn behind(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &m
     }
     judged.instances += 1;
     let mut errors = op.errors.iter();
-    for reported in &op.events {
-        let got = match reported.kind {
+    for received in &op.events {
+        let got = match received.kind {
             RecordedEventType::Error => {
                 let status = errors.next().cloned().unwrap_or_default();
                 // While the watch waits, later changes may happen and be forgotten.
-                let is_gone = is_forgotten(history, op, version, reported.at_ns);
+                let is_gone = is_forgotten(history, op, version, received.at_ns);
                 let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
             RecordedEventType::Bookmark => {
-                (reported.version < version).then(|| event_text::reported(history, reported))
+                (received.version < version).then(|| event_text::received(history, received))
             }
-            _ => (reported.version <= version).then(|| event_text::reported(history, reported)),
+            _ => (received.version <= version).then(|| event_text::received(history, received)),
         };
         if let Some(got) = got {
-            judged.violation(op, &[reported.line], || (format!("the events after {version}, a future version"), got));
+            judged.violation(op, &[received.line], || (format!("the events after {version}, a future version"), got));
         }
     }
 }
 
 fn refused(history: &RunHistory, op: &RecordedOperation, version: u64, judged: &mut GuaranteeVerdict) {
-    let error = op.events.iter().find(|reported| reported.kind == RecordedEventType::Error).zip(op.errors.first());
-    let error = error.map(|(reported, status)| (reported.at_ns, reported.line, status));
+    let error = op.events.iter().find(|received| received.kind == RecordedEventType::Error).zip(op.errors.first());
+    let error = error.map(|(received, status)| (received.at_ns, received.line, status));
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));
     let Some((at_ns, line, _)) = answer.or(error).filter(|(_, _, status)| is_of_the_future(status)) else { return };
     judged.instances += 1;

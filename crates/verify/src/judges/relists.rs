@@ -13,7 +13,7 @@ use super::super::violation::GuaranteeVerdict;
 pub(super) fn one_relist(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::OneRelist);
     // Without a record of the server's upstream requests, an excess list would not be noticed. Then nothing is judged.
-    if history.asked.is_empty() {
+    if history.upstream_requests.is_empty() {
         return judged;
     }
     let mut faults: Vec<_> = history.faults.iter().map(|line| &line.record).collect();
@@ -25,12 +25,12 @@ pub(super) fn one_relist(history: &RunHistory) -> GuaranteeVerdict {
         }
         judged.instances += 1;
         let mut lists: HashMap<(&str, RecordedEncoding), Vec<u32>> = HashMap::new();
-        let during = |asked: &&NumberedHistoryRecord<UpstreamRequestRecord>| {
-            fault.from_ns <= asked.record.at_ns && asked.record.at_ns < until
+        let during = |request: &&NumberedHistoryRecord<UpstreamRequestRecord>| {
+            fault.from_ns <= request.record.at_ns && request.record.at_ns < until
         };
-        for asked in history.asked.iter().filter(during).filter(|asked| is_relist(&asked.record)) {
-            let of_one = lists.entry((asked.record.path.as_str(), asked.record.encoding)).or_default();
-            of_one.push(asked.line);
+        for request in history.upstream_requests.iter().filter(during).filter(|request| is_relist(&request.record)) {
+            let of_one = lists.entry((request.record.path.as_str(), request.record.encoding)).or_default();
+            of_one.push(request.line);
         }
         let allowed = usize::try_from(fault.hits).unwrap_or(usize::MAX).max(1);
         let mut lists: Vec<_> = lists.into_iter().filter(|(_, lines)| lines.len() > allowed).collect();
@@ -47,18 +47,22 @@ pub(super) fn one_relist(history: &RunHistory) -> GuaranteeVerdict {
 /// Whether a request reads a whole state: a list without a continue token, or a watch with initial events. Requests for
 /// one object, or with a selector, only find the store's version. Among forwarded requests, only those for any version
 /// count: informers begin with them, and the server's cache must answer them.
-fn is_relist(asked: &UpstreamRequestRecord) -> bool {
-    let call =
-        CallRecord { verb: asked.verb, path: asked.path.clone(), query: asked.query.clone(), ..CallRecord::default() };
-    let Some(ask) = ParsedRequest::parse(&call).filter(|_| asked.code == 200) else { return false };
-    let is_whole = match asked.verb {
-        ReadVerb::List => ask.limit != 1 && ask.first.is_empty(),
-        ReadVerb::Watch => ask.explicit,
+fn is_relist(request: &UpstreamRequestRecord) -> bool {
+    let call = CallRecord {
+        verb: request.verb,
+        path: request.path.clone(),
+        query: request.query.clone(),
+        ..CallRecord::default()
+    };
+    let Some(parsed) = ParsedRequest::parse(&call).filter(|_| request.code == 200) else { return false };
+    let is_whole = match request.verb {
+        ReadVerb::List => parsed.limit != 1 && parsed.first.is_empty(),
+        ReadVerb::Watch => parsed.explicit,
         ReadVerb::Get => false,
     };
     let is_of_memory = matches!(
-        ask.plan,
+        parsed.plan,
         ExpectedReadVersion::Read(FreshnessRequirement::Any) | ExpectedReadVersion::State(FreshnessRequirement::Any)
     );
-    is_whole && !ask.selection.is_selective() && (is_of_memory || !asked.forwarded)
+    is_whole && !parsed.selection.is_selective() && (is_of_memory || !request.forwarded)
 }

@@ -14,7 +14,7 @@ const SILENCE_MAX_NS: u64 = 75 * SECOND_NS;
 pub(super) fn steady(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Steady);
     for op in history.watches(ApiserverGuarantee::Steady) {
-        if !op.ask.as_ref().is_some_and(|ask| ask.bookmarks) {
+        if !op.request.as_ref().is_some_and(|request| request.bookmarks) {
             continue;
         }
         judged.instances += 1;
@@ -35,11 +35,11 @@ pub(super) fn steady(history: &RunHistory) -> GuaranteeVerdict {
 /// Returns when a watch received anything, from its response to its end, each with its line. A watch that may still
 /// wait for a version of the future gets nothing before it, including bookmarks.
 fn moments(history: &RunHistory, op: &RecordedOperation) -> Vec<(u64, u32)> {
-    let plan = op.ask.as_ref().map(|ask| ask.plan);
+    let plan = op.request.as_ref().map(|request| request.plan);
     let is_to_come =
         matches!(plan, Some(ExpectedReadVersion::Behind(version)) if version > history.witnessed(op, op.at_ns));
     let answer = op.answer.as_ref().filter(|_| !is_to_come).map(|answer| (answer.at_ns, answer.line));
-    let events = op.events.iter().map(|reported| (reported.at_ns, reported.line));
+    let events = op.events.iter().map(|received| (received.at_ns, received.line));
     let over = op.over.map(|over| (over.at_ns, over.line));
     answer.into_iter().chain(events).chain(over).collect()
 }

@@ -67,13 +67,13 @@ fn get_at(at_ns: u64, op: u64, query: &str, answer: &str) -> String {
 }
 
 /// Events of operation 1, each written as `ADDED a/x 12`, at ten times their version.
-fn events(words: &str) -> String {
-    events_of(1, words)
+fn events(texts: &str) -> String {
+    events_of(1, texts)
 }
 
-fn events_of(op: u64, words: &str) -> String {
-    let event = |words: &str| {
-        let mut words = words.split_whitespace();
+fn events_of(op: u64, texts: &str) -> String {
+    let event = |text: &str| {
+        let mut words = text.split_whitespace();
         let mut word = || words.next().unwrap_or_default();
         let (kind, key) = (word(), word());
         let version: u64 = word().parse().unwrap();
@@ -89,7 +89,7 @@ fn events_of(op: u64, words: &str) -> String {
         let at_ns = 100 + version * 10;
         format!(r#"{{"event":{{"op":{op},"at_ns":{at_ns},"type":"{kind}","version":{version}{object}}}}}"#) + "\n"
     };
-    words.split(", ").map(event).collect()
+    texts.split(", ").map(event).collect()
 }
 
 fn judge(promise: ApiserverGuarantee, records: &[&str]) -> GuaranteeVerdict {
@@ -104,7 +104,7 @@ fn kept(promise: ApiserverGuarantee, instances: u64, records: &[&str]) {
     assert_eq!((judged.instances, &judged.violations[..]), (instances, &[][..]));
 }
 
-/// Asserts that a promise was broken once, with these words.
+/// Asserts that a promise was broken once, with these texts.
 #[track_caller]
 fn broken(promise: ApiserverGuarantee, expected: &str, got: &str, records: &[&str]) {
     let judged = judge(promise, records);

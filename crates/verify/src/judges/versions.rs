@@ -11,17 +11,17 @@ use super::super::violation::GuaranteeVerdict;
 pub(super) fn not_older_than(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::NotOlderThan);
     for op in history.judged(ApiserverGuarantee::NotOlderThan) {
-        let plan = op.ask.as_ref().map(|ask| ask.plan);
+        let plan = op.request.as_ref().map(|request| request.plan);
         let Some(
-            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(asked))
-            | ExpectedReadVersion::State(FreshnessRequirement::NotOlderThan(asked)),
+            ExpectedReadVersion::Read(FreshnessRequirement::NotOlderThan(requested))
+            | ExpectedReadVersion::State(FreshnessRequirement::NotOlderThan(requested)),
         ) = plan
         else {
             continue;
         };
-        if let Some(shown) = shown(history, op) {
+        if let Some(response) = response_version(history, op) {
             judged.instances += 1;
-            shown.judge(history, op, asked, &mut judged, || format!("a response at {asked} or later"));
+            response.judge(history, op, requested, &mut judged, || format!("a response at {requested} or later"));
         }
     }
     judged
@@ -31,8 +31,8 @@ pub(super) fn not_older_than(history: &RunHistory) -> GuaranteeVerdict {
 pub(super) fn exact(history: &RunHistory) -> GuaranteeVerdict {
     let mut judged = GuaranteeVerdict::new(ApiserverGuarantee::Exact);
     for op in history.judged(ApiserverGuarantee::Exact) {
-        let Some(ExpectedReadVersion::Exact(asked) | ExpectedReadVersion::Page(asked)) =
-            op.ask.as_ref().map(|ask| ask.plan)
+        let Some(ExpectedReadVersion::Exact(requested) | ExpectedReadVersion::Page(requested)) =
+            op.request.as_ref().map(|request| request.plan)
         else {
             continue;
         };
@@ -40,10 +40,10 @@ pub(super) fn exact(history: &RunHistory) -> GuaranteeVerdict {
         judged.instances += 1;
         let before = history.before(op).and_then(|before| before.answered(200));
         let before = before.filter(|before| before.more && before.version != answer.version);
-        if answer.version != Some(asked) || before.is_some() {
-            let asked = before.and_then(|before| before.version).unwrap_or(asked);
+        if answer.version != Some(requested) || before.is_some() {
+            let requested = before.and_then(|before| before.version).unwrap_or(requested);
             judged.violation(op, &[before.map_or(0, |before| before.line), answer.line], || {
-                (format!("a list at {asked}"), of_version(answer.version))
+                (format!("a list at {requested}"), of_version(answer.version))
             });
         }
     }
@@ -63,12 +63,12 @@ pub(super) enum ResponseVersion {
 }
 
 /// Returns the content of a response; `None` if it has none.
-pub(super) fn shown(history: &RunHistory, op: &RecordedOperation) -> Option<ResponseVersion> {
+pub(super) fn response_version(history: &RunHistory, op: &RecordedOperation) -> Option<ResponseVersion> {
     let answer = op.answer.as_ref()?;
     match (op.verb, answer.code) {
         (ReadVerb::List, 200) => Some(ResponseVersion::State { version: answer.version?, line: answer.line }),
         (ReadVerb::Watch, 200) => {
-            let line = op.events[..op.live_from].last().map_or(answer.line, |reported| reported.line);
+            let line = op.events[..op.live_from].last().map_or(answer.line, |received| received.line);
             Some(ResponseVersion::State { version: op.state?, line })
         }
         (ReadVerb::Get, 200) => {
@@ -96,8 +96,8 @@ impl ResponseVersion {
             }
             Self::State { .. } => {}
             Self::Object { version, line } => {
-                let (Some(truth), Some(ask)) = (history.truth(op), &op.ask) else { return };
-                let Some(key) = history.keys.get(&ask.key) else { return };
+                let (Some(truth), Some(request)) = (history.truth(op), &op.request) else { return };
+                let Some(key) = history.keys.get(&request.key) else { return };
                 let least = least.min(truth.to);
                 let changed = match version {
                     // The object did not exist, or was changed since.

@@ -95,6 +95,6 @@ fn report_page_is_self_contained_and_shows_the_violation() {
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
-    assert!(!page.contains("a/late"), "what happened long after is not shown");
-    assert_eq!(page.matches("<circle").count(), 3, "two events and what was true");
+    assert!(!page.contains("a/late"), "later records are omitted");
+    assert_eq!(page.matches("<circle").count(), 3, "two events and the truth");
 }

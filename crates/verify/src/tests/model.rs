@@ -34,7 +34,7 @@ struct Open {
     bookmarks: bool,
     server: RequestServerRole,
     /// Everything up to this version was sent, and nothing after it.
-    reported: u64,
+    delivered: u64,
     /// The version at which its client would resume.
     moment: u64,
 }
@@ -201,14 +201,14 @@ impl Model {
         let at_ns = self.at_ns;
         let fault = FaultRecord { name: "cut".into(), from_ns: at_ns, to_ns: at_ns, hits: 1, ..FaultRecord::default() };
         self.records.push(HistoryRecord::Fault(fault));
-        let asked = UpstreamRequestRecord {
+        let request = UpstreamRequestRecord {
             at_ns,
             verb: ReadVerb::List,
             path: "/api/v1/pods".into(),
             code: 200,
             ..UpstreamRequestRecord::default()
         };
-        self.records.push(HistoryRecord::Asked(asked));
+        self.records.push(HistoryRecord::UpstreamRequest(request));
     }
 
     fn call(
@@ -265,13 +265,13 @@ impl Model {
             _ => String::new(),
         };
         let mut query = format!("{}{version}limit={limit}", of.selector.0);
-        let shown = self.plan(plan);
+        let version_at = self.plan(plan);
         let mut resumes = None;
         let mut behind = String::new();
         loop {
             let op = self.call(ReadVerb::List, of.path(), query, resumes, RequestServerRole::Subject);
             self.scopes.insert(op, of);
-            let version = match shown {
+            let version = match version_at {
                 Ok(version) => version,
                 Err((code, cause)) => {
                     let status = RecordedStatus { code, cause: cause.into(), ..RecordedStatus::default() };
@@ -312,11 +312,11 @@ impl Model {
             Plan::AtLeast(offset) => format!("resourceVersion={}", self.near(offset)),
             _ => String::new(),
         };
-        let shown = self.plan(plan);
+        let version_at = self.plan(plan);
         let (namespace, name) = key.split_once('/').unwrap();
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         let op = self.call(ReadVerb::Get, path, query, None, RequestServerRole::Subject);
-        let found = shown.map(|version| self.state(version).get(key).map(|(version, _)| item(key, *version)));
+        let found = version_at.map(|version| self.state(version).get(key).map(|(version, _)| item(key, *version)));
         self.answer(match found {
             Ok(Some(item)) => {
                 let version = Some(item.version);
@@ -350,19 +350,19 @@ impl Model {
         if matches!(plan, Plan::Next) {
             self.memory = self.version;
         }
-        let shown = self.plan(plan);
+        let version_at = self.plan(plan);
         let op = self.call(ReadVerb::Watch, of.path(), query, resumes, server);
         self.scopes.insert(op, of);
         self.answer(ResponseRecord { op, code: 200, ..ResponseRecord::default() });
-        let mut open = Open { op, of, bookmarks, server, reported: self.memory, moment: self.memory };
-        match (plan, shown) {
+        let mut open = Open { op, of, bookmarks, server, delivered: self.memory, moment: self.memory };
+        match (plan, version_at) {
             (_, Err((code, cause))) => return self.refuse(&open, code, cause),
             (Plan::Behind(offset), _) => {
                 let version = self.near(offset);
                 if version + 1 < self.compacted {
                     return self.refuse(&open, 410, "");
                 }
-                (open.reported, open.moment) = (version, version);
+                (open.delivered, open.moment) = (version, version);
             }
             (Plan::Next, _) => {}
             (_, Ok(version)) => {
@@ -394,15 +394,15 @@ impl Model {
 
     /// Sends a watch at most `most` changes of those in the cache.
     fn deliver(&mut self, open: &mut Open, most: u64) {
-        let changes = self.past.iter().filter(|past| open.reported < past.version && past.version <= self.memory);
+        let changes = self.past.iter().filter(|past| open.delivered < past.version && past.version <= self.memory);
         let seen = changes.filter_map(|past| Some((*past, self.seen(*past, open.of)?)));
         let seen: Vec<_> = seen.take(usize::try_from(most).unwrap_or(usize::MAX)).collect();
-        for (past, (kind, shown)) in seen {
-            let shown = RecordedItem { version: past.version, ..item(past.key, shown) };
-            self.event(open.op, kind, &shown);
+        for (past, (kind, object)) in seen {
+            let object = RecordedItem { version: past.version, ..item(past.key, object) };
+            self.event(open.op, kind, &object);
             open.moment = past.version;
         }
-        open.reported = open.reported.max(self.memory);
+        open.delivered = open.delivered.max(self.memory);
     }
 
     fn event(&mut self, op: OperationId, kind: RecordedEventType, item: &RecordedItem) {
@@ -429,7 +429,7 @@ impl Model {
         let mut open = self.watches.remove(watch);
         self.deliver(&mut open, u64::MAX);
         // A watch that waits for a future version gets no earlier one.
-        if open.bookmarks && open.reported == self.memory {
+        if open.bookmarks && open.delivered == self.memory {
             open.moment = self.memory;
             self.mark(open.op, self.memory, false);
         }

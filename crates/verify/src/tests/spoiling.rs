@@ -40,7 +40,7 @@ pub(super) struct Answered {
 }
 
 impl Stream {
-    pub(super) fn asked_for_bookmarks(&self) -> bool {
+    pub(super) fn requested_bookmarks(&self) -> bool {
         self.query.contains("allowWatchBookmarks=true")
     }
 }
@@ -139,16 +139,16 @@ impl Spoiling<'_> {
     /// Returns lists or GETs with a 200 response.
     pub(super) fn reads(&self, verb: ReadVerb) -> Vec<Answered> {
         let read = |(call, record): (usize, &HistoryRecord)| {
-            let HistoryRecord::Call(asked) = record else { return None };
+            let HistoryRecord::Call(request) = record else { return None };
             let is_answer =
-                |record: &HistoryRecord| matches!(record, HistoryRecord::Return(answer) if answer.op == asked.op);
+                |record: &HistoryRecord| matches!(record, HistoryRecord::Return(answer) if answer.op == request.op);
             let at = self.records.iter().position(is_answer)?;
-            (asked.verb == verb && self.answer(at).code == 200).then(|| Answered {
-                of: self.model.scopes.get(&asked.op).copied(),
-                path: asked.path.clone(),
-                query: asked.query.clone(),
+            (request.verb == verb && self.answer(at).code == 200).then(|| Answered {
+                of: self.model.scopes.get(&request.op).copied(),
+                path: request.path.clone(),
+                query: request.query.clone(),
                 call,
-                call_ns: asked.at_ns,
+                call_ns: request.at_ns,
                 at,
             })
         };

@@ -45,27 +45,30 @@ fn verdict_is_pass_violation_or_inconclusive() {
 #[test]
 fn text_shows_unchecked_guarantees_and_the_first_violation() {
     let kept = verdict(&run(11), &VerdictRequirements::default());
-    let words = kept.text(&BTreeMap::new());
-    assert!(words.starts_with("https://here compared with a watch of the apiserver (weaker"));
+    let printed = kept.text(&BTreeMap::new());
+    assert!(printed.starts_with("https://here compared with a watch of the apiserver (weaker"));
     assert!(
-        words.contains("  Reliable       ok in 1 checks\n") && words.contains("  Exact          not checked\n"),
-        "{words}"
+        printed.contains("  Reliable       ok in 1 checks\n") && printed.contains("  Exact          not checked\n"),
+        "{printed}"
     );
-    assert!(words.contains("1 watches, 0 resumes, 0 hops, 1 events") && words.contains("9 milliseconds"), "{words}");
-    assert!(!words.contains("violation") && !words.contains("nconclusive"), "{words}");
+    assert!(
+        printed.contains("1 watches, 0 resumes, 0 hops, 1 events") && printed.contains("9 milliseconds"),
+        "{printed}"
+    );
+    assert!(!printed.contains("violation") && !printed.contains("nconclusive"), "{printed}");
 
     let records = run(12);
     let broken = verdict(&records, &VerdictRequirements::default());
     let lines = &broken.first().unwrap().lines;
     assert_eq!(lines, &[5, 7]);
-    let words = broken.text(&excerpt(records.as_bytes(), lines).unwrap());
-    let end = words.split("\nFirst violation: ").nth(1).unwrap();
+    let printed = broken.text(&excerpt(records.as_bytes(), lines).unwrap());
+    let end = printed.split("\nFirst violation: ").nth(1).unwrap();
     let texts: Vec<_> = records.lines().collect();
     let (call, event) = (texts[4], texts[6]);
     let expected = "Reliable\n  expected: events of actual changes\n  \
         got:      ADDED a/x at 12 without a change\n";
     assert_eq!(end, format!("{expected}  line 5: {call}\n  line 7: {event}\n  repeat with: again --seed 7\n"));
-    assert!(words.contains("  Reliable       VIOLATED 1 times in 0 checks\n"), "{words}");
+    assert!(printed.contains("  Reliable       VIOLATED 1 times in 0 checks\n"), "{printed}");
 
     let least = RunCounts { events: 2, ..RunCounts::default() };
     let void = verdict(&run(11), &VerdictRequirements { least, ..VerdictRequirements::default() });
@@ -125,10 +128,10 @@ fn uncovered_refusals_are_reported() {
         call(7, "list", "resourceVersion=1&resourceVersionMatch=Exact"),
         answer(7, 410, "gone"),
     ];
-    let reported = verdict(&(run(11) + &more.concat()), &VerdictRequirements::default());
-    let words: Vec<_> = reported.refused.iter().map(ToString::to_string).collect();
-    assert_eq!(words, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
-    let text = reported.text(&BTreeMap::new());
+    let run_verdict = verdict(&(run(11) + &more.concat()), &VerdictRequirements::default());
+    let printed: Vec<_> = run_verdict.refused.iter().map(ToString::to_string).collect();
+    assert_eq!(printed, ["2 lists refused with 429: later", "1 watches refused with 500: no storage"]);
+    let text = run_verdict.text(&BTreeMap::new());
     assert!(text.contains("\nNot covered by a guarantee:\n  2 lists refused with 429: later\n"), "{text}");
 }
 

@@ -56,8 +56,8 @@ impl ApiserverTruthSource {
 
     async fn list(&mut self) -> Result<Value, GroundTruthError> {
         let failed = |what: String| GroundTruthError::Unreachable { url: self.target.url().to_owned(), what };
-        let asked = self.connection.get(&self.path, accept(RecordedEncoding::Json, true, false)).await;
-        let mut answer = asked.map_err(|error| failed(error.to_string()))?;
+        let response = self.connection.get(&self.path, accept(RecordedEncoding::Json, true, false)).await;
+        let mut answer = response.map_err(|error| failed(error.to_string()))?;
         let read = answer.body.read(LIST_BYTES_MAX).await;
         let (body, _) = read.map_err(|error| failed(error.to_string()))?;
         if !answer.status.is_success() {
@@ -83,13 +83,13 @@ impl ApiserverTruthSource {
     ) -> Result<(), GroundTruthError> {
         let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         while let Ok(Some(Ok(chunk))) = timeout(SILENCE_MAX, body.chunk()).await {
-            let mut reported = Ok(());
+            let mut result = Ok(());
             let fed = frames.feed(&chunk, |line| {
-                if reported.is_ok() {
-                    reported = Self::line(line, learnt, living, at);
+                if result.is_ok() {
+                    result = Self::line(line, learnt, living, at);
                 }
             });
-            reported?;
+            result?;
             if fed.is_err() {
                 return Err(malformed("a line of a watch"));
             }

@@ -163,14 +163,14 @@ impl EtcdGatewayClient {
         };
         let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
         while let Some(Ok(chunk)) = body.chunk().await {
-            let mut heard = Ok(None);
+            let mut interruption = Ok(None);
             let fed = frames.feed(&chunk, |line| {
-                if matches!(heard, Ok(None)) {
-                    heard = self.line(line, learnt, living, at);
+                if matches!(interruption, Ok(None)) {
+                    interruption = self.line(line, learnt, living, at);
                 }
             });
-            if let Some(heard) = heard? {
-                return Ok(heard);
+            if let Some(interruption) = interruption? {
+                return Ok(interruption);
             }
             if fed.is_err() {
                 return Err(GroundTruthError::Malformed("a line of etcd's watch".to_owned()));
@@ -281,8 +281,8 @@ impl EtcdGatewayClient {
         let EstablishedConnection { sender, driver, .. } =
             opened.map_err(|error| self.unreachable(error.to_string()))?;
         self.tasks.spawn("etcd connection", driver);
-        let ask = RequestSpec { method: Method::POST, path, accept: JSON, content_type: JSON };
-        let answer = sender.send(&self.target, &ask, Bytes::from(body.to_string())).await;
+        let request = RequestSpec { method: Method::POST, path, accept: JSON, content_type: JSON };
+        let answer = sender.send(&self.target, &request, Bytes::from(body.to_string())).await;
         Ok(answer.map_err(|error| self.unreachable(error.to_string()))?.body)
     }
 

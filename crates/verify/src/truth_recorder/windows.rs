@@ -53,8 +53,8 @@ mod tests {
     #[test]
     fn version_older_than_window_counts_as_expired() {
         let (mut past, start, window) = (RecentVersions::default(), Instant::now(), Duration::from_secs(10));
-        let reported: Vec<_> = (0..13).map(|s| past.at(start + Duration::from_secs(s), 100 + s, window)).collect();
-        assert!(reported[..11].iter().all(Option::is_none), "{reported:?}");
-        assert_eq!(reported[11..], [Some(100), Some(101)]);
+        let sampled: Vec<_> = (0..13).map(|s| past.at(start + Duration::from_secs(s), 100 + s, window)).collect();
+        assert!(sampled[..11].iter().all(Option::is_none), "{sampled:?}");
+        assert_eq!(sampled[11..], [Some(100), Some(101)]);
     }
 }

@@ -32,13 +32,13 @@ fn put(query: &mut Vec<Parameter>, name: &'static str, value: impl Into<String>)
 impl Grammar<'_> {
     /// Draws whether the request is a watch.
     pub(super) fn watch(&mut self, query: &mut Vec<Parameter>, about: About) -> bool {
-        let asked = self.one_in(3);
-        if asked {
+        let has_watch = self.one_in(3);
+        if has_watch {
             put(query, "watch", self.pick(&["1", "1", "true", "true", "", "yes", "True"]));
         } else if self.one_in(10) {
             put(query, "watch", self.pick(&["0", "false", "False", "FALSE"]));
         }
-        let watch = asked || about == About::WatchPath;
+        let watch = has_watch || about == About::WatchPath;
         if watch && !self.careful && self.one_in(15) {
             put(query, "timeoutSeconds", self.pick(&["abc", "-", "1.5", "99999999999999999999", "1s"]));
             let last = query.pop().expect("just put");

@@ -18,11 +18,11 @@ const DEMO_KUBECONFIG: &str = "kubeconfig";
 impl TrialUpstream {
     /// Returns the path of the test bed's binary: the given one, or the one found. In a checkout without one, it builds
     /// the binary.
-    pub(super) async fn testbed(said: Option<&Path>, program: &Path) -> Result<PathBuf, TrialError> {
+    pub(super) async fn testbed(given: Option<&Path>, program: &Path) -> Result<PathBuf, TrialError> {
         let fail = |why: &str| TrialError::of("the control plane", why);
-        if let Some(said) = said {
-            let is_there = said.is_file();
-            return if is_there { Ok(said.to_owned()) } else { Err(fail(&format!("no file {}", said.display()))) };
+        if let Some(given) = given {
+            let is_there = given.is_file();
+            return if is_there { Ok(given.to_owned()) } else { Err(fail(&format!("no file {}", given.display()))) };
         }
         let folder = std::env::current_dir().map_err(|error| fail(&error.to_string()))?;
         match find_testbed(&folder, Some(program)) {

@@ -110,16 +110,16 @@ fn watch_tone(watch: &Value) -> TextHighlight {
 pub(super) fn fitted(columns: &[TopColumn], needs: &[usize], room: usize) -> Vec<(usize, usize)> {
     let need = |at: usize| if columns[at].is_number { needs[at].max(NUMBER_MIN) } else { needs[at] };
     let least = |at: usize| if columns[at].is_number { need(at) } else { need(at).min(TEXT_MIN) };
-    let mut shown: Vec<_> = (0..columns.len()).collect();
-    let taken = |shown: &[usize], width: &dyn Fn(usize) -> usize| {
-        shown.iter().map(|at| width(*at)).sum::<usize>() + GAP * shown.len().saturating_sub(1)
+    let mut visible: Vec<_> = (0..columns.len()).collect();
+    let taken = |visible: &[usize], width: &dyn Fn(usize) -> usize| {
+        visible.iter().map(|at| width(*at)).sum::<usize>() + GAP * visible.len().saturating_sub(1)
     };
-    while shown.len() > 1 && taken(&shown, &least) > room {
-        let last = (0..shown.len()).max_by_key(|nth| columns[shown[*nth]].leaves).unwrap_or_default();
-        shown.remove(last);
+    while visible.len() > 1 && taken(&visible, &least) > room {
+        let last = (0..visible.len()).max_by_key(|nth| columns[visible[*nth]].leaves).unwrap_or_default();
+        visible.remove(last);
     }
-    let mut over = taken(&shown, &need).saturating_sub(room);
-    let mut widths: Vec<_> = shown.into_iter().map(|at| (at, need(at))).collect();
+    let mut over = taken(&visible, &need).saturating_sub(room);
+    let mut widths: Vec<_> = visible.into_iter().map(|at| (at, need(at))).collect();
     while over > 0 {
         let texts = widths.iter_mut().filter(|(at, width)| *width > least(*at));
         let Some((_, widest)) = texts.max_by_key(|(_, width)| *width) else { break };
@@ -158,9 +158,9 @@ mod tests {
     fn columns_are_dropped_and_truncated_to_fit_the_width() {
         let needs = [20, 30, 60, 6, 7, 5, 8, 5, 4];
         let heads = |room: usize| {
-            let shown = fitted(&WATCH_COLUMNS, &needs, room);
-            let heads: Vec<_> = shown.iter().map(|(at, _)| WATCH_COLUMNS[*at].head).collect();
-            let taken = shown.iter().map(|(_, width)| width).sum::<usize>() + GAP * (shown.len() - 1);
+            let visible = fitted(&WATCH_COLUMNS, &needs, room);
+            let heads: Vec<_> = visible.iter().map(|(at, _)| WATCH_COLUMNS[*at].head).collect();
+            let taken = visible.iter().map(|(_, width)| width).sum::<usize>() + GAP * (visible.len() - 1);
             (heads.join(" "), taken)
         };
         let all = "WATCH USER AGENT BEHIND STATE SINCE SENT OPEN PROTOCOL";

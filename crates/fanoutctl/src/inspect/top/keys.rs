@@ -145,7 +145,7 @@ mod tests {
     }
 
     /// Describes the whole state that keys can change.
-    fn reported(screen: &TopScreen) -> String {
+    fn state_text(screen: &TopScreen) -> String {
         let (view, letter) = (screen.view(), ["a", "b", "c"][screen.selected]);
         let turned = if view.is_turned { "!" } else { "" };
         let paused = if screen.is_paused { " paused" } else { "" };
@@ -185,7 +185,7 @@ mod tests {
         for (keys, effect, expected) in table {
             let mut screen = screen();
             (screen.feeds.page, screen.watches.page) = (10, 10);
-            assert_eq!((pressed(&mut screen, keys), reported(&screen).as_str()), (effect, expected), "{keys:?}");
+            assert_eq!((pressed(&mut screen, keys), state_text(&screen).as_str()), (effect, expected), "{keys:?}");
         }
     }
 

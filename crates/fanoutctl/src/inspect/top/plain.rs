@@ -25,10 +25,10 @@ const NAME_CHARS_MAX: usize = 28;
 pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     let query = OpenWatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
     let mut seen: Vec<_> = proxies.iter().map(|proxy| PolledProxy::new(proxy.name.clone(), order.every)).collect();
-    let mut shown = 0;
+    let mut printed = 0;
     loop {
         let looks = join_all(proxies.iter().map(|proxy| ProxyPollResult::at(proxy, Some(&query)))).await;
-        if let (0, true, Some(Err(error))) = (shown, looks.iter().all(Result::is_err), looks.first()) {
+        if let (0, true, Some(Err(error))) = (printed, looks.iter().all(Result::is_err), looks.first()) {
             return Err(error.clone());
         }
         let mut text = String::new();
@@ -37,8 +37,8 @@ pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result
             write(&mut text, proxy);
         }
         say(&text).map_err(|error| InspectError::of("standard output", error))?;
-        shown += 1;
-        if order.times.is_some_and(|times| shown >= times) {
+        printed += 1;
+        if order.times.is_some_and(|times| printed >= times) {
             return Ok(());
         }
         sleep(order.every).await;

@@ -109,6 +109,6 @@ mod tests {
         ];
         assert_eq!(seen, expected);
         assert_eq!(proxy.delivered, [Some(100), Some(100), None, None, Some(100)]);
-        assert!(proxy.look.is_some(), "what it said last stays");
+        assert!(proxy.look.is_some(), "the last response stays");
     }
 }

@@ -11,23 +11,23 @@ fn event_matching_selector_before_or_after_change_passes() {
 
 #[test]
 fn event_never_matching_selector_is_a_violation() {
-    let words = "events of selected objects";
+    let texts = "events of selected objects";
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
-    broken(Filtered, words, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
+    broken(Filtered, texts, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
     // A namespace whose name has the other as a prefix.
     let path = "/api/v1/namespaces/a/pods";
     broken(
         Filtered,
-        words,
+        texts,
         "ADDED a-b/z at 14",
         &[&watch_at(100, 1, path, "resourceVersion=10"), &events("ADDED a-b/z 14")],
     );
     let state = watch(1, "labelSelector=app%3D1&allowWatchBookmarks=true");
-    broken(Filtered, words, "ADDED a/x at 12", &[&state, &events("ADDED a/x 12, END - 12")]);
+    broken(Filtered, texts, "ADDED a/x at 12", &[&state, &events("ADDED a/x 12, END - 12")]);
     // For an event that never happened, the namespace is still known.
     broken(
         Filtered,
-        words,
+        texts,
         "ADDED b/q at 14",
         &[&watch_at(100, 1, path, "resourceVersion=10"), &events("ADDED b/q 14")],
     );
@@ -54,11 +54,11 @@ fn wrong_event_type_or_content_for_selector_is_a_violation() {
     broken(Typed, came, "MODIFIED a/x at 15 with content 15", &[&selected, &events("MODIFIED a/x 15 15")]);
     // A deletion at the version of what it deletes.
     let all = watch(1, "resourceVersion=10");
-    let words = ["ADDED a/y at 11 with content 11", "DELETED a/y at 11 with content 11"];
-    broken(Typed, words[0], words[1], &[&all, &events("DELETED a/y 11 11")]);
+    let texts = ["ADDED a/y at 11 with content 11", "DELETED a/y at 11 with content 11"];
+    broken(Typed, texts[0], texts[1], &[&all, &events("DELETED a/y 11 11")]);
     let state = watch(1, "allowWatchBookmarks=true");
-    let words = ["ADDED a/x at 12 with content 12", "ADDED a/x at 12 with content 5"];
-    broken(Typed, words[0], words[1], &[&state, &events("ADDED a/x 12 5, END - 12")]);
+    let texts = ["ADDED a/x at 12 with content 12", "ADDED a/x at 12 with content 5"];
+    broken(Typed, texts[0], texts[1], &[&state, &events("ADDED a/x 12 5, END - 12")]);
 }
 
 /// A watch directly at the apiserver.

@@ -41,8 +41,8 @@ fn watch_ending_within_an_event_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     let end = |how: &str| format!(r#"{{"end":{{"op":1,"at_ns":900,"how":"{how}"}}}}"#);
     kept(Reliable, 1, &[&open, &events("ADDED a/y 11"), &end("clean")]);
-    let words = ["a stream that ends between two events", "one that ends within an event"];
-    broken(Reliable, words[0], words[1], &[&open, &events("ADDED a/y 11"), &end("torn")]);
+    let texts = ["a stream that ends between two events", "one that ends within an event"];
+    broken(Reliable, texts[0], texts[1], &[&open, &events("ADDED a/y 11"), &end("torn")]);
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn event_not_delivered_within_deadline_is_a_violation() {
     let open = watch(1, "resourceVersion=15");
     let end = |at_ns: u64| format!("{{\"end\":{{\"op\":1,\"at_ns\":{at_ns},\"how\":\"left\"}}}}\n");
     kept(Reliable, 0, &[&run, &open, &end(1160)]);
-    let words = ["ADDED a/s at 16 within 0 ms", "neither it nor a later event"];
-    broken(Reliable, words[0], words[1], &[&run, &open, &end(1161)]);
+    let texts = ["ADDED a/s at 16 within 0 ms", "neither it nor a later event"];
+    broken(Reliable, texts[0], texts[1], &[&run, &open, &end(1161)]);
     let fault = r#"{"fault":{"name":"cut","from_ns":1000,"to_ns":1010,"hits":1}}"#.to_owned() + "\n";
     kept(Reliable, 0, &[&run, &open, &end(1161), &fault]);
     kept(Reliable, 2, &[&run, &open, &events("ADDED a/s 16, ADDED a/t 16"), &end(9000)]);
@@ -71,9 +71,9 @@ fn watch_starting_with_first_event_after_its_version_passes() {
 #[test]
 fn watch_starting_too_late_or_too_early_is_a_violation() {
     let open = watch(1, "resourceVersion=11");
-    let words = "MODIFIED a/x at 12 as the first event after 11";
-    broken(Resumable, words, "DELETED a/y at 13 as the first event", &[&open, &events("DELETED a/y 13")]);
-    broken(Resumable, words, "ADDED a/y at 11 as the first event", &[&open, &events("ADDED a/y 11, MODIFIED a/x 12")]);
+    let texts = "MODIFIED a/x at 12 as the first event after 11";
+    broken(Resumable, texts, "DELETED a/y at 13 as the first event", &[&open, &events("DELETED a/y 13")]);
+    broken(Resumable, texts, "ADDED a/y at 11 as the first event", &[&open, &events("ADDED a/y 11, MODIFIED a/x 12")]);
     let last = watch(1, "resourceVersion=16");
     broken(
         Resumable,
@@ -100,9 +100,9 @@ fn bookmark_before_an_undelivered_event_is_a_violation() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     let early = events("BOOKMARK - 11, ADDED a/y 11");
     let judged = judge(Bookmarkable, &[&open, &early]);
-    let words: Vec<_> = judged.violations.iter().map(|v| (v.expected.as_str(), v.got.as_str())).collect();
+    let texts: Vec<_> = judged.violations.iter().map(|v| (v.expected.as_str(), v.got.as_str())).collect();
     let passed = ("ADDED a/y at 11 first", "BOOKMARK at 11 without it");
-    assert_eq!(words, [passed, ("events above 11 after that bookmark", "ADDED a/y at 11")]);
+    assert_eq!(texts, [passed, ("events above 11 after that bookmark", "ADDED a/y at 11")]);
     // One of two that share its version is yet to come.
     let state = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
     let amid = events("ADDED a/t 16, BOOKMARK - 16");

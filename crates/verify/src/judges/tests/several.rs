@@ -25,8 +25,8 @@ fn lost_event_after_hop_is_a_continuity_violation() {
     let seen = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
     kept(Continuity, 2, &[&first, &there, &seen, &back, &events_of(3, "DELETED a/y 13, ADDED a-b/z 14")]);
     let lost = events_of(3, "ADDED a-b/z 14");
-    let words = ["a client that holds the state at 14, with no a/y", "one with a/y at 11"];
-    broken(Continuity, words[0], words[1], &[&first, &there, &seen, &back, &lost]);
+    let texts = ["a client that holds the state at 14, with no a/y", "one with a/y at 11"];
+    broken(Continuity, texts[0], texts[1], &[&first, &there, &seen, &back, &lost]);
 }
 
 #[test]
@@ -40,8 +40,8 @@ fn watch_resumed_elsewhere_neither_repeats_nor_skips_events() {
     let again = events_of(2, "MODIFIED a/x 12, DELETED a/y 13");
     broken(Unique, "MODIFIED a/x at 12 once", "MODIFIED a/x at 12 again", &[&open, &seen, &there, &again]);
     let late = events_of(2, "ADDED a-b/z 14");
-    let words = ["DELETED a/y at 13 as the first event after 12", "ADDED a-b/z at 14 as the first event"];
-    broken(Resumable, words[0], words[1], &[&open, &seen, &there, &late]);
+    let texts = ["DELETED a/y at 13 as the first event after 12", "ADDED a-b/z at 14 as the first event"];
+    broken(Resumable, texts[0], texts[1], &[&open, &seen, &there, &late]);
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn monotonicity_is_checked_per_server() {
     let of = |version| format!(r#""code":200,"version":{version}"#);
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     kept(Monotone, 2, &[&any(100, 1, 12), &elsewhere(&any(110, 2, 11))]);
-    let words = ["a response at 12 or later, like an earlier one", "one at 11"];
-    broken(Monotone, words[0], words[1], &[&elsewhere(&any(100, 1, 12)), &elsewhere(&any(110, 2, 11))]);
+    let texts = ["a response at 12 or later, like an earlier one", "one at 11"];
+    broken(Monotone, texts[0], texts[1], &[&elsewhere(&any(100, 1, 12)), &elsewhere(&any(110, 2, 11))]);
 }
 
 #[test]
@@ -85,13 +85,13 @@ fn relist_after_410_passes_only_if_no_server_has_history() {
     };
     let all = [window(r#""subject""#, 110), window(r#"{"also":0}"#, 110)];
     kept(BeginsOnce, 1, &[&of(&all)]);
-    let words = ["a client that resumes from the state at 10", "another list"];
+    let texts = ["a client that resumes from the state at 10", "another list"];
     for (at, server) in [r#""subject""#, r#"{"also":0}"#].into_iter().enumerate() {
-        broken(BeginsOnce, words[0], words[1], &[&of(&all[..=at][at..])]);
+        broken(BeginsOnce, texts[0], texts[1], &[&of(&all[..=at][at..])]);
         // The server forgot it only afterwards.
         let mut late = all.clone();
         late[at] = window(server, 130);
-        broken(BeginsOnce, words[0], words[1], &[&of(&late)]);
+        broken(BeginsOnce, texts[0], texts[1], &[&of(&late)]);
     }
 }
 

@@ -5,12 +5,12 @@ const STATE: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&al
 
 /// A list response with items written as `a/x 12`, and further members.
 fn answer(version: u64, items: &str, rest: &str) -> String {
-    let item = |words: &str| {
-        let words: Vec<_> = words.split(' ').collect();
-        let digest = words.get(2).map(|digest| format!(r#","digest":"{digest}""#)).unwrap_or_default();
-        format!(r#"{{"key":"{}","version":{}{digest}}}"#, words[0], words[1])
+    let item = |parts: &str| {
+        let parts: Vec<_> = parts.split(' ').collect();
+        let digest = parts.get(2).map(|digest| format!(r#","digest":"{digest}""#)).unwrap_or_default();
+        format!(r#"{{"key":"{}","version":{}{digest}}}"#, parts[0], parts[1])
     };
-    let items: Vec<_> = items.split(", ").filter(|words| !words.is_empty()).map(item).collect();
+    let items: Vec<_> = items.split(", ").filter(|parts| !parts.is_empty()).map(item).collect();
     format!(r#""code":200,"version":{version},"items":[{}]{rest}"#, items.join(","))
 }
 
@@ -25,8 +25,8 @@ fn initial_events_equal_to_state_at_their_version_pass() {
 
 #[test]
 fn wrong_or_non_added_initial_events_are_a_violation() {
-    let wrong = |expected: &str, got: &str, reported: &str| {
-        broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(reported)]);
+    let wrong = |expected: &str, got: &str, text: &str| {
+        broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(text)]);
     };
     let expected = "the state at 14, with a-b/z at 14";
     wrong(expected, "initial events without it", "ADDED a/x 12, END - 14, ADDED a-b/z 14");
@@ -42,8 +42,8 @@ fn wrong_or_non_added_initial_events_are_a_violation() {
     let again = "ADDED a/x 12, END - 13, END - 13";
     wrong("one bookmark that ends the initial events", "the BOOKMARK at 13 that ends the initial events", again);
     let behind = watch(1, "resourceVersion=13&allowWatchBookmarks=true");
-    let words = ["no initial events, because none were requested", "the BOOKMARK at 13 that ends the initial events"];
-    broken(InitialEvents, words[0], words[1], &[&behind, &events("END - 13")]);
+    let texts = ["no initial events, because none were requested", "the BOOKMARK at 13 that ends the initial events"];
+    broken(InitialEvents, texts[0], texts[1], &[&behind, &events("END - 13")]);
 }
 
 #[test]
@@ -52,9 +52,9 @@ fn initial_events_without_bookmark_must_form_some_state() {
     kept(InitialEvents, 1, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12, MODIFIED a/x 15")]);
     // The first live ADDED events may look like initial events.
     kept(InitialEvents, 1, &[&open, &events("ADDED a/x 5, ADDED a/y 11, MODIFIED a/x 12")]);
-    let words = ["initial events that form the state at some version", "initial events that form no such state"];
-    broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a-b/z 14, MODIFIED a/x 15")]);
-    broken(InitialEvents, words[0], words[1], &[&open, &events("ADDED a/x 12, ADDED a/y 11, ADDED a-b/z 14")]);
+    let texts = ["initial events that form the state at some version", "initial events that form no such state"];
+    broken(InitialEvents, texts[0], texts[1], &[&open, &events("ADDED a-b/z 14, MODIFIED a/x 15")]);
+    broken(InitialEvents, texts[0], texts[1], &[&open, &events("ADDED a/x 12, ADDED a/y 11, ADDED a-b/z 14")]);
     // An ambiguous case is not judged.
     kept(InitialEvents, 0, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12")]);
 }
@@ -94,8 +94,8 @@ fn page_with_wrong_items_or_remaining_count_is_a_violation() {
     let selected = list(1, "limit=1&labelSelector=app%3D2", &answer(17, "a-b/z 14", r#","more":true"#));
     kept(ListSnapshot, 1, &[&selected]);
 
-    let words = ["a page at 17 after which 3 objects remain", "a page that says that 2 remain"];
-    broken(ListSnapshot, words[0], words[1], &[&first(r#","more":true,"remaining":2"#)]);
+    let texts = ["a page at 17 after which 3 objects remain", "a page that says that 2 remain"];
+    broken(ListSnapshot, texts[0], texts[1], &[&first(r#","more":true,"remaining":2"#)]);
     let ended = ["the state at 17, with a/s at 16", "a list without it"];
     broken(ListSnapshot, ended[0], ended[1], &[&first("")]);
     let skipped = list(1, token, &answer(17, "a/t 16, a/x 15", ""));
@@ -103,20 +103,20 @@ fn page_with_wrong_items_or_remaining_count_is_a_violation() {
     // The next page shows how far a page without objects extends.
     let next =
         list(2, token, &answer(17, "a/s 16, a/t 16", r#","more":true"#)).replace(r#""verb""#, r#""resumes":1,"verb""#);
-    let words = ["the state at 17, with a-b/z at 14", "a list without it"];
-    broken(ListSnapshot, words[0], words[1], &[&list(1, "limit=1", &answer(17, "", r#","more":true"#)), &next]);
+    let texts = ["the state at 17, with a-b/z at 14", "a list without it"];
+    broken(ListSnapshot, texts[0], texts[1], &[&list(1, "limit=1", &answer(17, "", r#","more":true"#)), &next]);
     let overlap = list(1, token, &answer(17, "a-b/z 14, a/s 16", r#","more":true"#));
-    let words = ["the state at 17, with no a-b/z", "a list with a-b/z at 14"];
-    broken(ListSnapshot, words[0], words[1], &[&overlap]);
+    let texts = ["the state at 17, with no a-b/z", "a list with a-b/z at 14"];
+    broken(ListSnapshot, texts[0], texts[1], &[&overlap]);
 }
 
 #[test]
 fn get_of_nonexistent_object_version_is_a_violation() {
     kept(ListSnapshot, 1, &[&get_at(100, 1, "", &answer(11, "a/y 11 11", ""))]);
-    let words = ["the existing object a/y", "a/y at 12"];
-    broken(ListSnapshot, words[0], words[1], &[&get_at(100, 1, "", &answer(12, "a/y 12", ""))]);
+    let texts = ["the existing object a/y", "a/y at 12"];
+    broken(ListSnapshot, texts[0], texts[1], &[&get_at(100, 1, "", &answer(12, "a/y 12", ""))]);
     let other = get_at(100, 1, "", &answer(12, "a/x 12", ""));
-    broken(ListSnapshot, words[0], "a/x at 12", &[&other]);
+    broken(ListSnapshot, texts[0], "a/x at 12", &[&other]);
     let content = ["a/y at 11 with content 11", "a/y at 11 with content 12"];
     broken(ListSnapshot, content[0], content[1], &[&get_at(100, 1, "", &answer(11, "a/y 11 12", ""))]);
 }
@@ -124,10 +124,10 @@ fn get_of_nonexistent_object_version_is_a_violation() {
 #[test]
 fn client_that_lists_watches_and_resumes_has_true_state() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10&allowWatchBookmarks=true")];
-    let reported = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
+    let live_events = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
     // At the bookmark, at the end of the watch, and at the end of the next one.
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "DELETED a/y 13, ADDED a-b/z 14")];
-    kept(Continuity, 3, &[&start.concat(), &reported, &next.concat()]);
+    kept(Continuity, 3, &[&start.concat(), &live_events, &next.concat()]);
     let state = [watch(1, STATE), events("ADDED a/x 5, END - 10, ADDED a/y 11")];
     let next = [resume(2, 1, "resourceVersion=11"), events_of(2, "MODIFIED a/x 12")];
     kept(Continuity, 2, &[&state.concat(), &next.concat()]);
@@ -144,10 +144,10 @@ fn lost_event_or_torn_list_is_a_continuity_violation() {
     let expected = "a client that holds the state at 12, with a/y at 11";
     wrong(expected, "one without it", &[&start, &events_of(2, "MODIFIED a/x 12")]);
     // A change between two watches is lost.
-    let reported = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
+    let live_events = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
     let next = [resume(3, 2, "resourceVersion=12"), events_of(3, "ADDED a-b/z 14")].concat();
     let expected = "a client that holds the state at 14, with no a/y";
-    wrong(expected, "one with a/y at 11", &[&start, &reported, &next]);
+    wrong(expected, "one with a/y at 11", &[&start, &live_events, &next]);
     // The list was torn.
     let torn = [list(1, "", &answer(12, "a/x 5, a/y 11", "")), resume(2, 1, "resourceVersion=12")].concat();
     let expected = "a client that holds the state at 13, with a/x at 12";

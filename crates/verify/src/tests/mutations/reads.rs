@@ -15,13 +15,13 @@ pub(super) const MUTATIONS: [Mutation; 23] = [
     ("a page says that more remains than does", ApiserverGuarantee::ListSnapshot, remaining),
     ("a page begins too late", ApiserverGuarantee::ListSnapshot, skipped),
     ("a GET of what never was", ApiserverGuarantee::ListSnapshot, never),
-    ("a list of another version than asked for", ApiserverGuarantee::Exact, not_exact),
+    ("a list of another version than requested", ApiserverGuarantee::Exact, not_exact),
     ("a page of another version", ApiserverGuarantee::Exact, other_page),
-    ("a list that is older than asked for", ApiserverGuarantee::NotOlderThan, older),
-    ("an object that is older than asked for", ApiserverGuarantee::NotOlderThan, older_object),
-    ("a list without what was written", ApiserverGuarantee::Consistent, stale),
-    ("an object without what was written", ApiserverGuarantee::Consistent, stale_object),
-    ("initial events without what was written", ApiserverGuarantee::Consistent, stale_state),
+    ("a list that is older than requested", ApiserverGuarantee::NotOlderThan, older),
+    ("an object that is older than requested", ApiserverGuarantee::NotOlderThan, older_object),
+    ("a list without an acknowledged write", ApiserverGuarantee::Consistent, stale),
+    ("an object without an acknowledged write", ApiserverGuarantee::Consistent, stale_object),
+    ("initial events without an acknowledged write", ApiserverGuarantee::Consistent, stale_state),
     ("a list that is older than the one before", ApiserverGuarantee::Monotone, back),
     ("an object that is older than the list before", ApiserverGuarantee::Monotone, object_back),
     ("a 410 for a version that is there", ApiserverGuarantee::Expired, refused),
@@ -116,8 +116,8 @@ fn other_page(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn older(it: &mut Spoiling<'_>) -> Option<()> {
-    let asked = it.lists().into_iter().filter(|list| list.query.contains("NotOlderThan"));
-    let list = it.pick(asked.collect())?;
+    let fresh_lists = it.lists().into_iter().filter(|list| list.query.contains("NotOlderThan"));
+    let list = it.pick(fresh_lists.collect())?;
     let version = list.number("resourceVersion")? - 1;
     it.show_state(&list, version);
     Some(())
@@ -134,9 +134,9 @@ fn changes_of(it: &Spoiling<'_>, get: &Answered) -> Vec<u64> {
 fn older_object(it: &mut Spoiling<'_>) -> Option<()> {
     let mut places = Vec::new();
     for get in it.reads(ReadVerb::Get) {
-        let Some(asked) = get.number("resourceVersion").filter(|version| *version > 0) else { continue };
+        let Some(requested) = get.number("resourceVersion").filter(|version| *version > 0) else { continue };
         // A missing object may be deleted for good, but an existing one is certainly older.
-        let change = changes_of(it, &get).into_iter().filter(|version| *version <= asked).max();
+        let change = changes_of(it, &get).into_iter().filter(|version| *version <= requested).max();
         let there = |version: &u64| {
             let key = it.answer(get.at).items[0].key.clone();
             it.model.state(version - 1).contains_key(key.as_str())
@@ -233,9 +233,9 @@ fn refused(it: &mut Spoiling<'_>) -> Option<()> {
 fn too_large(it: &mut Spoiling<'_>) -> Option<()> {
     // The version was written, and its writer had received it.
     let known = |list: &Answered| {
-        let asked = list.number("resourceVersion").filter(|version| *version > 0);
-        let heard = it.changed_before(list.call).into_iter().max().unwrap_or(10);
-        asked.is_some_and(|asked| asked <= heard)
+        let requested = list.number("resourceVersion").filter(|version| *version > 0);
+        let newest = it.changed_before(list.call).into_iter().max().unwrap_or(10);
+        requested.is_some_and(|requested| requested <= newest)
     };
     let lists = it.reads(ReadVerb::List).into_iter().filter(known);
     let lists = if it.has_faults() { Vec::new() } else { lists.collect() };
@@ -267,8 +267,9 @@ fn other_encoding(it: &mut Spoiling<'_>) -> Option<()> {
 }
 
 fn second_list(it: &mut Spoiling<'_>) -> Option<()> {
-    let asked = (0..it.records.len()).filter(|at| matches!(it.records[*at], HistoryRecord::Asked(_))).collect();
-    let at = it.pick(asked)?;
+    let requests =
+        (0..it.records.len()).filter(|at| matches!(it.records[*at], HistoryRecord::UpstreamRequest(_))).collect();
+    let at = it.pick(requests)?;
     it.records.insert(at, it.records[at].clone());
     Some(())
 }
@@ -290,7 +291,7 @@ fn begin_again(it: &mut Spoiling<'_>) -> Option<()> {
     };
     let ops: Vec<_> = it.records.iter().filter_map(its_op).collect();
     let is_refusal = |record: &HistoryRecord| match record {
-        HistoryRecord::Event(reported) => reported.kind == RecordedEventType::Error && ops.contains(&reported.op),
+        HistoryRecord::Event(received) => received.kind == RecordedEventType::Error && ops.contains(&received.op),
         _ => false,
     };
     if it.records.iter().any(is_refusal) {

@@ -13,10 +13,10 @@ pub(super) const MUTATIONS: [Mutation; 30] = [
     ("a stream falls silent", ApiserverGuarantee::Reliable, fall_silent),
     ("a stream ends within an event, as if it were whole", ApiserverGuarantee::Reliable, tear),
     ("an event of nothing", ApiserverGuarantee::Reliable, invent),
-    ("an event comes twice", ApiserverGuarantee::Unique, repeat),
-    ("what was told is told again behind a resume", ApiserverGuarantee::Unique, replay),
+    ("an event is repeated", ApiserverGuarantee::Unique, repeat),
+    ("events are repeated after a resume", ApiserverGuarantee::Unique, replay),
     ("two events change places", ApiserverGuarantee::Ordered, swap),
-    ("the first event behind a resume is lost", ApiserverGuarantee::Resumable, lose_first),
+    ("the first event after a resume is lost", ApiserverGuarantee::Resumable, lose_first),
     ("a resume begins too early", ApiserverGuarantee::Resumable, replay),
     ("ADDED for MODIFIED", ApiserverGuarantee::Typed, mistype),
     ("what leaves a selection is MODIFIED", ApiserverGuarantee::Typed, leave_as_modified),
@@ -24,18 +24,18 @@ pub(super) const MUTATIONS: [Mutation; 30] = [
     ("an event shows another content", ApiserverGuarantee::Typed, other_content),
     ("an event of another selection", ApiserverGuarantee::Filtered, foreign),
     ("a bookmark runs ahead of an event", ApiserverGuarantee::Bookmarkable, early_bookmark),
-    ("a bookmark that nobody asked for", ApiserverGuarantee::Bookmarkable, unasked_bookmark),
+    ("a bookmark that was not requested", ApiserverGuarantee::Bookmarkable, unrequested_bookmark),
     ("a bookmark goes back", ApiserverGuarantee::Bookmarkable, falling_bookmark),
     ("the initial events end before the last of them", ApiserverGuarantee::InitialEvents, early_end),
     ("a deletion among initial events", ApiserverGuarantee::InitialEvents, initial_deletion),
     ("an initial event of another version", ApiserverGuarantee::InitialEvents, initial_other),
     ("an initial event is lost", ApiserverGuarantee::InitialEvents, initial_lost),
     ("a 410 for history that is there", ApiserverGuarantee::Expired, expire),
-    ("an event behind an error", ApiserverGuarantee::Expired, behind_error),
-    ("an old event for who waits for the future", ApiserverGuarantee::Future, old_for_future),
-    ("a change between two moments is lost to who holds a state", ApiserverGuarantee::Continuity, lose_held),
+    ("an event after an error", ApiserverGuarantee::Expired, behind_error),
+    ("an old event on a watch from a future version", ApiserverGuarantee::Future, old_for_future),
+    ("a client with a state misses a change between two versions", ApiserverGuarantee::Continuity, lose_initial_object),
     ("a watch ends without a word", ApiserverGuarantee::Timed, end_early),
-    ("a watch goes on for hours", ApiserverGuarantee::Timed, go_on),
+    ("a watch lasts for hours", ApiserverGuarantee::Timed, go_on),
     ("a watch says nothing for minutes", ApiserverGuarantee::Steady, say_nothing),
 ];
 
@@ -200,21 +200,21 @@ fn bookmark(it: &mut Spoiling<'_>, at: usize, version: u64) {
 }
 
 fn early_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
-    let asked = it.objects().into_iter().filter(|(stream, _)| stream.asked_for_bookmarks());
-    let (_, at) = it.pick(asked.collect())?;
+    let bookmarked = it.objects().into_iter().filter(|(stream, _)| stream.requested_bookmarks());
+    let (_, at) = it.pick(bookmarked.collect())?;
     bookmark(it, at, it.event(at).version);
     Some(())
 }
 
-fn unasked_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
-    let unasked = it.objects().into_iter().filter(|(stream, _)| !stream.asked_for_bookmarks());
+fn unrequested_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
+    let unasked = it.objects().into_iter().filter(|(stream, _)| !stream.requested_bookmarks());
     let (_, at) = it.pick(unasked.collect())?;
     bookmark(it, at, it.event(at).version - 1);
     Some(())
 }
 
 fn falling_bookmark(it: &mut Spoiling<'_>) -> Option<()> {
-    let streams = it.streams().into_iter().filter(Stream::asked_for_bookmarks);
+    let streams = it.streams().into_iter().filter(Stream::requested_bookmarks);
     let bookmarks = streams.flat_map(|stream| {
         let bookmarks = stream.live.into_iter().filter(|at| it.event(*at).kind == RecordedEventType::Bookmark);
         bookmarks.map(|at| (at, stream.start)).collect::<Vec<_>>()
@@ -286,7 +286,7 @@ fn end_early(it: &mut Spoiling<'_>) -> Option<()> {
 
 fn say_nothing(it: &mut Spoiling<'_>) -> Option<()> {
     let with_bookmarks: Vec<_> =
-        it.streams().into_iter().filter(Stream::asked_for_bookmarks).map(|stream| stream.op).collect();
+        it.streams().into_iter().filter(Stream::requested_bookmarks).map(|stream| stream.op).collect();
     let takes_them =
         |at: &usize| matches!(&it.records[*at], HistoryRecord::End(end) if with_bookmarks.contains(&end.op));
     let at = it.pick(undisturbed_ends(it).into_iter().filter(takes_them).collect())?;
@@ -340,7 +340,7 @@ fn old_for_future(it: &mut Spoiling<'_>) -> Option<()> {
     Some(())
 }
 
-fn lose_held(it: &mut Spoiling<'_>) -> Option<()> {
+fn lose_initial_object(it: &mut Spoiling<'_>) -> Option<()> {
     let is_held = |(stream, at): &(Stream, usize)| {
         let event = it.event(*at);
         let later = |other: &&usize| **other > *at;

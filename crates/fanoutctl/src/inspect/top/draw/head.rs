@@ -90,8 +90,8 @@ fn numbers(proxy: &PolledProxy) -> Vec<String> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
     let watches = format!("{} watches", grouped(status.watches));
     let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
-    let held = format!("{} cache", bytes(status.held_bytes));
-    vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
+    let cache = format!("{} cache", bytes(status.held_bytes));
+    vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&cache, 15, true)]
 }
 
 fn state(proxy: &PolledProxy, palette: TerminalPalette) -> (&'static str, Style) {
@@ -113,7 +113,7 @@ pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, pal
         let [numbers, picture] = Layout::vertical([Constraint::Length(4), Constraint::Fill(1)]).areas(area);
         (numbers, picture)
     };
-    for ((label, text), at) in said(proxy).into_iter().zip(numbers.rows()) {
+    for ((label, text), at) in details(proxy).into_iter().zip(numbers.rows()) {
         let label = Span::styled(format!(" {} ", fit(label, LABEL, false)), palette.strong());
         let room = usize::from(at.width).saturating_sub(LABEL + 2);
         frame.render_widget(Line::from(vec![label, fit(&text, room, false).into()]), at);
@@ -136,9 +136,9 @@ pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &TopScreen, pal
     frame.render_widget(sparkline.style(palette.picture()).absent_value_symbol("·"), bars);
 }
 
-fn said(proxy: &PolledProxy) -> Vec<(&'static str, String)> {
+fn details(proxy: &PolledProxy) -> Vec<(&'static str, String)> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
-    let (held, budget) = (bytes(status.held_bytes), bytes(status.budget_bytes));
+    let (cache, budget) = (bytes(status.held_bytes), bytes(status.budget_bytes));
     let rates = proxy.rates.map(|rates| {
         let [upstream, memory, passed, refused] =
             [rates.upstream, rates.from_memory, rates.passed_through, rates.refused].map(grouped);
@@ -148,7 +148,7 @@ fn said(proxy: &PolledProxy) -> Vec<(&'static str, String)> {
     let (upstream, requests) = rates.unwrap_or_else(|| ("measuring".to_owned(), "measuring".to_owned()));
     vec![
         ("Watches", format!("{} open, {} upstream streams", grouped(status.watches), grouped(status.streams))),
-        ("Memory", format!("cache {held} of {budget}, {} resident", bytes(status.resident_bytes))),
+        ("Memory", format!("cache {cache} of {budget}, {} resident", bytes(status.resident_bytes))),
         ("Upstream", upstream),
         ("Requests", requests),
     ]

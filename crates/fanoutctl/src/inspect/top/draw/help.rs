@@ -14,7 +14,7 @@ pub(super) fn help(frame: &mut Frame<'_>, palette: TerminalPalette) {
     };
     let lines: Vec<_> = KEYS.iter().map(line).collect();
     let widest = lines.iter().map(Line::width).max().unwrap_or_default();
-    let size = |wanted: usize| Constraint::Length(u16::try_from(wanted).unwrap_or(u16::MAX));
+    let size = |needed: usize| Constraint::Length(u16::try_from(needed).unwrap_or(u16::MAX));
     // Includes the frame, and a space at the end of each line.
     let area: Rect = frame.area().centered(size(widest + 3), size(lines.len() + 2));
     frame.render_widget(Clear, area);

@@ -56,17 +56,17 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&TopScreen, &[TopColumn]), rows
         widest.max(width(columns[at].head) + usize::from(!columns[at].sort.is_empty()))
     };
     let needs: Vec<_> = (0..columns.len()).map(need).collect();
-    let shown = columns::fitted(columns, &needs, room);
+    let visible = columns::fitted(columns, &needs, room);
     let gap = " ".repeat(GAP);
     let mut places = area.rows();
-    let heads = shown.iter().map(|(at, width)| fit(&head(&columns[*at]), *width, columns[*at].is_number));
+    let heads = visible.iter().map(|(at, width)| fit(&head(&columns[*at]), *width, columns[*at].is_number));
     if let Some(at) = places.next() {
         let text = format!(" {}", heads.collect::<Vec<_>>().join(&gap));
         frame.render_widget(Line::styled(fit(&text, usize::from(at.width), false), HEAD), at);
     }
     for ((row, cells), at) in rows.iter().zip(&cells).zip(places) {
         let mut spans = vec![Span::raw(" ")];
-        for (nth, (column, width)) in shown.iter().enumerate() {
+        for (nth, (column, width)) in visible.iter().enumerate() {
             if nth > 0 {
                 spans.push(Span::raw(gap.as_str()));
             }

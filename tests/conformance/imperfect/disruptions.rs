@@ -15,12 +15,12 @@ use verify::FaultRecord;
 use super::lag::Lag;
 use super::{Background, Scene, Stage};
 use crate::bed::{
-    ALLOWANCE, Http, Identity, Protocol, Proxy, RequestSpec, Target, eventually, is_ready, say, version_of,
+    ALLOWANCE, Http, Identity, Protocol, Proxy, RequestSpec, Target, eventually, is_ready, log_line, version_of,
 };
 
 /// A disturbance, with the name that the record uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed {
+pub enum Disruption {
     /// Ends all connections of the balancer.
     Cut,
     /// Changes the lag of the second apiserver.
@@ -60,62 +60,62 @@ pub async fn until_over(
     duration: Duration,
 ) -> Vec<FaultRecord> {
     let (over, mut rng) = (Instant::now() + duration.saturating_sub(CALM), Rng::with_seed(seed));
-    let namespace = stage.plane.namespace("deeds").await;
+    let namespace = stage.plane.namespace("disruptions").await;
     let (mut faults, mut longest) = (Vec::new(), Duration::ZERO);
     // First each once, in a drawn order, and then any.
-    let mut first = scene.deeds.to_vec();
+    let mut first = scene.disruptions.to_vec();
     rng.shuffle(&mut first);
-    let mut deeds = first.into_iter();
+    let mut disruptions = first.into_iter();
     loop {
         sleep(Duration::from_millis(rng.u64(300..1500))).await;
         if Instant::now() >= over {
             break;
         }
-        let deed = deeds.next().unwrap_or_else(|| *rng.choice(scene.deeds).expect("there are some"));
+        let disruption = disruptions.next().unwrap_or_else(|| *rng.choice(scene.disruptions).expect("there are some"));
         let from_ns = now_ns();
-        stage.carry_out(deed, &mut rng).await;
+        stage.carry_out(disruption, &mut rng).await;
         let known = known(stage, &namespace, proxies).await;
-        assert!(known < LONGEST_WAIT + ALLOWANCE, "{deed:?}: feeds were without their streams for {known:?}");
+        assert!(known < LONGEST_WAIT + ALLOWANCE, "{disruption:?}: feeds were without their streams for {known:?}");
         longest = longest.max(known);
         let to_ns = now_ns() + 1_000_000_000;
-        faults.push(FaultRecord { name: format!("{deed:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
+        faults.push(FaultRecord { name: format!("{disruption:?}"), from_ns, to_ns, hits: 1, waives: Vec::new() });
     }
-    say(&format!("{}: all was known {:.1} s behind a deed at most", scene.name, longest.as_secs_f64()));
+    log_line(&format!("{}: all was known {:.1} s after a disruption at most", scene.name, longest.as_secs_f64()));
     faults
 }
 
 impl Stage<'_> {
-    async fn carry_out(&self, deed: Deed, rng: &mut Rng) {
-        match deed {
-            Deed::Cut => self.balancer.cut(),
-            Deed::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..1500)))),
-            Deed::Hold => {
+    async fn carry_out(&self, disruption: Disruption, rng: &mut Rng) {
+        match disruption {
+            Disruption::Cut => self.balancer.cut(),
+            Disruption::Slower => self.relay.set(Lag::By(Duration::from_millis(rng.u64(100..1500)))),
+            Disruption::Hold => {
                 self.relay.set(Lag::Held);
                 sleep(Duration::from_millis(rng.u64(300..2000))).await;
                 self.relay.set(Lag::By(super::LAG));
             }
-            Deed::PauseFirst => {
+            Disruption::PauseFirst => {
                 self.plane.signal_apiserver("STOP");
                 sleep(Duration::from_millis(rng.u64(200..3000))).await;
                 self.plane.signal_apiserver("CONT");
             }
-            Deed::PauseSecond => {
+            Disruption::PauseSecond => {
                 self.sibling.signal("STOP");
                 sleep(Duration::from_millis(rng.u64(200..3000))).await;
                 self.sibling.signal("CONT");
             }
-            Deed::KillFirst => {
+            Disruption::KillFirst => {
                 self.plane.kill_apiserver().await;
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.plane.start_apiserver().await;
             }
-            Deed::KillSecond => {
+            Disruption::KillSecond => {
                 self.sibling.kill();
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.sibling.start_again().await;
             }
-            Deed::RestartBoth => self.restart_both().await,
-            Deed::KillEtcd => {
+            Disruption::RestartBoth => self.restart_both().await,
+            Disruption::KillEtcd => {
                 self.plane.kill_etcd().await;
                 sleep(Duration::from_millis(rng.u64(0..2000))).await;
                 self.plane.start_etcd().await;
@@ -142,10 +142,10 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
         let path = format!("{group}/namespaces/{namespace}/{plural}");
         let version = group.rsplit_once("/apis/").map_or("v1", |(_, version)| version);
         let made = json!({"apiVersion": version, "kind": kind, "metadata": {"generateName": "known-"}});
-        let ask = RequestSpec::get(&path).with(Method::POST, "application/json", made.to_string());
+        let request = RequestSpec::get(&path).with(Method::POST, "application/json", made.to_string());
         // A definition that another task creates may not be served yet.
         let written = eventually("it is written", async || {
-            let answer = direct.try_ask(ask.clone()).await.ok().filter(|answer| answer.status == 201)?;
+            let answer = direct.try_fetch(request.clone()).await.ok().filter(|answer| answer.status == 201)?;
             Some(version_of(&answer.value()))
         })
         .await;
@@ -172,8 +172,8 @@ fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
 pub fn compact(etcd_url: &str, every: Duration, keep: Duration) -> Background {
     let etcd = Http::new(Target { url: etcd_url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1);
     let post = async move |path: &str, body: serde_json::Value| {
-        let ask = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
-        etcd.try_ask(ask).await.ok().map(|answer| answer.value())
+        let request = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
+        etcd.try_fetch(request).await.ok().map(|answer| answer.value())
     };
     let key = base64::engine::general_purpose::STANDARD.encode("none");
     let compact = async move {
