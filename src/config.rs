@@ -5,6 +5,7 @@
 
 mod arguments;
 mod configuration;
+mod default_values;
 mod delegated;
 mod document;
 mod examples;
@@ -139,13 +140,6 @@ impl Default for LogSettings {
         Self { level: "info".to_owned(), json: false, is_of_environment: false }
     }
 }
-
-pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
-pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
-const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
-/// The default of `readyStaleMax`. It is longer than an upgrade or a restore of an apiserver takes. Until then, a proxy
-/// that serves from memory is more useful than none, and all proxies would become unready together.
-const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
 impl ServeSettings {
     /// Returns the default settings for a proxy of `upstream`, on free loopback ports. They depend neither on the

@@ -5,6 +5,7 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::configuration::{Configuration, TlsSection};
+use super::default_values::DEFAULT_LISTEN;
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, WebOrigin};
 use crate::net::ListenAddress;
@@ -241,7 +242,7 @@ fn endpoints(named: &[String], problems: &mut ConfigProblems) -> UpstreamEndpoin
 }
 
 fn addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
-    let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
+    let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
