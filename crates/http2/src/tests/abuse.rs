@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::head_budget::HEADS_BYTES_MAX;
-use crate::output::GATHERED_BYTES_MAX;
+use crate::output::BUFFERED_BYTES_MAX;
 use crate::windows::UPLOAD_BYTES_MAX;
 
 /// More useless frames than a client may send at once.
@@ -225,7 +225,7 @@ async fn indexed_value_is_shared_by_requests() {
 async fn response_heads_above_queue_limit_reset_their_streams() {
     let mut client = Client::new(1 << 10).await;
     // The first one fills the output, and two fit into what may wait.
-    client.server.1.store(GATHERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
+    client.server.1.store(BUFFERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
     client.write(&[get(1), get(3), get(5), get(7)]).await;
     let (mut heads, mut resets) = (Vec::new(), Vec::new());
     while heads.len() < 3 {
@@ -243,7 +243,7 @@ async fn response_heads_above_queue_limit_reset_their_streams() {
 async fn response_head_beyond_listener_budget_resets_stream() {
     let mut client = Client::new(1 << 10).await;
     // Each of them fills the output.
-    client.server.1.store(GATHERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);
+    client.server.1.store(BUFFERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);
     client.write(&[get(1)]).await;
     while client.server.asked() < 1 {
         tokio::task::yield_now().await;

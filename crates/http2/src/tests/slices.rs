@@ -56,11 +56,11 @@ async fn connection_waiting_for_turn_holds_no_thread_buffer() {
         )
     });
     for connection in &mut waiting {
-        assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
+        assert!((1..100).contains(&connection.output.buffer_bytes()), "its settings");
         // As a turn leaves it.
         connection.output = FrameOutputBuffer::default();
         connection.begin_goaway();
-        let bytes = connection.output.held_bytes();
+        let bytes = connection.output.buffer_bytes();
         assert!((1..100).contains(&bytes), "{bytes} bytes for its goodbye");
     }
 }
