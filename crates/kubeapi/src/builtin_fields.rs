@@ -118,11 +118,11 @@ impl SelectableFieldTable {
     }
 }
 
-fn field((key, kind, places): &BuiltinFieldRow) -> SelectableFieldSpec {
+fn field((key, kind, paths): &BuiltinFieldRow) -> SelectableFieldSpec {
     SelectableFieldSpec {
         key: (*key).to_owned(),
-        json: places.iter().map(|(json, _)| steps(json)).collect(),
-        proto: places.iter().map(|(_, proto)| proto.to_vec()).collect(),
+        json: paths.iter().map(|(json, _)| steps(json)).collect(),
+        proto: paths.iter().map(|(_, proto)| proto.to_vec()).collect(),
         kind: *kind,
     }
 }
