@@ -86,7 +86,7 @@ pub struct ServeSettings {
     pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,
     /// The interval at which files with certificates, keys and credentials are checked for changes.
-    pub look_every: Duration,
+    pub file_check_interval: Duration,
     pub drain: Duration,
     /// Whether other processes of the same user may listen on the same ports, such as a successor while this process
     /// drains.
@@ -147,7 +147,7 @@ impl ServeSettings {
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let (file, mut problems) = (configuration::Configuration::default(), ConfigProblems::default());
-        let defaults = serve_arguments::converted(file, false, FlatConfigSettings::default(), &mut problems);
+        let defaults = serve_arguments::convert(file, false, FlatConfigSettings::default(), &mut problems);
         Self {
             upstream,
             listen: vec![anywhere.clone()],

@@ -184,13 +184,13 @@ impl HttpFrontend {
             let payer = caller.as_ref().ok().and_then(Caller::payer);
             let has_place = match &caller {
                 Ok(Caller::ProxyItself | Caller::Known(_)) => {
-                    peer.connection.found_known(payer.as_ref().map(FlowDistinguisher::number))
+                    peer.connection.authenticated(payer.as_ref().map(FlowDistinguisher::number))
                 }
                 // Like upstream, closes the connection of an unknown caller after this response, and reads no further
                 // requests from it. A connection that a load balancer shares with known callers stays open
                 // (R-THREAT-14).
                 Ok(Caller::Anonymous) | Err(_) => {
-                    peer.connection.turn_away();
+                    peer.connection.authentication_failed();
                     true
                 }
             };
@@ -263,7 +263,7 @@ impl HttpFrontend {
         } else {
             health(http, info.filter(|_| context.by_proxy)?, &self.ready)?
         };
-        peer.connection.turn_away();
+        peer.connection.authentication_failed();
         Some(response)
     }
 

@@ -100,6 +100,6 @@ mod tests {
         let read = written(410, fields, Some(5));
         assert_eq!(read[0], (":status".to_owned(), "410".to_owned()));
         assert!(read[1..].iter().all(|(_, value)| value == "yesterday" || value == "7"));
-        assert_eq!(written(200, HeaderMap::new(), None).len(), 2, "an unknown length is not said");
+        assert_eq!(written(200, HeaderMap::new(), None).len(), 2, "an unknown length is not sent");
     }
 }

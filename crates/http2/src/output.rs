@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(&seen[22..], [b'x'; 200]);
         assert!(most <= 300, "{most}");
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
-        assert_eq!(output.buffer.capacity(), 0, "nothing is kept of a slow moment");
+        assert_eq!(output.buffer.capacity(), 0, "no buffer is kept afterwards");
     }
 
     /// The bytes that the client receives equal those that were put, whatever the sizes of its reads, and each frame is
@@ -265,7 +265,7 @@ mod tests {
             while put < sent.len() || output.waiting() > 0 {
                 let rest = (END_STREAM, 7, &sent[put..]);
                 let taken = output.put_directly(&mut near, &mut cx(), rest).expect("open");
-                assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "one frame is held at most");
+                assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "at most one frame is buffered");
                 put += taken;
                 let _ = output.poll_flush(&mut near, &mut cx());
                 // The in-memory pipe yields after a number of operations.

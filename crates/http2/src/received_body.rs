@@ -216,12 +216,12 @@ mod tests {
     fn a_body_is_taken_as_it_arrives_and_says_so() {
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         assert_eq!(next(&mut body), Poll::Pending);
-        inbox.put(b"one").expect("no length was said");
-        inbox.put(b"").expect("no length was said");
+        inbox.put(b"one").expect("no length is declared");
+        inbox.put(b"").expect("no length is declared");
         assert_eq!((inbox.take_read(), inbox.unreturned()), ((0, false), 3));
         assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
         assert_eq!((inbox.unreturned(), inbox.take_read(), inbox.take_read()), (3, (3, false), (0, false)));
-        inbox.end(None).expect("no length was said");
+        inbox.end(None).expect("no length is declared");
         assert!(body.is_end_stream());
         assert_eq!(next(&mut body), Poll::Ready(None));
     }
@@ -229,24 +229,24 @@ mod tests {
     #[test]
     fn a_length_is_kept() {
         let (inbox, body) = ReceivedBodyBuffer::new(Some(3), Waker::noop().clone());
-        inbox.put(b"ab").expect("less than was said");
+        inbox.put(b"ab").expect("less than declared");
         assert_eq!(body.size_hint().exact(), Some(3));
         assert_eq!(inbox.end(None), Err(ContentLengthMismatch));
         assert_eq!(inbox.put(b"cd"), Err(ContentLengthMismatch));
-        inbox.put(b"c").expect("what was said");
+        inbox.put(b"c").expect("as declared");
         assert_eq!(inbox.end(None), Ok(()));
     }
 
     #[test]
     fn what_is_broken_off_is_never_taken_for_whole() {
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
-        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"one").expect("no length is declared");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
         assert!(!body.is_end_stream());
         inbox.break_off();
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
-        inbox.end(None).expect("no length was said");
+        inbox.end(None).expect("no length is declared");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
     }
@@ -255,10 +255,10 @@ mod tests {
     fn what_nobody_takes_is_given_back() {
         let woken = Arc::new(AtomicUsize::new(0));
         let (inbox, body) = ReceivedBodyBuffer::new(None, Waker::from(Arc::new(Count(woken.clone()))));
-        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"one").expect("no length is declared");
         drop(body);
         assert_eq!((inbox.take_read(), woken.load(Ordering::SeqCst)), ((3, true), 1));
-        inbox.put(b"two").expect("no length was said");
+        inbox.put(b"two").expect("no length is declared");
         assert_eq!((inbox.take_read(), inbox.unreturned(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
     }
 }
