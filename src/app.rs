@@ -56,13 +56,13 @@ pub struct BoundApp {
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
     feeds: FeedRegistry,
-    permission_retrier: permission_retrier::PermissionRetrier,
+    retrier: permission_retrier::PermissionRetrier,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
     ready: ReadinessTracker,
     /// The tasks that write audit records. They stop after all other tasks.
     audit_tasks: BackgroundTasks,
-    reloadable: ReloadableSettings,
+    settings: ReloadableSettings,
     reload_sources: Option<ConfigReloadSources>,
     heartbeat: RuntimeHeartbeat,
 }
@@ -134,7 +134,7 @@ impl BoundApp {
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = ReadinessTracker::new();
         let (feeds, demands) = FeedRegistry::new(config.cache.clone());
-        let (reloadable, active_watches, heartbeat) =
+        let (settings, active_watches, heartbeat) =
             (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::default());
         let authorizers = Authorizers::of(config, &client, &tasks)?;
         let authorizer = authorizers.clients;
@@ -143,19 +143,19 @@ impl BoundApp {
             heartbeat: heartbeat.clone(),
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
-            config: reloadable.reader(),
+            config: settings.reader(),
             private: page_access::private_pages(authorizer.clone(), active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
-        let metrics = (page_access::metrics_readers(authorizers.scrapes, &reloadable), certificates.of_metrics(config));
-        let ops = ops::OpsListeners::bind(config, pages, health, metrics, &reloadable.ops_browsers)?;
+        let metrics = (page_access::metrics_readers(authorizers.scrapes, &settings), certificates.of_metrics(config));
+        let ops = ops::OpsListeners::bind(config, pages, health, metrics, &settings.ops_browsers)?;
         certificates.watch(config.file_check_interval, &tasks);
-        start_upstream_tasks(config, &client, &tasks);
-        let (drain, permission_retrier) = (DrainTrigger::new(), permission_retrier(config, &client, &feeds));
-        tasks.spawn_needed("permissions", permission_retrier.clone().run());
+        spawn_upstream_tasks(config, &client, &tasks);
+        let (drain, retrier) = (DrainTrigger::new(), retrier(config, &client, &feeds));
+        tasks.spawn_needed("permissions", retrier.clone().run());
         let supervisor =
-            ReflectorSupervisor::new(client.clone(), feeds.clone(), reloadable.reflect.clone(), tasks.clone());
+            ReflectorSupervisor::new(client.clone(), feeds.clone(), settings.reflect.clone(), tasks.clone());
         tasks.spawn_needed("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
         let (audit, audit_tasks) = audit(config)?;
@@ -164,10 +164,10 @@ impl BoundApp {
             serve::HttpFrontendDeps {
                 client,
                 forwarder,
-                catalog: permission_retrier.catalog.clone(),
+                catalog: retrier.catalog.clone(),
                 feeds: feeds.clone(),
                 authorizer: authorizer.clone(),
-                browsers: reloadable.browsers.clone(),
+                browsers: settings.browsers.clone(),
                 audit,
                 active_watches,
                 tasks: tasks.clone(),
@@ -181,12 +181,12 @@ impl BoundApp {
             frontend: Arc::new(frontend),
             authorizer,
             feeds,
-            permission_retrier,
+            retrier,
             tasks,
             drain,
             ready,
             audit_tasks,
-            reloadable,
+            settings,
             reload_sources: None,
             heartbeat,
         })
@@ -197,7 +197,7 @@ impl BoundApp {
     /// # Errors
     /// The file has changed since it was read, and its new content is invalid.
     pub fn reload(&mut self, reload_sources: ConfigReloadSources) -> Result<(), StartError> {
-        self.reloadable.load(&reload_sources.arguments, &self.tasks)?;
+        self.settings.load(&reload_sources.arguments, &self.tasks)?;
         self.reload_sources = Some(reload_sources);
         Ok(())
     }
@@ -260,12 +260,12 @@ impl BoundApp {
             frontend,
             authorizer,
             feeds,
-            permission_retrier,
+            retrier,
             tasks,
             drain: (trigger, watch),
             ready,
             audit_tasks,
-            reloadable,
+            settings,
             reload_sources,
             heartbeat,
         } = self;
@@ -274,41 +274,34 @@ impl BoundApp {
         if let Some(watching) = authorizer.keep_ready(&ready) {
             tasks.spawn_needed("review permissions", watching);
         }
-        let config = reloadable.running.get();
-        let (retry_after, linger_max) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
+        let config = settings.running.get();
+        let (retry_after, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let preload = preload::FeedPreload {
-            running: reloadable.running.clone(),
+            running: settings.running.clone(),
             ready: ready.clone(),
-            catalog: permission_retrier.catalog.clone(),
+            catalog: retrier.catalog.clone(),
             feeds: feeds.clone(),
             tasks: tasks.clone(),
         };
-        let discovery_loop = discovery::DiscoveryLoop {
-            permissions: permission_retrier,
-            tasks: tasks.clone(),
-            retry_after,
-            mode: mode(&config),
-        };
+        let discovery =
+            discovery::DiscoveryLoop { permissions: retrier, tasks: tasks.clone(), retry_after, mode: mode(&config) };
         if let Some(reload_sources) = reload_sources {
-            tasks.spawn_needed(
-                "configuration",
-                reloadable.clone().run(reload_sources, Arc::downgrade(&frontend), feeds),
-            );
+            tasks.spawn_needed("configuration", settings.clone().run(reload_sources, Arc::downgrade(&frontend), feeds));
         }
         tasks.spawn_needed("discovery", async move {
-            discovery_loop.wait_for_discovery(&starting).await;
+            discovery.wait_for_discovery(&starting).await;
             preload.start();
             if let Some(leases) = authorizer.leases() {
                 policy::start_listeners(
-                    &discovery_loop.permissions,
+                    &discovery.permissions,
                     &authorizer,
                     leases,
-                    &discovery_loop.tasks,
+                    &discovery.tasks,
                     retry_after,
-                    linger_max,
+                    linger,
                 );
             }
-            discovery_loop.run(starting).await;
+            discovery.run(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
         let no_runtime = |error: &std::io::Error| {
@@ -319,14 +312,14 @@ impl BoundApp {
             let frontend = frontend.clone();
             let handle = move |peer, request| frontend.clone().answer(peer, request);
             let listener_task =
-                net::serve(listener, tls, reloadable.connections.clone(), tasks.clone(), watch.clone(), handle);
+                net::serve(listener, tls, settings.connections.clone(), tasks.clone(), watch.clone(), handle);
             tasks.spawn_needed("listener", listener_task);
         }
         drop(watch);
         drop(frontend);
         tasks.spawn_on_each("pulse", || heartbeat.beat().map(|never| match never {}));
-        let ended = until_shutdown_or_task_lost(shutdown, &tasks, &audit_tasks).await;
-        let config = reloadable.running.get();
+        let ended = until_stopped(shutdown, &tasks, &audit_tasks).await;
+        let config = settings.running.get();
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining open connections");
         if config.reuse_port {
@@ -352,7 +345,7 @@ impl BoundApp {
 }
 
 /// Returns when the application must end: on a shutdown request, or when a required task was lost.
-async fn until_shutdown_or_task_lost(
+async fn until_stopped(
     shutdown: BoxFuture<'_, ()>,
     tasks: &BackgroundTasks,
     audit_tasks: &BackgroundTasks,
@@ -367,7 +360,7 @@ async fn until_shutdown_or_task_lost(
 }
 
 /// Starts the tasks that reload the upstream credentials, and that check for a better upstream server.
-fn start_upstream_tasks(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
+fn spawn_upstream_tasks(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
     tasks.spawn_needed("upstream credentials", client.clone().reload_credentials(config.file_check_interval));
     if client.endpoints().has_several() {
@@ -415,7 +408,7 @@ fn mode(config: &ServeSettings) -> String {
 const AUDIT_WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
-fn permission_retrier(
+fn retrier(
     config: &ServeSettings,
     client: &UpstreamClient,
     feeds: &FeedRegistry,

@@ -47,7 +47,7 @@ pub(super) struct ReloadableSettings {
 
 impl ReloadableSettings {
     pub(super) fn new(config: &ServeSettings) -> Self {
-        let (browsers, ops_browsers) = cross_origin_checks(config);
+        let (browsers, ops_browsers) = origin_checks(config);
         Self {
             running: config.clone().into(),
             connections: config.connections.clone().into(),
@@ -118,18 +118,11 @@ impl ReloadableSettings {
         }
     }
 
-    fn apply(
-        &self,
-        file_settings: &ServeSettings,
-        log_level: &SetLogLevelFn,
-        frontend: &HttpFrontend,
-        feeds: &FeedRegistry,
-    ) {
+    fn apply(&self, new: &ServeSettings, log_level: &SetLogLevelFn, frontend: &HttpFrontend, feeds: &FeedRegistry) {
         let running = self.running.get();
-        let changes = file_settings.settings.changes(&self.started, &running.settings);
+        let changes = new.settings.changes(&self.started, &running.settings);
         if !changes.applicable.is_empty() {
-            let serve =
-                merged(&running, file_settings, running.settings.with_applied(&changes, &file_settings.settings));
+            let serve = merged(&running, new, running.settings.with_applied(&changes, &new.settings));
             self.apply_settings(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
                 tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
@@ -152,7 +145,7 @@ impl ReloadableSettings {
     }
 
     fn apply_settings(&self, serve: &ServeSettings, frontend: &HttpFrontend, feeds: &FeedRegistry) {
-        let (browsers, ops_browsers) = cross_origin_checks(serve);
+        let (browsers, ops_browsers) = origin_checks(serve);
         self.browsers.set(browsers);
         self.ops_browsers.set(ops_browsers);
         self.connections.set(serve.connections.clone());
@@ -166,26 +159,23 @@ impl ReloadableSettings {
 }
 
 /// Returns the running configuration, updated with those new settings that can change at run time.
-fn merged(running: &ServeSettings, file_settings: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
+fn merged(running: &ServeSettings, new: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
-    let coverage = CacheCoverage {
-        node: coverage.node.clone(),
-        authorizes: coverage.authorizes,
-        ..file_settings.serve.coverage.clone()
-    };
+    let coverage =
+        CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..new.serve.coverage.clone() };
     let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
     let mut log = now.log.clone();
-    log.level.clone_from(&file_settings.log.level);
+    log.level.clone_from(&new.log.level);
     ServeSettings {
-        allowed_hosts: file_settings.allowed_hosts.clone(),
-        allowed_origins: file_settings.allowed_origins.clone(),
-        preload: file_settings.preload.clone(),
-        ready_stale_max: file_settings.ready_stale_max,
-        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..file_settings.serve.clone() },
-        cache: now.cache.keeping(&file_settings.cache),
-        reflect: ReflectConfig { retry: now.reflect.retry, ..file_settings.reflect.clone() },
-        connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..file_settings.connections.clone() },
-        drain: file_settings.drain,
+        allowed_hosts: new.allowed_hosts.clone(),
+        allowed_origins: new.allowed_origins.clone(),
+        preload: new.preload.clone(),
+        ready_stale_max: new.ready_stale_max,
+        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..new.serve.clone() },
+        cache: now.cache.keeping(&new.cache),
+        reflect: ReflectConfig { retry: now.reflect.retry, ..new.reflect.clone() },
+        connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..new.connections.clone() },
+        drain: new.drain,
         log,
         settings,
         ..now
@@ -193,7 +183,7 @@ fn merged(running: &ServeSettings, file_settings: &ServeSettings, settings: Flat
 }
 
 /// Returns the browser guards of clients' ports, and of the admin pages and metrics.
-fn cross_origin_checks(config: &ServeSettings) -> (CrossOriginCheck, CrossOriginCheck) {
+fn origin_checks(config: &ServeSettings) -> (CrossOriginCheck, CrossOriginCheck) {
     let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = || config.allowed_origins.clone();
     let ops = CrossOriginCheck::new(false, hosts.clone().or_any_address(), origins());

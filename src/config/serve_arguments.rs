@@ -143,38 +143,34 @@ impl ServeArguments {
         let kubeconfig = self
             .kubeconfig
             .and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
-        settings.set_path_from_flag("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
-        settings.set_from_flag("listen", list(self.listen), &mut file.listen);
-        settings.set_from_flag("admin", self.admin, &mut file.admin);
-        settings.set_from_flag("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
-        settings.set_from_flag("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
+        settings.set_path("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
+        settings.set("listen", list(self.listen), &mut file.listen);
+        settings.set("admin", self.admin, &mut file.admin);
+        settings.set("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
+        settings.set("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
         let TlsArguments { tls_cert, tls_key, tls_self_signed, tls_self_signed_out } = self.tls;
         if tls_cert.is_some() || tls_self_signed {
             file.tls = TlsSection::default();
         }
-        settings.set_path_from_flag("tls.certificate", tls_cert, &mut file.tls.certificate);
-        settings.set_path_from_flag("tls.key", tls_key, &mut file.tls.key);
-        settings.set_from_flag("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
-        settings.set_path_from_flag("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
-        settings.set_path_from_flag("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
-        settings.set_path_from_flag(
-            "delegated.impersonator",
-            self.impersonator_kubeconfig,
-            &mut file.delegated.impersonator,
-        );
-        settings.set_from_flag("preload", list(self.preload), &mut file.preload);
-        settings.set_from_flag("node", self.node_name, &mut file.node);
-        settings.set_from_flag("audit.path", self.audit_log, &mut file.audit.path);
+        settings.set_path("tls.certificate", tls_cert, &mut file.tls.certificate);
+        settings.set_path("tls.key", tls_key, &mut file.tls.key);
+        settings.set("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
+        settings.set_path("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
+        settings.set_path("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
+        settings.set_path("delegated.impersonator", self.impersonator_kubeconfig, &mut file.delegated.impersonator);
+        settings.set("preload", list(self.preload), &mut file.preload);
+        settings.set("node", self.node_name, &mut file.node);
+        settings.set("audit.path", self.audit_log, &mut file.audit.path);
         let mode = self.auth.map(|text| parse_enum("auth", &text, MODES, problems));
-        settings.set_from_flag("auth", mode.flatten(), &mut file.auth);
+        settings.set("auth", mode.flatten(), &mut file.auth);
         let scrape_mode = self.metrics_auth.map(|text| parse_enum("metrics.auth", &text, MODES, problems));
-        settings.set_from_flag("metrics.auth", scrape_mode.flatten(), &mut file.metrics.auth);
+        settings.set("metrics.auth", scrape_mode.flatten(), &mut file.metrics.auth);
         let proof = |text: String| parse_enum("consistency", &text, "\"strict\" or \"bounded\"", problems);
-        settings.set_from_flag("consistency", self.consistency.and_then(proof), &mut file.consistency);
+        settings.set("consistency", self.consistency.and_then(proof), &mut file.consistency);
         let kind = |text: &String| parse_enum("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
         let kinds =
             list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<SensitiveKind>>());
-        settings.set_from_flag("feeds.sensitive", kinds, &mut file.feeds.sensitive);
+        settings.set("feeds.sensitive", kinds, &mut file.feeds.sensitive);
         mode != Some(None) && scrape_mode != Some(None)
     }
 }

@@ -78,7 +78,7 @@ impl FlatConfigSettings {
     }
 
     /// Replaces a key of the file with the value of its flag, if that is given, and records it.
-    pub(super) fn set_from_flag<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
+    pub(super) fn set<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
         if let Some(flag) = flag {
             self.0.insert(key.to_owned(), serde_json::to_value(&flag).unwrap_or_default());
             *field = flag.into();
@@ -86,7 +86,7 @@ impl FlatConfigSettings {
     }
 
     /// Does the same with a path, which may not be UTF-8.
-    pub(super) fn set_path_from_flag(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
+    pub(super) fn set_path(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
         if let Some(path) = flag {
             self.0.insert(key.to_owned(), path.display().to_string().into());
             *field = Some(path);

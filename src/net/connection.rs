@@ -231,7 +231,7 @@ impl DownstreamConnection {
 
     /// The time since which the connection has made no progress: no request is running, or the client has read nothing
     /// of any response for [`STALLED_AFTER`].
-    pub(super) fn idle_or_stalled_since(&self) -> Option<Instant> {
+    pub(super) fn inactive_since(&self) -> Option<Instant> {
         let stalled = || {
             let is_stalled = self.0.stalled.load(Ordering::SeqCst) >= self.0.running.load(Ordering::SeqCst);
             Some(self.at(&self.0.last_read_at)).filter(|since| is_stalled && since.elapsed() >= STALLED_AFTER)
@@ -339,20 +339,20 @@ mod tests {
         let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));
         list.mark_stalled();
         tokio::time::advance(STALLED_AFTER).await;
-        assert_eq!(connection.idle_or_stalled_since(), None, "the watch waits for events");
+        assert_eq!(connection.inactive_since(), None, "the watch waits for events");
         watch.mark_stalled();
         tokio::time::advance(STALLED_AFTER.saturating_sub(second)).await;
-        assert_eq!(connection.idle_or_stalled_since(), None, "part of the watch was read");
+        assert_eq!(connection.inactive_since(), None, "part of the watch was read");
         list.mark_stalled();
         tokio::time::advance(STALLED_AFTER).await;
-        assert_eq!(connection.idle_or_stalled_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
+        assert_eq!(connection.inactive_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
         assert_eq!(connection.idle_since(), None);
         watch.mark_resumed();
-        assert_eq!(connection.idle_or_stalled_since(), None);
+        assert_eq!(connection.inactive_since(), None);
         drop(watch);
-        assert_eq!(connection.idle_or_stalled_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
+        assert_eq!(connection.inactive_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
         drop(list);
-        assert_eq!(connection.idle_or_stalled_since(), Some(Instant::now()));
+        assert_eq!(connection.inactive_since(), Some(Instant::now()));
     }
 
     #[tokio::test(start_paused = true)]

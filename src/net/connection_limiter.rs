@@ -35,7 +35,7 @@ use base::{Reloadable, descriptor_requested, request_descriptor};
 pub(super) struct ConnectionLimiter {
     limits: Reloadable<ConnectionLimits>,
     /// The maximum number of connections that the process's file descriptors allow.
-    descriptors_allow: usize,
+    descriptors_max: usize,
     closing_max: usize,
     state: Mutex<ConnectionLimiterState>,
     /// Notifies one task that waits for a free connection slot.
@@ -52,7 +52,7 @@ pub(super) struct ConnectionSlot {
     connection: DownstreamConnection,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ConnectionLimiterState {
     connections: Slab<AcceptedConnection>,
     owners: ConnectionsByOwner,
@@ -97,7 +97,7 @@ const CLOSING_MAX: usize = 256;
 const DESCRIPTORS_PER_CLOSING: usize = 16;
 /// The number of slots for each connection that may be accepted beyond the limit so that it can authenticate. At least
 /// one may be, and no more than may be closing at a time.
-const SLOTS_PER_UNAUTHENTICATED: usize = 4;
+const SLOTS_PER_EXTRA: usize = 4;
 /// The number of an owner's connections that are checked for idleness, the oldest first.
 const SCANNED_PER_OWNER_MAX: usize = 64;
 const WARN_EVERY: Duration = Duration::from_secs(1);
@@ -123,21 +123,9 @@ impl ConnectionLimiter {
         Self::new(limits, slots_max, closing_max)
     }
 
-    fn new(limits: Reloadable<ConnectionLimits>, descriptors_allow: usize, closing_max: usize) -> Arc<Self> {
-        let (connections, idle) = (Slab::new(), IdleConnections::default());
-        let owners = ConnectionsByOwner::default();
-        let state = ConnectionLimiterState {
-            connections,
-            owners,
-            accepted: 0,
-            closing: 0,
-            idle,
-            scanned: None,
-            capped: None,
-            warned_at: None,
-        };
+    fn new(limits: Reloadable<ConnectionLimits>, descriptors_max: usize, closing_max: usize) -> Arc<Self> {
         let (freed, closed) = (Notify::new(), Notify::new());
-        Arc::new(Self { limits, descriptors_allow, closing_max, state: Mutex::new(state), freed, closed })
+        Arc::new(Self { limits, descriptors_max, closing_max, state: Mutex::default(), freed, closed })
     }
 
     /// Takes a slot for a connection, and waits until one is free.
@@ -225,8 +213,8 @@ impl ConnectionLimiter {
         let slots = self.slots_max();
         let is_full = state.connections.len() >= slots.min(state.cap());
         if is_full {
-            let unauthenticated_max = self.closing_max.min((slots / SLOTS_PER_UNAUTHENTICATED).max(1));
-            state.make_room(slots, unauthenticated_max)?;
+            let extra_max = self.closing_max.min((slots / SLOTS_PER_EXTRA).max(1));
+            state.make_room(slots, extra_max)?;
         }
         let at = state.enter(connection, source);
         // New connections are added to a scan that is still valid. Otherwise, newer connections would be closed before
@@ -260,7 +248,7 @@ impl ConnectionLimiter {
 
     /// Returns the current number of connection slots.
     fn slots_max(&self) -> usize {
-        self.limits.get().connections_max.min(self.descriptors_allow)
+        self.limits.get().connections_max.min(self.descriptors_max)
     }
 }
 
@@ -295,12 +283,12 @@ impl ConnectionLimiterState {
 
     /// Tries to make room for a new connection while all slots are taken: closes an idle connection, or lets the new
     /// one authenticate beyond the limit.
-    fn make_room(&mut self, slots: usize, unauthenticated_max: usize) -> Option<()> {
+    fn make_room(&mut self, slots: usize, extra_max: usize) -> Option<()> {
         let latest = Instant::now().checked_sub(FIRST_REQUEST_WITHIN);
         if latest.is_some() && self.evict_idle(latest, IdleConnectionSlots::next).is_some() {
             return Some(());
         }
-        let has_room = self.connections.len().checked_sub(slots).is_some_and(|extra| extra < unauthenticated_max);
+        let has_room = self.connections.len().checked_sub(slots).is_some_and(|extra| extra < extra_max);
         if has_room { Some(()) } else { self.evict_idle(None, IdleConnectionSlots::next) }
     }
 
@@ -311,7 +299,7 @@ impl ConnectionLimiterState {
             return true;
         }
         let loser = self.owners.loser_for(owner);
-        let is_idle = |at: &usize| self.connections[*at].connection.idle_or_stalled_since().is_some();
+        let is_idle = |at: &usize| self.connections[*at].connection.inactive_since().is_some();
         let idle = self.owners.of(loser).take(SCANNED_PER_OWNER_MAX).find(is_idle);
         let youngest = self.owners.of(loser).next_back().filter(|_| loser != owner);
         match (idle, youngest) {
@@ -350,7 +338,7 @@ impl ConnectionLimiterState {
     ) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.connections.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
-            if is_here && connection.idle_or_stalled_since() == Some(since) {
+            if is_here && connection.inactive_since() == Some(since) {
                 return Some(at);
             }
         }
@@ -385,7 +373,7 @@ impl ConnectionLimiterState {
         self.scanned = Some(Instant::now());
         self.idle = IdleConnections::of(self.connections.iter().filter_map(
             |(at, AcceptedConnection { connection, source, .. })| {
-                let since = connection.idle_or_stalled_since()?;
+                let since = connection.inactive_since()?;
                 Some(IdleConnection { connection: (at, connection.clone()), source: *source, since })
             },
         ));

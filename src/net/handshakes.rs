@@ -29,7 +29,7 @@ pub(super) struct TlsHandshakeQueue {
     failures: HandshakeFailures,
     /// The maximum time of a handshake, including the wait for its turns. A client that has waited longer has given up,
     /// so no more work is done for it.
-    handshake_max: Duration,
+    time_max: Duration,
 }
 
 /// The handshakes of one core's connections.
@@ -37,7 +37,7 @@ pub(super) struct TlsHandshakeQueue {
 struct PerCoreHandshakes {
     steps: RoundRobinSemaphore<ConnectionSource>,
     /// The time at which everything else runs again.
-    runs_again: Mutex<Instant>,
+    until: Mutex<Instant>,
 }
 
 /// The recent failed handshakes, by source.
@@ -59,12 +59,12 @@ struct LeakyBucket {
 }
 
 /// The minimum time that handshakes run before other tasks do. It is longer if other tasks took longer before.
-const HANDSHAKES_RUN_FOR: Duration = Duration::from_millis(1);
+const RUN_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
 const IDLE_ROUND: Duration = Duration::from_micros(10);
 /// The number of recent failures that have no effect. A fleet whose certificates have all expired at once is not an
 /// attack.
-const FAILURES_WITHOUT_PAUSE: f64 = 50.0;
+const FREE_FAILURES: f64 = 50.0;
 /// The number of failed handshakes that are forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
 /// How long a source with too many failed handshakes waits.
@@ -74,12 +74,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 const SOURCES_MAX: usize = 4_096;
 
 impl TlsHandshakeQueue {
-    pub(super) fn new(handshake_max: Duration) -> Self {
-        let turns = || PerCoreHandshakes {
-            steps: RoundRobinSemaphore::new(1, |_| false),
-            runs_again: Mutex::new(Instant::now()),
-        };
-        Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), handshake_max }
+    pub(super) fn new(time_max: Duration) -> Self {
+        let turns =
+            || PerCoreHandshakes { steps: RoundRobinSemaphore::new(1, |_| false), until: Mutex::new(Instant::now()) };
+        Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), time_max }
     }
 
     /// Runs a handshake with a client of a source.
@@ -96,7 +94,7 @@ impl TlsHandshakeQueue {
             failure.count();
             self.failures.record(source);
         };
-        let result = timeout(self.handshake_max, self.turns.here().run(source, handshake)).await;
+        let result = timeout(self.time_max, self.turns.here().run(source, handshake)).await;
         let result = result.inspect_err(|_| failed(ConnectionFailure::HandshakeTimeout))?;
         Ok(result.inspect_err(|_| failed(ConnectionFailure::Handshake))?)
     }
@@ -121,7 +119,7 @@ impl PerCoreHandshakes {
     /// so that turns follow the queue and not the order in which the runtime wakes tasks.
     async fn yield_to_others(&self) {
         let began = Instant::now();
-        if began < *self.runs_again.lock() {
+        if began < *self.until.lock() {
             return;
         }
         let mut now = began;
@@ -130,11 +128,11 @@ impl PerCoreHandshakes {
             yield_now().await;
             now = Instant::now();
             // Callers that keep a core busy get one slice each time, not all that they ask for.
-            if now - began >= HANDSHAKES_RUN_FOR || now - last < IDLE_ROUND {
+            if now - began >= RUN_FOR || now - last < IDLE_ROUND {
                 break;
             }
         }
-        *self.runs_again.lock() = now + HANDSHAKES_RUN_FOR.max(now - began);
+        *self.until.lock() = now + RUN_FOR.max(now - began);
     }
 }
 
@@ -158,8 +156,7 @@ impl HandshakeFailures {
 
     /// Completes when a handshake of the source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
-        let pauses =
-            self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FAILURES_WITHOUT_PAUSE);
+        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_FAILURES);
         if pauses {
             sleep(PAUSE).await;
         }

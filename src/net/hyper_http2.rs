@@ -43,7 +43,7 @@ pub(super) struct HyperHttp2Connection<I, H: HttpHandler> {
     streams: FuturesUnordered<Http2StreamFuture>,
     started: Http2StreamExecutor,
     downstream: DownstreamConnection,
-    one_at_a_time: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
     wake_set: Arc<WakeSet>,
     waker: Waker,
 }
@@ -59,7 +59,7 @@ struct HyperHttp2Service<H> {
     heads: Arc<ConnectionHeadBudget>,
     started: Http2StreamExecutor,
     /// Lets one request run at a time, until it is closed because a caller is authenticated.
-    one_at_a_time: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
 }
 
 /// The executor of a connection: it collects the streams that begin. hyper calls it for a stream right after the
@@ -75,7 +75,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
         heads: Arc<ConnectionHeadBudget>,
         requests: RequestDispatcher<H>,
     ) -> Self {
-        let (started, one_at_a_time, downstream) =
+        let (started, gate, downstream) =
             (Http2StreamExecutor::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
         let mut builder = Builder::new(started.clone());
         builder
@@ -86,16 +86,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(limits.ping_after)
             .keep_alive_timeout(limits.ping_after);
-        let service = HyperHttp2Service {
-            requests: Arc::new(requests),
-            heads,
-            started: started.clone(),
-            one_at_a_time: one_at_a_time.clone(),
-        };
+        let service =
+            HyperHttp2Service { requests: Arc::new(requests), heads, started: started.clone(), gate: gate.clone() };
         let codec = Box::pin(builder.serve_connection(TokioIo::new(PrefixedStream::new(PREFACE, io)), service));
         let wake_set = WakeSet::shared();
         let waker = wake_set.waker(ConnectionWakeTarget::Codec);
-        Self { codec, streams: FuturesUnordered::new(), started, downstream, one_at_a_time, wake_set, waker }
+        Self { codec, streams: FuturesUnordered::new(), started, downstream, gate, wake_set, waker }
     }
 }
 
@@ -105,17 +101,16 @@ impl<H: HttpHandler> Service<Request<Incoming>> for HyperHttp2Service<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (requests, one_at_a_time, cut) =
-            (self.requests.clone(), self.one_at_a_time.clone(), AbortSignal::default());
+        let (requests, gate, cut) = (self.requests.clone(), self.gate.clone(), AbortSignal::default());
         self.started.0.lock().0 = Some(cut.clone());
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         let head = self.heads.charge(request.uri().path().len() + fields.sum::<usize>());
         Box::pin(async move {
             let head = head.ok_or(Reason::REFUSED_STREAM)?;
-            let one_at_a_time = one_at_a_time.acquire().await;
+            let gate = gate.acquire().await;
             let response = requests.answer(request.map(Either::Right), cut).ok_or(Reason::REFUSED_STREAM)?;
             let response = response.await;
-            drop((one_at_a_time, head));
+            drop((gate, head));
             Ok(response)
         })
     }
@@ -152,8 +147,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
             let ended = self.codec.as_mut().poll(cx);
             self.streams.extend(take(&mut self.started.0.lock().1));
             while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(cx) {}
-            if !self.one_at_a_time.is_closed() && !self.downstream.is_unauthenticated() {
-                self.one_at_a_time.close();
+            if !self.gate.is_closed() && !self.downstream.is_unauthenticated() {
+                self.gate.close();
             }
             ended.map_err(Into::into)
         })

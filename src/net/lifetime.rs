@@ -14,7 +14,7 @@ use base::{AbortSignal, DrainWatch, random};
 const AGE_JITTER: f64 = 0.1;
 
 /// How long a connection that was accepted during a drain may take for its first request once all connections close.
-pub(super) const FIRST_REQUEST_IN_DRAIN_MAX: Duration = Duration::from_millis(500);
+pub(super) const LATE_REQUEST_MAX: Duration = Duration::from_millis(500);
 /// The interval at which a connection is checked for its first request.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
@@ -28,7 +28,7 @@ pub(super) enum ForcedConnectionEnd {
 }
 
 /// Completes when a connection must end: gracefully, or at once with an error.
-pub(super) async fn end_reason(
+pub(super) async fn ending(
     this: &DownstreamConnection,
     cut: &AbortSignal,
     drain: DrainWatch,
@@ -68,7 +68,7 @@ async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_la
         }
     }
     drain.closing().await;
-    while !this.has_received_request() && this.accepted_at().elapsed() < FIRST_REQUEST_IN_DRAIN_MAX {
+    while !this.has_received_request() && this.accepted_at().elapsed() < LATE_REQUEST_MAX {
         // Requests send no notification when they start, so this polls.
         sleep(POLL_EVERY).await;
     }
@@ -76,7 +76,7 @@ async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_la
 
 /// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
 /// and its client does not read the rest.
-pub(super) async fn abort_required(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
+pub(super) async fn abort(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let idle = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;

@@ -96,24 +96,21 @@ impl Listener {
     /// A stale socket file of a dead process is replaced; one with a listening process is not. A unix socket accepts
     /// only this process's user and root.
     pub fn bind(address: &ListenAddress) -> io::Result<Self> {
-        match address {
-            ListenAddress::Tcp(address) => {
-                let listener = TcpListener::from_std(bind_tcp(*address, ListenAddressSharing::Alone)?)?;
-                Ok(Self::of_tcp(listener, ListenAddressSharing::Alone))
-            }
-            ListenAddress::Unix(path) => Self::of_unix(bind_unix(path)?, path, ListenAddressSharing::Alone),
-        }
+        Self::bind_shared(address, ListenAddressSharing::Alone)
     }
 
     /// Binds an address that other processes bind in the same way; each receives some of the connections. A unix socket
     /// cannot be shared in this way and is bound alone.
     pub fn bind_beside_peers(address: &ListenAddress) -> io::Result<Self> {
+        Self::bind_shared(address, ListenAddressSharing::Peers)
+    }
+
+    fn bind_shared(address: &ListenAddress, sharing: ListenAddressSharing) -> io::Result<Self> {
         match address {
-            ListenAddress::Tcp(tcp) => {
-                let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
-                Ok(Self::of_tcp(listener, ListenAddressSharing::Peers))
+            ListenAddress::Tcp(address) => {
+                Ok(Self::of_tcp(TcpListener::from_std(bind_tcp(*address, sharing)?)?, sharing))
             }
-            ListenAddress::Unix(_) => Self::bind(address),
+            ListenAddress::Unix(path) => Self::of_unix(bind_unix(path)?, path, ListenAddressSharing::Alone),
         }
     }
 
@@ -322,7 +319,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Moves a stream to the current runtime, which may differ from the listener's.
-pub(super) fn move_to_current_runtime(stream: AcceptedStream) -> io::Result<AcceptedStream> {
+pub(super) fn move_here(stream: AcceptedStream) -> io::Result<AcceptedStream> {
     Ok(match stream {
         Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(TcpStream::from_std(tcp.into_std()?)?)),
         Either::Left(Either::Right(unix)) => Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?)),

@@ -17,8 +17,8 @@ use super::handshakes::TlsHandshakeQueue;
 use super::http1::Http1Connection;
 use super::hyper_http2::HyperHttp2Connection;
 use super::idle_connections::ConnectionSource;
-use super::lifetime::{FIRST_REQUEST_IN_DRAIN_MAX, ForcedConnectionEnd, abort_required, end_reason};
-use super::listener::{AcceptedStream, move_to_current_runtime};
+use super::lifetime::{ForcedConnectionEnd, LATE_REQUEST_MAX, abort, ending};
+use super::listener::{AcceptedStream, move_here};
 use super::preface::{DetectedProtocol, detect_protocol};
 use super::requests::{HttpHandler, RequestDispatcher};
 use super::tls_stream::{TlsRecordReader, TlsStream};
@@ -56,7 +56,7 @@ pub async fn serve<H: HttpHandler>(
         let (tls, limits, drain, handler) = (tls.clone(), limits.get(), watch.clone(), handler.clone());
         let (tls, scheduler, heads) = (tls.map(|tls| (tls, handshakes.clone())), scheduler.clone(), heads.connection());
         tasks.spread("connection", async move {
-            let stream = match move_to_current_runtime(stream) {
+            let stream = match move_here(stream) {
                 Ok(stream) => stream,
                 Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
@@ -139,7 +139,7 @@ async fn serve_connection(
         biased;
         stream = Box::pin(handshake) => TlsStream::new(stream?),
         () = this.reached(ConnectionState::Cut) => return Err(ForcedConnectionEnd::Cut.into()),
-        () = async { closing.closing().await; sleep_until(this.accepted_at() + FIRST_REQUEST_IN_DRAIN_MAX).await } => {
+        () = async { closing.closing().await; sleep_until(this.accepted_at() + LATE_REQUEST_MAX).await } => {
             return Err(ForcedConnectionEnd::Cut.into());
         }
     };
@@ -165,29 +165,24 @@ async fn http(
     let leaving = (!is_late).then(|| drain.clone());
     let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handler };
     // Boxed to keep this future small: it is polled rarely.
-    let mut end_reason = Box::pin(end_reason(&this, &cut, drain, is_late, limits));
+    let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
     let protocol = tokio::select! {
         biased;
         protocol = detect_protocol(io) => protocol?,
-        over = end_reason.as_mut() => return Ok(over?),
+        over = ending.as_mut() => return Ok(over?),
     };
     match protocol {
         DetectedProtocol::Http1(io) => {
-            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, end_reason, (&this, &cut, limits))
+            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
                 .await
         }
         DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
-            drive(
-                &mut HyperHttp2Connection::new(io, limits, heads, requests),
-                scheduler,
-                end_reason,
-                (&this, &cut, limits),
-            )
-            .await
+            drive(&mut HyperHttp2Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
+                .await
         }
         DetectedProtocol::Http2(io) => {
             let mut connection = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            drive(&mut connection, scheduler, end_reason, (&this, &cut, limits)).await
+            drive(&mut connection, scheduler, ending, (&this, &cut, limits)).await
         }
     }
 }
@@ -199,17 +194,17 @@ async fn http(
 async fn drive(
     connection: &mut impl ConnectionDriver,
     mut scheduler: ScheduledConnection,
-    mut end_reason: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
+    mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
     (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
-    match until(connection, &mut scheduler, end_reason.as_mut()).await {
+    match until(connection, &mut scheduler, ending.as_mut()).await {
         FirstCompletedFuture::Ended(ended) => return ended,
         FirstCompletedFuture::Other(over) => over?,
     }
-    drop(end_reason);
+    drop(ending);
     this.advance(ConnectionState::Leaving);
     connection.begin_goaway();
-    match until(connection, &mut scheduler, Box::pin(abort_required(this, cut, limits)).as_mut()).await {
+    match until(connection, &mut scheduler, Box::pin(abort(this, cut, limits)).as_mut()).await {
         FirstCompletedFuture::Ended(ended) => ended,
         FirstCompletedFuture::Other(()) => Err(ForcedConnectionEnd::Cut.into()),
     }

@@ -40,16 +40,15 @@ const SAMPLE: usize = 20;
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.
-pub async fn sizes(client: &UpstreamClient, resources: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
+pub async fn sizes(client: &UpstreamClient, items: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
-    for resource in resources.iter().take(MEASURED_MAX) {
-        match size(client, resource).await {
-            Ok(Some(size)) => found.push((size.objects.saturating_mul(size.bytes), size.objects, resource)),
+    for item in items.iter().take(MEASURED_MAX) {
+        match size(client, item).await {
+            Ok(Some(size)) => found.push((size.objects.saturating_mul(size.bytes), size.objects, item)),
             Ok(None) => {}
             Err(error) => {
                 let is_gone = error.code().is_none();
-                failed
-                    .get_or_insert_with(|| CheckFinding::request_failed(ABOUT, resource.gvr.group_resource(), &error));
+                failed.get_or_insert_with(|| CheckFinding::request_failed(ABOUT, item.gvr.group_resource(), &error));
                 // Every further request would wait as long.
                 if is_gone {
                     break;
@@ -60,14 +59,14 @@ pub async fn sizes(client: &UpstreamClient, resources: &[CachedResource], budget
     found.sort_by_key(|(bytes, ..)| Reverse(*bytes));
     let bytes: u64 = found.iter().map(|(bytes, ..)| bytes).sum();
     let mut findings: Vec<_> =
-        found.iter().take(REPORTED_MAX).map(|(bytes, objects, resource)| finding(resource, *objects, *bytes)).collect();
+        found.iter().take(REPORTED_MAX).map(|(bytes, objects, item)| finding(item, *objects, *bytes)).collect();
     findings.extend(failed);
     if let Some(rest) = found.get(REPORTED_MAX..).filter(|rest| !rest.is_empty()) {
         let objects: u64 = rest.iter().map(|(_, objects, _)| objects).sum();
         findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
     }
-    if resources.len() > MEASURED_MAX {
-        let what = format!("{} further resources were not measured", resources.len() - MEASURED_MAX);
+    if items.len() > MEASURED_MAX {
+        let what = format!("{} further resources were not measured", items.len() - MEASURED_MAX);
         findings.push(CheckFinding::ok(ABOUT, what));
     }
     let (all, room) = (mebibytes(bytes), mebibytes(budget as u64));
@@ -82,20 +81,17 @@ pub async fn sizes(client: &UpstreamClient, resources: &[CachedResource], budget
     findings
 }
 
-fn finding(resource: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
-    let part = if resource.selector.is_some() { " of this node" } else { "" };
-    CheckFinding::ok(
-        ABOUT,
-        format!("{}{part}: {objects} objects, about {}", resource.gvr.group_resource(), mebibytes(bytes)),
-    )
+fn finding(item: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
+    let part = if item.selector.is_some() { " of this node" } else { "" };
+    let (name, size) = (item.gvr.group_resource(), mebibytes(bytes));
+    CheckFinding::ok(ABOUT, format!("{name}{part}: {objects} objects, about {size}"))
 }
 
 /// Measures a resource; returns `None` if it may not be read.
-async fn size(client: &UpstreamClient, resource: &CachedResource) -> Result<Option<ResourceSize>, UpstreamError> {
-    let selector =
-        resource.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
+async fn size(client: &UpstreamClient, item: &CachedResource) -> Result<Option<ResourceSize>, UpstreamError> {
+    let selector = item.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
     let selected = selector.unwrap_or_default();
-    let path = resource.gvr.path();
+    let path = item.gvr.path();
     let fetch = async |limit: usize, accept: &str| match client
         .fetch(UpstreamCause::List, &format!("{path}?limit={limit}{selected}"), accept)
         .await
@@ -105,19 +101,17 @@ async fn size(client: &UpstreamClient, resource: &CachedResource) -> Result<Opti
         Err(error) => Err(error),
     };
     let Some(first) = fetch(1, METADATA).await? else { return Ok(None) };
-    let Some(sample) = fetch(SAMPLE, "application/json").await? else { return Ok(None) };
-    Ok(Some(measured(&first, &sample)))
+    let Some(full) = fetch(SAMPLE, "application/json").await? else { return Ok(None) };
+    Ok(Some(measured(&first, &full)))
 }
 
-fn measured(first: &[u8], sample: &[u8]) -> ResourceSize {
-    let [first, sample] =
-        [first, sample].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
-    let sample_len = sample.items.len() as u64;
-    let bytes = sample.items.iter().map(|item| item.get().len() as u64).sum::<u64>().checked_div(sample_len);
+fn measured(first: &[u8], full: &[u8]) -> ResourceSize {
+    let [first, full] = [first, full].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
+    let sampled = full.items.len() as u64;
+    let bytes = full.items.iter().map(|object| object.get().len() as u64).sum::<u64>().checked_div(sampled);
     // With a selector, upstream returns no count: there are at least as many objects as were sent.
     let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
-    let objects =
-        counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sample_len });
+    let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sampled });
     ResourceSize { objects, bytes: bytes.unwrap_or_default() }
 }
 
@@ -147,10 +141,10 @@ mod tests {
     #[test]
     fn object_count_uses_remaining_item_count() {
         let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
-        let sample = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
-        assert_eq!(measured(first, sample), ResourceSize { objects: 42, bytes: 8 });
+        let full = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
+        assert_eq!(measured(first, full), ResourceSize { objects: 42, bytes: 8 });
         let selected = br#"{"metadata":{"continue":"x"},"items":[{}]}"#;
-        assert_eq!(measured(selected, sample).objects, 2);
+        assert_eq!(measured(selected, full).objects, 2);
         assert_eq!(measured(br#"{"metadata":{},"items":[]}"#, br#"{"items":[]}"#), ResourceSize::default());
     }
 

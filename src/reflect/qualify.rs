@@ -365,10 +365,7 @@ impl RepresentationQualifier {
         }
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
-            return Err(UpstreamError::OtherRepresentation {
-                requested: representation.to_string(),
-                received: answered,
-            });
+            return Err(UpstreamError::OtherRepresentation { requested: representation.to_string(), answered });
         }
         self.upstream.client.read(response).await
     }
@@ -452,7 +449,7 @@ mod tests {
             (
                 UpstreamError::OtherRepresentation {
                     requested: "protobuf".to_owned(),
-                    received: Some(FeedEncoding::Json),
+                    answered: Some(FeedEncoding::Json),
                 },
                 BodyComparison::NotOffered,
             ),
@@ -480,7 +477,7 @@ mod tests {
             (refused(500), false),
             (UpstreamError::Timeout(SAMPLE_SOON), false),
             (UpstreamError::InvalidRequest("no path".to_owned()), false),
-            (UpstreamError::OtherRepresentation { requested: "json".to_owned(), received: None }, false),
+            (UpstreamError::OtherRepresentation { requested: "json".to_owned(), answered: None }, false),
         ] {
             assert_eq!(says_no_release(&error), expected, "{error}");
         }

@@ -80,7 +80,7 @@ pub struct ResourceCatalog {
 
 #[derive(Debug)]
 struct ResourceCatalogShared {
-    refusal_backoff: DocumentRefusalBackoff,
+    policy: DocumentRefusalBackoff,
     state: RwLock<ResourceCatalogState>,
     attempts: tokio::sync::Mutex<DiscoveryAttempts>,
     refused: Mutex<PerDeclaringResource<RefusedDocument>>,
@@ -141,20 +141,12 @@ const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/js
 
 impl ResourceCatalog {
     /// Creates an empty catalog; [`refresh`](Self::refresh) fills it.
-    pub fn new(client: UpstreamClient, refusal_backoff: DocumentRefusalBackoff) -> Self {
+    pub fn new(client: UpstreamClient, policy: DocumentRefusalBackoff) -> Self {
         let (state, attempts, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
         let (changed_at, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
         Self {
             client,
-            shared: Arc::new(ResourceCatalogShared {
-                refusal_backoff,
-                state,
-                attempts,
-                refused,
-                changed_at,
-                is_known,
-                failure,
-            }),
+            shared: Arc::new(ResourceCatalogShared { policy, state, attempts, refused, changed_at, is_known, failure }),
         }
     }
 
@@ -204,10 +196,7 @@ impl ResourceCatalog {
     /// Returns the time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
-        [&refused.definitions, &refused.services]
-            .into_iter()
-            .filter_map(|one| one.next_retry(self.shared.refusal_backoff))
-            .min()
+        [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.next_retry(self.shared.policy)).min()
     }
 
     /// Schedules an early retry of documents that the proxy's identity may not read, because its permissions may have
@@ -216,7 +205,7 @@ impl ResourceCatalog {
         let mut refused = self.shared.refused.lock();
         let PerDeclaringResource { definitions, services } = &mut *refused;
         for refused in [definitions, services] {
-            refused.permissions_changed(self.shared.refusal_backoff);
+            refused.permissions_changed(self.shared.policy);
         }
     }
 
@@ -395,10 +384,10 @@ impl ResourceCatalog {
         &self,
         from: DeclaringResource,
     ) -> Result<Option<T>, UpstreamError> {
-        let ResourceCatalogShared { refusal_backoff, refused, .. } = &*self.shared;
+        let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
         // A document that was readable last time is requested regardless of later refusals.
         let is_known = *self.reads().of(from);
-        if !is_known && refused.lock().of(from).is_backing_off(Instant::now(), *refusal_backoff) {
+        if !is_known && refused.lock().of(from).is_backing_off(Instant::now(), *policy) {
             return Ok(None);
         }
         match self.client.fetch(UpstreamCause::Definitions, &from.gvr().path(), JSON).await {
@@ -407,7 +396,7 @@ impl ResourceCatalog {
                 Ok(read(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                refused.lock().of_mut(from).refused(Instant::now(), *refusal_backoff);
+                refused.lock().of_mut(from).refused(Instant::now(), *policy);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),

@@ -31,9 +31,9 @@ pub enum UpstreamError {
     /// The response has another representation than the requested one.
     #[error(
         "upstream returned {}, but {requested} was requested",
-        .received.map_or("an unknown content type", FeedEncoding::as_str)
+        .answered.map_or("an unknown content type", FeedEncoding::as_str)
     )]
-    OtherRepresentation { requested: String, received: Option<FeedEncoding> },
+    OtherRepresentation { requested: String, answered: Option<FeedEncoding> },
     /// The watch sent an event among the initial events that cannot be one of them.
     #[error("upstream sent {0} among the initial events of a watch (expected ADDED)")]
     NotInitial(EventType),

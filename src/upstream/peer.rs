@@ -59,10 +59,17 @@ const FAILING_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
+impl PeerBuildKnowledge {
+    /// Returns what a response that reports `build`, or no build, shows.
+    fn reported(build: Option<ServerBuild>, certain: bool) -> Self {
+        build.map_or(Self::NotReported, |build| Self::Build { build: Arc::new(build), certain })
+    }
+}
+
 impl UpstreamPeer {
     /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: ServerBuild) -> Self {
-        let reported = Mutex::new(PeerBuildKnowledge::Build { build: Arc::new(build), certain: true });
+        let reported = Mutex::new(PeerBuildKnowledge::reported(Some(build), true));
         Self { reported, is_behind_a_proxy: true, ..Self::default() }
     }
 }
@@ -168,10 +175,7 @@ impl UpstreamServer {
 
     /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
-        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
-            build: Arc::new(build),
-            certain: by.multiplexes,
-        });
+        let reported = PeerBuildKnowledge::reported(build, by.multiplexes);
         *by.peer.reported.lock() = reported.clone();
         if self.is(by) {
             return;
@@ -189,13 +193,8 @@ impl UpstreamServer {
     /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn with_build(build: Option<ServerBuild>) -> Self {
-        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
-            build: Arc::new(build),
-            certain: true,
-        });
-        let server = Self::with_unknown_build();
-        *server.peer.reported.lock() = reported;
-        server
+        let reported = Mutex::new(PeerBuildKnowledge::reported(build, true));
+        Self::new(Arc::new(UpstreamPeer { reported, ..UpstreamPeer::default() }), Arc::default(), 0, true)
     }
 
     /// Creates a server whose build is unknown.

@@ -38,7 +38,7 @@ pub(super) struct Http2Exchange<F, B> {
 
 pub(super) enum ExchangePhase<F, B> {
     Handling {
-        response_future: F,
+        future: F,
         /// The charge for the request's head, which is held until there is a response.
         head: RequestHeadCharge,
     },
@@ -62,7 +62,7 @@ pub(super) struct RequestUpload {
     /// The number of bytes that the client may still send on the stream.
     pub(super) window: usize,
     /// The number of bytes that were read from the body and not yet returned to the client's window.
-    pub(super) unreturned: usize,
+    pub(super) unacked: usize,
     /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.

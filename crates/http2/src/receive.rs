@@ -95,7 +95,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         }
         match head.into_request(ends) {
             Ok((request, length)) => match self.heads.charge(bytes) {
-                Some(charge) => self.start_stream(stream, request, (length, ends), charge),
+                Some(charge) => self.start(stream, request, (length, ends), charge),
                 None => return self.refuse_stream(stream, Http2ErrorCode::Refused, ends),
             },
             Err(RequestHeadError::Malformed) => return self.refuse_stream(stream, Http2ErrorCode::Protocol, ends),
@@ -120,13 +120,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         self.abuse_budget.spend()
     }
 
-    fn start_stream(
-        &mut self,
-        id: u32,
-        request: Request<()>,
-        (length, ends): (Option<u64>, bool),
-        charge: RequestHeadCharge,
-    ) {
+    fn start(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: RequestHeadCharge) {
         // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
         self.abuse_budget.note_sent(1);
         self.started += 1;
@@ -136,7 +130,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         } else {
             let (inbox, body) = ReceivedBodyBuffer::new(length, task::waker(waker.clone()));
             let upload =
-                RequestUpload { inbox, window: UPLOAD_BYTES_MAX, unreturned: 0, has_ended: false, trailers: None };
+                RequestUpload { inbox, window: UPLOAD_BYTES_MAX, unacked: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
@@ -148,7 +142,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Http2Exchange {
             id,
-            phase: ExchangePhase::Handling { response_future: future, head: charge },
+            phase: ExchangePhase::Handling { future: future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
@@ -184,7 +178,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         };
         upload.window = left;
         // Padding is not delivered, so its window is returned at once.
-        upload.unreturned += flow - data.len();
+        upload.unacked += flow - data.len();
         self.receive.give_back(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
             self.receive.give_back(data.len(), &mut self.output);

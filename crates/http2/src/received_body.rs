@@ -108,7 +108,7 @@ impl ReceivedBodyBuffer {
     }
 
     /// Returns the number of bytes that the client has sent and whose window was not returned.
-    pub(super) fn unreturned(&self) -> usize {
+    pub(super) fn unacked(&self) -> usize {
         let state = self.state.lock();
         state.read + state.data.len()
     }
@@ -218,9 +218,9 @@ mod tests {
         assert_eq!(next(&mut body), Poll::Pending);
         inbox.put(b"one").expect("no length is declared");
         inbox.put(b"").expect("no length is declared");
-        assert_eq!((inbox.take_read(), inbox.unreturned()), ((0, false), 3));
+        assert_eq!((inbox.take_read(), inbox.unacked()), ((0, false), 3));
         assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
-        assert_eq!((inbox.unreturned(), inbox.take_read(), inbox.take_read()), (3, (3, false), (0, false)));
+        assert_eq!((inbox.unacked(), inbox.take_read(), inbox.take_read()), (3, (3, false), (0, false)));
         inbox.end(None).expect("no length is declared");
         assert!(body.is_end_stream());
         assert_eq!(next(&mut body), Poll::Ready(None));
@@ -259,6 +259,6 @@ mod tests {
         drop(body);
         assert_eq!((inbox.take_read(), woken.load(Ordering::SeqCst)), ((3, true), 1));
         inbox.put(b"two").expect("no length is declared");
-        assert_eq!((inbox.take_read(), inbox.unreturned(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
+        assert_eq!((inbox.take_read(), inbox.unacked(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
     }
 }

@@ -34,8 +34,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if stream.cut.is_cut() {
             return self.reset(key, Http2ErrorCode::Cancel);
         }
-        if let ExchangePhase::Handling { response_future, .. } = &mut stream.phase {
-            match Pin::new(response_future).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
+        if let ExchangePhase::Handling { future, .. } = &mut stream.phase {
+            match Pin::new(future).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
                 Poll::Ready(response) if self.has_room() => self.start_response(key, response),
                 Poll::Ready(response) => self.delay_response(key, response),
@@ -218,10 +218,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             // The body was dropped, so the client may only use the rest of its window.
             return self.receive.give_back(taken, &mut self.output);
         }
-        upload.unreturned += taken;
-        if !upload.has_ended && upload.unreturned >= UPLOAD_BYTES_MAX / 2 {
-            self.output.put_window(stream.id, upload.unreturned);
-            upload.window += take(&mut upload.unreturned);
+        upload.unacked += taken;
+        if !upload.has_ended && upload.unacked >= UPLOAD_BYTES_MAX / 2 {
+            self.output.put_window(stream.id, upload.unacked);
+            upload.window += take(&mut upload.unacked);
         }
         self.receive.give_back(taken, &mut self.output);
     }
@@ -274,7 +274,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {
-            self.receive.give_back(upload.inbox.unreturned(), &mut self.output);
+            self.receive.give_back(upload.inbox.unacked(), &mut self.output);
         }
         if stream.is_waiting {
             self.waiting.retain(|waiting| *waiting != key);

@@ -55,7 +55,7 @@ pub(super) fn grow(window: &mut i64, by: i64) -> Option<()> {
 pub(super) struct ReceiveWindow {
     left: usize,
     /// The number of bytes that were read and not yet returned to the client's window.
-    unreturned: usize,
+    unacked: usize,
 }
 
 impl ReceiveWindow {
@@ -68,7 +68,7 @@ impl ReceiveWindow {
         };
         output.put(Http2FrameType::Settings, 0, 0, &values.into_iter().flat_map(setting).collect::<Vec<_>>());
         output.put_window(0, CONNECTION_BYTES_MAX - FIRST as usize);
-        Self { left: CONNECTION_BYTES_MAX, unreturned: 0 }
+        Self { left: CONNECTION_BYTES_MAX, unacked: 0 }
     }
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), Http2Error> {
@@ -82,11 +82,11 @@ impl ReceiveWindow {
 
     /// Returns window to the client, and sends the update once it is half of the whole.
     pub(super) fn give_back(&mut self, bytes: usize, output: &mut FrameOutputBuffer) {
-        self.unreturned += bytes;
-        if self.unreturned >= CONNECTION_BYTES_MAX / 2 {
-            output.put_window(0, self.unreturned);
-            self.left += self.unreturned;
-            self.unreturned = 0;
+        self.unacked += bytes;
+        if self.unacked >= CONNECTION_BYTES_MAX / 2 {
+            output.put_window(0, self.unacked);
+            self.left += self.unacked;
+            self.unacked = 0;
         }
     }
 }

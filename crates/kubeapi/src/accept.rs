@@ -135,10 +135,10 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
 
 /// Negotiates the response form like the apiserver's handlers. `accept` is the value of the first Accept header; `None`
 /// and an empty value mean JSON.
-pub fn negotiate(accept: Option<&str>, supported: SupportedMediaTypes) -> NegotiatedMediaType {
-    match chosen(accept, supported) {
+pub fn negotiate(accept: Option<&str>, types: SupportedMediaTypes) -> NegotiatedMediaType {
+    match chosen(accept, types) {
         None => NegotiatedMediaType::NotAcceptable,
-        Some((chosen, _)) if supported.watch && chosen.media() == Some(MediaType::Yaml) => {
+        Some((chosen, _)) if types.watch && chosen.media() == Some(MediaType::Yaml) => {
             NegotiatedMediaType::NotStreamable
         }
         Some((chosen, _)) => chosen,
@@ -148,12 +148,12 @@ pub fn negotiate(accept: Option<&str>, supported: SupportedMediaTypes) -> Negoti
 /// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
 /// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not
 /// match, and ignores parameters. Custom resources have no such check.
-pub fn router_accepts(accept: Option<&str>, supported: SupportedMediaTypes) -> bool {
+pub fn router_accepts(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
     accept.split(',').any(|clause| {
         let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
-        bare == "*/*" || supported.media.iter().any(|media| media.as_str() == bare)
+        bare == "*/*" || types.media.iter().any(|media| media.as_str() == bare)
     })
 }
 
@@ -161,9 +161,9 @@ const CBOR: &str = "application/cbor";
 
 /// Whether a server that supports CBOR, which is optional, would choose CBOR: a clause that names it precedes those
 /// that fit any other encoding. For a wildcard, other encodings have precedence.
-pub fn prefers_cbor(accept: Option<&str>, supported: SupportedMediaTypes) -> bool {
+pub fn prefers_cbor(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
-    let fits = |clause: &AcceptClause<'_>| supported.media.iter().any(|media| fit(clause, *media, supported).is_some());
+    let fits = |clause: &AcceptClause<'_>| types.media.iter().any(|media| fit(clause, *media, types).is_some());
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
@@ -179,16 +179,11 @@ const INTERACTIVE_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
 /// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter
 /// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
-pub fn pretty(
-    query: &UrlQuery,
-    user_agent: Option<&str>,
-    accept: Option<&str>,
-    supported: SupportedMediaTypes,
-) -> bool {
-    if supported.watch {
+pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, types: SupportedMediaTypes) -> bool {
+    if types.watch {
         return false;
     }
-    if chosen(accept, supported).is_some_and(|(_, pretty)| pretty) {
+    if chosen(accept, types).is_some_and(|(_, pretty)| pretty) {
         return true;
     }
     // The apiserver decodes the query only if it contains the word.
@@ -200,20 +195,16 @@ pub fn pretty(
 
 /// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and whether the
 /// clause has `pretty=1`.
-fn chosen(accept: Option<&str>, supported: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
+fn chosen(accept: Option<&str>, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
         return Some((NegotiatedMediaType::Plain(MediaType::Json), false));
     };
-    clauses(accept).iter().find_map(|clause| supported.media.iter().find_map(|media| fit(clause, *media, supported)))
+    clauses(accept).iter().find_map(|clause| types.media.iter().find_map(|media| fit(clause, *media, types)))
 }
 
 /// Matches a clause with one encoding; `None` if the media range does not include it, or if a parameter is not
 /// acceptable, which skips the pair.
-fn fit(
-    clause: &AcceptClause<'_>,
-    media: MediaType,
-    supported: SupportedMediaTypes,
-) -> Option<(NegotiatedMediaType, bool)> {
+fn fit(clause: &AcceptClause<'_>, media: MediaType, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
     if !clause.covers(media.as_str()) {
         return None;
     }
@@ -222,14 +213,14 @@ fn fit(
         return None;
     }
     // `sv` names the version of meta.k8s.io; errors have no such version.
-    if given("sv").is_some_and(|version| version != "v1" || !supported.conversions) {
+    if given("sv").is_some_and(|version| version != "v1" || !types.conversions) {
         return None;
     }
     let parameters = ["as", "g", "v"].map(|name| clause.parameter(name));
     let chosen = match parameters {
-        [None, None, None] if media == MediaType::Protobuf && !supported.protobuf => return None,
+        [None, None, None] if media == MediaType::Protobuf && !types.protobuf => return None,
         [None, None, None] => NegotiatedMediaType::Plain(media),
-        _ if !supported.conversions => return None,
+        _ if !types.conversions => return None,
         [kind, group, version] => conversion(kind?, group?, version?, media)?,
     };
     Some((chosen, clause.parameter("pretty") == Some("1")))

@@ -2,11 +2,11 @@ mod merged_terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use self::merged_terms::MergedFieldRequirements;
+use super::labels::retain_first;
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
@@ -120,10 +120,7 @@ impl FieldValueSource {
 
 impl FieldMatcher {
     fn of(mut conditions: Vec<CompiledFieldCondition>) -> Self {
-        let mut seen = HashSet::with_capacity(conditions.len());
-        let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
-        let mut first = first.into_iter();
-        conditions.retain(|_| first.next().unwrap_or_default());
+        retain_first(&mut conditions);
         Self { merged: MergedFieldRequirements::of(&conditions), conditions: conditions.into() }
     }
 

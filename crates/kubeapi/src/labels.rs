@@ -75,13 +75,16 @@ fn once_each(mut requirements: Vec<LabelSelectorRequirement>) -> Vec<LabelSelect
     if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
         return requirements;
     }
-    let mut seen = HashSet::with_capacity(requirements.len());
-    let mut first: Vec<_> = requirements.iter().map(|requirement| seen.insert(requirement)).collect();
-    if first.contains(&false) {
-        let mut first = first.drain(..);
-        requirements.retain(|_| first.next().unwrap_or_default());
-    }
+    retain_first(&mut requirements);
     requirements
+}
+
+/// Keeps the first of equal items, in their order.
+pub(super) fn retain_first<T: Eq + Hash>(items: &mut Vec<T>) {
+    let mut seen = HashSet::with_capacity(items.len());
+    let is_first: Vec<_> = items.iter().map(|item| seen.insert(item)).collect();
+    let mut is_first = is_first.into_iter();
+    items.retain(|_| is_first.next().unwrap_or_default());
 }
 
 impl PartialEq for LabelSelector {

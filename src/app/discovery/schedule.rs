@@ -12,10 +12,10 @@ use base::random;
 #[derive(Debug)]
 pub(super) struct DiscoverySchedule {
     /// The time at which the last discovery request was sent, and the one at which it was answered.
-    requested: Instant,
-    responded: Instant,
+    sent: Instant,
+    received: Instant,
     /// The time of the first change since the last discovery request.
-    changed_unrequested: Option<Instant>,
+    pending: Option<Instant>,
     /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
     coverage: ChangeCoverage,
@@ -78,26 +78,19 @@ impl PostChangeChecks {
 
 impl DiscoverySchedule {
     /// Creates the schedule after a first discovery request.
-    pub(super) fn new(requested: Instant, responded: Instant) -> Self {
-        Self {
-            requested,
-            responded,
-            changed_unrequested: None,
-            changed: None,
-            coverage: ChangeCoverage::Part,
-            jitter: 1.0,
-        }
+    pub(super) fn new(sent: Instant, received: Instant) -> Self {
+        Self { sent, received, pending: None, changed: None, coverage: ChangeCoverage::Part, jitter: 1.0 }
     }
 
     /// Records that upstream's resources have changed, or may have changed unobserved.
     pub(super) fn change(&mut self, now: Instant) {
-        self.changed_unrequested.get_or_insert(now);
+        self.pending.get_or_insert(now);
         self.changed = Some(now);
     }
 
     /// Records that a discovery request was sent and answered.
-    pub(super) fn refresh(&mut self, requested: Instant, responded: Instant) {
-        (self.requested, self.responded, self.changed_unrequested) = (requested, responded, None);
+    pub(super) fn refresh(&mut self, sent: Instant, received: Instant) {
+        (self.sent, self.received, self.pending) = (sent, received, None);
         self.jitter = 1.0 - EARLIER * random::f64();
     }
 
@@ -113,22 +106,22 @@ impl DiscoverySchedule {
 
     /// Returns the time at which the next discovery request is due.
     pub(super) fn due(&self) -> Instant {
-        let rarely = self.requested + PERIOD_OF_BUILT_INS.mul_f64(self.jitter);
+        let rarely = self.sent + PERIOD_OF_BUILT_INS.mul_f64(self.jitter);
         let routine = match self.coverage {
             ChangeCoverage::All => rarely,
-            ChangeCoverage::Part => self.requested + PERIOD.mul_f64(self.jitter),
+            ChangeCoverage::Part => self.sent + PERIOD.mul_f64(self.jitter),
             ChangeCoverage::Nothing { retry_after } => {
-                retry_after.map_or(rarely, |retry_after| retry_after.max(self.responded + SPACING).min(rarely))
+                retry_after.map_or(rarely, |retry_after| retry_after.max(self.received + SPACING).min(rarely))
             }
         };
-        let spacing = SPACING.max((self.responded - self.requested) * SPACING_TIMES);
-        let prompted = self.prompted().map(|at| at.max(self.responded + spacing));
+        let spacing = SPACING.max((self.received - self.sent) * SPACING_TIMES);
+        let prompted = self.prompted().map(|at| at.max(self.received + spacing));
         prompted.map_or(routine, |prompted| prompted.min(routine))
     }
 
     fn prompted(&self) -> Option<Instant> {
-        let soon = self.changed_unrequested.map(|at| at + REACTION_DELAY);
-        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.requested));
+        let soon = self.pending.map(|at| at + REACTION_DELAY);
+        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.sent));
         soon.into_iter().chain(later).min()
     }
 }
@@ -142,21 +135,21 @@ mod tests {
     type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
 
     /// Simulates the changes, answers each request immediately, and returns the times of the requests in milliseconds.
-    fn requested(is_reported: bool, changes: &[u64], until: u64) -> Vec<u64> {
+    fn sent(is_reported: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = DiscoverySchedule::new(start, start);
         schedule.set_coverage(if is_reported { ChangeCoverage::All } else { ChangeCoverage::Part });
-        let (mut changes, mut requested) = (changes.iter().copied().peekable(), Vec::new());
+        let (mut changes, mut sent) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
             if let Some(change) = changes.next_if(|change| *change <= due) {
                 schedule.change(at(change));
             } else if due > until {
-                return requested;
+                return sent;
             } else {
                 schedule.refresh(at(due), at(due));
-                requested.push(due);
+                sent.push(due);
             }
         }
     }
@@ -170,7 +163,7 @@ mod tests {
             ("two changes apart", true, &[5000, 7000], 60_000, &[5100, 6000, 7100, 8000, 10_000]),
         ];
         for (what, is_reported, changes, until, expected) in cases {
-            assert_eq!(requested(is_reported, changes, until), expected, "{what}");
+            assert_eq!(sent(is_reported, changes, until), expected, "{what}");
         }
     }
 
@@ -179,12 +172,12 @@ mod tests {
     fn periodic_polls_are_jittered() {
         let second = 1000;
         for _ in 0..100 {
-            let [first, next] = requested(false, &[], 65 * second)[..2] else { panic!("two questions") };
+            let [first, next] = sent(false, &[], 65 * second)[..2] else { panic!("two questions") };
             assert!(first <= 30 * second && (24 * second..=30 * second).contains(&(next - first)), "nothing tells");
-            let after = requested(false, &[5000], 45 * second);
+            let after = sent(false, &[5000], 45 * second);
             assert_eq!(after[..3], [5100, 6000, 8000], "a poll goes on beside changes");
             assert!((32 * second..=38 * second).contains(&after[3]), "{after:?}");
-            let hour = requested(true, &[], 7500 * second);
+            let hour = sent(true, &[], 7500 * second);
             assert!(
                 (2880 * second..=3600 * second).contains(&(hour[1] - hour[0])),
                 "all changes are observed: {hour:?}"
@@ -224,9 +217,9 @@ mod tests {
     #[test]
     fn change_storm_polls_discovery_at_most_five_times_a_second() {
         let storm: Vec<u64> = (5000..15_000).step_by(7).collect();
-        let requested = requested(true, &storm, 30_000);
-        assert!(requested.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{requested:?}");
-        assert!((50..=54).contains(&requested.len()), "not starved either: {requested:?}");
+        let sent = sent(true, &storm, 30_000);
+        assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{sent:?}");
+        assert!((50..=54).contains(&sent.len()), "not starved either: {sent:?}");
     }
 
     #[test]
@@ -236,10 +229,10 @@ mod tests {
         // Otherwise the periodic request, whose time is random, may be due first.
         schedule.set_coverage(ChangeCoverage::All);
         schedule.change(start);
-        let (requested, responded) = (schedule.due(), schedule.due() + Duration::from_secs(5));
-        schedule.refresh(requested, responded);
-        schedule.change(responded);
+        let (sent, received) = (schedule.due(), schedule.due() + Duration::from_secs(5));
+        schedule.refresh(sent, received);
+        schedule.change(received);
         assert!(schedule.is_prompted());
-        assert_eq!(schedule.due(), responded + Duration::from_secs(20));
+        assert_eq!(schedule.due(), received + Duration::from_secs(20));
     }
 }

@@ -108,7 +108,7 @@ fn connections_of(limiter: &Arc<ConnectionLimiter>, count: usize, caller: u64) -
     (0..count).map(connect).collect()
 }
 
-const MANY: usize = 2 * SLOTS_PER_UNAUTHENTICATED;
+const MANY: usize = 2 * SLOTS_PER_EXTRA;
 
 #[tokio::test(start_paused = true)]
 async fn new_caller_evicts_youngest_connection_of_largest_caller() {
@@ -178,7 +178,7 @@ async fn unauthenticated_connections_evict_no_busy_connection() {
         let slot = limiter.enter(&unauthenticated, source(round)).await;
         strangers.push((unauthenticated, slot));
         strangers.retain(|(unauthenticated, _)| !unauthenticated.is(ConnectionState::Cut));
-        assert!(strangers.len() <= MANY / SLOTS_PER_UNAUTHENTICATED);
+        assert!(strangers.len() <= MANY / SLOTS_PER_EXTRA);
     }
     assert!(connections.iter().all(Busy::is_open));
 }
@@ -196,7 +196,7 @@ async fn newcomer_of_the_source_of_a_flood_has_time_to_authenticate() {
     drop(newcomer.request);
     let began = Instant::now();
     for round in 1.. {
-        while shaking.len() < PLACES / SLOTS_PER_UNAUTHENTICATED / 2 {
+        while shaking.len() < PLACES / SLOTS_PER_EXTRA / 2 {
             let connection = DownstreamConnection::default();
             let slot = limiter.enter(&connection, source(1)).await;
             shaking.push_back((connection, slot));
@@ -265,7 +265,7 @@ async fn flooding_source_evicts_its_own_connections() {
         flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
     }
     assert!(!other.is(ConnectionState::Cut));
-    assert_eq!(flood.len(), 19 + 20 / SLOTS_PER_UNAUTHENTICATED);
+    assert_eq!(flood.len(), 19 + 20 / SLOTS_PER_EXTRA);
 }
 
 /// The rest is for upstream, for files and for health checks: about fifteen before any client connects.

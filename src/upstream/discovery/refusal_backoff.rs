@@ -40,26 +40,26 @@ impl RefusedDocument {
         *self = Self::default();
     }
 
-    pub(super) fn refused(&mut self, now: Instant, refusal_backoff: DocumentRefusalBackoff) {
+    pub(super) fn refused(&mut self, now: Instant, policy: DocumentRefusalBackoff) {
         self.times = self.times.saturating_add(1);
-        self.last = Some((now, refusal_backoff.waits.after(self.times)));
+        self.last = Some((now, policy.waits.after(self.times)));
     }
 
     /// Resets the backoff to that of one refusal: the next request comes no sooner than the first wait after the last
     /// refusal.
-    pub(super) fn permissions_changed(&mut self, refusal_backoff: DocumentRefusalBackoff) {
+    pub(super) fn permissions_changed(&mut self, policy: DocumentRefusalBackoff) {
         self.times = 0;
-        self.last = self.last.map(|(at, _)| (at, refusal_backoff.waits.first));
+        self.last = self.last.map(|(at, _)| (at, policy.waits.first));
     }
 
     /// Whether the document must not be requested now.
-    pub(super) fn is_backing_off(&self, now: Instant, refusal_backoff: DocumentRefusalBackoff) -> bool {
-        self.last.is_some() && self.next_retry(refusal_backoff).is_none_or(|next_retry| now < next_retry)
+    pub(super) fn is_backing_off(&self, now: Instant, policy: DocumentRefusalBackoff) -> bool {
+        self.last.is_some() && self.next_retry(policy).is_none_or(|next_retry| now < next_retry)
     }
 
     /// The time of the next request; `None` if the document was not refused, or is not requested again.
-    pub(super) fn next_retry(&self, refusal_backoff: DocumentRefusalBackoff) -> Option<Instant> {
-        self.last.map(|(at, wait)| at + wait).filter(|_| self.times < refusal_backoff.times_max)
+    pub(super) fn next_retry(&self, policy: DocumentRefusalBackoff) -> Option<Instant> {
+        self.last.map(|(at, wait)| at + wait).filter(|_| self.times < policy.times_max)
     }
 }
 
@@ -70,16 +70,16 @@ mod tests {
     const WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
 
     /// The times of the requests within a day, in seconds, if each one is refused.
-    fn requested(refusal_backoff: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
+    fn requested(policy: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
         let (start, mut refused, mut requested) = (Instant::now(), RefusedDocument::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();
         for second in 0..24 * 3600 {
             let now = start + Duration::from_secs(second);
             if changed.next_if_eq(&second).is_some() {
-                refused.permissions_changed(refusal_backoff);
+                refused.permissions_changed(policy);
             }
-            if !refused.is_backing_off(now, refusal_backoff) {
-                refused.refused(now, refusal_backoff);
+            if !refused.is_backing_off(now, policy) {
+                refused.refused(now, policy);
                 requested.push(second);
             }
         }
@@ -88,19 +88,19 @@ mod tests {
 
     #[test]
     fn node_proxy_retries_twice_then_only_after_rights_change() {
-        let refusal_backoff = DocumentRefusalBackoff::on_node(WAITS);
-        assert_eq!(requested(refusal_backoff, &[]), [0, 30]);
-        assert_eq!(requested(refusal_backoff, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
+        let policy = DocumentRefusalBackoff::on_node(WAITS);
+        assert_eq!(requested(policy, &[]), [0, 30]);
+        assert_eq!(requested(policy, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
     }
 
     #[test]
     fn central_proxy_backs_off_to_hourly_retries() {
-        let refusal_backoff = DocumentRefusalBackoff::central(WAITS);
-        let requests = requested(refusal_backoff, &[]);
+        let policy = DocumentRefusalBackoff::central(WAITS);
+        let requests = requested(policy, &[]);
         assert!((29..=37).contains(&requests.len()), "{requests:?}");
         assert!(requests.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{requests:?}");
         let storm: Vec<u64> = (1000..2000).collect();
-        let in_storm = requested(refusal_backoff, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
+        let in_storm = requested(policy, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
         assert!(in_storm <= 35, "changes of rights make no storm of questions: {in_storm}");
     }
 }

@@ -223,9 +223,9 @@ proptest! {
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {
         for accept in [accept, likely] {
-            for supported in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
-                let _ = negotiate(Some(&accept), supported);
-                let _ = negotiate(Some(&accept), supported.watching());
+            for types in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
+                let _ = negotiate(Some(&accept), types);
+                let _ = negotiate(Some(&accept), types.watching());
             }
             let _ = router_accepts(Some(&accept), SupportedMediaTypes::BUILTIN);
             let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");
