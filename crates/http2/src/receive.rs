@@ -142,7 +142,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Http2Exchange {
             id,
-            phase: ExchangePhase::Handling { future: future, head: charge },
+            phase: ExchangePhase::Handling { future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
