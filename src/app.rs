@@ -31,7 +31,7 @@ use futures_util::future::BoxFuture;
 
 use self::certificates::ListenerCertificates;
 use self::identity::Authorizers;
-pub use self::metrics::tell_panics;
+pub use self::metrics::log_panics;
 pub use self::process_limits::{keep_memory_private, raise_open_files, run_plugin};
 use self::reload::ReloadableSettings;
 pub use self::reload::{ConfigReloadSources, SetLogLevelFn};
@@ -56,14 +56,14 @@ pub struct BoundApp {
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
     feeds: FeedRegistry,
-    rights: permission_retrier::PermissionRetrier,
+    retrier: permission_retrier::PermissionRetrier,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
     ready: ReadinessTracker,
     /// The tasks that write audit records. They stop after all other tasks.
-    records: BackgroundTasks,
-    tuned: ReloadableSettings,
-    reloading: Option<ConfigReloadSources>,
+    audit_tasks: BackgroundTasks,
+    settings: ReloadableSettings,
+    reload_sources: Option<ConfigReloadSources>,
     heartbeat: RuntimeHeartbeat,
 }
 
@@ -120,7 +120,7 @@ impl BoundApp {
     }
 
     fn bind_all(config: &ServeSettings, inherited: InheritedSockets) -> Result<Self, StartError> {
-        say_memory(config);
+        log_memory_budget(config);
         // The recorder is installed first, because parts look up their counters when they are created. Without an
         // address that serves metrics, there is no recorder.
         let exporter =
@@ -134,8 +134,8 @@ impl BoundApp {
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = ReadinessTracker::new();
         let (feeds, demands) = FeedRegistry::new(config.cache.clone());
-        let (tuned, active_watches, heartbeat) =
-            (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
+        let (settings, active_watches, heartbeat) =
+            (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::default());
         let authorizers = Authorizers::of(config, &client, &tasks)?;
         let authorizer = authorizers.clients;
         let pages = exporter.map(|exporter| AdminPages {
@@ -143,30 +143,31 @@ impl BoundApp {
             heartbeat: heartbeat.clone(),
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
-            config: tuned.reader(),
+            config: settings.reader(),
             private: page_access::private_pages(authorizer.clone(), active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
-        let metrics = (page_access::metrics_readers(authorizers.scrapes, &tuned), certificates.of_metrics(config));
-        let ops = ops::OpsListeners::bind(config, pages, health, metrics, &tuned.ops_browsers)?;
-        certificates.keep_up(config.look_every, &tasks);
-        keep_up(config, &client, &tasks);
-        let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
-        tasks.spawn_needed("rights", rights.clone().keep_up());
-        let supervisor = ReflectorSupervisor::new(client.clone(), feeds.clone(), tuned.reflect.clone(), tasks.clone());
+        let metrics = (page_access::metrics_readers(authorizers.scrapes, &settings), certificates.of_metrics(config));
+        let ops = ops::OpsListeners::bind(config, pages, health, metrics, &settings.ops_browsers)?;
+        certificates.watch(config.file_check_interval, &tasks);
+        spawn_upstream_tasks(config, &client, &tasks);
+        let (drain, retrier) = (DrainTrigger::new(), retrier(config, &client, &feeds));
+        tasks.spawn_needed("permissions", retrier.clone().run());
+        let supervisor =
+            ReflectorSupervisor::new(client.clone(), feeds.clone(), settings.reflect.clone(), tasks.clone());
         tasks.spawn_needed("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
-        let (audit, records) = audit(config)?;
+        let (audit, audit_tasks) = audit(config)?;
         let frontend = HttpFrontend::new(
             config.serve.clone(),
             serve::HttpFrontendDeps {
                 client,
                 forwarder,
-                catalog: rights.catalog.clone(),
+                catalog: retrier.catalog.clone(),
                 feeds: feeds.clone(),
                 authorizer: authorizer.clone(),
-                browsers: tuned.browsers.clone(),
+                browsers: settings.browsers.clone(),
                 audit,
                 active_watches,
                 tasks: tasks.clone(),
@@ -180,13 +181,13 @@ impl BoundApp {
             frontend: Arc::new(frontend),
             authorizer,
             feeds,
-            rights,
+            retrier,
             tasks,
             drain,
             ready,
-            records,
-            tuned,
-            reloading: None,
+            audit_tasks,
+            settings,
+            reload_sources: None,
             heartbeat,
         })
     }
@@ -195,9 +196,9 @@ impl BoundApp {
     ///
     /// # Errors
     /// The file has changed since it was read, and its new content is invalid.
-    pub fn reload(&mut self, reloading: ConfigReloadSources) -> Result<(), StartError> {
-        self.tuned.read(&reloading.arguments, &self.tasks)?;
-        self.reloading = Some(reloading);
+    pub fn reload(&mut self, reload_sources: ConfigReloadSources) -> Result<(), StartError> {
+        self.settings.load(&reload_sources.arguments, &self.tasks)?;
+        self.reload_sources = Some(reload_sources);
         Ok(())
     }
 
@@ -259,37 +260,48 @@ impl BoundApp {
             frontend,
             authorizer,
             feeds,
-            rights,
+            retrier,
             tasks,
             drain: (trigger, watch),
             ready,
-            records,
-            tuned,
-            reloading,
+            audit_tasks,
+            settings,
+            reload_sources,
             heartbeat,
         } = self;
         let starting = ready.register("discovery");
-        prove_rights(&authorizer, &ready, &tasks);
-        let config = tuned.running.get();
-        let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
+        // The process stays unready while its identity may not create the reviews that every request needs.
+        if let Some(watching) = authorizer.keep_ready(&ready) {
+            tasks.spawn_needed("review permissions", watching);
+        }
+        let config = settings.running.get();
+        let (retry_after, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let preload = preload::FeedPreload {
-            running: tuned.running.clone(),
+            running: settings.running.clone(),
             ready: ready.clone(),
-            catalog: rights.catalog.clone(),
+            catalog: retrier.catalog.clone(),
             feeds: feeds.clone(),
             tasks: tasks.clone(),
         };
-        let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again, mode: mode(&config) };
-        if let Some(reloading) = reloading {
-            tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, Arc::downgrade(&frontend), feeds));
+        let discovery =
+            discovery::DiscoveryLoop { permissions: retrier, tasks: tasks.clone(), retry_after, mode: mode(&config) };
+        if let Some(reload_sources) = reload_sources {
+            tasks.spawn_needed("configuration", settings.clone().run(reload_sources, Arc::downgrade(&frontend), feeds));
         }
         tasks.spawn_needed("discovery", async move {
-            known.learn(&starting).await;
+            discovery.wait_for_discovery(&starting).await;
             preload.start();
             if let Some(leases) = authorizer.leases() {
-                policy::listen(&known.rights, &authorizer, leases, &known.tasks, again, linger);
+                policy::start_listeners(
+                    &discovery.permissions,
+                    &authorizer,
+                    leases,
+                    &discovery.tasks,
+                    retry_after,
+                    linger,
+                );
             }
-            known.keep_up(starting).await;
+            discovery.run(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
         let no_runtime = |error: &std::io::Error| {
@@ -299,14 +311,15 @@ impl BoundApp {
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
             let handle = move |peer, request| frontend.clone().answer(peer, request);
-            let serving = net::serve(listener, tls, tuned.connections.clone(), tasks.clone(), watch.clone(), handle);
-            tasks.spawn_needed("listener", serving);
+            let listener_task =
+                net::serve(listener, tls, settings.connections.clone(), tasks.clone(), watch.clone(), handle);
+            tasks.spawn_needed("listener", listener_task);
         }
         drop(watch);
         drop(frontend);
         tasks.spawn_on_each("pulse", || heartbeat.beat().map(|never| match never {}));
-        let ended = until_over(shutdown, &tasks, &records).await;
-        let config = tuned.running.get();
+        let ended = until_stopped(shutdown, &tasks, &audit_tasks).await;
+        let config = settings.running.get();
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining open connections");
         if config.reuse_port {
@@ -322,7 +335,7 @@ impl BoundApp {
         };
         tracing::info!(in_time, "drain finished");
         tasks.join().await;
-        records.finish(RECORDS_MAX).await;
+        audit_tasks.finish(AUDIT_WRITE_MAX).await;
         drop(stopping);
         if let Some(ops) = ops {
             ops.stop();
@@ -332,33 +345,26 @@ impl BoundApp {
 }
 
 /// Returns when the application must end: on a shutdown request, or when a required task was lost.
-async fn until_over(
+async fn until_stopped(
     shutdown: BoxFuture<'_, ()>,
     tasks: &BackgroundTasks,
-    records: &BackgroundTasks,
+    audit_tasks: &BackgroundTasks,
 ) -> Result<(), TaskLostError> {
     let lost = tokio::select! {
         () = shutdown => return Ok(()),
         name = tasks.lost() => TaskLostError(name),
-        name = records.lost() => TaskLostError(name),
+        name = audit_tasks.lost() => TaskLostError(name),
     };
     tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
 }
 
-/// Starts the tasks that keep the upstream credentials up to date, and that check for a better upstream server.
-fn keep_up(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
+/// Starts the tasks that reload the upstream credentials, and that check for a better upstream server.
+fn spawn_upstream_tasks(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
-    tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
-    if client.endpoints().are_several() {
-        tasks.spawn_needed("upstream servers", client.clone().keep_servers());
-    }
-}
-
-/// Keeps the process unready while its identity may not create the reviews that every request needs.
-fn prove_rights(authorizer: &Authorizer, ready: &ReadinessTracker, tasks: &BackgroundTasks) {
-    if let Some(proving) = authorizer.keep_ready(ready) {
-        tasks.spawn_needed("review rights", proving);
+    tasks.spawn_needed("upstream credentials", client.clone().reload_credentials(config.file_check_interval));
+    if client.endpoints().has_several() {
+        tasks.spawn_needed("upstream servers", client.clone().select_servers());
     }
 }
 
@@ -399,15 +405,15 @@ fn mode(config: &ServeSettings) -> String {
 }
 
 /// The timeout for writing the last audit records.
-const RECORDS_MAX: Duration = Duration::from_secs(5);
+const AUDIT_WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
-fn rights(
+fn retrier(
     config: &ServeSettings,
     client: &UpstreamClient,
     feeds: &FeedRegistry,
 ) -> permission_retrier::PermissionRetrier {
-    let catalog = ResourceCatalog::new(client.clone(), insistence(config));
+    let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
     permission_retrier::PermissionRetrier {
         client: client.clone(),
         catalog,
@@ -417,7 +423,7 @@ fn rights(
 }
 
 /// Returns the delays before requests that upstream refused are retried.
-fn insistence(config: &ServeSettings) -> DocumentRefusalBackoff {
+fn refusal_backoff(config: &ServeSettings) -> DocumentRefusalBackoff {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() {
         DocumentRefusalBackoff::on_node(waits)
@@ -428,16 +434,16 @@ fn insistence(config: &ServeSettings) -> DocumentRefusalBackoff {
 
 /// Opens the audit log. Returns it with the owner of its writer task, which ends when all senders are dropped.
 fn audit(config: &ServeSettings) -> Result<(AuditLog, BackgroundTasks), StartError> {
-    let records = BackgroundTasks::new();
-    let Some(destination) = config.audit.clone() else { return Ok((AuditLog::off(), records)) };
+    let audit_tasks = BackgroundTasks::new();
+    let Some(destination) = config.audit.clone() else { return Ok((AuditLog::off(), audit_tasks)) };
     let (audit, writer) = AuditLog::open(destination).map_err(StartError::Audit)?;
-    records.spawn_needed("audit", writer.run());
-    Ok((audit, records))
+    audit_tasks.spawn_needed("audit", writer.run());
+    Ok((audit, audit_tasks))
 }
 
 /// Logs the memory budget for feeds and its source. It is logged at the start, because a container that is killed for
 /// its memory cannot log it later.
-fn say_memory(config: &ServeSettings) {
+fn log_memory_budget(config: &ServeSettings) {
     let Some(memory) = &config.memory else { return };
     tracing::info!(
         mebibytes = memory.budget_bytes() >> 20, source = %memory,

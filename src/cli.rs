@@ -143,7 +143,7 @@ impl ProgramName {
             Err(problems) => return self.fail(EX_CONFIG, &problems),
         };
         let log_level = self.start_log(&config.log);
-        app::tell_panics();
+        app::log_panics();
         if !config.core_dumps {
             app::keep_memory_private();
         }

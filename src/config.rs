@@ -5,6 +5,7 @@
 
 mod arguments;
 mod configuration;
+mod default_values;
 mod delegated;
 mod document;
 mod examples;
@@ -85,7 +86,7 @@ pub struct ServeSettings {
     pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,
     /// The interval at which files with certificates, keys and credentials are checked for changes.
-    pub look_every: Duration,
+    pub file_check_interval: Duration,
     pub drain: Duration,
     /// Whether other processes of the same user may listen on the same ports, such as a successor while this process
     /// drains.
@@ -140,20 +141,13 @@ impl Default for LogSettings {
     }
 }
 
-pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
-pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
-const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
-/// The default of `readyStaleMax`. It is longer than an upgrade or a restore of an apiserver takes. Until then, a proxy
-/// that serves from memory is more useful than none, and all proxies would become unready together.
-const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
-
 impl ServeSettings {
     /// Returns the default settings for a proxy of `upstream`, on free loopback ports. They depend neither on the
     /// environment nor on this machine's memory.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let (file, mut problems) = (configuration::Configuration::default(), ConfigProblems::default());
-        let defaults = serve_arguments::converted(file, false, FlatConfigSettings::default(), &mut problems);
+        let defaults = serve_arguments::convert(file, false, FlatConfigSettings::default(), &mut problems);
         Self {
             upstream,
             listen: vec![anywhere.clone()],

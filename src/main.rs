@@ -50,13 +50,13 @@ fn main() -> ExitCode {
 /// Replaces this process with `fanoutctl`, if that program is in the directory of this binary.
 fn run_tool(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-    let beside = std::env::current_exe().map(|program| program.with_file_name(TOOLS));
-    let error = match &beside {
-        Ok(tools) => std::process::Command::new(tools).args(arguments).exec(),
+    let tools = std::env::current_exe().map(|program| program.with_file_name(TOOLS));
+    let error = match &tools {
+        Ok(path) => std::process::Command::new(path).args(arguments).exec(),
         Err(_) => ErrorKind::NotFound.into(),
     };
-    let place = beside.map_or_else(|_| "not found next to this binary".to_owned(), |path| path.display().to_string());
-    let why = format!("{name} is a command of {TOOLS}, which cannot be run: {place}: {error}");
+    let address = tools.map_or_else(|_| "not found next to this binary".to_owned(), |path| path.display().to_string());
+    let why = format!("{name} is a command of {TOOLS}, which cannot be run: {address}: {error}");
     PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &why)
 }
 
@@ -78,17 +78,17 @@ fn check(arguments: CheckArguments) -> ExitCode {
 }
 
 fn health(arguments: HealthArguments) -> ExitCode {
-    let question = match arguments.resolve() {
-        Ok(question) => question,
+    let probe = match arguments.resolve() {
+        Ok(probe) => probe,
         Err(problems) => return PROGRAM.fail(INCONCLUSIVE, &problems.iter().collect::<Vec<_>>().join("; ")),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return PROGRAM.fail(INCONCLUSIVE, &error),
     };
-    match runtime.block_on(app::health::ask(question)) {
-        Ok((answer, is_healthy)) => {
-            PROGRAM.print(&format!("{answer}\n"));
+    match runtime.block_on(app::health::send(probe)) {
+        Ok((line, is_healthy)) => {
+            PROGRAM.print(&format!("{line}\n"));
             if is_healthy { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
         }
         Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),

@@ -66,7 +66,7 @@ impl CheckFinding {
     }
 
     /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
-    pub fn unanswered(about: &'static str, what: impl Display, error: &UpstreamError) -> Self {
+    pub fn request_failed(about: &'static str, what: impl Display, error: &UpstreamError) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
@@ -74,7 +74,7 @@ impl CheckFinding {
 
     /// Adds the fix for the problem to the finding.
     #[must_use]
-    pub fn mended_by(self, remedy: impl Into<String>) -> Self {
+    pub fn with_remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }
 }

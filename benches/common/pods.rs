@@ -80,7 +80,7 @@ impl Pods {
     }
 
     pub fn fields() -> SelectableFieldTable {
-        SelectableFieldTable::of_builtin(&Self::gvr(), true)
+        SelectableFieldTable::of_builtin(&Self::gvr())
     }
 
     /// The MODIFIED event of the `n`-th pod at the `rv`-th version.

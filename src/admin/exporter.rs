@@ -13,11 +13,11 @@ use base::RuntimeHeartbeat;
 #[derive(Clone)]
 pub struct MetricsExporter {
     handle: PrometheusHandle,
-    folded: PerThreadMetrics,
+    per_thread: PerThreadMetrics,
 }
 
 /// The counters that are incremented at each delivery.
-const BY_WORKER: [&str; 2] = ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total"];
+const PER_THREAD_COUNTERS: [&str; 2] = ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The commit, if the build sets it, as deploy/image.sh does.
@@ -36,13 +36,13 @@ pub fn exporter(describe: fn()) -> Result<MetricsExporter, String> {
     let exporter = EXPORTER.get_or_init(|| {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
-        let recorder = PerThreadMetricsRecorder::new(recorder, &BY_WORKER);
-        let folded = recorder.folded();
+        let recorder = PerThreadMetricsRecorder::new(recorder, &PER_THREAD_COUNTERS);
+        let per_thread = recorder.per_thread();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
         describe();
         describe_gauge!("kube_fanout_build_info", "1; the labels say what runs");
         gauge!("kube_fanout_build_info", "version" => VERSION, "revision" => REVISION).set(1.0);
-        Ok(MetricsExporter { handle, folded })
+        Ok(MetricsExporter { handle, per_thread })
     });
     exporter.clone()
 }
@@ -56,9 +56,9 @@ impl MetricsExporter {
         costs: &[UpstreamCostRow],
         heartbeat: &RuntimeHeartbeat,
     ) -> String {
-        self.folded.tell();
+        self.per_thread.publish_counters();
         let mut text = self.handle.render();
-        self.folded.write(&mut text);
+        self.per_thread.write(&mut text);
         series::write(feeds, &mut text);
         cost::write(costs, &mut text);
         process::write(heartbeat, &mut text);

@@ -19,7 +19,7 @@ use super::series::{escaped, head};
 pub(super) struct PerThreadMetricsRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
-    folded: PerThreadMetrics,
+    per_thread: PerThreadMetrics,
 }
 
 /// The metrics that are kept per thread. Clones share them.
@@ -36,7 +36,7 @@ struct PerThreadMetricsState {
 
 /// The maximum number of slots. There is one slot per thread, up to this limit; threads that share a slot only lose
 /// time.
-const PLACES_MAX: usize = 64;
+const SLOTS_MAX: usize = 64;
 
 /// The upper bounds of the buckets of all durations, in seconds. A delivery takes 0.1 ms on an idle machine.
 const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
@@ -67,7 +67,7 @@ impl<T: Default> PerThreadSlots<T> {
     fn new() -> Self {
         // Connections use one thread per core, and other work uses as many.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
-        Self((0..threads.min(PLACES_MAX)).map(|_| CachePadded::default()).collect())
+        Self((0..threads.min(SLOTS_MAX)).map(|_| CachePadded::default()).collect())
     }
 }
 
@@ -82,7 +82,7 @@ impl<T> PerThreadSlots<T> {
     }
 
     fn all(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|place| &place.0)
+        self.0.iter().map(|slot| &slot.0)
     }
 }
 
@@ -101,22 +101,22 @@ impl CounterFn for PerThreadCounter {
 
 impl HistogramFn for PerThreadHistogram {
     fn record(&self, seconds: f64) {
-        let place = self.0.mine();
+        let slot = self.0.mine();
         let bucket = BUCKETS.partition_point(|most| *most < seconds);
-        place.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        slot.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_nanos();
-        place.nanos.fetch_add(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+        slot.nanos.fetch_add(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
 impl<R> PerThreadMetricsRecorder<R> {
     /// Creates the recorder. `counters` are the names of those that are kept per thread.
     pub(super) fn new(inner: R, counters: &'static [&'static str]) -> Self {
-        Self { inner, counters, folded: PerThreadMetrics::default() }
+        Self { inner, counters, per_thread: PerThreadMetrics::default() }
     }
 
-    pub(super) fn folded(&self) -> PerThreadMetrics {
-        self.folded.clone()
+    pub(super) fn per_thread(&self) -> PerThreadMetrics {
+        self.per_thread.clone()
     }
 }
 
@@ -130,14 +130,14 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
     }
 
     fn describe_histogram(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
-        self.folded.0.help.lock().insert(name.as_str().to_owned(), help);
+        self.per_thread.0.help.lock().insert(name.as_str().to_owned(), help);
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
         if !self.counters.contains(&key.name()) {
             return self.inner.register_counter(key, metadata);
         }
-        let mut counters = self.folded.0.counters.lock();
+        let mut counters = self.per_thread.0.counters.lock();
         let (counts, _) = counters.entry(key.clone()).or_insert_with(|| {
             (Arc::new(PerThreadCounter(PerThreadSlots::new())), self.inner.register_counter(key, metadata))
         });
@@ -149,7 +149,7 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        let mut histograms = self.folded.0.histograms.lock();
+        let mut histograms = self.per_thread.0.histograms.lock();
         let delays =
             histograms.entry(key.clone()).or_insert_with(|| Arc::new(PerThreadHistogram(PerThreadSlots::new())));
         Histogram::from_arc(delays.clone())
@@ -158,7 +158,7 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
 
 impl PerThreadMetrics {
     /// Sets the counters of the inner recorder to the sums over all threads.
-    pub(super) fn tell(&self) {
+    pub(super) fn publish_counters(&self) {
         for (counts, reported) in self.0.counters.lock().values() {
             reported.absolute(sum(counts.0.all()));
         }
@@ -189,10 +189,10 @@ impl PerThreadHistogram {
         let mut so_far = 0;
         // Writing to a String does not fail.
         for (n, most) in BUCKETS.iter().map(f64::to_string).chain(["+Inf".to_owned()]).enumerate() {
-            so_far += sum(self.0.all().map(|place| &place.counts[n]));
+            so_far += sum(self.0.all().map(|slot| &slot.counts[n]));
             let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{most}\"}} {so_far}");
         }
-        let seconds = sum(self.0.all().map(|place| &place.nanos)) as f64 / 1e9;
+        let seconds = sum(self.0.all().map(|slot| &slot.nanos)) as f64 / 1e9;
         let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {so_far}");
     }
 }
@@ -223,8 +223,8 @@ mod tests {
             }
         });
         recorder.register_counter(&Key::from_name("events"), &HERE).increment(1);
-        assert!(handle.render().contains("events 0"), "it is told the sum only when somebody asks");
-        recorder.folded().tell();
+        assert!(handle.render().contains("events 0"), "the sum is published only when the metrics are rendered");
+        recorder.per_thread().publish_counters();
         let text = handle.render();
         assert!(text.contains("events 4951\n") && text.contains("other 100\n"), "{text}");
     }
@@ -239,7 +239,7 @@ mod tests {
             recorder.register_histogram(&key, &HERE).record(seconds);
         }
         let mut text = String::new();
-        recorder.folded().write(&mut text);
+        recorder.per_thread().write(&mut text);
         let expected = [
             "# HELP d_seconds a delay\n# TYPE d_seconds histogram\n",
             "d_seconds_bucket{resource=\"p\\\"x\",le=\"0.0001\"} 3\n",

@@ -21,7 +21,7 @@ pub type PageAccessCheck =
 #[derive(Clone)]
 pub struct PrivatePages {
     pub page: PrivatePageRenderer,
-    pub admittance: PageAccessCheck,
+    pub access_check: PageAccessCheck,
 }
 
 /// The reason that a sender may not see a debug page.
@@ -76,14 +76,14 @@ impl AdminPages {
         }
         let (name, query) = (path.trim_start_matches("/debug/").to_owned(), request.uri().query().unwrap_or_default());
         let (page, query) = (self.private.page.clone(), query.to_owned());
-        let shown = move || answer(StatusCode::OK, JSON, page(&name, &query).unwrap_or_default());
+        let render = move || answer(StatusCode::OK, JSON, page(&name, &query).unwrap_or_default());
         if browsers.is_none() {
-            return ready(shown()).boxed();
+            return ready(render()).boxed();
         }
-        let admitted = (self.private.admittance)(path, request.headers());
+        let decision = (self.private.access_check)(path, request.headers());
         async move {
-            match admitted.await {
-                Ok(()) => shown(),
+            match decision.await {
+                Ok(()) => render(),
                 Err(why) => answer(why.code(), TEXT, format!("{why}\n")),
             }
         }

@@ -29,7 +29,7 @@ const TASKS: &str = "tasks, without those of the admin address";
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
     #[cfg(target_os = "linux")]
-    let usage = linux::taken();
+    let usage = linux::read();
     // Other systems have no `/proc`.
     #[cfg(not(target_os = "linux"))]
     let usage = ProcessResourceUsage::default();
@@ -60,7 +60,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stalled_runtime_is_reported_in_stalled_seconds_metric() {
-        let heartbeat = RuntimeHeartbeat::new();
+        let heartbeat = RuntimeHeartbeat::default();
         let _never_polled = heartbeat.beat();
         let silent = || {
             let mut text = String::new();

@@ -51,7 +51,7 @@ type ScrapeDecision = Option<Result<(), Status>>;
 
 /// The timeout for the decision whether a sender may read metrics. It is made on the runtime that serves clients, which
 /// may be stuck.
-const ADMITTED_MAX: Duration = Duration::from_secs(15);
+const ACCESS_CHECK_MAX: Duration = Duration::from_secs(15);
 /// How long a rendered metrics page is reused, so that frequent scrapes do not occupy the thread that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
@@ -68,9 +68,9 @@ impl HealthPages {
 
     /// Like the apiserver, returns just `ok` if everything is ready and `verbose` is not set.
     fn readyz(&self, query: Option<&str>) -> AdminResponse {
-        let asks_more = query.unwrap_or_default().split('&').any(|part| part.split('=').next() == Some("verbose"));
+        let is_verbose = query.unwrap_or_default().split('&').any(|part| part.split('=').next() == Some("verbose"));
         let pending = self.ready.pending();
-        if pending.is_empty() && !asks_more { answer(StatusCode::OK, TEXT, "ok") } else { verdict(&pending, "") }
+        if pending.is_empty() && !is_verbose { answer(StatusCode::OK, TEXT, "ok") } else { verdict(&pending, "") }
     }
 }
 
@@ -93,15 +93,15 @@ impl MetricsPage {
             return ready(refusal).boxed();
         }
         match &self.readers {
-            MetricsAccess::Anyone(_) => ready(self.shown()).boxed(),
-            MetricsAccess::Authorized(admittance) => {
-                let (page, admitted) = (self.clone(), in_time(admittance(peer, request.headers())));
-                async move { admitted.await.map_or_else(|why| refused(&why), |()| page.shown()) }.boxed()
+            MetricsAccess::Anyone(_) => ready(self.page()).boxed(),
+            MetricsAccess::Authorized(access_check) => {
+                let (page, decision) = (self.clone(), in_time(access_check(peer, request.headers())));
+                async move { decision.await.map_or_else(|why| refused(&why), |()| page.page()) }.boxed()
             }
         }
     }
 
-    fn shown(&self) -> AdminResponse {
+    fn page(&self) -> AdminResponse {
         let mut rendered = self.rendered.lock();
         let recent = rendered.as_ref().filter(|(at, _)| at.elapsed() < RENDERED_MAX).map(|(_, text)| text.clone());
         let text = recent.unwrap_or_else(|| {
@@ -114,9 +114,9 @@ impl MetricsPage {
 }
 
 /// Awaits the decision whether a sender may read metrics; a timeout counts as a refusal.
-async fn in_time(admitted: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
+async fn in_time(decision: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
     let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
-    timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
+    timeout(ACCESS_CHECK_MAX, decision).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
 
 /// Returns a refusal to serve metrics as the apiserver would write it.
@@ -140,16 +140,16 @@ mod tests {
     /// The runtime that serves clients may be stuck, and then a scrape must fail.
     #[tokio::test(start_paused = true)]
     async fn missing_authorization_decision_returns_503() {
-        let refusal = refused(&in_time(pending()).await.expect_err("nobody has decided"));
+        let refusal = refused(&in_time(pending()).await.expect_err("there is no decision"));
         assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let lost = in_time(ready(None)).await.expect_err("whoever was to decide has panicked");
+        let lost = in_time(ready(None)).await.expect_err("the deciding task has panicked");
         assert_eq!(lost.http_code(), 503);
         assert_eq!(in_time(ready(Some(Ok(())))).await, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn livez_fails_when_client_runtime_stalls() {
-        let pages = HealthPages { ready: ReadinessTracker::new(), heartbeat: RuntimeHeartbeat::new() };
+        let pages = HealthPages { ready: ReadinessTracker::new(), heartbeat: RuntimeHeartbeat::default() };
         let _never_polled = pages.heartbeat.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();
         assert_eq!(answer("/livez"), StatusCode::OK);

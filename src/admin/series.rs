@@ -50,7 +50,7 @@ const COUNTERS: [FeedMetric<FeedTrafficCounts>; 4] = [
 ];
 
 /// The counters of feeds that have one more label, such as a reason.
-const WORDS: [(&str, &str); 5] = [
+const LABELLED_COUNTERS: [(&str, &str); 5] = [
     ("kube_fanout_feed_requests_total", "requests of feeds besides their watch, by purpose"),
     ("kube_fanout_upstream_failures_total", "failed upstream watches and lists, by reason"),
     ("kube_fanout_history_gaps_total", "gaps in upstream's history, by outcome"),
@@ -72,16 +72,16 @@ pub(super) fn write(feeds: &FeedRegistry, out: &mut String) {
 }
 
 fn write_memory(memory: &MemoryUse, out: &mut String) {
-    let [(budget, of_budget), (held, of_held), (gone, of_gone)] = MEMORY;
-    head(out, budget, "gauge", of_budget);
+    let [(budget, budget_help), (used, used_help), (evicted, evicted_help)] = MEMORY;
+    head(out, budget, "gauge", budget_help);
     let _ = writeln!(out, "{budget} {}", memory.bytes_max);
-    head(out, held, "gauge", of_held);
+    head(out, used, "gauge", used_help);
     for (kind, bytes) in memory.held {
-        let _ = writeln!(out, "{held}{{kind=\"{}\"}} {bytes}", kind.as_str());
+        let _ = writeln!(out, "{used}{{kind=\"{}\"}} {bytes}", kind.as_str());
     }
-    head(out, gone, "counter", of_gone);
+    head(out, evicted, "counter", evicted_help);
     for (what, times) in memory.gone {
-        let _ = writeln!(out, "{gone}{{what=\"{}\"}} {times}", what.as_str());
+        let _ = writeln!(out, "{evicted}{{what=\"{}\"}} {times}", what.as_str());
     }
 }
 
@@ -93,7 +93,7 @@ fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
         running.iter().for_each(|of| line(out, name, &of.labels, None, value(of)));
     }
     head(out, "kube_fanout_feed_state", "gauge", "1 for the state that a feed is in");
-    let states: HashMap<_, _> = running.iter().map(|of| (&of.labels, word(of.state))).collect();
+    let states: HashMap<_, _> = running.iter().map(|of| (&of.labels, state_name(of.state))).collect();
     for (labels, _) in &counts {
         let state = states.get(labels).copied().unwrap_or("ended");
         for other in STATES {
@@ -105,7 +105,7 @@ fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
     for of in &running {
         for (representation, mode) in of.feed.renderings.all() {
             let labels = format!("{},representation=\"{}\"", of.labels, representation.as_str());
-            line(out, "kube_fanout_representation_mode", &labels, Some(("mode", how(&mode))), 1.0);
+            line(out, "kube_fanout_representation_mode", &labels, Some(("mode", mode_name(&mode))), 1.0);
         }
     }
     head(out, "kube_fanout_upstream_watches", "gauge", "open upstream watches");
@@ -114,12 +114,12 @@ fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
         head(out, name, "counter", help);
         counts.iter().for_each(|(labels, of)| line(out, name, labels, None, value(of)));
     }
-    let said: Vec<_> = counts.iter().map(|(labels, of)| (labels, of.said())).collect();
-    for (name, help) in WORDS {
+    let counters: Vec<_> = counts.iter().map(|(labels, of)| (labels, of.said())).collect();
+    for (name, help) in LABELLED_COUNTERS {
         head(out, name, "counter", help);
-        for (labels, said) in &said {
-            let of_this = said.iter().filter(|(word, _)| word.metric == name);
-            of_this.for_each(|(word, count)| line(out, name, labels, Some((word.label, word.value)), count));
+        for (labels, counters) in &counters {
+            let of_this = counters.iter().filter(|(label, _)| label.metric == name);
+            of_this.for_each(|(label, count)| line(out, name, labels, Some((label.label, label.value)), count));
         }
     }
 }
@@ -142,7 +142,7 @@ fn stale(of: &FeedSample) -> f64 {
     }
 }
 
-fn word(state: FeedState) -> &'static str {
+fn state_name(state: FeedState) -> &'static str {
     match state {
         FeedState::Syncing => "syncing",
         FeedState::Live => "live",
@@ -151,7 +151,7 @@ fn word(state: FeedState) -> &'static str {
     }
 }
 
-fn how(mode: &DerivedRepresentationMode) -> &'static str {
+fn mode_name(mode: &DerivedRepresentationMode) -> &'static str {
     match mode {
         DerivedRepresentationMode::Requested => "pending",
         DerivedRepresentationMode::Derived(_) => "derived",
@@ -176,7 +176,7 @@ pub(super) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
 
 fn line(out: &mut String, name: &str, labels: &str, more: Option<(&str, &str)>, value: impl Display) {
     let _ = match more {
-        Some((label, word)) => writeln!(out, "{name}{{{labels},{label}=\"{word}\"}} {value}"),
+        Some((label, text)) => writeln!(out, "{name}{{{labels},{label}=\"{text}\"}} {value}"),
         None => writeln!(out, "{name}{{{labels}}} {value}"),
     };
 }

@@ -27,13 +27,13 @@ impl ListenerCertificates {
             ListenAddress::Tcp(tcp) => Some(tcp.ip()),
             ListenAddress::Unix(_) => None,
         });
-        let of_clients = |source| made(source, "listener_certificate", names(config, ips), requested);
+        let of_clients = |source| load_or_generate(source, "listener_certificate", names(config, ips), requested);
         let listeners = config.tls.as_ref().map(of_clients).transpose()?;
         let of_scrapes = |source| {
             // A client certificate is requested only if scrapers are authenticated.
             let requested = if config.scrapes.is_some() { requested } else { ClientCertificates::Ignored };
             let ips = config.metrics.iter().map(SocketAddr::ip);
-            made(source, "metrics_certificate", names(config, ips), requested)
+            load_or_generate(source, "metrics_certificate", names(config, ips), requested)
         };
         let metrics = config.metrics_tls.as_ref().map(of_scrapes).transpose()?;
         Ok(Self { listeners, metrics })
@@ -47,12 +47,12 @@ impl ListenerCertificates {
     }
 
     /// Reloads the certificate files whenever they change.
-    pub(super) fn keep_up(self, every: Duration, tasks: &BackgroundTasks) {
+    pub(super) fn watch(self, every: Duration, tasks: &BackgroundTasks) {
         if let Some(tls) = self.listeners {
-            tasks.spawn_needed("listener certificate", tls.keep_up(every));
+            tasks.spawn_needed("listener certificate", tls.watch(every));
         }
         if let Some(tls) = self.metrics {
-            tasks.spawn_needed("metrics certificate", tls.keep_up(every));
+            tasks.spawn_needed("metrics certificate", tls.watch(every));
         }
     }
 }
@@ -67,7 +67,7 @@ fn names(config: &ServeSettings, ips: impl Iterator<Item = IpAddr>) -> Vec<Strin
     names
 }
 
-fn made(
+fn load_or_generate(
     source: &TlsCertificateSource,
     what: &'static str,
     names: Vec<String>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use tokio::time::{Instant, timeout};
 
-use super::insistence;
+use super::refusal_backoff;
 use crate::auth::AuthMode;
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
 use crate::net::{ClientCertificates, ListenerTls};
@@ -49,14 +49,14 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckO
             Ok(config) => config,
             Err(problems) => {
                 let failed = problems.with_positions().map(|(text, at)| {
-                    let place = at.map(|at| format!("line {}, column {}: ", at.line, at.column)).unwrap_or_default();
-                    CheckFinding::failed("configuration", format!("{place}{text}"))
+                    let position = at.map(|at| format!("line {}, column {}: ", at.line, at.column)).unwrap_or_default();
+                    CheckFinding::failed("configuration", format!("{position}{text}"))
                 });
-                return Ok(said(&failed.collect::<Vec<_>>(), &arguments));
+                return Ok(output(&failed.collect::<Vec<_>>(), &arguments));
             }
         };
         let found = timeout(CHECK_MAX, findings(&config, arguments.nodes)).await;
-        Ok(said(&found.map_err(|_| format!("the checks took longer than {CHECK_MAX:?}"))?, &arguments))
+        Ok(output(&found.map_err(|_| format!("the checks took longer than {CHECK_MAX:?}"))?, &arguments))
     })
 }
 
@@ -79,8 +79,8 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
         }
     };
     found.extend(of_client_certificate(&client));
-    let (of_identity, is_usable) = identity(&client).await;
-    found.extend(of_identity);
+    let (identity_findings, is_usable) = identity(&client).await;
+    found.extend(identity_findings);
     if !is_usable {
         return found;
     }
@@ -97,16 +97,16 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
             Err(why) => CheckFinding::failed("rights", format!("delegated.impersonator: {why}")),
         });
     }
-    let catalog = ResourceCatalog::new(client.clone(), insistence(config));
+    let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
     let is_known = match catalog.refresh(Instant::now()).await {
         Ok(_) => true,
         Err(error) => {
-            found.push(CheckFinding::unanswered("upstream", "cannot discover its resources", &error));
+            found.push(CheckFinding::request_failed("upstream", "cannot discover its resources", &error));
             false
         }
     };
-    let (needs, of_plan) = plan(config, is_known.then_some(&catalog));
-    found.extend(of_plan);
+    let (needs, plan_findings) = plan(config, is_known.then_some(&catalog));
+    found.extend(plan_findings);
     found.extend(rights(&client, &needs).await);
     let counted = if needs.named.is_empty() { &needs.others } else { &needs.named };
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
@@ -133,15 +133,15 @@ fn plan(config: &ServeSettings, catalog: Option<&ResourceCatalog>) -> (Permissio
     let coverage = &config.serve.coverage;
     let on_node = coverage.node.is_some();
     let (mut needs, mut findings) = (PermissionNeeds::default(), Vec::new());
-    needs.asks_about_callers = config.auth == AuthMode::Delegated;
-    needs.asks_about_scrapes = config.scrapes.is_some();
+    needs.authenticates_callers = config.auth == AuthMode::Delegated;
+    needs.authenticates_scrapes = config.scrapes.is_some();
     needs.follows_cluster = !on_node;
     let Some(catalog) = catalog else { return (needs, findings) };
     for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
         for name in names {
-            match catalog.find_by_name(name).map(|resource| wanted(coverage, &resource)) {
-                Some(Ok(wanted)) if needs.named.contains(&wanted) => {}
-                Some(Ok(wanted)) => needs.named.push(wanted),
+            match catalog.find_by_name(name).map(|resource| cached_resource(coverage, &resource)) {
+                Some(Ok(resource)) if needs.named.contains(&resource) => {}
+                Some(Ok(resource)) => needs.named.push(resource),
                 Some(Err(why)) => {
                     findings.push(CheckFinding::failed("configuration", format!("{key}: {name}: {why}")));
                 }
@@ -154,13 +154,13 @@ fn plan(config: &ServeSettings, catalog: Option<&ResourceCatalog>) -> (Permissio
     }
     if needs.named.is_empty() {
         let all = catalog.all().into_iter().filter(|resource| resource.watchable);
-        needs.others = all.filter_map(|resource| wanted(coverage, &resource).ok()).collect();
+        needs.others = all.filter_map(|resource| cached_resource(coverage, &resource).ok()).collect();
         needs.others.sort_by(|a, b| a.gvr.cmp(&b.gvr));
     }
     (needs, findings)
 }
 
-fn wanted(coverage: &CacheCoverage, resource: &UpstreamResource) -> Result<CachedResource, NotCoveredReason> {
+fn cached_resource(coverage: &CacheCoverage, resource: &UpstreamResource) -> Result<CachedResource, NotCoveredReason> {
     let selector = coverage.scope(resource)?.selector();
     Ok(CachedResource { gvr: resource.gvr.clone(), selector })
 }
@@ -185,7 +185,7 @@ fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
     found
 }
 
-fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {
+fn output(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {
     let fails = |finding: &&CheckFinding| match finding.outcome {
         CheckOutcome::Ok | CheckOutcome::Unknown => false,
         CheckOutcome::Note => arguments.strict,

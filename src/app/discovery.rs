@@ -1,7 +1,7 @@
 //! Keeps the catalog of upstream's resources up to date: requested once, and again when something indicates a change.
 //!
 //! The loop reads two feeds like any client, of `CustomResourceDefinitions` and of `APIServices`, and passes their
-//! declarations to the catalog. So upstream is not asked for those. Resources that no definition declares are requested
+//! declarations to the catalog, so that these are not requested. Resources that no definition declares are requested
 //! after one of these streams was lost, and otherwise rarely. If the two feeds are not readable, everything is
 //! requested every 30 seconds; `schedule` decides when. Feeds that the catalog contradicts are retired. Their watches
 //! end cleanly, as the apiserver ends them.
@@ -25,19 +25,19 @@ use base::{BackgroundTasks, Backoff, ReadinessGuard, until};
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
-    pub(super) rights: PermissionRetrier,
+    pub(super) permissions: PermissionRetrier,
     pub(super) tasks: BackgroundTasks,
     /// The pause before a feed of CustomResourceDefinitions or APIServices is retried after a failure.
-    pub(super) again: Duration,
+    pub(super) retry_after: Duration,
     /// The mode of the process, for the log.
     pub(super) mode: String,
 }
 
 /// The delay between a change and the reaction to it. Changes come in groups, and upstream itself serves a definition
 /// only shortly after it was written.
-const SOON: Duration = Duration::from_millis(100);
+const REACTION_DELAY: Duration = Duration::from_millis(100);
 /// The capacity of the channel for messages from listeners.
-const NEWS_MAX: usize = 16;
+const MESSAGES_MAX: usize = 16;
 /// How long the start waits for upstream's release, for the log.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 /// How long the start waits for the feeds of CustomResourceDefinitions and APIServices.
@@ -45,15 +45,15 @@ const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
     /// Requests upstream's resources until a request succeeds. `starting` shows the reason of the last failure.
-    pub(super) async fn learn(&self, starting: &ReadinessGuard) {
+    pub(super) async fn wait_for_discovery(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
-        while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
+        while let Err(error) = self.permissions.catalog.refresh(Instant::now()).await {
             tracing::warn!(%error, "upstream API discovery failed; retrying");
             let why = error.in_brief();
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        let PermissionRetrier { client, catalog, .. } = &self.rights;
+        let PermissionRetrier { client, catalog, .. } = &self.permissions;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
         let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
@@ -69,65 +69,66 @@ impl DiscoveryLoop {
 
     /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,
     /// or `LISTENING_MAX` has passed, and the catalog was refreshed once more.
-    pub(super) async fn keep_up(&self, starting: ReadinessGuard) {
-        let (reported, mut news) = mpsc::channel(NEWS_MAX);
+    pub(super) async fn run(&self, starting: ReadinessGuard) {
+        let (sender, mut messages) = mpsc::channel(MESSAGES_MAX);
         for from in DeclaringResource::ALL {
-            let (rights, reported) = (self.rights.clone(), reported.clone());
-            let listener = DeclarationListener { from, rights, reported, again: self.again };
+            let (permissions, messages) = (self.permissions.clone(), sender.clone());
+            let listener = DeclarationListener { from, permissions, messages, retry_after: self.retry_after };
             self.tasks.spawn_needed("definitions", listener.run());
         }
-        let mut heard = DeclarationListenerStates::default();
+        let mut states = DeclarationListenerStates::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
-            while !heard.is_from_all() {
-                heard.note(news.recv().await);
+            while !states.have_all_reported() {
+                states.record(messages.recv().await);
             }
         })
         .await;
-        let asked = Instant::now();
-        let is_answered = self.ask(true).await;
-        let mut schedule = DiscoverySchedule::new(asked, Instant::now());
-        schedule.rely(self.reported(is_answered, &heard));
+        let requested = Instant::now();
+        let is_success = self.refresh(true).await;
+        let mut schedule = DiscoverySchedule::new(requested, Instant::now());
+        schedule.set_coverage(self.coverage(is_success, &states));
         drop(starting);
-        let mut looks = PostChangeChecks::default();
+        let mut checks = PostChangeChecks::default();
         loop {
             tokio::select! {
                 biased;
-                reported = news.recv() => {
+                message = messages.recv() => {
                     let now = Instant::now();
-                    match heard.note(reported) {
+                    match states.record(message) {
                         Some(DiscoveryAction::Rediscover) => schedule.change(now),
                         Some(DiscoveryAction::CompareFeeds) => {
-                            tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
-                            self.rights.feeds.forget_refusals();
+                            let resources = self.permissions.catalog.len();
+                            tracing::info!(resources, "upstream's API resources changed");
+                            self.permissions.feeds.forget_refusals();
                             self.retire_outdated();
-                            looks.change(now);
+                            checks.change(now);
                         }
                         None => {}
                     }
-                    if !heard.is_all() {
-                        schedule.rely(self.reported(true, &heard));
+                    if !states.are_all_listening() {
+                        schedule.set_coverage(self.coverage(true, &states));
                     }
                 }
-                () = until(looks.due()) => {
+                () = until(checks.due()) => {
                     // A feed may have been requested before upstream served the resource that its definition declares.
-                    self.rights.feeds.forget_gone();
+                    self.permissions.feeds.forget_gone();
                     self.retire_outdated();
-                    looks.look(Instant::now());
+                    checks.passed(Instant::now());
                 }
                 () = sleep_until(schedule.due()) => {
-                    let asked = Instant::now();
-                    let is_answered = self.ask(schedule.is_prompted()).await;
-                    schedule.ask(asked, Instant::now());
-                    schedule.rely(self.reported(is_answered, &heard));
+                    let requested = Instant::now();
+                    let is_success = self.refresh(schedule.is_prompted()).await;
+                    schedule.refresh(requested, Instant::now());
+                    schedule.set_coverage(self.coverage(is_success, &states));
                 }
             }
         }
     }
 
     /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
-    async fn ask(&self, is_prompted: bool) -> bool {
-        let PermissionRetrier { catalog, feeds, .. } = &self.rights;
+    async fn refresh(&self, is_prompted: bool) -> bool {
+        let PermissionRetrier { catalog, feeds, .. } = &self.permissions;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
                 tracing::info!(resources = catalog.len(), "upstream's API resources changed");
@@ -147,13 +148,13 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn reported(&self, is_answered: bool, heard: &DeclarationListenerStates) -> ChangeCoverage {
-        let catalog = &self.rights.catalog;
+    fn coverage(&self, is_success: bool, states: &DeclarationListenerStates) -> ChangeCoverage {
+        let catalog = &self.permissions.catalog;
         let reads = catalog.reads();
-        match (is_answered, heard.is_all(), reads.definitions || reads.services) {
+        match (is_success, states.are_all_listening(), reads.definitions || reads.services) {
             (false, ..) | (true, false, true) => ChangeCoverage::Part,
             (true, true, _) => ChangeCoverage::All,
-            (true, false, false) => ChangeCoverage::Nothing { again: catalog.refused_until() },
+            (true, false, false) => ChangeCoverage::Nothing { retry_after: catalog.refused_until() },
         }
     }
 
@@ -161,7 +162,7 @@ impl DiscoveryLoop {
     /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
     /// objects differently.
     fn retire_outdated(&self) {
-        let PermissionRetrier { catalog, feeds, .. } = &self.rights;
+        let PermissionRetrier { catalog, feeds, .. } = &self.permissions;
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {
@@ -190,26 +191,26 @@ enum DiscoveryAction {
 }
 
 impl DeclarationListenerStates {
-    fn note(&mut self, reported: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
-        let (from, news) = reported?;
+    fn record(&mut self, message: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
+        let (from, message) = message?;
         let last = self.0.of_mut(from);
-        match news {
+        match message {
             DeclarationListenerEvent::Changed => Some(DiscoveryAction::CompareFeeds),
             DeclarationListenerEvent::Unparsable => Some(DiscoveryAction::Rediscover),
             DeclarationListenerEvent::Listening | DeclarationListenerEvent::Disconnected => {
-                let is_new = last.replace(news) != Some(news) && news == DeclarationListenerEvent::Listening;
+                let is_new = last.replace(message) != Some(message) && message == DeclarationListenerEvent::Listening;
                 is_new.then_some(DiscoveryAction::Rediscover)
             }
         }
     }
 
     /// Whether every discovery listener has reported.
-    fn is_from_all(&self) -> bool {
+    fn have_all_reported(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
 
     /// Whether every discovery listener observes all changes.
-    fn is_all(&self) -> bool {
+    fn are_all_listening(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(DeclarationListenerEvent::Listening))
     }
 }

@@ -47,18 +47,17 @@ fn delegation(
     tasks: &BackgroundTasks,
 ) -> Result<DelegatedAuthDeps, StartError> {
     let delegated = &config.delegated;
-    let apart = CaOverlapChecker::default();
-    let trusted = |what, role, path: &Path| {
-        let trusted = trusted(what, path, role, apart.clone())?;
-        tasks.spawn_needed(what, trusted.clone().keep_up(config.look_every));
-        Ok::<_, StartError>(trusted)
+    let overlap_check = CaOverlapChecker::default();
+    let load = |what, role, path: &Path| {
+        let authorities = load_authorities(what, path, role, overlap_check.clone())?;
+        tasks.spawn_needed(what, authorities.clone().watch(config.file_check_interval));
+        Ok::<_, StartError>(authorities)
     };
-    let clients =
-        delegated.client_ca.as_deref().map(|path| trusted("client_ca", CertificateAuthorityRole::Client, path));
+    let clients = delegated.client_ca.as_deref().map(|path| load("client_ca", CertificateAuthorityRole::Client, path));
     let client_authorities = clients.transpose()?;
     let front_proxy = match &delegated.front_proxy_ca {
         Some(path) => {
-            let authorities = trusted("front_proxy_ca", CertificateAuthorityRole::FrontProxy, path)?;
+            let authorities = load("front_proxy_ca", CertificateAuthorityRole::FrontProxy, path)?;
             Some(FrontProxyConfig { authorities, names: delegated.front_proxy_names.clone() })
         }
         None => None,
@@ -80,22 +79,25 @@ pub(super) fn forwarder(
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
-        tasks.spawn_needed("impersonator credentials", impersonator.clone().keep_up(config.look_every));
+        tasks.spawn_needed(
+            "impersonator credentials",
+            impersonator.clone().reload_credentials(config.file_check_interval),
+        );
     }
     Ok(RequestForwarder::new(client.clone(), impersonator))
 }
 
 /// Loads authorities from a file that is reloaded when it changes. A file is rejected, at the start and later, if one
 /// of its authorities also has the other role.
-fn trusted(
+fn load_authorities(
     what: &'static str,
     path: &Path,
     role: CertificateAuthorityRole,
-    apart: CaOverlapChecker,
+    overlap_check: CaOverlapChecker,
 ) -> Result<ReloadableAuthorities, StartError> {
     let read = move |contents: &[Vec<u8>]| {
         let authorities = CertificateAuthorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
-        apart.admit(role, &authorities).map_err(|error| error.to_string())?;
+        overlap_check.admit(role, &authorities).map_err(|error| error.to_string())?;
         Ok::<_, String>(authorities)
     };
     WatchedFile::load(what, vec![path.to_owned()], read).map_err(|error| StartError::Authorities(error.to_string()))

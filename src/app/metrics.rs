@@ -13,17 +13,17 @@ pub(super) fn reloaded(outcome: &'static str) {
 }
 
 /// Logs and counts panics. The runtime catches them, and the panicked task ends.
-pub fn tell_panics() {
+pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         counter!("kube_fanout_panics_total").increment(1);
         let payload = panic.payload();
-        let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        let reason = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
         let thread = std::thread::current();
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
         // Empty unless `RUST_BACKTRACE` asks for one.
         let backtrace = std::backtrace::Backtrace::capture();
         tracing::error!(
-            reason = said, location = at, thread = thread.name(), %backtrace,
+            reason = reason, location = at, thread = thread.name(), %backtrace,
             "task panicked (a bug: please report it)"
         );
     }));

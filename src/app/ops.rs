@@ -41,7 +41,7 @@ pub(super) struct OpsPort {
     socket: OpsSocket,
     tls: Option<ListenerTls>,
     limits: ConnectionLimits,
-    answers: OpsRequestHandler,
+    handler: OpsRequestHandler,
 }
 
 enum OpsSocket {
@@ -88,7 +88,7 @@ impl OpsPort {
         address: &ListenAddress,
         tls: Option<ListenerTls>,
         header_bytes_max: u32,
-        answers: OpsRequestHandler,
+        handler: OpsRequestHandler,
     ) -> Result<Self, StartError> {
         let bound = match address {
             ListenAddress::Tcp(tcp) if config.reuse_port => bind_tcp_beside_peers(*tcp).map(OpsSocket::Tcp),
@@ -105,7 +105,7 @@ impl OpsPort {
             header_bytes_max,
             ..ConnectionLimits::default()
         };
-        Ok(Self { socket, tls, limits, answers })
+        Ok(Self { socket, tls, limits, handler })
     }
 
     pub(super) fn address(&self) -> String {
@@ -131,13 +131,13 @@ impl OpsListeners {
         let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
             // The permissions of a unix socket decide which processes can connect.
             let browsers = matches!(address, ListenAddress::Tcp(_)).then(|| browsers.clone());
-            let answers = move |_: &ConnectionPeer, request: &Request<RequestBody>| {
+            let handler = move |_: &ConnectionPeer, request: &Request<RequestBody>| {
                 pages.answer_all(browsers.as_ref().map(Reloadable::get).as_deref(), request)
             };
-            OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(answers))
+            OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(handler))
         });
-        let public = |address, tls, answers| {
-            OpsPort::bind(config, &ListenAddress::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, answers)
+        let public = |address, tls, handler| {
+            OpsPort::bind(config, &ListenAddress::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, handler)
         };
         let healthz = config
             .healthz
@@ -166,7 +166,7 @@ impl OpsListeners {
         let tasks = BackgroundTasks::new();
         // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
-        for OpsPort { socket, tls, limits, answers } in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
+        for OpsPort { socket, tls, limits, handler } in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
             let listener = match socket {
                 OpsSocket::Tcp(listener) => Listener::of_bound(listener),
                 OpsSocket::Unix(listener, path) => Listener::of_bound_unix(listener, &path),
@@ -175,8 +175,8 @@ impl OpsListeners {
                 Ok(listener) => {
                     let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
                         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
-                        let answered = answers(&peer, &request);
-                        async move { if without_body { of_head(answered.await) } else { answered.await } }
+                        let response = handler(&peer, &request);
+                        async move { if without_body { of_head(response.await) } else { response.await } }
                     };
                     let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
                     tasks.spawn("operators' port", serving);
@@ -192,8 +192,8 @@ impl OpsListeners {
 
 /// Returns the response to HEAD over HTTP/2, which is sent as it is: without the body, and with its length. Over
 /// HTTP/1, hyper omits the body.
-fn of_head(answer: AdminResponse) -> AdminResponse {
-    let (mut head, body) = answer.into_parts();
+fn of_head(response: AdminResponse) -> AdminResponse {
+    let (mut head, body) = response.into_parts();
     head.headers.insert(CONTENT_LENGTH, body.size_hint().lower().into());
     AdminResponse::from_parts(head, Full::default())
 }

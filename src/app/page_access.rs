@@ -18,30 +18,30 @@ use kubeapi::{RequestInfo, UrlQuery};
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
 pub(super) fn metrics_readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsAccess {
     let Some(authorizer) = authorizer else { return MetricsAccess::Anyone(tuned.ops_browsers.clone()) };
-    let (authorizer, upstreams) = (ScrapeAuthorizer::new(authorizer, tuned.browsers.clone()), Handle::current());
+    let (authorizer, runtime) = (ScrapeAuthorizer::new(authorizer, tuned.browsers.clone()), Handle::current());
     MetricsAccess::Authorized(Arc::new(move |peer, headers| {
-        let asking = upstreams.spawn(authorizer.clone().admit(ClientConnectionInfo::of(peer), headers.clone()));
-        async move { asking.await.ok() }.boxed()
+        let decision = runtime.spawn(authorizer.clone().admit(ClientConnectionInfo::of(peer), headers.clone()));
+        async move { decision.await.ok() }.boxed()
     }))
 }
 
 /// Returns the debug pages, for senders that upstream allows to `get` their paths.
 pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> PrivatePages {
-    let upstreams = Handle::current();
+    let runtime = Handle::current();
     PrivatePages {
         page: Arc::new(move |name, query| active_watches.page(name, query)),
-        admittance: Arc::new(move |path, headers| {
+        access_check: Arc::new(move |path, headers| {
             if authorizer.is_open() {
                 return ready(Err(PageAccessDenied::CallerUnidentified)).boxed();
             }
             let (authorizer, path, headers) = (authorizer.clone(), path.to_owned(), headers.clone());
-            let asking = upstreams.spawn(async move { admit(&authorizer, &path, &headers).await });
-            async move { asking.await.map_err(|_| PageAccessDenied::Unknown)? }.boxed()
+            let decision = runtime.spawn(async move { check_access(&authorizer, &path, &headers).await });
+            async move { decision.await.map_err(|_| PageAccessDenied::Unknown)? }.boxed()
         }),
     }
 }
 
-async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
+async fn check_access(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
     let sender = ClientConnectionInfo { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
     let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
     if !matches!(caller, Caller::Known(_)) {

@@ -30,11 +30,11 @@ impl PermissionRetrier {
     /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.
     pub(super) fn changed(&self) {
         self.feeds.rights_changed();
-        self.catalog.rights_changed();
+        self.catalog.permissions_changed();
     }
 
     /// Reports each change of the proxy's credentials; never returns.
-    pub(super) async fn keep_up(self) {
+    pub(super) async fn run(self) {
         let mut credentials = self.client.credentials();
         loop {
             credentials.changed().await;

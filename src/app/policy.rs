@@ -26,10 +26,10 @@ use tokio::sync::watch;
 /// Follows one kind of RBAC objects through an ordinary feed.
 struct PolicyListener {
     kind: RbacKind,
-    rights: PermissionRetrier,
-    heard: Arc<PolicyListenerState>,
+    permissions: PermissionRetrier,
+    shared: Arc<PolicyListenerState>,
     is_needed: watch::Receiver<bool>,
-    again: Duration,
+    retry_after: Duration,
 }
 
 /// The state that all listeners share.
@@ -46,35 +46,35 @@ const ROOM: usize = 256 << 10;
 
 /// Starts a listener for each kind, which runs while there are leases.
 ///
-/// `again` is the pause before a retry when there is no feed or it has ended. A retry does not reach upstream more
+/// `retry_after` is the pause before a retry when there is no feed or it has ended. Retries reach upstream no more
 /// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
 /// ended. A random part of up to a half is cut off. Then the feeds are idle, and end like others.
-pub(super) fn listen(
-    rights: &PermissionRetrier,
+pub(super) fn start_listeners(
+    permissions: &PermissionRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &BackgroundTasks,
-    again: Duration,
+    retry_after: Duration,
     linger: Duration,
 ) {
-    let heard =
+    let shared =
         PolicyListenerState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
-    heard.authorizer.hears_policy(false);
-    let heard = Arc::new(heard);
-    let (needs, is_needed) = watch::channel(false);
-    tasks.spawn_needed("policy", need(leases, needs, linger));
+    shared.authorizer.hears_policy(false);
+    let shared = Arc::new(shared);
+    let (need_sender, is_needed) = watch::channel(false);
+    tasks.spawn_needed("policy", publish_need(leases, need_sender, linger));
     for kind in RbacKind::ALL {
-        let (rights, heard, is_needed) = (rights.clone(), heard.clone(), is_needed.clone());
-        let listener = PolicyListener { kind, rights, heard, is_needed, again };
+        let (permissions, shared, is_needed) = (permissions.clone(), shared.clone(), is_needed.clone());
+        let listener = PolicyListener { kind, permissions, shared, is_needed, retry_after };
         tasks.spawn_needed("policy", listener.run());
     }
 }
 
 /// Publishes whether changes must be followed: from the first lease until `linger` after the last.
-async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, linger: Duration) {
+async fn publish_need(mut leases: watch::Receiver<usize>, need_sender: watch::Sender<bool>, linger: Duration) {
     // An error means that there will be no more leases.
     while leases.wait_for(|count| *count > 0).await.is_ok() {
-        needs.send_replace(true);
+        need_sender.send_replace(true);
         loop {
             if leases.wait_for(|count| *count == 0).await.is_err() {
                 return;
@@ -85,23 +85,23 @@ async fn need(mut leases: watch::Receiver<usize>, needs: watch::Sender<bool>, li
                 () = sleep(linger.mul_f64(1.0 - 0.5 * random::f64())) => break,
             }
         }
-        needs.send_replace(false);
+        need_sender.send_replace(false);
     }
 }
 
 impl PolicyListener {
     async fn run(self) {
-        let (mut begins, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
-        let (mut is_reported, mut goes_on) = (false, true);
-        while goes_on && begins.wait_for(|is_needed| *is_needed).await.is_ok() {
+        let (mut starts, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
+        let (mut is_reported, mut continues) = (false, true);
+        while continues && starts.wait_for(|is_needed| *is_needed).await.is_ok() {
             tokio::select! {
                 biased;
                 never = self.follow(&mut is_reported) => match never {},
                 // An error means that following will never be needed again.
-                over = ends.wait_for(|is_needed| !is_needed) => goes_on = over.is_ok(),
+                result = ends.wait_for(|is_needed| !is_needed) => continues = result.is_ok(),
             }
-            self.hear(false);
-            self.heard.policy.lock().forget(self.kind);
+            self.set_listening(false);
+            self.shared.policy.lock().forget(self.kind);
         }
     }
 
@@ -109,10 +109,10 @@ impl PolicyListener {
     async fn follow(&self, is_reported: &mut bool) -> Infallible {
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         loop {
-            if let Some(feed) = self.rights.feed(&gvr) {
-                self.listen(&feed).await;
+            if let Some(feed) = self.permissions.feed(&gvr) {
+                self.follow_feed(&feed).await;
             }
-            self.hear(false);
+            self.set_listening(false);
             if !std::mem::replace(is_reported, true) {
                 let resource = self.kind.resource();
                 tracing::warn!(
@@ -120,12 +120,12 @@ impl PolicyListener {
                     "cannot watch RBAC objects; rechecking the permissions of open watches once a minute"
                 );
             }
-            sleep(self.again).await;
+            sleep(self.retry_after).await;
         }
     }
 
     /// Follows the feed of RBAC objects; returns when it has ended, or cannot be read as JSON.
-    async fn listen(&self, feed: &FeedHandle) {
+    async fn follow_feed(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         loop {
             let Ok(now) = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state) else {
@@ -135,19 +135,19 @@ impl PolicyListener {
                 return;
             }
             let Some(mut cursor) = self.begin(feed).await else { return };
-            let (mut frames, mut goes_on) = (Vec::new(), true);
-            while goes_on {
+            let (mut frames, mut continues) = (Vec::new(), true);
+            while continues {
                 // A disconnected feed observes changes late.
-                self.hear(*state.borrow_and_update() == FeedState::Live);
-                goes_on = tokio::select! {
+                self.set_listening(*state.borrow_and_update() == FeedState::Live);
+                continues = tokio::select! {
                     biased;
-                    goes_on = pull(&mut cursor, &mut frames) => goes_on,
+                    continues = pull(&mut cursor, &mut frames) => continues,
                     changed = state.changed() => changed.is_ok(),
                 };
-                frames.drain(..).for_each(|frame| self.take(&frame));
+                frames.drain(..).for_each(|frame| self.apply(&frame));
             }
             // The feed has started a new history or has ended: changes may have been missed.
-            self.hear(false);
+            self.set_listening(false);
         }
     }
 
@@ -160,25 +160,25 @@ impl PolicyListener {
             feed.renderings.settled(json).await.ok()?
         };
         let opened = feed.reader.open(WatchStartPosition::Current, CollectionView::everything()).ok()?;
-        self.heard.policy.lock().forget(self.kind);
+        self.shared.policy.lock().forget(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
         for object in snapshot.select(&CollectionView::everything(), feed.reader.namespaced(), None) {
             let body = feed.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
             if let Ok(change) = serde_json::from_slice::<RbacEvent>(&frame) {
-                self.heard.policy.lock().apply(self.kind, change);
+                self.shared.policy.lock().apply(self.kind, change);
             }
         }
         // The proxy's own permissions may have changed unobserved.
-        self.rights.changed();
-        self.heard.authorizer.policy_begins();
+        self.permissions.changed();
+        self.shared.authorizer.policy_begins();
         Some(cursor)
     }
 
-    fn take(&self, frame: &Bytes) {
+    fn apply(&self, frame: &Bytes) {
         let affected = match serde_json::from_slice::<RbacEvent>(frame) {
-            Ok(change) => self.heard.policy.lock().apply(self.kind, change),
+            Ok(change) => self.shared.policy.lock().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(
                     resource = self.kind.resource(), %error,
@@ -188,18 +188,18 @@ impl PolicyListener {
             }
         };
         if let Some(affected) = affected {
-            self.rights.changed();
-            self.heard.authorizer.policy_changed(&affected);
+            self.permissions.changed();
+            self.shared.authorizer.policy_changed(&affected);
         }
     }
 
-    fn hear(&self, is_heard: bool) {
-        let mut kinds = self.heard.kinds.lock();
+    fn set_listening(&self, is_listening: bool) {
+        let mut kinds = self.shared.kinds.lock();
         kinds.retain(|kind| *kind != self.kind);
-        if is_heard {
+        if is_listening {
             kinds.push(self.kind);
         }
-        self.heard.authorizer.hears_policy(kinds.len() == RbacKind::ALL.len());
+        self.shared.authorizer.hears_policy(kinds.len() == RbacKind::ALL.len());
     }
 }
 

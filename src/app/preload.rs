@@ -16,7 +16,7 @@ use base::{BackgroundTasks, LogRateLimit, ReadinessGuard, ReadinessTracker, Relo
 use tokio::sync::watch;
 
 /// The pause before a preloaded feed that failed to start, or has ended, is started again.
-const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The feeds that run from the start. The process is ready only if they are.
 #[derive(Debug, Clone)]
@@ -35,35 +35,35 @@ type KeptFeeds = HashMap<String, DropGuard>;
 impl FeedPreload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self) {
-        let (mut config, mut kept) = (self.running.get(), KeptFeeds::new());
-        self.keep_all(&config, &mut kept);
+        let (mut config, mut running_feeds) = (self.running.get(), KeptFeeds::new());
+        self.start_missing(&config, &mut running_feeds);
         self.tasks.clone().spawn("preloads", async move {
             loop {
                 self.running.replaced(&config).await;
                 let now = self.running.get();
                 if now.serve.coverage != config.serve.coverage {
                     // Feeds outside the new coverage are not kept, and feeds inside it are started.
-                    kept.clear();
+                    running_feeds.clear();
                 }
                 config = now;
-                self.keep_all(&config, &mut kept);
+                self.start_missing(&config, &mut running_feeds);
             }
         });
     }
 
-    fn keep_all(&self, config: &ServeSettings, kept: &mut KeptFeeds) {
+    fn start_missing(&self, config: &ServeSettings, running_feeds: &mut KeptFeeds) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
             tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
         }
-        kept.retain(|name, _| config.preload.contains(name));
+        running_feeds.retain(|name, _| config.preload.contains(name));
         for name in &config.preload {
-            if kept.contains_key(name) {
+            if running_feeds.contains_key(name) {
                 continue;
             }
             let (token, guard) = (CancellationToken::new(), self.ready.register(format!("preload {name}")));
-            let keeping = self.clone().keep(name.clone(), guard);
-            kept.insert(name.clone(), token.clone().drop_guard());
+            let keeping = self.clone().keep_running(name.clone(), guard);
+            running_feeds.insert(name.clone(), token.clone().drop_guard());
             self.tasks.spawn("preload", async move {
                 tokio::select! {
                     () = keeping => {}
@@ -74,7 +74,7 @@ impl FeedPreload {
     }
 
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
-    async fn keep(self, name: String, guard: ReadinessGuard) {
+    async fn keep_running(self, name: String, guard: ReadinessGuard) {
         let (mut guard, failures) = (Some(guard), LogRateLimit::default());
         loop {
             match self.preloaded(&name) {
@@ -87,7 +87,7 @@ impl FeedPreload {
                     let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
                     if matches!(settled, Ok(FeedState::Live | FeedState::Stale { .. })) {
                         drop(guard.take());
-                        self.tell_of_stream(&name, &feed, state).await;
+                        self.report_stale_stream(&name, &feed, state).await;
                     }
                 }
                 Err(why) => {
@@ -99,7 +99,7 @@ impl FeedPreload {
                     }
                 }
             }
-            tokio::time::sleep(PRELOAD_AGAIN).await;
+            tokio::time::sleep(RETRY_AFTER).await;
         }
     }
 
@@ -111,11 +111,11 @@ impl FeedPreload {
     }
 
     /// Makes the process unready while the feed has been disconnected for too long. Returns when the feed has ended.
-    async fn tell_of_stream(&self, name: &str, feed: &FeedHandle, mut state: watch::Receiver<FeedState>) {
+    async fn report_stale_stream(&self, name: &str, feed: &FeedHandle, mut state: watch::Receiver<FeedState>) {
         let mut stale: Option<ReadinessGuard> = None;
         loop {
             let config = self.running.get();
-            let late = match (*state.borrow_and_update(), config.ready_stale_max) {
+            let stale_at = match (*state.borrow_and_update(), config.ready_stale_max) {
                 (FeedState::Ended(_), _) => return,
                 (FeedState::Syncing, _) => None,
                 (FeedState::Stale { since }, Some(longest)) => Some(since + longest),
@@ -124,7 +124,7 @@ impl FeedPreload {
                     None
                 }
             };
-            if late.is_some_and(|late| late <= Instant::now()) {
+            if stale_at.is_some_and(|stale_at| stale_at <= Instant::now()) {
                 if stale.is_none() {
                     tracing::warn!(
                         resource = name,
@@ -133,20 +133,20 @@ impl FeedPreload {
                     let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
                     stale = Some(guard.because(move || counts.trouble()));
                 }
-            } else if late.is_some() {
+            } else if stale_at.is_some() {
                 stale = None;
             }
             let is_reported = stale.is_some();
-            let late = async {
-                match late {
-                    Some(late) if !is_reported => sleep_until(late).await,
+            let stale_at = async {
+                match stale_at {
+                    Some(stale_at) if !is_reported => sleep_until(stale_at).await,
                     _ => pending().await,
                 }
             };
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() { return },
-                () = late => {}
+                () = stale_at => {}
                 () = self.running.replaced(&config) => {}
             }
         }

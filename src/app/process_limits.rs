@@ -17,12 +17,12 @@ pub fn raise_open_files() {
     if current == maximum {
         return;
     }
-    let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
-    let (from, to) = (shown(current), shown(maximum));
+    let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let (from, to) = (text(current), text(maximum));
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         Ok(()) => {
             tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
-            let Some(program) = this_program() else {
+            let Some(program) = own_executable() else {
                 return tracing::warn!(
                     "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
                 );
@@ -50,13 +50,13 @@ pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
 
 /// Returns a path to this program that stays valid while it runs, even if its file is replaced.
 #[cfg(target_os = "linux")]
-fn this_program() -> Option<String> {
+fn own_executable() -> Option<String> {
     const THIS: &str = "/proc/self/exe";
     std::fs::exists(THIS).is_ok_and(|exists| exists).then(|| THIS.to_owned())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn this_program() -> Option<String> {
+fn own_executable() -> Option<String> {
     std::env::current_exe().ok()?.into_os_string().into_string().ok()
 }
 

@@ -42,12 +42,12 @@ pub(super) struct ReloadableSettings {
     started: Arc<FlatConfigSettings>,
     file: Arc<OnceLock<(PathBuf, WatchedFile<ServeSettings>)>>,
     /// The changed keys that require a restart.
-    waiting: Arc<Mutex<Vec<String>>>,
+    restart_required: Arc<Mutex<Vec<String>>>,
 }
 
 impl ReloadableSettings {
     pub(super) fn new(config: &ServeSettings) -> Self {
-        let (browsers, ops_browsers) = guards(config);
+        let (browsers, ops_browsers) = origin_checks(config);
         Self {
             running: config.clone().into(),
             connections: config.connections.clone().into(),
@@ -56,7 +56,7 @@ impl ReloadableSettings {
             ops_browsers: ops_browsers.into(),
             started: Arc::new(config.settings.clone()),
             file: Arc::default(),
-            waiting: Arc::default(),
+            restart_required: Arc::default(),
         }
     }
 
@@ -64,19 +64,19 @@ impl ReloadableSettings {
     pub(super) fn reader(&self) -> ConfigReader {
         let this = self.clone();
         Arc::new(move || {
-            let (file, trouble) = this.file.get().map(|(path, file)| (path.clone(), file.trouble())).unzip();
+            let (file, last_error) = this.file.get().map(|(path, file)| (path.clone(), file.last_error())).unzip();
             let settings = &this.running.get().settings;
             ConfigPage {
                 file: file.map(|path| path.display().to_string()),
-                trouble: trouble.flatten(),
-                restart: this.waiting.lock().clone(),
+                trouble: last_error.flatten(),
+                restart: this.restart_required.lock().clone(),
                 settings: settings.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
             }
         })
     }
 
     /// Loads the configuration file, and starts to check it for changes periodically.
-    pub(super) fn read(&self, arguments: &ServeArguments, tasks: &BackgroundTasks) -> Result<(), StartError> {
+    pub(super) fn load(&self, arguments: &ServeArguments, tasks: &BackgroundTasks) -> Result<(), StartError> {
         let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
@@ -86,27 +86,22 @@ impl ReloadableSettings {
             return Ok(());
         }
         let arguments = arguments.clone();
-        let read = move |contents: &[Vec<u8>]| {
+        let parse = move |contents: &[Vec<u8>]| {
             let text = String::from_utf8(contents.concat()).map_err(|error| error.to_string())?;
             arguments.resolve_text(&text).map_err(|problems| problems.to_string())
         };
         let wrong = |error: base::FileLoadError<String>| StartError::Configuration(error.to_string());
-        let file = WatchedFile::load("configuration", vec![path.clone()], read).map_err(wrong)?;
-        tasks.spawn_needed("configuration file", file.clone().keep_up(self.running.get().look_every));
+        let file = WatchedFile::load("configuration", vec![path.clone()], parse).map_err(wrong)?;
+        tasks.spawn_needed("configuration file", file.clone().watch(self.running.get().file_check_interval));
         drop(self.file.set((path, file)));
         Ok(())
     }
 
     /// Applies the configuration file whenever it changes, until the frontend is dropped. It holds only a weak
     /// reference, because a drain waits for the last strong one.
-    pub(super) async fn keep_up(
-        self,
-        mut reloading: ConfigReloadSources,
-        frontend: Weak<HttpFrontend>,
-        feeds: FeedRegistry,
-    ) {
+    pub(super) async fn run(self, mut sources: ConfigReloadSources, frontend: Weak<HttpFrontend>, feeds: FeedRegistry) {
         let Some((_, file)) = self.file.get() else {
-            while reloading.hangups.recv().await.is_some() {
+            while sources.hangups.recv().await.is_some() {
                 tracing::warn!("SIGHUP ignored: no configuration file to reload");
             }
             return;
@@ -114,33 +109,33 @@ impl ReloadableSettings {
         let mut file = file.clone();
         loop {
             let Some(serving) = frontend.upgrade() else { return };
-            self.take(&file.current(), &reloading.log_level, &serving, &feeds);
+            self.apply(&file.current(), &sources.log_level, &serving, &feeds);
             drop(serving);
             tokio::select! {
                 () = file.changed() => {}
-                Some(()) = reloading.hangups.recv() => file.look_again().await,
+                Some(()) = sources.hangups.recv() => file.check_now().await,
             }
         }
     }
 
-    fn take(&self, read: &ServeSettings, log_level: &SetLogLevelFn, frontend: &HttpFrontend, feeds: &FeedRegistry) {
+    fn apply(&self, new: &ServeSettings, log_level: &SetLogLevelFn, frontend: &HttpFrontend, feeds: &FeedRegistry) {
         let running = self.running.get();
-        let changes = read.settings.changes(&self.started, &running.settings);
-        if !changes.taken.is_empty() {
-            let serve = merged(&running, read, running.settings.taking(&changes, &read.settings));
-            self.put(&serve, frontend, feeds);
+        let changes = new.settings.changes(&self.started, &running.settings);
+        if !changes.applicable.is_empty() {
+            let serve = merged(&running, new, running.settings.with_applied(&changes, &new.settings));
+            self.apply_settings(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
                 tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
             }
             self.running.set(serve);
-            tracing::info!(keys = changes.taken.join(", "), "changed configuration applied");
+            tracing::info!(keys = changes.applicable.join(", "), "changed configuration applied");
         }
         metrics::restart_keys(changes.restart.len());
-        let before = std::mem::replace(&mut *self.waiting.lock(), changes.restart.clone());
+        let before = std::mem::replace(&mut *self.restart_required.lock(), changes.restart.clone());
         if before != changes.restart && !changes.restart.is_empty() {
             tracing::warn!("changed keys not applied; restart required for: {}", changes.restart.join(", "));
         }
-        let outcome = match (changes.taken.is_empty(), before == changes.restart) {
+        let outcome = match (changes.applicable.is_empty(), before == changes.restart) {
             (false, _) if changes.restart.is_empty() => "applied",
             (false, _) => "partially_applied",
             (true, false) => "restart_required",
@@ -149,8 +144,8 @@ impl ReloadableSettings {
         metrics::reloaded(outcome);
     }
 
-    fn put(&self, serve: &ServeSettings, frontend: &HttpFrontend, feeds: &FeedRegistry) {
-        let (browsers, ops_browsers) = guards(serve);
+    fn apply_settings(&self, serve: &ServeSettings, frontend: &HttpFrontend, feeds: &FeedRegistry) {
+        let (browsers, ops_browsers) = origin_checks(serve);
         self.browsers.set(browsers);
         self.ops_browsers.set(ops_browsers);
         self.connections.set(serve.connections.clone());
@@ -164,23 +159,23 @@ impl ReloadableSettings {
 }
 
 /// Returns the running configuration, updated with those new settings that can change at run time.
-fn merged(running: &ServeSettings, read: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
+fn merged(running: &ServeSettings, new: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
-        CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
+        CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..new.serve.coverage.clone() };
     let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
     let mut log = now.log.clone();
-    log.level.clone_from(&read.log.level);
+    log.level.clone_from(&new.log.level);
     ServeSettings {
-        allowed_hosts: read.allowed_hosts.clone(),
-        allowed_origins: read.allowed_origins.clone(),
-        preload: read.preload.clone(),
-        ready_stale_max: read.ready_stale_max,
-        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..read.serve.clone() },
-        cache: now.cache.keeping(&read.cache),
-        reflect: ReflectConfig { retry: now.reflect.retry, ..read.reflect.clone() },
-        connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..read.connections.clone() },
-        drain: read.drain,
+        allowed_hosts: new.allowed_hosts.clone(),
+        allowed_origins: new.allowed_origins.clone(),
+        preload: new.preload.clone(),
+        ready_stale_max: new.ready_stale_max,
+        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..new.serve.clone() },
+        cache: now.cache.keeping(&new.cache),
+        reflect: ReflectConfig { retry: now.reflect.retry, ..new.reflect.clone() },
+        connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..new.connections.clone() },
+        drain: new.drain,
         log,
         settings,
         ..now
@@ -188,7 +183,7 @@ fn merged(running: &ServeSettings, read: &ServeSettings, settings: FlatConfigSet
 }
 
 /// Returns the browser guards of clients' ports, and of the admin pages and metrics.
-fn guards(config: &ServeSettings) -> (CrossOriginCheck, CrossOriginCheck) {
+fn origin_checks(config: &ServeSettings) -> (CrossOriginCheck, CrossOriginCheck) {
     let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = || config.allowed_origins.clone();
     let ops = CrossOriginCheck::new(false, hosts.clone().or_any_address(), origins());

@@ -12,10 +12,10 @@ fn in_front_of_nobody() -> ServeSettings {
 #[tokio::test]
 async fn process_exits_naming_required_task_that_panicked() {
     let bound = BoundApp::bind(in_front_of_nobody()).await.expect("it can listen");
-    bound.tasks.spawn("one of many", async { panic!("nobody minds") });
-    let records = bound.records.clone();
+    bound.tasks.spawn("one of many", async { panic!("not needed") });
+    let audit_tasks = bound.audit_tasks.clone();
     let running = tokio::spawn(bound.run(std::future::pending(), std::future::pending()));
-    records.spawn_needed("audit", async { panic!("this one is missed") });
+    audit_tasks.spawn_needed("audit", async { panic!("needed") });
     let lost = running.await.expect("it returns").expect_err("a task is lost");
     assert_eq!(lost.to_string(), "the required task \"audit\" panicked");
 }

@@ -78,7 +78,7 @@ impl ClientConnectionInfo {
             // All unix socket peers share a limit, because they run on one machine.
             PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
         };
-        let chain = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));
+        let chain = |chain: &Arc<[_]>| peer.connection.extension(|| PeerCertChain::new(chain.clone()));
         Self { certificates: peer.certificates.as_ref().map(chain), address }
     }
 }

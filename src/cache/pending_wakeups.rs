@@ -39,7 +39,7 @@ impl PendingWakeups {
 
     pub(super) fn wake(self) {
         for (bell, readers) in self.cores.into_iter().flatten() {
-            bell.ring(readers.in_order());
+            bell.notify(readers.in_order());
         }
         self.elsewhere.in_order().into_iter().for_each(Waker::wake);
     }

@@ -73,9 +73,9 @@ impl YamlDocument {
                 }
                 Err(error) => {
                     let path = track.path();
-                    let (key, taken) = (path.to_string(), self.root.take(&keys(&path)));
-                    problems.add_at(taken.unwrap_or(self.root.at), format!("{key}: {error}"));
-                    if taken.is_none() {
+                    let (key, removed) = (path.to_string(), self.root.take(&keys(&path)));
+                    problems.add_at(removed.unwrap_or(self.root.at), format!("{key}: {error}"));
+                    if removed.is_none() {
                         // No value was removed, so another attempt would fail in the same way.
                         return T::default();
                     }
@@ -102,8 +102,8 @@ impl YamlNode {
             YamlContent::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
             YamlContent::Mapping(entries) => {
                 // A key without a value, such as a section in which every key is commented out, counts as absent.
-                let said = entries.iter().filter(|(.., node)| !node.is_null());
-                Value::Object(said.map(|(key, _, node)| (key.clone(), node.value())).collect::<Map<_, _>>())
+                let present = entries.iter().filter(|(.., node)| !node.is_null());
+                Value::Object(present.map(|(key, _, node)| (key.clone(), node.value())).collect::<Map<_, _>>())
             }
         }
     }

@@ -25,10 +25,6 @@ impl Configuration {
         MemoryLimit::new(self.feeds.memory_mebibytes.map(bytes), AvailableMemory::of_this_process())
     }
 
-    pub(super) fn stale_max(&self) -> Option<std::time::Duration> {
-        Some(self.ready_stale_max.0).filter(|longest| !longest.is_zero())
-    }
-
     pub(super) fn serve(&self, memory: &MemoryLimit) -> serve::ServeConfig {
         let (feeds, limits, default) = (&self.feeds, &self.limits, serve::ServeConfig::default());
         serve::ServeConfig {
@@ -113,39 +109,39 @@ impl TlsSection {
 }
 
 impl From<MetricsTlsSection> for TlsSection {
-    fn from(said: MetricsTlsSection) -> Self {
-        let MetricsTlsSection { certificate, key, self_signed } = said;
+    fn from(section: MetricsTlsSection) -> Self {
+        let MetricsTlsSection { certificate, key, self_signed } = section;
         Self { certificate, key, self_signed, self_signed_out: None }
     }
 }
 
 impl From<DelegatedSection> for DelegatedAuthKeys {
-    fn from(said: DelegatedSection) -> Self {
+    fn from(section: DelegatedSection) -> Self {
         Self {
-            client_ca: said.client_ca,
-            front_proxy_ca: said.front_proxy_ca,
-            front_proxy_names: said.front_proxy_names,
-            impersonator: said.impersonator,
+            client_ca: section.client_ca,
+            front_proxy_ca: section.front_proxy_ca,
+            front_proxy_names: section.front_proxy_names,
+            impersonator: section.impersonator,
             auth: auth::AuthConfig {
-                audiences: said.audiences,
-                token_ttl: said.token_ttl.0,
-                allowed_ttl: said.allowed_ttl.0,
-                denied_ttl: said.denied_ttl.0,
-                recheck: said.recheck.0,
-                recheck_rbac: said.recheck_rbac.0,
-                recheck_nodes: said.recheck_nodes.0,
-                recheck_tokens: said.recheck_tokens.0,
-                outage_grace: said.outage_grace.0,
-                anonymous: said.anonymous,
-                accesses_per_user: said.accesses_per_second_per_user.small(),
-                accesses_burst_per_user: said.accesses_burst_per_user.small(),
-                accesses: said.accesses_per_second.small(),
-                reviews: said.reviews_per_second.small(),
-                reviews_per_source: said.reviews_per_second_per_source.small(),
-                reviews_burst_per_source: said.reviews_burst_per_source.small(),
-                lease_reviews: said.lease_reviews_per_second.small(),
-                namespaces: said.namespaces_per_second.small(),
-                namespaces_per_user: said.namespaces_per_second_per_user.small(),
+                audiences: section.audiences,
+                token_ttl: section.token_ttl.0,
+                allowed_ttl: section.allowed_ttl.0,
+                denied_ttl: section.denied_ttl.0,
+                recheck: section.recheck.0,
+                recheck_rbac: section.recheck_rbac.0,
+                recheck_nodes: section.recheck_nodes.0,
+                recheck_tokens: section.recheck_tokens.0,
+                outage_grace: section.outage_grace.0,
+                anonymous: section.anonymous,
+                accesses_per_user: section.accesses_per_second_per_user.small(),
+                accesses_burst_per_user: section.accesses_burst_per_user.small(),
+                accesses: section.accesses_per_second.small(),
+                reviews: section.reviews_per_second.small(),
+                reviews_per_source: section.reviews_per_second_per_source.small(),
+                reviews_burst_per_source: section.reviews_burst_per_source.small(),
+                lease_reviews: section.lease_reviews_per_second.small(),
+                namespaces: section.namespaces_per_second.small(),
+                namespaces_per_user: section.namespaces_per_second_per_user.small(),
             },
         }
     }

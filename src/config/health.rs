@@ -28,7 +28,7 @@ pub struct HealthArguments {
 /// A probe of a running proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthProbe {
-    pub place: AdminPageAddress,
+    pub address: AdminPageAddress,
     pub path: String,
     pub timeout: Duration,
 }
@@ -46,7 +46,7 @@ impl HealthArguments {
         let named = match url {
             Some(url) => {
                 let parsed = problems.check("URL", AdminPageAddress::parse(&url));
-                parsed.map(|(place, path)| (place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
+                parsed.map(|(address, path)| (address, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
             }
             None => {
                 let file = config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
@@ -54,7 +54,7 @@ impl HealthArguments {
             }
         };
         match named {
-            Some((place, path)) if problems.is_empty() => Ok(HealthProbe { place, path, timeout }),
+            Some((address, path)) if problems.is_empty() => Ok(HealthProbe { address, path, timeout }),
             _ => Err(problems),
         }
     }
@@ -74,11 +74,11 @@ fn configured(
         problems.add("healthzBindAddress and admin are off: pass a URL");
         return None;
     }
-    let place = match problems.check(key, text.parse())? {
+    let address = match problems.check(key, text.parse())? {
         ListenAddress::Tcp(address) => AdminPageAddress::Tcp(reachable(address).to_string()),
         ListenAddress::Unix(path) => AdminPageAddress::Unix(path),
     };
-    Some((place, DEFAULT_PATH.to_owned()))
+    Some((address, DEFAULT_PATH.to_owned()))
 }
 
 /// A listener on all interfaces is reachable on loopback.
@@ -100,9 +100,9 @@ mod tests {
         let at = |file: &str, flag: Option<&str>| {
             let mut problems = ConfigProblems::default();
             let file = Configuration::parse(file, &mut problems);
-            configured(file, flag.map(str::to_owned), &mut problems).map(|(place, _)| place)
+            configured(file, flag.map(str::to_owned), &mut problems).map(|(address, _)| address)
         };
-        let tcp = |place: &str| Some(AdminPageAddress::Tcp(place.to_owned()));
+        let tcp = |address: &str| Some(AdminPageAddress::Tcp(address.to_owned()));
         assert_eq!(at("", None), tcp("127.0.0.1:9090"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", None), tcp("127.0.0.1:10256"));
         assert_eq!(at("healthzBindAddress: '[::]:10256'", None), tcp("[::1]:10256"));

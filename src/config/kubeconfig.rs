@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::upstream::CredentialSource;
 
 /// The path of kubectl's default kubeconfig, relative to the home directory.
-const OF_USER: &str = ".kube/config";
+const USER_KUBECONFIG: &str = ".kube/config";
 
 /// Returns the file that a value of `--kubeconfig` or `KUBECONFIG` names; `None` if the value is empty.
 ///
@@ -39,8 +39,8 @@ pub(super) fn default_source() -> CredentialSource {
 }
 
 fn source_of(is_in_cluster: bool, home: Option<&Path>) -> CredentialSource {
-    let of_user = home.map(|home| home.join(OF_USER)).filter(|path| !is_in_cluster && path.is_file());
-    of_user.map_or(CredentialSource::InCluster, CredentialSource::File)
+    let user_file = home.map(|home| home.join(USER_KUBECONFIG)).filter(|path| !is_in_cluster && path.is_file());
+    user_file.map_or(CredentialSource::InCluster, CredentialSource::File)
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("kube-fanout-kubeconfig-{}", fastrand::u64(..)));
         std::fs::create_dir_all(folder.join(".kube")).expect("a folder");
         let path = |name: &str| folder.join(name).display().to_string();
-        let [a, b, gone, user] = ["a", "b", "gone", OF_USER].map(path);
+        let [a, b, gone, user] = ["a", "b", "gone", USER_KUBECONFIG].map(path);
         for file in [&a, &b, &user] {
             std::fs::write(file, "").expect("a file");
         }

@@ -2,15 +2,7 @@
 
 use tracing_subscriber::EnvFilter;
 
-use super::configuration::{LogFormat, LogSection};
-
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-impl Default for LogSection {
-    fn default() -> Self {
-        Self { level: super::LogSettings::default().level, format: LogFormat::Text }
-    }
-}
 
 /// Validates a log filter and returns it in the form that `tracing` parses.
 ///

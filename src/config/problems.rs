@@ -3,15 +3,9 @@ use std::fmt;
 /// All problems of a configuration, in the order in which they were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigProblems {
-    found: Vec<ConfigProblem>,
-}
-
-/// One configuration problem: the key and the reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct ConfigProblem {
-    text: String,
-    /// The position in the file; `None` for flags and combinations of settings.
-    at: Option<TextPosition>,
+    /// Each problem, as its key and the reason, with its position in the file. Flags and combinations of settings have
+    /// no position.
+    found: Vec<(String, Option<TextPosition>)>,
 }
 
 /// A line and a column, both counted from 1.
@@ -21,19 +15,13 @@ pub struct TextPosition {
     pub column: u64,
 }
 
-impl fmt::Display for TextPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
-
 impl ConfigProblems {
     pub(super) fn add(&mut self, problem: impl Into<String>) {
-        self.found.push(ConfigProblem { text: problem.into(), at: None });
+        self.found.push((problem.into(), None));
     }
 
     pub(super) fn add_at(&mut self, at: TextPosition, problem: impl Into<String>) {
-        self.found.push(ConfigProblem { text: problem.into(), at: Some(at) });
+        self.found.push((problem.into(), Some(at)));
     }
 
     /// Returns the value, or records a problem about `what`.
@@ -47,12 +35,12 @@ impl ConfigProblems {
 
     /// Returns the messages, each of which begins with its key.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.found.iter().map(|problem| problem.text.as_str())
+        self.found.iter().map(|(text, _)| text.as_str())
     }
 
     /// Returns the messages with their positions in the file.
     pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
-        self.found.iter().map(|problem| (problem.text.as_str(), problem.at))
+        self.found.iter().map(|(text, at)| (text.as_str(), *at))
     }
 }
 

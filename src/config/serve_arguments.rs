@@ -5,12 +5,13 @@ use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::configuration::{Configuration, TlsSection};
+use super::default_values::DEFAULT_LISTEN;
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, WebOrigin};
 use crate::net::ListenAddress;
 use crate::serve::{AuditDestination, SensitiveKind};
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
-use base::LOOK_EVERY;
+use base::FILE_CHECK_INTERVAL;
 
 /// The flags of `serve`.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -97,7 +98,7 @@ impl ServeArguments {
     pub fn resolve(self) -> Result<ServeSettings, ConfigProblems> {
         let mut problems = ConfigProblems::default();
         let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
-        self.checked_over(file, problems)
+        self.validate_with_file(file, problems)
     }
 
     /// Does the same with `text` as the new content of the file.
@@ -107,7 +108,7 @@ impl ServeArguments {
     pub fn resolve_text(&self, text: &str) -> Result<ServeSettings, ConfigProblems> {
         let mut problems = ConfigProblems::default();
         let file = Configuration::parse(text, &mut problems);
-        self.clone().checked_over(file, problems)
+        self.clone().validate_with_file(file, problems)
     }
 
     /// The configuration file, if one is named.
@@ -115,15 +116,15 @@ impl ServeArguments {
         self.config.as_deref()
     }
 
-    fn checked_over(
+    fn validate_with_file(
         self,
         mut file: Configuration,
         mut problems: ConfigProblems,
     ) -> Result<ServeSettings, ConfigProblems> {
         let (mut settings, core_dumps) = (FlatConfigSettings::of(&file), self.allow_core_dumps);
-        let are_modes_known = self.put_into(&mut file, &mut settings, &mut problems);
-        let serve = converted(file, core_dumps, settings, &mut problems);
-        if are_modes_known {
+        let are_modes_valid = self.apply_flags(&mut file, &mut settings, &mut problems);
+        let serve = convert(file, core_dumps, settings, &mut problems);
+        if are_modes_valid {
             serve.check(&mut problems);
         }
         if problems.is_empty() { Ok(serve) } else { Err(problems) }
@@ -131,7 +132,7 @@ impl ServeArguments {
 
     /// Replaces keys of the file with the values of flags, and records them. Returns whether the modes of
     /// authentication are valid, without which the combination cannot be checked.
-    fn put_into(
+    fn apply_flags(
         self,
         file: &mut Configuration,
         settings: &mut FlatConfigSettings,
@@ -142,40 +143,40 @@ impl ServeArguments {
         let kubeconfig = self
             .kubeconfig
             .and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
-        settings.put_path("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
-        settings.put("listen", list(self.listen), &mut file.listen);
-        settings.put("admin", self.admin, &mut file.admin);
-        settings.put("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
-        settings.put("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
+        settings.set_path("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
+        settings.set("listen", list(self.listen), &mut file.listen);
+        settings.set("admin", self.admin, &mut file.admin);
+        settings.set("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
+        settings.set("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
         let TlsArguments { tls_cert, tls_key, tls_self_signed, tls_self_signed_out } = self.tls;
         if tls_cert.is_some() || tls_self_signed {
             file.tls = TlsSection::default();
         }
-        settings.put_path("tls.certificate", tls_cert, &mut file.tls.certificate);
-        settings.put_path("tls.key", tls_key, &mut file.tls.key);
-        settings.put("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
-        settings.put_path("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
-        settings.put_path("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
-        settings.put_path("delegated.impersonator", self.impersonator_kubeconfig, &mut file.delegated.impersonator);
-        settings.put("preload", list(self.preload), &mut file.preload);
-        settings.put("node", self.node_name, &mut file.node);
-        settings.put("audit.path", self.audit_log, &mut file.audit.path);
-        let mode = self.auth.map(|text| word("auth", &text, MODES, problems));
-        settings.put("auth", mode.flatten(), &mut file.auth);
-        let of_scrapes = self.metrics_auth.map(|text| word("metrics.auth", &text, MODES, problems));
-        settings.put("metrics.auth", of_scrapes.flatten(), &mut file.metrics.auth);
-        let proof = |text: String| word("consistency", &text, "\"strict\" or \"bounded\"", problems);
-        settings.put("consistency", self.consistency.and_then(proof), &mut file.consistency);
-        let kind = |text: &String| word("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
+        settings.set_path("tls.certificate", tls_cert, &mut file.tls.certificate);
+        settings.set_path("tls.key", tls_key, &mut file.tls.key);
+        settings.set("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
+        settings.set_path("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
+        settings.set_path("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
+        settings.set_path("delegated.impersonator", self.impersonator_kubeconfig, &mut file.delegated.impersonator);
+        settings.set("preload", list(self.preload), &mut file.preload);
+        settings.set("node", self.node_name, &mut file.node);
+        settings.set("audit.path", self.audit_log, &mut file.audit.path);
+        let mode = self.auth.map(|text| parse_enum("auth", &text, MODES, problems));
+        settings.set("auth", mode.flatten(), &mut file.auth);
+        let scrape_mode = self.metrics_auth.map(|text| parse_enum("metrics.auth", &text, MODES, problems));
+        settings.set("metrics.auth", scrape_mode.flatten(), &mut file.metrics.auth);
+        let proof = |text: String| parse_enum("consistency", &text, "\"strict\" or \"bounded\"", problems);
+        settings.set("consistency", self.consistency.and_then(proof), &mut file.consistency);
+        let kind = |text: &String| parse_enum("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
         let kinds =
             list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<SensitiveKind>>());
-        settings.put("feeds.sensitive", kinds, &mut file.feeds.sensitive);
-        mode != Some(None) && of_scrapes != Some(None)
+        settings.set("feeds.sensitive", kinds, &mut file.feeds.sensitive);
+        mode != Some(None) && scrape_mode != Some(None)
     }
 }
 
 /// Converts the file, with the flags in it, into the settings of each module.
-pub(super) fn converted(
+pub(super) fn convert(
     file: Configuration,
     core_dumps: bool,
     settings: FlatConfigSettings,
@@ -183,48 +184,48 @@ pub(super) fn converted(
 ) -> ServeSettings {
     let memory = file.memory();
     let (serve, cache) = (file.serve(&memory), file.cache(&memory));
-    let (reflect, connections, ready_stale_max) = (file.reflect(), file.connections(), file.stale_max());
+    let (reflect, connections) = (file.reflect(), file.connections());
     let log = file.log(problems);
-    let listen = addresses(file.listen, problems);
-    let admin = or_off("admin", &file.admin, problems);
+    let listen = parse_listen_addresses(file.listen, problems);
+    let admin = parse_admin_address("admin", &file.admin, problems);
     let tls = file.tls.source("tls", problems);
     let delegated = DelegatedAuthKeys::from(file.delegated);
     if let Some(name) = file.node.as_deref().filter(|name| !is_node_name(name)) {
         problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
     }
     ServeSettings {
-        allowed_origins: origins(&file.allowed_origins, problems),
+        allowed_origins: parse_origins(&file.allowed_origins, problems),
         upstream: file.upstream.kubeconfig.map_or_else(kubeconfig::default_source, CredentialSource::File),
-        endpoints: endpoints(&file.upstream.servers, problems),
+        endpoints: parse_servers(&file.upstream.servers, problems),
         listen,
         admin,
-        healthz: port("healthzBindAddress", &file.healthz_bind_address, problems),
-        metrics: port("metricsBindAddress", &file.metrics_bind_address, problems),
+        healthz: parse_tcp_address("healthzBindAddress", &file.healthz_bind_address, problems),
+        metrics: parse_tcp_address("metricsBindAddress", &file.metrics_bind_address, problems),
         metrics_tls: TlsSection::from(file.metrics.tls).source("metrics.tls", problems),
         scrapes: (file.metrics.auth == AuthMode::Delegated).then(|| AuthConfig::of_scrapes(&delegated.auth)),
         tls,
         auth: file.auth,
         delegated,
         allowed_hosts: file.allowed_hosts,
-        ready_stale_max,
+        ready_stale_max: Some(file.ready_stale_max.0).filter(|max| !max.is_zero()),
         preload: file.preload,
         serve,
         cache,
         memory: Some(memory),
         reflect,
         connections,
-        look_every: LOOK_EVERY,
+        file_check_interval: FILE_CHECK_INTERVAL,
         drain: file.drain.0,
         reuse_port: file.reuse_port,
         log,
-        audit: file.audit.path.map(audit),
+        audit: file.audit.path.map(audit_destination),
         core_dumps,
         settings,
     }
 }
 
 /// The upstream servers without duplicates.
-fn endpoints(named: &[String], problems: &mut ConfigProblems) -> UpstreamEndpointsConfig {
+fn parse_servers(named: &[String], problems: &mut ConfigProblems) -> UpstreamEndpointsConfig {
     const KEY: &str = "upstream.servers";
     if named.len() > UpstreamEndpointsConfig::SERVERS_MAX {
         problems.add(format!("{KEY}: more than {} servers", UpstreamEndpointsConfig::SERVERS_MAX));
@@ -240,20 +241,20 @@ fn endpoints(named: &[String], problems: &mut ConfigProblems) -> UpstreamEndpoin
     UpstreamEndpointsConfig { servers, ..UpstreamEndpointsConfig::default() }
 }
 
-fn addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
-    let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
+fn parse_listen_addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
+    let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
 /// The address of an admin page; `None` if it is off.
-fn or_off(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<ListenAddress> {
+fn parse_admin_address(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<ListenAddress> {
     if text == "off" { None } else { problems.check(key, text.parse()) }
 }
 
 /// The address of a page that other machines read. It must be a TCP address, because scrapers and kubelets cannot use a
 /// path.
-fn port(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<SocketAddr> {
-    match or_off(key, text, problems)? {
+fn parse_tcp_address(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<SocketAddr> {
+    match parse_admin_address(key, text, problems)? {
         ListenAddress::Tcp(address) => Some(address),
         unix @ ListenAddress::Unix(_) => {
             problems
@@ -263,14 +264,14 @@ fn port(key: &str, text: &str, problems: &mut ConfigProblems) -> Option<SocketAd
     }
 }
 
-fn origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
+fn parse_origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
-/// Parses a word as the file does.
-fn word<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut ConfigProblems) -> Option<T> {
-    let word = T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(text));
-    word.map_err(|_| problems.add(format!("{key}: {text:?} is not supported (expected {expected})"))).ok()
+/// Parses the value of an enum as the file does.
+fn parse_enum<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut ConfigProblems) -> Option<T> {
+    let value = T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(text));
+    value.map_err(|_| problems.add(format!("{key}: {text:?} is not supported (expected {expected})"))).ok()
 }
 
 /// Returns whether the name is a DNS subdomain. An empty name, as from an unset environment variable, is not one.
@@ -281,7 +282,7 @@ fn is_node_name(name: &str) -> bool {
     name.len() <= NODE_NAME_MAX && name.split('.').all(is_label)
 }
 
-fn audit(path: String) -> AuditDestination {
+fn audit_destination(path: String) -> AuditDestination {
     if path == "-" { AuditDestination::Stdout } else { AuditDestination::File(path.into()) }
 }
 
@@ -327,9 +328,9 @@ impl ServeSettings {
         let DelegatedAuthKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: _, auth } =
             self.delegated.clone();
         let auth = AuthConfig { audiences: auth.audiences, ..AuthConfig::default() };
-        let of_scrapes = DelegatedAuthKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
-        let meant = if self.scrapes.is_some() { of_scrapes } else { DelegatedAuthKeys::default() };
-        if self.auth == AuthMode::None && self.delegated != meant {
+        let for_scrapes = DelegatedAuthKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: None, auth };
+        let allowed = if self.scrapes.is_some() { for_scrapes } else { DelegatedAuthKeys::default() };
+        if self.auth == AuthMode::None && self.delegated != allowed {
             problems.add("delegated.* requires auth: delegated");
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {

@@ -14,13 +14,13 @@ pub struct FlatConfigSettings(BTreeMap<String, Value>);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SettingChanges {
     /// The changed keys that can be applied now.
-    pub taken: Vec<String>,
+    pub applicable: Vec<String>,
     /// The keys that differ from the configuration at start and require a restart.
     pub restart: Vec<String>,
 }
 
 /// The keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
-const RELOADED: [&str; 32] = [
+const RELOADABLE: [&str; 32] = [
     "allowedHosts",
     "allowedOrigins",
     "consistency",
@@ -57,28 +57,28 @@ const RELOADED: [&str; 32] = [
 
 /// The meaning of other keys depends on these. If one of them changes, no key is applied: a file that grants much under
 /// `auth: delegated` would grant it to everyone under `auth: none`.
-const DECISIVE: [&str; 2] = ["auth", "node"];
+const MODE_KEYS: [&str; 2] = ["auth", "node"];
 
 impl FlatConfigSettings {
     pub(super) fn of(file: &Configuration) -> Self {
         let mut settings = Self::default();
         // Serialization cannot fail: the file of defaults and the schema are generated from the same type.
-        settings.put_all("", serde_json::to_value(file).unwrap_or_default());
+        settings.insert_flattened("", serde_json::to_value(file).unwrap_or_default());
         settings
     }
 
-    fn put_all(&mut self, above: &str, value: Value) {
+    fn insert_flattened(&mut self, above: &str, value: Value) {
         match value {
             Value::Object(section) => section.into_iter().for_each(|(key, value)| {
                 let path = if above.is_empty() { key } else { format!("{above}.{key}") };
-                self.put_all(&path, value);
+                self.insert_flattened(&path, value);
             }),
             value => drop(self.0.insert(above.to_owned(), value)),
         }
     }
 
     /// Replaces a key of the file with the value of its flag, if that is given, and records it.
-    pub(super) fn put<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
+    pub(super) fn set<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
         if let Some(flag) = flag {
             self.0.insert(key.to_owned(), serde_json::to_value(&flag).unwrap_or_default());
             *field = flag.into();
@@ -86,7 +86,7 @@ impl FlatConfigSettings {
     }
 
     /// Does the same with a path, which may not be UTF-8.
-    pub(super) fn put_path(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
+    pub(super) fn set_path(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
         if let Some(path) = flag {
             self.0.insert(key.to_owned(), path.display().to_string().into());
             *field = Some(path);
@@ -100,15 +100,15 @@ impl FlatConfigSettings {
 
     /// The changes if these settings replace `running` in a process that was started with `started`.
     pub fn changes(&self, started: &Self, running: &Self) -> SettingChanges {
-        let is_reloaded = |key: &&str| RELOADED.contains(key);
+        let is_reloaded = |key: &&str| RELOADABLE.contains(key);
         let mut restart: Vec<_> = self.differing(started).into_iter().filter(|key| !is_reloaded(key)).collect();
-        let mut taken: Vec<_> = self.differing(running).into_iter().filter(is_reloaded).collect();
-        if restart.iter().any(|key| DECISIVE.contains(key)) {
-            restart.append(&mut taken);
+        let mut applicable: Vec<_> = self.differing(running).into_iter().filter(is_reloaded).collect();
+        if restart.iter().any(|key| MODE_KEYS.contains(key)) {
+            restart.append(&mut applicable);
             restart.sort_unstable();
         }
         let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
-        SettingChanges { taken: owned(taken), restart: owned(restart) }
+        SettingChanges { applicable: owned(applicable), restart: owned(restart) }
     }
 
     fn differing<'a>(&'a self, other: &'a Self) -> Vec<&'a str> {
@@ -116,11 +116,11 @@ impl FlatConfigSettings {
         keys.into_iter().filter(|key| self.0.get(*key) != other.0.get(*key)).map(String::as_str).collect()
     }
 
-    /// Returns these settings with the values of `read` for the keys that can be applied at run time.
+    /// Returns these settings with the values of `new` for the keys that can be applied at run time.
     #[must_use]
-    pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
+    pub fn with_applied(&self, changes: &SettingChanges, new: &Self) -> Self {
         let mut settings = self.clone();
-        settings.0.extend(changes.taken.iter().filter_map(|key| Some((key.clone(), read.0.get(key)?.clone()))));
+        settings.0.extend(changes.applicable.iter().filter_map(|key| Some((key.clone(), new.0.get(key)?.clone()))));
         settings
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::config::ConfigProblems;
 
-    fn said(file: &str) -> FlatConfigSettings {
+    fn parse(file: &str) -> FlatConfigSettings {
         let mut problems = ConfigProblems::default();
         let settings = FlatConfigSettings::of(&Configuration::parse(file, &mut problems));
         assert!(problems.is_empty(), "{problems}");
@@ -139,43 +139,46 @@ mod tests {
 
     #[test]
     fn reloadable_keys_exist_and_are_documented() {
-        let settings = said("");
+        let settings = parse("");
         let text = include_str!("../../docs/CONFIG.md");
         let (_, below) = text.split_once("## Reloading").expect("a section");
         let (section, _) = below.split_once("\n## ").unwrap_or((below, ""));
-        for key in RELOADED.iter().chain(&DECISIVE) {
-            assert!(settings.0.contains_key(*key), "{key} is no key");
+        for key in RELOADABLE.iter().chain(&MODE_KEYS) {
+            assert!(settings.0.contains_key(*key), "{key} is not a key");
         }
         // The document names these sections as a whole.
         let is_in_section = |key: &str| ["window.", "limits.", "feeds."].iter().any(|name| key.starts_with(name));
-        let is_exception = |key: &str| DECISIVE.contains(&key) || key == "feeds.memoryMebibytes";
-        let is_word = |key: &str| ["apiVersion", "kind"].contains(&key);
-        for key in settings.0.keys().map(String::as_str).filter(|key| !is_word(key)) {
+        let is_exception = |key: &str| MODE_KEYS.contains(&key) || key == "feeds.memoryMebibytes";
+        let is_header = |key: &str| ["apiVersion", "kind"].contains(&key);
+        for key in settings.0.keys().map(String::as_str).filter(|key| !is_header(key)) {
             let is_named = section.contains(&format!("`{key}`")) || is_in_section(key);
-            assert_eq!(is_named && !is_exception(key), RELOADED.contains(&key), "{key} in the document");
+            assert_eq!(is_named && !is_exception(key), RELOADABLE.contains(&key), "{key} in the document");
         }
     }
 
     #[test]
     fn changed_setting_is_reloaded_or_requires_restart() {
-        let started = said("limits: {watches: 7}\nlisten: [127.0.0.1:1]");
-        let read = said("limits: {watches: 8}\nlisten: [127.0.0.1:2]\nlog: {level: debug}");
-        let changes = read.changes(&started, &started);
-        assert_eq!(changes.taken, ["limits.watches", "log.level"]);
+        let started = parse("limits: {watches: 7}\nlisten: [127.0.0.1:1]");
+        let new = parse("limits: {watches: 8}\nlisten: [127.0.0.1:2]\nlog: {level: debug}");
+        let changes = new.changes(&started, &started);
+        assert_eq!(changes.applicable, ["limits.watches", "log.level"]);
         assert_eq!(changes.restart, ["listen"]);
-        let running = started.taking(&changes, &read);
+        let running = started.with_applied(&changes, &new);
         assert_eq!(
-            read.changes(&started, &running),
-            SettingChanges { taken: Vec::new(), restart: vec!["listen".to_owned()] }
+            new.changes(&started, &running),
+            SettingChanges { applicable: Vec::new(), restart: vec!["listen".to_owned()] }
         );
-        assert_eq!(started.changes(&started, &running).taken, changes.taken, "and back again");
+        assert_eq!(started.changes(&started, &running).applicable, changes.applicable, "and back again");
     }
 
     #[test]
     fn reload_applies_nothing_if_authentication_settings_change() {
-        let started = said("");
-        let read = said("auth: delegated\nexecOnLoopback: true");
-        let changes = read.changes(&started, &started);
-        assert_eq!((changes.taken.len(), changes.restart), (0, vec!["auth".to_owned(), "execOnLoopback".to_owned()]));
+        let started = parse("");
+        let new = parse("auth: delegated\nexecOnLoopback: true");
+        let changes = new.changes(&started, &started);
+        assert_eq!(
+            (changes.applicable.len(), changes.restart),
+            (0, vec!["auth".to_owned(), "execOnLoopback".to_owned()])
+        );
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     use kubeapi::{FieldSelector, Gvr, LabelSelector, SelectableFieldTable};
 
     fn view(labels: &str, fields: &str) -> CollectionView {
-        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
         let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
         CollectionView::new(None, Selector { labels: LabelSelector::parse(labels).expect("valid"), fields })
     }

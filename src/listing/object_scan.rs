@@ -94,7 +94,7 @@ mod tests {
 
     #[tokio::test]
     async fn namespaces_are_found_once_in_object_order() {
-        let (snapshot, table) = (snapshot(), SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
+        let (snapshot, table) = (snapshot(), SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods")));
         for (labels, fields, start, limit, expected) in [
             ("", "", None, 9, vec!["a", "b", "t1-a", "t1.a", "t1"]),
             ("", "", None, 2, vec!["a", "b"]),

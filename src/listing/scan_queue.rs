@@ -60,10 +60,10 @@ impl ScanPermit {
     /// Yields to other tasks, and to scans of other callers if any wait. A caller's own scans run one by one.
     pub(crate) async fn rest(&mut self) {
         yield_now().await;
-        if self.0.is_wanted() {
+        if self.0.is_contended() {
             // Competing scans leave half of their time for other work: a slice takes about as long.
             sleep(SLICE).await;
-            self.0.pass_on().await;
+            self.0.yield_to_others().await;
         }
     }
 }

@@ -44,44 +44,44 @@ struct DownstreamConnectionInner {
     state: AtomicU8,
     /// Notifies the connection's own task, which is the only waiter.
     changed: Notify,
-    born: Birth,
+    accepted_at: AcceptTime,
     /// The number of requests whose response the codec has not received completely.
     running: AtomicU32,
     /// The number of running responses that wait until the client reads more.
-    untaken: AtomicU32,
-    /// The time at which the client last read part of such a response, in milliseconds after `born`.
-    taken_at: AtomicU64,
-    /// The time at which the last request or step of the TLS handshake ended, in milliseconds after `born`.
+    stalled: AtomicU32,
+    /// The time at which the client last read part of such a response, in milliseconds after `accepted_at`.
+    last_read_at: AtomicU64,
+    /// The time at which the last request or step of the TLS handshake ended, in milliseconds after `accepted_at`.
     idle_since: AtomicU64,
-    has_asked: AtomicBool,
+    has_received_request: AtomicBool,
     /// Whether an HTTP/2 request has arrived on the connection.
     is_multiplexed: AtomicBool,
     /// Whether a caller has been authenticated on the connection.
-    is_of_somebody: AtomicBool,
+    is_authenticated: AtomicBool,
     caller: AtomicU64,
-    /// Counts the connection for its caller in the listener's limit.
-    settle: OnceLock<Box<SettlePlace>>,
+    /// Charges the connection to its caller in the listener's limit.
+    assign: OnceLock<Box<AssignToCaller>>,
     /// Whether the listener is full and the caller's share of connections is used up.
     is_refused: AtomicBool,
     /// The number of requests that were received after the connection stopped taking requests.
     late: AtomicU32,
-    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
+    extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Counts a connection's place in a listener's limit for this caller; `None` if all callers count as one. Returns
+/// Charges a connection's slot in a listener's limit to this caller; `None` if all callers count as one. Returns
 /// whether the connection may stay.
-type SettlePlace = dyn Fn(&DownstreamConnection, Option<u64>) -> bool + Send + Sync;
+type AssignToCaller = dyn Fn(&DownstreamConnection, Option<u64>) -> bool + Send + Sync;
 
 /// When a connection was accepted.
-struct Birth(Instant);
+struct AcceptTime(Instant);
 
 /// The time without reading a response after which a client's connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The number used while the caller is unknown.
-const NO_CALLER: u64 = 0;
+const UNKNOWN_CALLER: u64 = 0;
 /// The caller number that is used if all callers count as one.
-pub(super) const EVERYBODY: u64 = u64::MAX;
+pub(super) const SHARED_CALLER: u64 = u64::MAX;
 
 /// The stages of closing a connection. The state only advances. An open connection has state 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +100,7 @@ pub(super) enum ConnectionState {
 pub(super) struct RunningRequestGuard {
     connection: DownstreamConnection,
     /// Whether the response waits until the client reads more.
-    is_untaken: bool,
+    is_stalled: bool,
 }
 
 impl DownstreamConnection {
@@ -115,8 +115,8 @@ impl DownstreamConnection {
     /// Closes the connection because a caller is not authenticated.
     ///
     /// An HTTP/2 connection on which a caller has been authenticated stays open, because other callers may share it.
-    pub fn turn_away(&self) {
-        if !(self.is_multiplexed() && self.0.is_of_somebody.load(Ordering::Relaxed)) {
+    pub fn authentication_failed(&self) {
+        if !(self.is_multiplexed() && self.0.is_authenticated.load(Ordering::Relaxed)) {
             self.close();
         }
     }
@@ -128,15 +128,15 @@ impl DownstreamConnection {
     ///
     /// Returns whether to serve the request. If not, the listener is full, no caller has more connections than this
     /// one, and the connection closes after the refusal.
-    pub fn found_known(&self, caller: Option<u64>) -> bool {
-        let number = caller.unwrap_or(EVERYBODY);
+    pub fn authenticated(&self, caller: Option<u64>) -> bool {
+        let number = caller.unwrap_or(SHARED_CALLER);
         if self.caller() != Some(number) {
             self.0.caller.store(number, Ordering::Relaxed);
         }
-        // The first authenticated caller owns the place.
-        if !self.0.is_of_somebody.load(Ordering::Relaxed) {
-            self.0.is_of_somebody.store(true, Ordering::Relaxed);
-            if self.0.settle.get().is_some_and(|settle| !settle(self, caller)) {
+        // The first authenticated caller owns the slot.
+        if !self.0.is_authenticated.load(Ordering::Relaxed) {
+            self.0.is_authenticated.store(true, Ordering::Relaxed);
+            if self.0.assign.get().is_some_and(|assign| !assign(self, caller)) {
                 self.0.is_refused.store(true, Ordering::Relaxed);
                 self.close();
             }
@@ -144,28 +144,28 @@ impl DownstreamConnection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets how the connection is counted for its caller. Later calls have no effect.
-    pub(super) fn on_known(&self, settle: impl Fn(&Self, Option<u64>) -> bool + Send + Sync + 'static) {
-        let _ = self.0.settle.set(Box::new(settle));
+    /// Sets how the connection is charged to its caller. Later calls have no effect.
+    pub(super) fn on_authenticated(&self, assign: impl Fn(&Self, Option<u64>) -> bool + Send + Sync + 'static) {
+        let _ = self.0.assign.set(Box::new(assign));
     }
 
     /// Whether requests are processed one at a time: no caller has been authenticated yet, and the connection is not
     /// closing. A closing connection refuses requests, which costs nothing.
-    pub(super) fn is_of_stranger(&self) -> bool {
-        !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        !self.0.is_authenticated.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
     }
 
     /// Returns the caller that was authenticated last; `None` if there was none yet.
     pub(super) fn caller(&self) -> Option<u64> {
-        Some(self.0.caller.load(Ordering::Relaxed)).filter(|caller| *caller != NO_CALLER)
+        Some(self.0.caller.load(Ordering::Relaxed)).filter(|caller| *caller != UNKNOWN_CALLER)
     }
 
     /// Returns a value stored with the connection for the layers above.
     ///
     /// The first call creates it. Only one type can be stored; a value of a second type is created on each call.
-    pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
-        let kept = self.0.kept.get_or_init(|| Arc::new(make())).clone();
-        kept.downcast().unwrap_or_else(|_| Arc::new(make()))
+    pub fn extension<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
+        let extension = self.0.extension.get_or_init(|| Arc::new(make())).clone();
+        extension.downcast().unwrap_or_else(|_| Arc::new(make()))
     }
 
     pub(super) fn advance(&self, state: ConnectionState) {
@@ -194,21 +194,21 @@ impl DownstreamConnection {
             }
             return None;
         }
-        self.0.has_asked.store(true, Ordering::Relaxed);
+        self.0.has_received_request.store(true, Ordering::Relaxed);
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(RunningRequestGuard { connection: self.clone(), is_untaken: false })
+        Some(RunningRequestGuard { connection: self.clone(), is_stalled: false })
     }
 
-    pub(super) fn has_asked(&self) -> bool {
-        self.0.has_asked.load(Ordering::Relaxed)
+    pub(super) fn has_received_request(&self) -> bool {
+        self.0.has_received_request.load(Ordering::Relaxed)
     }
 
-    pub(super) fn born(&self) -> Instant {
-        self.0.born.0
+    pub(super) fn accepted_at(&self) -> Instant {
+        self.0.accepted_at.0
     }
 
     /// Records that an HTTP/2 request was received.
-    pub(super) fn found_multiplexed(&self) {
+    pub(super) fn mark_multiplexed(&self) {
         self.0.is_multiplexed.store(true, Ordering::Relaxed);
     }
 
@@ -217,7 +217,7 @@ impl DownstreamConnection {
     }
 
     /// Records a step of the TLS handshake. The connection counts as idle only from its last step.
-    pub(super) fn has_stepped(&self) {
+    pub(super) fn handshake_advanced(&self) {
         self.0.idle_since.fetch_max(self.millis(), Ordering::SeqCst);
     }
 
@@ -231,27 +231,27 @@ impl DownstreamConnection {
 
     /// The time since which the connection has made no progress: no request is running, or the client has read nothing
     /// of any response for [`STALLED_AFTER`].
-    pub(super) fn silent_since(&self) -> Option<Instant> {
+    pub(super) fn inactive_since(&self) -> Option<Instant> {
         let stalled = || {
-            let is_untaken = self.0.untaken.load(Ordering::SeqCst) >= self.0.running.load(Ordering::SeqCst);
-            Some(self.at(&self.0.taken_at)).filter(|since| is_untaken && since.elapsed() >= STALLED_AFTER)
+            let is_stalled = self.0.stalled.load(Ordering::SeqCst) >= self.0.running.load(Ordering::SeqCst);
+            Some(self.at(&self.0.last_read_at)).filter(|since| is_stalled && since.elapsed() >= STALLED_AFTER)
         };
         self.idle_since().or_else(stalled)
     }
 
     fn at(&self, millis: &AtomicU64) -> Instant {
-        self.0.born.0 + Duration::from_millis(millis.load(Ordering::SeqCst))
+        self.0.accepted_at.0 + Duration::from_millis(millis.load(Ordering::SeqCst))
     }
 
-    /// Returns the current time in milliseconds after `born`.
+    /// Returns the current time in milliseconds after `accepted_at`.
     fn millis(&self) -> u64 {
-        u64::try_from(self.0.born.0.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.0.accepted_at.0.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Completes when no first request was received within `first`, or no request has been running for `next`.
-    pub(super) async fn silent_for(&self, first: Duration, next: Duration) {
+    pub(super) async fn idle_for(&self, first: Duration, next: Duration) {
         loop {
-            let max = if self.has_asked() { next } else { first };
+            let max = if self.has_received_request() { next } else { first };
             let now = Instant::now();
             let due = self.idle_since().map_or(now + max, |since| since + max);
             if due <= now {
@@ -267,7 +267,7 @@ impl DownstreamConnection {
     }
 }
 
-impl Default for Birth {
+impl Default for AcceptTime {
     fn default() -> Self {
         Self(Instant::now())
     }
@@ -282,26 +282,26 @@ impl fmt::Debug for DownstreamConnectionInner {
 
 impl RunningRequestGuard {
     /// Records that the response waits for the client, which has just read all data that was sent.
-    pub(super) fn waits_for_client(&mut self) {
+    pub(super) fn mark_stalled(&mut self) {
         let DownstreamConnection(shared) = &self.connection;
         // The time is set first, because readers of the count read it next.
-        shared.taken_at.fetch_max(self.connection.millis(), Ordering::SeqCst);
-        if !std::mem::replace(&mut self.is_untaken, true) {
-            shared.untaken.fetch_add(1, Ordering::SeqCst);
+        shared.last_read_at.fetch_max(self.connection.millis(), Ordering::SeqCst);
+        if !std::mem::replace(&mut self.is_stalled, true) {
+            shared.stalled.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// Records that the client waits for the response.
-    pub(super) fn is_waited_for(&mut self) {
-        if std::mem::take(&mut self.is_untaken) {
-            self.connection.0.untaken.fetch_sub(1, Ordering::SeqCst);
+    pub(super) fn mark_resumed(&mut self) {
+        if std::mem::take(&mut self.is_stalled) {
+            self.connection.0.stalled.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
 impl Drop for RunningRequestGuard {
     fn drop(&mut self) {
-        self.is_waited_for();
+        self.mark_resumed();
         let DownstreamConnection(shared) = &self.connection;
         // The time is set first, because a reader that finds nothing running reads it.
         shared.idle_since.fetch_max(self.connection.millis(), Ordering::SeqCst);
@@ -318,65 +318,65 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_is_idle_after_its_last_response() {
         let connection = DownstreamConnection::default();
-        let born = Instant::now();
-        assert_eq!((connection.idle_since(), connection.has_asked()), (Some(born), false));
+        let accepted_at = Instant::now();
+        assert_eq!((connection.idle_since(), connection.has_received_request()), (Some(accepted_at), false));
         let first = connection.request(LATE_MAX).expect("it is open");
         let second = connection.request(LATE_MAX).expect("it is open");
         tokio::time::advance(Duration::from_secs(7)).await;
         drop(first);
-        assert_eq!((connection.idle_since(), connection.has_asked()), (None, true));
+        assert_eq!((connection.idle_since(), connection.has_received_request()), (None, true));
         tokio::time::advance(Duration::from_secs(1)).await;
         drop(second);
-        assert_eq!(connection.idle_since(), Some(born + Duration::from_secs(8)));
-        connection.silent_for(Duration::from_secs(10), Duration::from_secs(90)).await;
-        assert_eq!(born.elapsed().as_secs(), 98);
+        assert_eq!(connection.idle_since(), Some(accepted_at + Duration::from_secs(8)));
+        connection.idle_for(Duration::from_secs(10), Duration::from_secs(90)).await;
+        assert_eq!(accepted_at.elapsed().as_secs(), 98);
     }
 
     #[tokio::test(start_paused = true)]
     async fn connection_with_unread_responses_is_stalled_not_idle() {
-        let (connection, born) = (DownstreamConnection::default(), Instant::now());
+        let (connection, accepted_at) = (DownstreamConnection::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));
-        list.waits_for_client();
+        list.mark_stalled();
         tokio::time::advance(STALLED_AFTER).await;
-        assert_eq!(connection.silent_since(), None, "the watch waits for events");
-        watch.waits_for_client();
+        assert_eq!(connection.inactive_since(), None, "the watch waits for events");
+        watch.mark_stalled();
         tokio::time::advance(STALLED_AFTER.saturating_sub(second)).await;
-        assert_eq!(connection.silent_since(), None, "something was taken of the watch");
-        list.waits_for_client();
+        assert_eq!(connection.inactive_since(), None, "part of the watch was read");
+        list.mark_stalled();
         tokio::time::advance(STALLED_AFTER).await;
-        assert_eq!(connection.silent_since(), Some(born + (2 * STALLED_AFTER).saturating_sub(second)));
+        assert_eq!(connection.inactive_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
         assert_eq!(connection.idle_since(), None);
-        watch.is_waited_for();
-        assert_eq!(connection.silent_since(), None);
+        watch.mark_resumed();
+        assert_eq!(connection.inactive_since(), None);
         drop(watch);
-        assert_eq!(connection.silent_since(), Some(born + (2 * STALLED_AFTER).saturating_sub(second)));
+        assert_eq!(connection.inactive_since(), Some(accepted_at + (2 * STALLED_AFTER).saturating_sub(second)));
         drop(list);
-        assert_eq!(connection.silent_since(), Some(Instant::now()));
+        assert_eq!(connection.inactive_since(), Some(Instant::now()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn idle_timeout_counts_from_last_response_and_not_while_running() {
         let seconds = Duration::from_secs;
-        for (first, next, asked, over) in
+        for (first, next, request, over) in
             [(90, 60, None, 90), (90, 60, Some((80, 1000)), 1060), (10, 60, Some((5, 6)), 66), (90, 5, Some((1, 2)), 7)]
         {
             let (connection, began) = (DownstreamConnection::default(), Instant::now());
-            let asking = async {
-                let Some((at, until)) = asked else { return };
+            let requesting = async {
+                let Some((at, until)) = request else { return };
                 sleep_until(began + seconds(at)).await;
                 let running = connection.request(LATE_MAX);
                 sleep_until(began + seconds(until)).await;
                 drop(running);
             };
-            let silence = async {
-                connection.silent_for(seconds(first), seconds(next)).await;
+            let idle = async {
+                connection.idle_for(seconds(first), seconds(next)).await;
                 began.elapsed()
             };
-            let (silence, ()) = tokio::join!(silence, asking);
+            let (idle, ()) = tokio::join!(idle, requesting);
             // The end of the silence is polled, so it is noticed late.
-            let late = silence.checked_sub(seconds(over)).expect("not before");
-            assert!(late <= seconds(first.min(next)), "{first} {next} {asked:?}: {silence:?}");
+            let late = idle.checked_sub(seconds(over)).expect("not before");
+            assert!(late <= seconds(first.min(next)), "{first} {next} {request:?}: {idle:?}");
         }
     }
 
@@ -397,35 +397,35 @@ mod tests {
 
     #[test]
     fn multiplexed_known_connection_survives_one_rejected_request() {
-        for (is_multiplexed, is_of_somebody, closes) in
+        for (is_multiplexed, is_authenticated, closes) in
             [(false, false, true), (false, true, true), (true, false, true), (true, true, false)]
         {
             let connection = DownstreamConnection::default();
             if is_multiplexed {
-                connection.found_multiplexed();
+                connection.mark_multiplexed();
             }
-            if is_of_somebody {
-                connection.found_known(None);
+            if is_authenticated {
+                connection.authenticated(None);
             }
-            connection.turn_away();
-            assert_eq!(connection.is(ConnectionState::Closing), closes, "{is_multiplexed} {is_of_somebody}");
+            connection.authentication_failed();
+            assert_eq!(connection.is(ConnectionState::Closing), closes, "{is_multiplexed} {is_authenticated}");
         }
     }
 
     #[test]
     fn connection_is_unauthenticated_until_caller_is_known_or_closing() {
         let (known, closing) = (DownstreamConnection::default(), DownstreamConnection::default());
-        assert!(known.is_of_stranger() && closing.is_of_stranger());
-        known.found_known(None);
-        closing.turn_away();
-        assert!(!known.is_of_stranger() && !closing.is_of_stranger());
+        assert!(known.is_unauthenticated() && closing.is_unauthenticated());
+        known.authenticated(None);
+        closing.authentication_failed();
+        assert!(!known.is_unauthenticated() && !closing.is_unauthenticated());
     }
 
     #[test]
     fn connection_stores_one_value_per_type() {
         let connection = DownstreamConnection::default();
-        assert_eq!(*connection.keep(|| 1_u8), 1);
-        assert_eq!(*connection.keep(|| 2_u8), 1, "it is there");
-        assert_eq!(*connection.keep(|| "another"), "another");
+        assert_eq!(*connection.extension(|| 1_u8), 1);
+        assert_eq!(*connection.extension(|| 2_u8), 1, "it is stored");
+        assert_eq!(*connection.extension(|| "another"), "another");
     }
 }

@@ -110,7 +110,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn side_future_completes_while_connection_waits_for_turn() {
         let (all, connection) = (ConnectionScheduler::shared(), DownstreamConnection::default());
-        connection.found_known(Some(1));
+        connection.authenticated(Some(1));
         let of = |connection: &DownstreamConnection| all.of(connection, ConnectionSource::Unix);
         let _other = of(&DownstreamConnection::default());
         let (mut first, mut turns) = (of(&connection), of(&connection));

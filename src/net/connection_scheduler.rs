@@ -11,7 +11,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::DownstreamConnection;
-use super::connection::EVERYBODY;
+use super::connection::SHARED_CALLER;
 use super::connections_by_owner::ConnectionOwner;
 use super::idle_connections::ConnectionSource;
 use base::PerCore;
@@ -55,7 +55,7 @@ pub(super) struct ScheduledConnection {
 }
 
 /// The owner of all connections if all callers count as one. Its connections never wait.
-const ALL: ConnectionOwner = ConnectionOwner::Caller(EVERYBODY);
+const ALL: ConnectionOwner = ConnectionOwner::Caller(SHARED_CALLER);
 
 /// The permission to poll a connection, until it is dropped.
 #[derive(Debug)]

@@ -32,9 +32,9 @@ impl ConnectionsByOwner {
 
     /// Returns the owner that must close a connection so that this owner's newest one can stay: the owner with the
     /// most, or itself.
-    pub(super) fn giver_for(&self, newcomer: ConnectionOwner) -> ConnectionOwner {
+    pub(super) fn loser_for(&self, newcomer: ConnectionOwner) -> ConnectionOwner {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
-        gives_way(counts, newcomer).unwrap_or(newcomer)
+        loser(counts, newcomer).unwrap_or(newcomer)
     }
 
     /// Returns the slots of an owner's connections, the oldest first.
@@ -50,10 +50,7 @@ impl ConnectionsByOwner {
 /// owner with the most has more than a fair share. So an owner with a fair share or less loses nothing, and an owner
 /// with less gets a connection. Two owners do not evict each other in turn: after the first exchange both have as many,
 /// and the next connection is refused.
-fn gives_way(
-    counts: impl Iterator<Item = (ConnectionOwner, usize)>,
-    newcomer: ConnectionOwner,
-) -> Option<ConnectionOwner> {
+fn loser(counts: impl Iterator<Item = (ConnectionOwner, usize)>, newcomer: ConnectionOwner) -> Option<ConnectionOwner> {
     let (mut own, mut most) = (0, None);
     for (owner, count) in counts {
         if owner == newcomer {
@@ -89,7 +86,7 @@ mod tests {
             (vec![(A, 5), (B, 7), (C, 1)], B, None),
             (vec![(A, 1), (B, 1), (C, 1)], C, None),
         ] {
-            assert_eq!(gives_way(counts.iter().copied(), newcomer), expected, "{newcomer:?} of {counts:?}");
+            assert_eq!(loser(counts.iter().copied(), newcomer), expected, "{newcomer:?} of {counts:?}");
         }
     }
 
@@ -100,11 +97,11 @@ mod tests {
             owners.add(A, order, at);
         }
         owners.add(B, 4, 1);
-        assert_eq!((owners.giver_for(B), owners.giver_for(A)), (A, A));
+        assert_eq!((owners.loser_for(B), owners.loser_for(A)), (A, A));
         assert_eq!(owners.of(A).collect::<Vec<_>>(), [7, 3, 5]);
         owners.remove(A, 3, 5);
         owners.remove(A, 2, 3);
-        assert_eq!((owners.giver_for(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
+        assert_eq!((owners.loser_for(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
         owners.remove(A, 1, 7);
         assert_eq!(owners.of(A).next(), None);
     }
@@ -124,7 +121,7 @@ mod tests {
             let fair = places / owners;
             let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
             let counted = counted.filter(|(_, count)| *count > 0);
-            let giver = gives_way(counted, owner(newcomer));
+            let giver = loser(counted, owner(newcomer));
             match giver.map(|giver| (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them")) {
                 Some(giver) => prop_assert!(counts[giver] > fair && counts[giver] > counts[newcomer]),
                 None => prop_assert!(counts[newcomer] > fair),
@@ -133,13 +130,13 @@ mod tests {
 
         /// If owners reconnect in a loop, in any order, closing stops after a while.
         #[test]
-        fn reconnecting_owners_converge_without_further_evictions(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
+        fn reconnecting_owners_converge_without_further_evictions(target in proptest::collection::vec(1_usize..40, 1..8)) {
             const PLACES: usize = 60;
-            let mut counts = vec![0; wanted.len()];
+            let mut counts = vec![0; target.len()];
             let mut lost_last = 0;
             for round in 0..2 * PLACES {
-                for (at, wanted) in wanted.iter().enumerate() {
-                    if counts[at] == *wanted {
+                for (at, target) in target.iter().enumerate() {
+                    if counts[at] == *target {
                         continue;
                     }
                     counts[at] += 1;
@@ -148,7 +145,7 @@ mod tests {
                     }
                     let owner = |at: usize| ConnectionOwner::Caller(at as u64);
                     let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
-                    match gives_way(counted, owner(at)) {
+                    match loser(counted, owner(at)) {
                         Some(giver) => {
                             let giver = (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them");
                             counts[giver] -= 1;

@@ -29,7 +29,7 @@ pub(super) struct TlsHandshakeQueue {
     failures: HandshakeFailures,
     /// The maximum time of a handshake, including the wait for its turns. A client that has waited longer has given up,
     /// so no more work is done for it.
-    longest: Duration,
+    time_max: Duration,
 }
 
 /// The handshakes of one core's connections.
@@ -37,7 +37,7 @@ pub(super) struct TlsHandshakeQueue {
 struct PerCoreHandshakes {
     steps: RoundRobinSemaphore<ConnectionSource>,
     /// The time at which everything else runs again.
-    rests: Mutex<Instant>,
+    until: Mutex<Instant>,
 }
 
 /// The recent failed handshakes, by source.
@@ -59,12 +59,12 @@ struct LeakyBucket {
 }
 
 /// The minimum time that handshakes run before other tasks do. It is longer if other tasks took longer before.
-const STEPS_FOR: Duration = Duration::from_millis(1);
+const RUN_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
-const NOBODY_IN: Duration = Duration::from_micros(10);
+const IDLE_ROUND: Duration = Duration::from_micros(10);
 /// The number of recent failures that have no effect. A fleet whose certificates have all expired at once is not an
 /// attack.
-const FREE_MAX: f64 = 50.0;
+const FREE_FAILURES: f64 = 50.0;
 /// The number of failed handshakes that are forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
 /// How long a source with too many failed handshakes waits.
@@ -74,17 +74,17 @@ const PAUSE: Duration = Duration::from_millis(200);
 const SOURCES_MAX: usize = 4_096;
 
 impl TlsHandshakeQueue {
-    pub(super) fn new(longest: Duration) -> Self {
+    pub(super) fn new(time_max: Duration) -> Self {
         let turns =
-            || PerCoreHandshakes { steps: RoundRobinSemaphore::new(1, |_| false), rests: Mutex::new(Instant::now()) };
-        Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), longest }
+            || PerCoreHandshakes { steps: RoundRobinSemaphore::new(1, |_| false), until: Mutex::new(Instant::now()) };
+        Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), time_max }
     }
 
     /// Runs a handshake with a client of a source.
     ///
     /// # Errors
     /// The handshake failed, or took longer than the limit.
-    pub(super) async fn shake<T>(
+    pub(super) async fn run<T>(
         &self,
         source: ConnectionSource,
         handshake: impl Future<Output = io::Result<T>> + Unpin,
@@ -92,20 +92,20 @@ impl TlsHandshakeQueue {
         self.failures.wait(source).await;
         let failed = |failure: ConnectionFailure| {
             failure.count();
-            self.failures.note(source);
+            self.failures.record(source);
         };
-        let shaken = timeout(self.longest, self.turns.here().shake(source, handshake)).await;
-        let shaken = shaken.inspect_err(|_| failed(ConnectionFailure::HandshakeTimeout))?;
-        Ok(shaken.inspect_err(|_| failed(ConnectionFailure::Handshake))?)
+        let result = timeout(self.time_max, self.turns.here().run(source, handshake)).await;
+        let result = result.inspect_err(|_| failed(ConnectionFailure::HandshakeTimeout))?;
+        Ok(result.inspect_err(|_| failed(ConnectionFailure::Handshake))?)
     }
 }
 
 impl PerCoreHandshakes {
     /// Polls a handshake only in its source's turn.
-    async fn shake<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
+    async fn run<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
         loop {
             let turn = self.steps.wait(source).await;
-            self.let_others_in().await;
+            self.yield_to_others().await;
             let step = poll_fn(|cx| Poll::Ready(handshake.poll_unpin(cx))).await;
             drop(turn);
             match step {
@@ -117,9 +117,9 @@ impl PerCoreHandshakes {
 
     /// Lets all other tasks that can run do so, unless they just did. The other ready handshakes then join the queue,
     /// so that turns follow the queue and not the order in which the runtime wakes tasks.
-    async fn let_others_in(&self) {
+    async fn yield_to_others(&self) {
         let began = Instant::now();
-        if began < *self.rests.lock() {
+        if began < *self.until.lock() {
             return;
         }
         let mut now = began;
@@ -128,11 +128,11 @@ impl PerCoreHandshakes {
             yield_now().await;
             now = Instant::now();
             // Callers that keep a core busy get one slice each time, not all that they ask for.
-            if now - began >= STEPS_FOR || now - last < NOBODY_IN {
+            if now - began >= RUN_FOR || now - last < IDLE_ROUND {
                 break;
             }
         }
-        *self.rests.lock() = now + STEPS_FOR.max(now - began);
+        *self.until.lock() = now + RUN_FOR.max(now - began);
     }
 }
 
@@ -144,7 +144,7 @@ async fn woken() {
 
 impl HandshakeFailures {
     /// Records a failed handshake of a source.
-    pub(super) fn note(&self, source: ConnectionSource) {
+    pub(super) fn record(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();
         if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
@@ -156,7 +156,7 @@ impl HandshakeFailures {
 
     /// Completes when a handshake of the source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
-        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
+        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_FAILURES);
         if pauses {
             sleep(PAUSE).await;
         }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     /// A handshake that notes each of its steps.
-    async fn shake(handshakes: Arc<TlsHandshakeQueue>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
+    async fn run(handshakes: Arc<TlsHandshakeQueue>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
         let mut steps = 0;
         let step = poll_fn(move |cx| {
             notes.lock().push(last);
@@ -197,7 +197,7 @@ mod tests {
             cx.waker().wake_by_ref();
             Poll::Pending
         });
-        handshakes.shake(source(last), step).await.is_ok()
+        handshakes.run(source(last), step).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
@@ -206,10 +206,10 @@ mod tests {
         let (handshakes, notes) = (Arc::new(TlsHandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let mut all = JoinSet::new();
         for _ in 0..FLOOD {
-            all.spawn(shake(handshakes.clone(), 2, notes.clone()));
+            all.spawn(run(handshakes.clone(), 2, notes.clone()));
         }
-        all.spawn(shake(handshakes.clone(), 3, notes.clone()));
-        assert!(all.join_all().await.into_iter().all(|shaken| shaken));
+        all.spawn(run(handshakes.clone(), 3, notes.clone()));
+        assert!(all.join_all().await.into_iter().all(|result| result));
         let notes = notes.lock();
         let steps: Vec<_> = (0..notes.len()).filter(|at| notes[*at] == 3).collect();
         assert_eq!((notes.len(), steps.len()), ((FLOOD + 1) * STEPS, STEPS));
@@ -223,15 +223,13 @@ mod tests {
         let mut silent = JoinSet::new();
         for _ in 0..100 {
             let handshakes = handshakes.clone();
-            silent.spawn(async move { handshakes.shake::<()>(source(2), std::future::pending()).await.is_ok() });
+            silent.spawn(async move { handshakes.run::<()>(source(2), std::future::pending()).await.is_ok() });
         }
         sleep(Duration::from_secs(1)).await;
         let began = Instant::now();
-        assert!(
-            shake(handshakes.clone(), 2, Arc::default()).await && shake(handshakes.clone(), 3, Arc::default()).await
-        );
+        assert!(run(handshakes.clone(), 2, Arc::default()).await && run(handshakes.clone(), 3, Arc::default()).await);
         assert_eq!(began.elapsed(), Duration::ZERO);
-        assert!(silent.join_all().await.into_iter().all(|shaken| !shaken), "each has its time");
+        assert!(silent.join_all().await.into_iter().all(|result| !result), "each has its time");
         assert!(handshakes.turns.here().steps.is_empty());
     }
 
@@ -240,19 +238,19 @@ mod tests {
     async fn queued_handshake_expires_without_doing_work() {
         let (handshakes, notes) = (Arc::new(TlsHandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let others = handshakes.turns.here().steps.wait(source(1)).await;
-        assert!(!shake(handshakes.clone(), 2, notes.clone()).await);
+        assert!(!run(handshakes.clone(), 2, notes.clone()).await);
         assert!(notes.lock().is_empty());
         drop(others);
-        assert!(shake(handshakes.clone(), 2, notes).await);
+        assert!(run(handshakes.clone(), 2, notes).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn source_with_repeated_failures_is_delayed_and_others_are_not() {
         let failures = HandshakeFailures::default();
         let waits = |of| failures.wait(of).now_or_never().is_none();
-        (0..50).for_each(|_| failures.note(source(1)));
+        (0..50).for_each(|_| failures.record(source(1)));
         assert!(!waits(source(1)), "it may happen");
-        failures.note(source(1));
+        failures.record(source(1));
         assert!(waits(source(1)) && !waits(source(2)));
         let began = Instant::now();
         failures.wait(source(1)).await;
@@ -265,7 +263,7 @@ mod tests {
     async fn failure_table_bounds_number_of_sources() {
         let failures = HandshakeFailures::default();
         for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
-            failures.note(ConnectionSource::V4(Ipv4Addr::from_bits(at)));
+            failures.record(ConnectionSource::V4(Ipv4Addr::from_bits(at)));
         }
         assert!(failures.of.lock().len() <= SOURCES_MAX);
     }

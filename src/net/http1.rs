@@ -64,9 +64,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Co
         let wake_set = WakeSet::shared();
         let (connection, wake_set_of_reads) = (requests.peer.connection.clone(), wake_set.clone());
         let filter = CheckedReads { connection, wake_set: wake_set_of_reads, check: check.clone() };
-        let asked = Http1RequestService { requests, check };
+        let service = Http1RequestService { requests, check };
         let connection =
-            Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), asked).with_upgrades());
+            Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), service).with_upgrades());
         Self { connection, codec: wake_set.waker(ConnectionWakeTarget::Codec), wake_set }
     }
 }
@@ -77,20 +77,20 @@ impl<H: HttpHandler> Service<Request<Incoming>> for Http1RequestService<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectionClosingError>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        let ahead = if take_h2c_offer(&mut request) {
+        let policy = if take_h2c_offer(&mut request) {
             Http1PipelinePolicy::Nothing
         } else if may_become_a_tunnel(&request) {
             Http1PipelinePolicy::Tunnel
         } else {
             Http1PipelinePolicy::Requests
         };
-        let is_early = self.check.taken(ahead);
-        let answering = self.requests.answer(request.map(Either::Right), self.requests.peer.cut.clone());
+        let is_early = self.check.request_read(policy);
+        let response = self.requests.answer(request.map(Either::Right), self.requests.peer.cut.clone());
         if is_early {
             // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
         }
-        Box::pin(async move { Ok(answering.ok_or(ConnectionClosingError)?.await) })
+        Box::pin(async move { Ok(response.ok_or(ConnectionClosingError)?.await) })
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Socket {
         sent: Arc<Mutex<VecDeque<&'static [u8]>>>,
-        heard: Arc<Mutex<Vec<Vec<u8>>>>,
+        written_parts: Arc<Mutex<Vec<Vec<u8>>>>,
     }
 
     impl AsyncRead for Socket {
@@ -156,7 +156,7 @@ mod tests {
         ) -> Poll<io::Result<usize>> {
             let written: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
             let length = written.len();
-            self.heard.lock().push(written);
+            self.written_parts.lock().push(written);
             Poll::Ready(Ok(length))
         }
 
@@ -190,17 +190,17 @@ mod tests {
             [(OFFER, None, 1), (&OFFER[..5], Some(&OFFER[5..]), 1), (&OFFER[..0], Some(OFFER), 2)]
         {
             let (calls, gate, socket) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)), Socket::default());
-            let (called, held) = (calls.clone(), gate.clone());
+            let (called, opened) = (calls.clone(), gate.clone());
             let handler = move |_, _| {
                 called.fetch_add(1, Ordering::Relaxed);
-                let held = held.clone();
+                let gate = opened.clone();
                 async move {
-                    held.acquire().await.expect("it is open").forget();
+                    gate.acquire().await.expect("it is open").forget();
                     Response::new(Empty::<Bytes>::new())
                 }
             };
             let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
-            let mut conversation = Http1Connection::new(
+            let mut connection = Http1Connection::new(
                 socket.clone(),
                 &ConnectionLimits::default(),
                 Arc::<RequestHeadBudget>::default().connection(),
@@ -208,8 +208,8 @@ mod tests {
             );
             let mut go_on = |sent: Option<&'static [u8]>| {
                 socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
-                conversation.wake_set().put(ConnectionWakeTarget::Codec);
-                let _ = conversation.poll(&mut Context::from_waker(Waker::noop()));
+                connection.wake_set().put(ConnectionWakeTarget::Codec);
+                let _ = connection.poll(&mut Context::from_waker(Waker::noop()));
             };
             go_on(Some(OFFER));
             assert_eq!(calls.load(Ordering::Relaxed), 1);
@@ -219,9 +219,9 @@ mod tests {
             go_on(behind);
             gate.add_permits(1);
             go_on(None);
-            let heard = String::from_utf8_lossy(&socket.heard.lock().concat()).to_lowercase();
-            assert_eq!((calls.load(Ordering::Relaxed), heard.matches("http/1.1 200").count()), (answers, answers));
-            assert_eq!(heard.contains("connection: close"), answers == 1, "{heard}");
+            let text = String::from_utf8_lossy(&socket.written_parts.lock().concat()).to_lowercase();
+            assert_eq!((calls.load(Ordering::Relaxed), text.matches("http/1.1 200").count()), (answers, answers));
+            assert_eq!(text.contains("connection: close"), answers == 1, "{text}");
         }
     }
 
@@ -238,11 +238,11 @@ mod tests {
             let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
             socket.sent.lock().extend([&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..]; REQUESTS]);
             let heads = Arc::<RequestHeadBudget>::default().connection();
-            let mut conversation = Http1Connection::new(socket, &ConnectionLimits::default(), heads, requests);
+            let mut connection = Http1Connection::new(socket, &ConnectionLimits::default(), heads, requests);
             for poll in 1..=polls {
                 let ends = tokio::time::Instant::now();
-                conversation.wake_set().limit_turn(is_over.then_some(ends));
-                assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                connection.wake_set().limit_turn(is_over.then_some(ends));
+                assert!(connection.poll(&mut Context::from_waker(Waker::noop())).is_pending());
                 assert_eq!(calls.load(Ordering::Relaxed), if is_over { poll } else { REQUESTS });
             }
         }
@@ -265,9 +265,9 @@ mod tests {
         let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
         socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
         let heads = Arc::<RequestHeadBudget>::default().connection();
-        let mut conversation = Http1Connection::new(socket.clone(), &ConnectionLimits::default(), heads, requests);
-        assert!(conversation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        let writes = socket.heard.lock();
+        let mut connection = Http1Connection::new(socket.clone(), &ConnectionLimits::default(), heads, requests);
+        assert!(connection.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let writes = socket.written_parts.lock();
         let text: Vec<_> = writes.iter().map(|write| String::from_utf8_lossy(write)).collect();
         let chunks = text.iter().map(|text| text.matches("6\r\nevent\n\r\n").count());
         assert_eq!(chunks.collect::<Vec<_>>(), [PIECES_OF_A_WRITE], "{text:?}");

@@ -41,9 +41,9 @@ const FIELD_BYTES: usize = 32;
 pub(super) struct HyperHttp2Connection<I, H: HttpHandler> {
     codec: Pin<Box<HyperHttp2Codec<I, H>>>,
     streams: FuturesUnordered<Http2StreamFuture>,
-    begun: Http2StreamExecutor,
-    this: DownstreamConnection,
-    turn: Arc<Semaphore>,
+    started: Http2StreamExecutor,
+    downstream: DownstreamConnection,
+    gate: Arc<Semaphore>,
     wake_set: Arc<WakeSet>,
     waker: Waker,
 }
@@ -57,9 +57,9 @@ type Http2StreamFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 struct HyperHttp2Service<H> {
     requests: Arc<RequestDispatcher<H>>,
     heads: Arc<ConnectionHeadBudget>,
-    begun: Http2StreamExecutor,
+    started: Http2StreamExecutor,
     /// Lets one request run at a time, until it is closed because a caller is authenticated.
-    turn: Arc<Semaphore>,
+    gate: Arc<Semaphore>,
 }
 
 /// The executor of a connection: it collects the streams that begin. hyper calls it for a stream right after the
@@ -75,9 +75,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
         heads: Arc<ConnectionHeadBudget>,
         requests: RequestDispatcher<H>,
     ) -> Self {
-        let (begun, turn, this) =
+        let (started, gate, downstream) =
             (Http2StreamExecutor::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
-        let mut builder = Builder::new(begun.clone());
+        let mut builder = Builder::new(started.clone());
         builder
             .timer(TokioTimer::new())
             .max_concurrent_streams(limits.streams_max)
@@ -86,11 +86,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHt
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(limits.ping_after)
             .keep_alive_timeout(limits.ping_after);
-        let asked = HyperHttp2Service { requests: Arc::new(requests), heads, begun: begun.clone(), turn: turn.clone() };
-        let codec = Box::pin(builder.serve_connection(TokioIo::new(PrefixedStream::new(PREFACE, io)), asked));
+        let service =
+            HyperHttp2Service { requests: Arc::new(requests), heads, started: started.clone(), gate: gate.clone() };
+        let codec = Box::pin(builder.serve_connection(TokioIo::new(PrefixedStream::new(PREFACE, io)), service));
         let wake_set = WakeSet::shared();
         let waker = wake_set.waker(ConnectionWakeTarget::Codec);
-        Self { codec, streams: FuturesUnordered::new(), begun, this, turn, wake_set, waker }
+        Self { codec, streams: FuturesUnordered::new(), started, downstream, gate, wake_set, waker }
     }
 }
 
@@ -100,38 +101,38 @@ impl<H: HttpHandler> Service<Request<Incoming>> for HyperHttp2Service<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (requests, turn, cut) = (self.requests.clone(), self.turn.clone(), AbortSignal::default());
-        self.begun.0.lock().0 = Some(cut.clone());
+        let (requests, gate, cut) = (self.requests.clone(), self.gate.clone(), AbortSignal::default());
+        self.started.0.lock().0 = Some(cut.clone());
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         let head = self.heads.charge(request.uri().path().len() + fields.sum::<usize>());
         Box::pin(async move {
             let head = head.ok_or(Reason::REFUSED_STREAM)?;
-            let turn = turn.acquire().await;
-            let answering = requests.answer(request.map(Either::Right), cut).ok_or(Reason::REFUSED_STREAM)?;
-            let answer = answering.await;
-            drop((turn, head));
-            Ok(answer)
+            let gate = gate.acquire().await;
+            let response = requests.answer(request.map(Either::Right), cut).ok_or(Reason::REFUSED_STREAM)?;
+            let response = response.await;
+            drop((gate, head));
+            Ok(response)
         })
     }
 }
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Http2StreamExecutor {
     fn execute(&self, stream: F) {
-        let mut begun = self.0.lock();
-        let cut = begun.0.take().unwrap_or_default();
-        begun.1.push(Box::pin(until_cut(stream, cut)));
+        let mut started = self.0.lock();
+        let cut = started.0.take().unwrap_or_default();
+        started.1.push(Box::pin(until_aborted(stream, cut)));
     }
 }
 
 /// Runs a stream until it ends or is aborted. hyper resets a stream that is dropped.
-async fn until_cut(stream: impl Future<Output = ()>, cut: AbortSignal) {
-    let (mut stream, mut clock) = (pin!(stream), None);
+async fn until_aborted(stream: impl Future<Output = ()>, cut: AbortSignal) {
+    let (mut stream, mut timer) = (pin!(stream), None);
     poll_fn(|cx| {
         if cut.poll_cut(cx).is_ready() || stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
         let Some((max, why)) = cut.limit() else { return Poll::Pending };
-        ready!(clock.get_or_insert_with(|| Box::pin(sleep(max))).as_mut().poll(cx));
+        ready!(timer.get_or_insert_with(|| Box::pin(sleep(max))).as_mut().poll(cx));
         cut.cut(why);
         Poll::Ready(())
     })
@@ -144,10 +145,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.wake_set.poll_codec(cx, &self.waker, |cx| {
             let ended = self.codec.as_mut().poll(cx);
-            self.streams.extend(take(&mut self.begun.0.lock().1));
+            self.streams.extend(take(&mut self.started.0.lock().1));
             while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(cx) {}
-            if !self.turn.is_closed() && !self.this.is_of_stranger() {
-                self.turn.close();
+            if !self.gate.is_closed() && !self.downstream.is_unauthenticated() {
+                self.gate.close();
             }
             ended.map_err(Into::into)
         })

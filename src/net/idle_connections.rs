@@ -47,13 +47,13 @@ impl ConnectionSource {
 }
 
 impl<C> IdleConnections<C> {
-    pub(super) fn of(silent: impl Iterator<Item = IdleConnection<C>>) -> Self {
+    pub(super) fn of(idle: impl Iterator<Item = IdleConnection<C>>) -> Self {
         let mut queues = HashMap::<_, Vec<_>>::new();
-        silent.for_each(|silent| queues.entry(silent.source).or_default().push(silent));
+        idle.for_each(|idle| queues.entry(idle.source).or_default().push(idle));
         let queues: HashMap<_, VecDeque<_>> = queues
             .into_iter()
             .map(|(source, mut queue)| {
-                queue.sort_by_key(|silent| silent.since);
+                queue.sort_by_key(|idle| idle.since);
                 (source, queue.into())
             })
             .collect();
@@ -62,27 +62,27 @@ impl<C> IdleConnections<C> {
     }
 
     /// Adds a connection that has been idle for less time than the others.
-    pub(super) fn add(&mut self, silent: IdleConnection<C>) {
-        let source = silent.source;
+    pub(super) fn add(&mut self, idle: IdleConnection<C>) {
+        let source = idle.source;
         let queue = self.queues.entry(source).or_default();
-        queue.push_back(silent);
+        queue.push_back(idle);
         self.order.extend(rank(source, queue));
     }
 
     /// Removes and returns the next connection to close; `None` if none is left, or if it became idle after `latest`.
     pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
         let best = self.best()?;
-        let is_later = latest.is_some_and(|latest| silent_since(&best) > latest);
+        let is_later = latest.is_some_and(|latest| rank_since(&best) > latest);
         if is_later { None } else { self.take(&best) }
     }
 
     /// Like [`next`](Self::next), but skips sources without a connection that was idle by `latest`.
-    pub(super) fn next_by(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
+    pub(super) fn next_idle_by(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
         let Some(latest) = latest else { return self.next(None) };
         let mut later = Vec::new();
         let next = loop {
             match self.best() {
-                Some(best) if silent_since(&best) > latest => later.extend(self.order.pop()),
+                Some(best) if rank_since(&best) > latest => later.extend(self.order.pop()),
                 Some(best) => break self.take(&best),
                 None => break None,
             }
@@ -112,7 +112,7 @@ impl<C> IdleConnections<C> {
     }
 }
 
-fn silent_since(rank: &IdleSourceRank) -> Instant {
+fn rank_since(rank: &IdleSourceRank) -> Instant {
     rank.1.0
 }
 
@@ -154,29 +154,29 @@ mod tests {
     }
 
     /// The order in which connections are closed, by source and the second since which they are idle.
-    fn order(silent: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
+    fn order(idle: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
         let began = Instant::now();
-        let silent = silent.iter().map(|(text, second)| IdleConnection {
+        let idle = idle.iter().map(|(text, second)| IdleConnection {
             connection: (*text, *second),
             source: source(text),
             since: began + Duration::from_secs(*second),
         });
-        let mut idle = IdleConnections::of(silent);
-        std::iter::from_fn(|| idle.next(None)).map(|silent| silent.connection).collect()
+        let mut idle = IdleConnections::of(idle);
+        std::iter::from_fn(|| idle.next(None)).map(|idle| idle.connection).collect()
     }
 
     #[test]
     fn source_with_most_is_evicted_first_then_oldest() {
         const A: &str = "10.0.0.1";
         const B: &str = "10.0.0.2";
-        for (silent, gone) in [
+        for (idle, gone) in [
             (vec![], vec![]),
             (vec![(A, 3), (A, 1), (A, 2)], vec![(A, 1), (A, 2), (A, 3)]),
             (vec![(A, 9), (B, 5)], vec![(B, 5), (A, 9)]),
             // The only one of its source is older than the others, and stays longest.
             (vec![(B, 0), (A, 7), (A, 8), (A, 9)], vec![(A, 7), (A, 8), (B, 0), (A, 9)]),
         ] {
-            assert_eq!(order(&silent), gone, "{silent:?}");
+            assert_eq!(order(&idle), gone, "{idle:?}");
         }
     }
 
@@ -185,7 +185,7 @@ mod tests {
         #[test]
         fn eviction_takes_oldest_of_source_with_most(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
             let began = Instant::now();
-            let silent = opened.iter().map(|(host, second)| IdleConnection {
+            let idle = opened.iter().map(|(host, second)| IdleConnection {
                 connection: (),
                 source: ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host)),
                 since: began + Duration::from_secs(*second),
@@ -195,11 +195,11 @@ mod tests {
                 left.entry(ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host))).or_default().push(*second);
             }
             // Some are added after the first scan.
-            let mut silent: Vec<_> = silent.collect();
-            silent.sort_by_key(|silent| silent.since);
-            let late = silent.split_off(silent.len() / 2);
-            let mut idle = IdleConnections::of(silent.into_iter());
-            late.into_iter().for_each(|silent| idle.add(silent));
+            let mut idle: Vec<_> = idle.collect();
+            idle.sort_by_key(|idle| idle.since);
+            let late = idle.split_off(idle.len() / 2);
+            let mut idle = IdleConnections::of(idle.into_iter());
+            late.into_iter().for_each(|late| idle.add(late));
             for _ in 0..opened.len() {
                 let next = idle.next(None).expect("one is left");
                 let most = left.values().map(Vec::len).max().expect("one is left");

@@ -14,9 +14,9 @@ use base::{AbortSignal, DrainWatch, random};
 const AGE_JITTER: f64 = 0.1;
 
 /// How long a connection that was accepted during a drain may take for its first request once all connections close.
-pub(super) const NEWCOMER_MAX: Duration = Duration::from_millis(500);
+pub(super) const LATE_REQUEST_MAX: Duration = Duration::from_millis(500);
 /// The interval at which a connection is checked for its first request.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
@@ -39,19 +39,19 @@ pub(super) async fn ending(
         biased;
         // The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while
         // the client answers pings.
-        () = this.silent_for(limits.first_request_max, limits.idle_max) => {
-            if this.has_asked() {
+        () = this.idle_for(limits.first_request_max, limits.idle_max) => {
+            if this.has_received_request() {
                 return Ok(());
             }
             ConnectionFailure::Silent.count();
             Err(ForcedConnectionEnd::Silent)
         }
         () = cut.over() => Err(ForcedConnectionEnd::Cut),
-        () = leave(this, drain, is_late) => Ok(()),
+        () = drain_reached(this, drain, is_late) => Ok(()),
         () = this.reached(ConnectionState::Closing) => {
             if this.is(ConnectionState::Cut) { Err(ForcedConnectionEnd::Cut) } else { Ok(()) }
         }
-        () = old_age(limits.connection_age_max) => Ok(()),
+        () = age_reached(limits.connection_age_max) => Ok(()),
     }
 }
 
@@ -59,32 +59,32 @@ pub(super) async fn ending(
 ///
 /// A connection from before the drain gets its notice at a random moment: as GOAWAY, or in HTTP/1 with its next
 /// response. In HTTP/1, no other way avoids losing a request.
-async fn leave(this: &DownstreamConnection, mut drain: DrainWatch, is_late: bool) {
+async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
-        drain.my_notice().await;
+        drain.notice_due().await;
         this.advance(ConnectionState::Leaving);
         if this.is_multiplexed() {
             return;
         }
     }
     drain.closing().await;
-    while !this.has_asked() && this.born().elapsed() < NEWCOMER_MAX {
+    while !this.has_received_request() && this.accepted_at().elapsed() < LATE_REQUEST_MAX {
         // Requests send no notification when they start, so this polls.
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_EVERY).await;
     }
 }
 
 /// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
 /// and its client does not read the rest.
-pub(super) async fn is_cut(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
-    let silence = async {
+pub(super) async fn abort(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
+    let idle = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;
-        this.silent_for(limits.idle_max, limits.idle_max).await;
+        this.idle_for(limits.idle_max, limits.idle_max).await;
     };
     tokio::select! {
         biased;
-        () = silence => {}
+        () = idle => {}
         () = this.reached(ConnectionState::Cut) => {}
         () = cut.over() => {}
     }
@@ -92,7 +92,7 @@ pub(super) async fn is_cut(this: &DownstreamConnection, cut: &AbortSignal, limit
 
 /// Completes at a random time around `age_max`, so that connections that were opened together do not reconnect
 /// together.
-async fn old_age(age_max: Duration) {
+async fn age_reached(age_max: Duration) {
     if age_max.is_zero() {
         pending::<()>().await;
     }
@@ -112,10 +112,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn maximum_connection_age_is_jittered() {
         const CONNECTIONS: usize = 1_000;
-        let (born, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
+        let (accepted_at, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
         let ages = join_all((0..CONNECTIONS).map(|_| async {
-            old_age(hour).await;
-            born.elapsed()
+            age_reached(hour).await;
+            accepted_at.elapsed()
         }));
         let ages = ages.await;
         assert!(ages.iter().all(|age| (hour.mul_f64(0.9)..=hour.mul_f64(1.1)).contains(age)), "{ages:?}");
@@ -128,6 +128,6 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_age_zero_disables_the_limit() {
         let long = Duration::from_secs(86_400 * 365);
-        assert!(tokio::time::timeout(long, old_age(Duration::ZERO)).await.is_err());
+        assert!(tokio::time::timeout(long, age_reached(Duration::ZERO)).await.is_err());
     }
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 /// Clients send them again a second later, and then they reach one of the peers, once this socket is closed. Without
 /// this, the kernel would give some of the port's new connections to this socket until it is closed, and then reset
 /// them.
-pub(super) fn let_nobody_begin(listener: &TcpListener) -> io::Result<()> {
+pub(super) fn drop_new_connections(listener: &TcpListener) -> io::Result<()> {
     // A classic BPF program on the TCP header: `tcp[13] & (SYN | ACK) == SYN` is dropped.
     const LOAD_BYTE: u16 = 0x30;
     const AND: u16 = 0x54;

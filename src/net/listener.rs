@@ -21,7 +21,7 @@ use super::{ListenAddress, PeerAddress, system};
 #[derive(Debug)]
 pub struct Listener {
     socket: BoundSocket,
-    beside: ListenAddressSharing,
+    sharing: ListenAddressSharing,
 }
 
 #[derive(Debug)]
@@ -96,24 +96,21 @@ impl Listener {
     /// A stale socket file of a dead process is replaced; one with a listening process is not. A unix socket accepts
     /// only this process's user and root.
     pub fn bind(address: &ListenAddress) -> io::Result<Self> {
-        match address {
-            ListenAddress::Tcp(address) => {
-                let listener = TcpListener::from_std(bind_tcp(*address, ListenAddressSharing::Alone)?)?;
-                Ok(Self::of_tcp(listener, ListenAddressSharing::Alone))
-            }
-            ListenAddress::Unix(path) => Self::of_unix(bind_unix(path)?, path, ListenAddressSharing::Alone),
-        }
+        Self::bind_shared(address, ListenAddressSharing::Alone)
     }
 
     /// Binds an address that other processes bind in the same way; each receives some of the connections. A unix socket
     /// cannot be shared in this way and is bound alone.
     pub fn bind_beside_peers(address: &ListenAddress) -> io::Result<Self> {
+        Self::bind_shared(address, ListenAddressSharing::Peers)
+    }
+
+    fn bind_shared(address: &ListenAddress, sharing: ListenAddressSharing) -> io::Result<Self> {
         match address {
-            ListenAddress::Tcp(tcp) => {
-                let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
-                Ok(Self::of_tcp(listener, ListenAddressSharing::Peers))
+            ListenAddress::Tcp(address) => {
+                Ok(Self::of_tcp(TcpListener::from_std(bind_tcp(*address, sharing)?)?, sharing))
             }
-            ListenAddress::Unix(_) => Self::bind(address),
+            ListenAddress::Unix(path) => Self::of_unix(bind_unix(path)?, path, ListenAddressSharing::Alone),
         }
     }
 
@@ -133,17 +130,17 @@ impl Listener {
         let (sender, arrivals) = mpsc::channel(WAITING_MAX);
         let connector = InMemoryConnector { arrivals: sender, buffer_bytes };
         let socket = BoundSocket::Memory { arrivals: Mutex::new(arrivals), address };
-        (Self { socket, beside: ListenAddressSharing::Alone }, connector)
+        (Self { socket, sharing: ListenAddressSharing::Alone }, connector)
     }
 
-    pub(super) fn of_tcp(listener: TcpListener, beside: ListenAddressSharing) -> Self {
-        Self { socket: BoundSocket::Tcp(listener), beside }
+    pub(super) fn of_tcp(listener: TcpListener, sharing: ListenAddressSharing) -> Self {
+        Self { socket: BoundSocket::Tcp(listener), sharing }
     }
 
-    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: ListenAddressSharing) -> io::Result<Self> {
+    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, sharing: ListenAddressSharing) -> io::Result<Self> {
         let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![geteuid().as_raw(), ROOT]);
-        let (path, is_made) = (path.to_owned(), beside != ListenAddressSharing::Parent);
-        Ok(Self { socket: BoundSocket::Unix { listener, path, is_made, only_uids }, beside })
+        let (path, is_made) = (path.to_owned(), sharing != ListenAddressSharing::Parent);
+        Ok(Self { socket: BoundSocket::Unix { listener, path, is_made, only_uids }, sharing })
     }
 
     /// Replaces the users that may connect. A TCP listener ignores this, because it cannot know the user.
@@ -187,13 +184,13 @@ impl Listener {
     /// Ends the listener without losing queued connections. They are passed to `take`, or stay for the processes that
     /// share the socket.
     pub(super) async fn end(mut self, mut take: impl FnMut((AcceptedStream, PeerAddress))) {
-        match self.beside {
+        match self.sharing {
             ListenAddressSharing::Parent => return,
             ListenAddressSharing::Alone => {}
             ListenAddressSharing::Peers => {
                 let until = Instant::now() + HANDSHAKES_MAX;
                 if let BoundSocket::Tcp(listener) = &self.socket
-                    && let Err(error) = system::let_nobody_begin(listener)
+                    && let Err(error) = system::drop_new_connections(listener)
                 {
                     tracing::debug!(
                         %error,
@@ -278,12 +275,12 @@ pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> 
     bind_tcp(address, ListenAddressSharing::Peers)
 }
 
-fn bind_tcp(address: SocketAddr, beside: ListenAddressSharing) -> io::Result<StdTcpListener> {
+fn bind_tcp(address: SocketAddr, sharing: ListenAddressSharing) -> io::Result<StdTcpListener> {
     // On every system, child processes do not inherit the descriptor.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    if beside == ListenAddressSharing::Peers {
+    if sharing == ListenAddressSharing::Peers {
         socket.set_reuse_port(true)?;
     }
     socket.bind(&address.into())?;
@@ -296,14 +293,14 @@ fn bind_tcp(address: SocketAddr, beside: ListenAddressSharing) -> io::Result<Std
 /// The file is created under a temporary name and renamed, so that it never has other permissions at `path`.
 pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     remove_stale(path)?;
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(format!(".{}", std::process::id()));
-    let fresh = PathBuf::from(fresh);
-    let _ = std::fs::remove_file(&fresh);
-    let listener = StdUnixListener::bind(&fresh)?;
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let _ = std::fs::remove_file(&temporary);
+    let listener = StdUnixListener::bind(&temporary)?;
     listener.set_nonblocking(true)?;
-    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&fresh, path)?;
+    std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&temporary, path)?;
     Ok(listener)
 }
 
@@ -322,7 +319,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 /// Moves a stream to the current runtime, which may differ from the listener's.
-pub(super) fn settle(stream: AcceptedStream) -> io::Result<AcceptedStream> {
+pub(super) fn move_here(stream: AcceptedStream) -> io::Result<AcceptedStream> {
     Ok(match stream {
         Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(TcpStream::from_std(tcp.into_std()?)?)),
         Either::Left(Either::Right(unix)) => Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?)),
@@ -349,14 +346,14 @@ mod tests {
     async fn in_memory_listener_drains_pending_connections_at_end() {
         let (address, from) = (([127, 0, 0, 1], 8001).into(), ([127, 0, 0, 1], 40_000).into());
         let (listener, connector) = Listener::in_memory(address, 1024);
-        let mut near = connector.connect(from).expect("somebody listens");
+        let mut near = connector.connect(from).expect("the listener is bound");
         let (mut far, peer) = listener.accept().await.expect("it waits");
         assert_eq!(peer, PeerAddress::Tcp(from));
         near.write_all(b"hello").await.expect("it is open");
         let mut read = [0; 5];
         far.read_exact(&mut read).await.expect("it was written");
         assert_eq!(&read, b"hello");
-        let _waits = connector.connect(from).expect("somebody listens");
+        let _waits = connector.connect(from).expect("the listener is bound");
         let mut taken = 0;
         listener.end(|_| taken += 1).await;
         assert_eq!(taken, 1);

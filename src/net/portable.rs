@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 /// Does nothing. New connections may be refused while the port is released.
 #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
-pub(super) fn let_nobody_begin(_: &TcpListener) -> io::Result<()> {
+pub(super) fn drop_new_connections(_: &TcpListener) -> io::Result<()> {
     Ok(())
 }
 

@@ -30,7 +30,7 @@ impl<I> PrefixedStream<I> {
 
 /// Detects the protocol by the first bytes. A client may use HTTP/2 whatever ALPN has selected, if it has prior
 /// knowledge (RFC 9113 §3.3).
-pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<DetectedProtocol<I>> {
+pub(super) async fn detect_protocol<I: AsyncRead + Unpin>(mut io: I) -> io::Result<DetectedProtocol<I>> {
     let mut read = Vec::new();
     while PREFACE.starts_with(&read) {
         if read.len() == PREFACE.len() {
@@ -68,7 +68,7 @@ mod tests {
 
     async fn found(pieces: &[&[u8]]) -> Option<Vec<u8>> {
         let (near, mut far) = tokio::io::duplex(100);
-        let finding = tokio::spawn(async move { spoken(near).await.expect("open") });
+        let finding = tokio::spawn(async move { detect_protocol(near).await.expect("open") });
         for piece in pieces {
             far.write_all(piece).await.expect("open");
             tokio::task::yield_now().await;

@@ -76,12 +76,12 @@ impl<H: HttpHandler> RequestDispatcher<H> {
     /// HTTP/1 connection.
     pub(super) fn answer(&self, request: Request<RequestBody>, cut: AbortSignal) -> Option<ResponseFuture<H::Body>> {
         let this = self.peer.connection.clone();
-        let running = (this.request(self.late_max)?, self.leaving.as_ref().map(DrainWatch::under_way));
+        let running = (this.request(self.late_max)?, self.leaving.as_ref().map(DrainWatch::in_flight));
         let version = request.version();
         let is_http1 = version < Version::HTTP_2;
         let is_last = is_http1 && is_last(&request);
         if !is_http1 {
-            this.found_multiplexed();
+            this.mark_multiplexed();
         }
         let answer = self.handler.answer(ConnectionPeer { cut, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(move |mut answer| {
@@ -103,7 +103,7 @@ impl<H: HttpHandler> http2::HttpService for RequestDispatcher<H> {
     }
 
     fn is_caller_unknown(&self) -> bool {
-        self.peer.connection.is_of_stranger()
+        self.peer.connection.is_unauthenticated()
     }
 }
 
@@ -112,7 +112,7 @@ impl<B: Body> RequestTrackingBody<B> {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
         let mut running = (!is_small).then_some(running);
         if let Some((request, _)) = &mut running {
-            request.waits_for_client();
+            request.mark_stalled();
         }
         Self { body, running }
     }
@@ -127,13 +127,13 @@ impl<B: IdleAwareBody + Unpin> Body for RequestTrackingBody<B> {
         let this = &mut *self;
         let Some((request, _)) = &mut this.running else { return polled };
         match &polled {
-            Poll::Pending => request.is_waited_for(),
+            Poll::Pending => request.mark_resumed(),
             Poll::Ready(Some(Ok(_))) if !this.body.is_end_stream() => {
                 // The codec need not poll a parked body again.
                 if this.body.is_parked() {
-                    request.is_waited_for();
+                    request.mark_resumed();
                 } else {
-                    request.waits_for_client();
+                    request.mark_stalled();
                 }
             }
             Poll::Ready(_) => this.running = None,

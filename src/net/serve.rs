@@ -17,9 +17,9 @@ use super::handshakes::TlsHandshakeQueue;
 use super::http1::Http1Connection;
 use super::hyper_http2::HyperHttp2Connection;
 use super::idle_connections::ConnectionSource;
-use super::lifetime::{ForcedConnectionEnd, NEWCOMER_MAX, ending, is_cut};
-use super::listener::{AcceptedStream, settle};
-use super::preface::{DetectedProtocol, spoken};
+use super::lifetime::{ForcedConnectionEnd, LATE_REQUEST_MAX, abort, ending};
+use super::listener::{AcceptedStream, move_here};
+use super::preface::{DetectedProtocol, detect_protocol};
 use super::requests::{HttpHandler, RequestDispatcher};
 use super::tls_stream::{TlsRecordReader, TlsStream};
 use super::{ConnectionLimits, ConnectionPeer, DownstreamConnection, Http2Codec, Listener, ListenerTls, PeerAddress};
@@ -33,11 +33,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves the requests on them.
 ///
-/// When a drain starts, the clients of open connections are asked one by one to leave, and new connections are still
+/// When a drain starts, the clients of open connections are notified one by one, and new connections are still
 /// served. The listener ends last. Open connections then finish their running requests.
 ///
-/// `handler` must call [`DownstreamConnection::found_known`] once it has authenticated the caller, before it waits for
-/// a body. Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting
+/// `handler` must call [`DownstreamConnection::authenticated`] once the caller is authenticated, before it waits for a
+/// body. Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting
 /// request is processed.
 pub async fn serve<H: HttpHandler>(
     listener: Listener,
@@ -48,49 +48,49 @@ pub async fn serve<H: HttpHandler>(
     handler: H,
 ) {
     let limits = limits.into();
-    let places = ConnectionLimiter::within_descriptors(limits.clone());
-    let (handshakes, turns) =
+    let limiter = ConnectionLimiter::within_descriptors(limits.clone());
+    let (handshakes, scheduler) =
         (Arc::new(TlsHandshakeQueue::new(limits.get().handshake_max)), ConnectionScheduler::shared());
     let (heads, watch) = (Arc::<RequestHeadBudget>::default(), drain.clone());
-    let begin = |stream: AcceptedStream, address: PeerAddress, this: DownstreamConnection, place: ConnectionSlot| {
+    let begin = |stream: AcceptedStream, address: PeerAddress, this: DownstreamConnection, slot: ConnectionSlot| {
         let (tls, limits, drain, handler) = (tls.clone(), limits.get(), watch.clone(), handler.clone());
-        let (tls, turns, heads) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone(), heads.connection());
+        let (tls, scheduler, heads) = (tls.map(|tls| (tls, handshakes.clone())), scheduler.clone(), heads.connection());
         tasks.spread("connection", async move {
-            let stream = match settle(stream) {
+            let stream = match move_here(stream) {
                 Ok(stream) => stream,
                 Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
-            let turns = turns.of(&this, ConnectionSource::of(address));
+            let scheduler = scheduler.of(&this, ConnectionSource::of(address));
             let peer = ConnectionPeer { address, certificates: None, connection: this, cut: AbortSignal::default() };
-            if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handler).await {
+            if let Err(error) = serve_connection(stream, peer, (tls, scheduler, heads), &limits, drain, handler).await {
                 tracing::debug!(%error, "client connection ended with an error");
             }
-            drop(place);
+            drop(slot);
         });
     };
     let closing = drain.closing();
-    let making_room = places.make_room_for_others();
+    let making_room = limiter.make_room_for_others();
     tokio::pin!(closing, making_room);
     loop {
-        let entered = async {
+        let accepted = async {
             let (stream, address) = listener.accept().await?;
             let connection = DownstreamConnection::default();
-            let place = places.enter(&connection, ConnectionSource::of(address)).await;
-            Ok((stream, address, connection, place))
+            let slot = limiter.enter(&connection, ConnectionSource::of(address)).await;
+            Ok((stream, address, connection, slot))
         };
-        let entered = tokio::select! {
+        let accepted = tokio::select! {
             biased;
             () = &mut closing => break,
             never = &mut making_room => match never {},
-            entered = entered => entered,
+            accepted = accepted => accepted,
         };
-        match entered {
-            Ok((stream, address, this, place)) => begin(stream, address, this, place),
+        match accepted {
+            Ok((stream, address, this, slot)) => begin(stream, address, this, slot),
             Err(error) if lacks_descriptor(&error) => {
-                if places.make_room_or_ask(&error).await {
+                if limiter.make_room_or_request(&error).await {
                     // Room was made for this listener, not for the other users of descriptors, so their pending request
                     // is reset.
-                    making_room.set(places.make_room_for_others());
+                    making_room.set(limiter.make_room_for_others());
                 }
             }
             Err(error) => pause_after(&error).await,
@@ -99,8 +99,8 @@ pub async fn serve<H: HttpHandler>(
     listener
         .end(|(stream, address)| {
             let this = DownstreamConnection::default();
-            if let Some(place) = places.enter_last(&this, ConnectionSource::of(address)) {
-                begin(stream, address, this, place);
+            if let Some(slot) = limiter.enter_last(&this, ConnectionSource::of(address)) {
+                begin(stream, address, this, slot);
             }
         })
         .await;
@@ -114,44 +114,44 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection(
+async fn serve_connection(
     stream: AcceptedStream,
     mut peer: ConnectionPeer,
-    (tls, turns, heads): (Option<TlsHandshakeParts>, ScheduledConnection, Arc<ConnectionHeadBudget>),
+    (tls, scheduler, heads): (Option<TlsHandshakeParts>, ScheduledConnection, Arc<ConnectionHeadBudget>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handler: impl HttpHandler,
 ) -> Result<(), BoxError> {
     let Some((tls, handshakes)) = tls else {
-        return http(stream, peer, (turns, heads), limits, drain, handler).await;
+        return http(stream, peer, (scheduler, heads), limits, drain, handler).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
     let mut accepting = tls.acceptor().accept(TlsRecordReader::of(stream));
-    let shaking = handshakes.shake(
+    let handshake = handshakes.run(
         source,
         poll_fn(|cx| {
-            this.has_stepped();
+            this.handshake_advanced();
             accepting.poll_unpin(cx)
         }),
     );
     let mut closing = drain.clone();
     let stream = tokio::select! {
         biased;
-        stream = Box::pin(shaking) => TlsStream::new(stream?),
+        stream = Box::pin(handshake) => TlsStream::new(stream?),
         () = this.reached(ConnectionState::Cut) => return Err(ForcedConnectionEnd::Cut.into()),
-        () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
+        () = async { closing.closing().await; sleep_until(this.accepted_at() + LATE_REQUEST_MAX).await } => {
             return Err(ForcedConnectionEnd::Cut.into());
         }
     };
-    let shown = stream.certificates();
-    peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-    http(stream, peer, (turns, heads), limits, drain, handler).await
+    let chain = stream.certificates();
+    peer.certificates = chain.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
+    http(stream, peer, (scheduler, heads), limits, drain, handler).await
 }
 
 async fn http(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: ConnectionPeer,
-    (turns, heads): (ScheduledConnection, Arc<ConnectionHeadBudget>),
+    (scheduler, heads): (ScheduledConnection, Arc<ConnectionHeadBudget>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handler: impl HttpHandler,
@@ -166,22 +166,23 @@ async fn http(
     let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handler };
     // Boxed to keep this future small: it is polled rarely.
     let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
-    let spoken = tokio::select! {
+    let protocol = tokio::select! {
         biased;
-        spoken = spoken(io) => spoken?,
+        protocol = detect_protocol(io) => protocol?,
         over = ending.as_mut() => return Ok(over?),
     };
-    match spoken {
+    match protocol {
         DetectedProtocol::Http1(io) => {
-            lead(&mut Http1Connection::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
+            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
+                .await
         }
         DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
-            lead(&mut HyperHttp2Connection::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits))
+            drive(&mut HyperHttp2Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
                 .await
         }
         DetectedProtocol::Http2(io) => {
-            let mut conversation = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            lead(&mut conversation, turns, ending, (&this, &cut, limits)).await
+            let mut connection = http2::Http2Connection::new(io, limits.into(), heads, requests);
+            drive(&mut connection, scheduler, ending, (&this, &cut, limits)).await
         }
     }
 }
@@ -190,20 +191,20 @@ async fn http(
 ///
 /// To close it, GOAWAY or `Connection: close` is sent. Running streams then continue and end at their own time, also in
 /// a drain.
-async fn lead(
-    conversation: &mut impl ConnectionDriver,
-    mut turns: ScheduledConnection,
+async fn drive(
+    connection: &mut impl ConnectionDriver,
+    mut scheduler: ScheduledConnection,
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
     (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
-    match until(conversation, &mut turns, ending.as_mut()).await {
+    match until(connection, &mut scheduler, ending.as_mut()).await {
         FirstCompletedFuture::Ended(ended) => return ended,
         FirstCompletedFuture::Other(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
-    conversation.begin_goaway();
-    match until(conversation, &mut turns, Box::pin(is_cut(this, cut, limits)).as_mut()).await {
+    connection.begin_goaway();
+    match until(connection, &mut scheduler, Box::pin(abort(this, cut, limits)).as_mut()).await {
         FirstCompletedFuture::Ended(ended) => ended,
         FirstCompletedFuture::Other(()) => Err(ForcedConnectionEnd::Cut.into()),
     }

@@ -78,7 +78,7 @@ pub const CHAIN_CERTIFICATES_MAX: usize = 5;
 const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 impl ListenerTls {
-    /// Reads a certificate chain and its key from PEM files. [`keep_up`](Self::keep_up) reloads them. `what` names them
+    /// Reads a certificate chain and its key from PEM files. [`watch`](Self::watch) reloads them. `what` names them
     /// in logs and metrics.
     pub fn from_files(
         what: &'static str,
@@ -118,8 +118,8 @@ impl ListenerTls {
     }
 
     /// Reloads the files whenever they change. Call it once.
-    pub async fn keep_up(self, every: Duration) {
-        self.config.keep_up(every).await;
+    pub async fn watch(self, every: Duration) {
+        self.config.watch(every).await;
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {

@@ -34,7 +34,7 @@ fn of_file(file: &CertificateFile, now: SystemTime) -> Vec<CheckFinding> {
             ABOUT,
             format!("{named}: no certificate found (expected a PEM block \"CERTIFICATE\")"),
         )],
-        Ok(chain) => judged(file, &named, &chain, now),
+        Ok(chain) => check(file, &named, &chain, now),
     }
 }
 
@@ -44,7 +44,7 @@ fn read(path: &Path) -> Result<Vec<Vec<u8>>, String> {
     all.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
+fn check(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
     let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
     let Ok(parsed) = parsed else {
         return vec![CheckFinding::failed(ABOUT, format!("{named}: cannot parse the certificate"))];
@@ -56,15 +56,15 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
     for certificate in &parsed {
         let (subject, validity) = (certificate.subject(), certificate.validity());
         let (from, to) = (validity.not_before, validity.not_after);
-        let said = format!("{named}: {subject}");
+        let text = format!("{named}: {subject}");
         if to.timestamp() <= now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{said} expired on {to}")));
+            findings.push(CheckFinding::failed(ABOUT, format!("{text} expired on {to}")));
         } else if from.timestamp() > now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{said} is not valid before {from}")));
+            findings.push(CheckFinding::failed(ABOUT, format!("{text} is not valid before {from}")));
         } else if to.timestamp() - now < soon {
-            findings.push(CheckFinding::note(ABOUT, format!("{said} expires soon, on {to}")));
+            findings.push(CheckFinding::note(ABOUT, format!("{text} expires soon, on {to}")));
         } else {
-            findings.push(CheckFinding::ok(ABOUT, format!("{said} is valid until {to}")));
+            findings.push(CheckFinding::ok(ABOUT, format!("{text} is valid until {to}")));
         }
     }
     if file.is_chain {
@@ -72,7 +72,7 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
         if let Some(at) = broken {
             let what = format!("{named}: certificate {} is not issued by the certificate that follows it", at + 1);
             findings.push(
-                CheckFinding::failed(ABOUT, what).mended_by("write the chain in order, the server certificate first"),
+                CheckFinding::failed(ABOUT, what).with_remedy("write the chain in order, the server certificate first"),
             );
         }
         findings.extend(parsed.first().map(|first| names(named, first)));

@@ -15,9 +15,9 @@ pub struct PermissionNeeds {
     /// Other resources that can be cached. Those that the proxy may not read are forwarded.
     pub others: Vec<CachedResource>,
     /// Whether the proxy authenticates callers through upstream.
-    pub asks_about_callers: bool,
+    pub authenticates_callers: bool,
     /// The proxy authenticates scrapes of metrics through upstream.
-    pub asks_about_scrapes: bool,
+    pub authenticates_scrapes: bool,
     /// The proxy watches RBAC and definitions. A proxy on a node does not.
     pub follows_cluster: bool,
 }
@@ -27,14 +27,14 @@ struct RequiredPermission {
     gvr: Gvr,
     verb: &'static str,
     selector: Option<String>,
-    lack: MissingPermission,
+    effect: MissingPermission,
 }
 
 /// The effect of a missing permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MissingPermission {
     Named,
-    PassesThrough,
+    Forwarded,
     CallersUnknown,
     ScrapesRefused,
     RevocationLate,
@@ -43,7 +43,7 @@ enum MissingPermission {
 
 const ABOUT: &str = "rights";
 /// The number of concurrent permission checks.
-const AT_A_TIME: usize = 8;
+const CONCURRENT_CHECKS: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
     [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];
 const POLICY: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings", "roles"];
@@ -52,90 +52,94 @@ const DEFINITIONS: [(&str, &str); 2] =
 
 /// Checks each permission that is needed, and reports the rules that are missing.
 pub async fn rights(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<CheckFinding> {
-    let wanted = needs.rights();
-    let count = wanted.len();
-    let mut asked = stream::iter(wanted).map(|right| ask(client, right)).buffer_unordered(AT_A_TIME);
-    let (mut missing, mut held, mut failed): (Vec<RequiredPermission>, usize, Vec<UpstreamError>) = Default::default();
-    while let Some(answer) = asked.next().await {
+    let required = needs.rights();
+    let count = required.len();
+    let mut checks =
+        stream::iter(required).map(|permission| check(client, permission)).buffer_unordered(CONCURRENT_CHECKS);
+    let (mut missing, mut granted, mut failed): (Vec<RequiredPermission>, usize, Vec<UpstreamError>) =
+        Default::default();
+    while let Some(answer) = checks.next().await {
         match answer {
-            Ok(Some(right)) => missing.push(right),
-            Ok(None) => held += 1,
+            Ok(Some(permission)) => missing.push(permission),
+            Ok(None) => granted += 1,
             Err(error) => failed.push(error),
         }
     }
     let mut findings = Vec::new();
     if let Some(error) = failed.first() {
-        findings.push(CheckFinding::unanswered(
+        findings.push(CheckFinding::request_failed(
             ABOUT,
             format!("cannot check {} of {count} permissions", failed.len()),
             error,
         ));
     }
-    let header = match (held, missing.len()) {
-        (_, 0) if held == count => CheckFinding::ok(ABOUT, format!("all {count} needed permissions are granted")),
+    let header = match (granted, missing.len()) {
+        (_, 0) if granted == count => CheckFinding::ok(ABOUT, format!("all {count} needed permissions are granted")),
         (0, 0) => return findings,
         (0, _) => CheckFinding::failed(ABOUT, format!("none of {count} permissions is granted")),
-        _ => CheckFinding::ok(ABOUT, format!("{held} of {count} needed or useful permissions are granted")),
+        _ => CheckFinding::ok(ABOUT, format!("{granted} of {count} needed or useful permissions are granted")),
     };
     findings.push(header);
-    let readable = needs.others.iter().filter(|of| !missing.iter().any(|right| right.is_to_read(of))).count();
+    let readable = needs.others.iter().filter(|of| !missing.iter().any(|permission| permission.is_to_read(of))).count();
     findings.extend(grouped(missing));
     if !needs.others.is_empty() && readable == 0 && failed.is_empty() {
         let what = "nothing can be listed and watched: the proxy would cache nothing and forward every read";
         findings.push(
-            CheckFinding::failed(ABOUT, what).mended_by("grant list and watch on the resources that clients read"),
+            CheckFinding::failed(ABOUT, what).with_remedy("grant list and watch on the resources that clients read"),
         );
     }
     findings
 }
 
 /// Checks a permission; returns it if it is missing.
-async fn ask(client: &UpstreamClient, right: RequiredPermission) -> Result<Option<RequiredPermission>, UpstreamError> {
-    let verdict = client.review_own_access(&right.access()).await?;
-    Ok((!verdict.allowed).then_some(right))
+async fn check(
+    client: &UpstreamClient,
+    permission: RequiredPermission,
+) -> Result<Option<RequiredPermission>, UpstreamError> {
+    let review = client.review_own_access(&permission.access()).await?;
+    Ok((!review.allowed).then_some(permission))
 }
 
 impl PermissionNeeds {
     /// The number of upstream watches besides those of cached resources: definitions, and RBAC while clients watch.
     pub fn own_streams(&self) -> u64 {
-        let policy = if self.asks_about_callers { POLICY.len() } else { 0 };
+        let policy = if self.authenticates_callers { POLICY.len() } else { 0 };
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
     }
 
     fn rights(&self) -> Vec<RequiredPermission> {
         let mut rights = Vec::new();
-        let mut read = |wanted: &CachedResource, lack: MissingPermission| {
+        let mut read = |resource: &CachedResource, effect: MissingPermission| {
             for verb in ["list", "watch"] {
                 rights.push(RequiredPermission {
-                    gvr: wanted.gvr.clone(),
+                    gvr: resource.gvr.clone(),
                     verb,
-                    selector: wanted.selector.clone(),
-                    lack,
+                    selector: resource.selector.clone(),
+                    effect,
                 });
             }
         };
-        self.named.iter().for_each(|wanted| read(wanted, MissingPermission::Named));
-        self.others.iter().for_each(|wanted| read(wanted, MissingPermission::PassesThrough));
-        let whole =
-            |group: &str, resource: &str| CachedResource { gvr: Gvr::new(group, "v1", resource), selector: None };
+        self.named.iter().for_each(|resource| read(resource, MissingPermission::Named));
+        self.others.iter().for_each(|resource| read(resource, MissingPermission::Forwarded));
+        let whole = |group: &str, name: &str| CachedResource { gvr: Gvr::new(group, "v1", name), selector: None };
         if self.follows_cluster {
             DEFINITIONS
                 .iter()
                 .for_each(|(group, name)| read(&whole(group, name), MissingPermission::DefinitionsUnknown));
         }
-        if self.asks_about_callers && self.follows_cluster {
+        if self.authenticates_callers && self.follows_cluster {
             let group = "rbac.authorization.k8s.io";
             POLICY.iter().for_each(|name| read(&whole(group, name), MissingPermission::RevocationLate));
         }
-        if self.asks_about_callers || self.asks_about_scrapes {
-            let lack = if self.asks_about_callers {
+        if self.authenticates_callers || self.authenticates_scrapes {
+            let effect = if self.authenticates_callers {
                 MissingPermission::CallersUnknown
             } else {
                 MissingPermission::ScrapesRefused
             };
-            for (group, resource) in REVIEWS {
-                let gvr = Gvr::new(group, "v1", resource);
-                rights.push(RequiredPermission { gvr, verb: "create", selector: None, lack });
+            for (group, name) in REVIEWS {
+                let gvr = Gvr::new(group, "v1", name);
+                rights.push(RequiredPermission { gvr, verb: "create", selector: None, effect });
             }
         }
         rights
@@ -143,8 +147,8 @@ impl PermissionNeeds {
 }
 
 impl RequiredPermission {
-    fn is_to_read(&self, wanted: &CachedResource) -> bool {
-        self.lack == MissingPermission::PassesThrough && self.gvr == wanted.gvr
+    fn is_to_read(&self, resource: &CachedResource) -> bool {
+        self.effect == MissingPermission::Forwarded && self.gvr == resource.gvr
     }
 
     fn access(&self) -> AccessAttributes {
@@ -162,18 +166,18 @@ impl RequiredPermission {
 /// Returns a finding for each resource with a missing permission, and one for all that are forwarded.
 fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
     let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingPermission)> = BTreeMap::new();
-    for right in missing {
-        let key = (right.gvr, right.lack == MissingPermission::PassesThrough);
-        by_resource.entry(key).or_insert((Vec::new(), right.lack)).0.push(right.verb);
+    for permission in missing {
+        let key = (permission.gvr, permission.effect == MissingPermission::Forwarded);
+        by_resource.entry(key).or_insert((Vec::new(), permission.effect)).0.push(permission.verb);
     }
     let mut findings = Vec::new();
-    let mut through = Vec::new();
-    for ((gvr, _), (mut verbs, lack)) in by_resource {
+    let mut forwarded = Vec::new();
+    for ((gvr, _), (mut verbs, effect)) in by_resource {
         verbs.sort_unstable();
         let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
-        let effect = match lack {
-            MissingPermission::PassesThrough => {
-                through.push(gvr.group_resource());
+        let text = match effect {
+            MissingPermission::Forwarded => {
+                forwarded.push(gvr.group_resource());
                 continue;
             }
             MissingPermission::Named => ", which the configuration requires",
@@ -184,15 +188,15 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
                 ": custom resources and aggregated APIs are forwarded, or discovered late"
             }
         };
-        let is_note = matches!(lack, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
-        let what = format!("{may_not}{effect}");
+        let is_note = matches!(effect, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
+        let what = format!("{may_not}{text}");
         let finding = if is_note { CheckFinding::note(ABOUT, what) } else { CheckFinding::failed(ABOUT, what) };
-        findings.push(finding.mended_by(rule(&gvr, &verbs)));
+        findings.push(finding.with_remedy(rule(&gvr, &verbs)));
     }
-    if !through.is_empty() {
-        let what = format!("{} resources cannot be read and are forwarded: {}", through.len(), through.join(", "));
+    if !forwarded.is_empty() {
+        let what = format!("{} resources cannot be read and are forwarded: {}", forwarded.len(), forwarded.join(", "));
         findings
-            .push(CheckFinding::note(ABOUT, what).mended_by("grant list and watch on them, or set feeds.resources"));
+            .push(CheckFinding::note(ABOUT, what).with_remedy("grant list and watch on them, or set feeds.resources"));
     }
     findings
 }
@@ -212,17 +216,17 @@ mod tests {
     use super::*;
     use crate::preflight::CheckOutcome;
 
-    fn wanted(group: &str, resource: &str) -> CachedResource {
+    fn resource(group: &str, resource: &str) -> CachedResource {
         CachedResource { gvr: Gvr::new(group, "v1", resource), selector: None }
     }
 
     #[test]
     fn required_permissions_depend_on_mode() {
-        let needs = |asks_about_callers, follows_cluster| PermissionNeeds {
-            named: vec![wanted("", "pods")],
+        let needs = |authenticates_callers, follows_cluster| PermissionNeeds {
+            named: vec![resource("", "pods")],
             others: Vec::new(),
-            asks_about_callers,
-            asks_about_scrapes: false,
+            authenticates_callers,
+            authenticates_scrapes: false,
             follows_cluster,
         };
         for (needs, expected, with_scrapes) in [
@@ -232,25 +236,29 @@ mod tests {
             (needs(true, true), 16, 16),
         ] {
             assert_eq!(needs.rights().len(), expected, "{needs:?}");
-            let needs = PermissionNeeds { asks_about_scrapes: true, ..needs };
+            let needs = PermissionNeeds { authenticates_scrapes: true, ..needs };
             assert_eq!(needs.rights().len(), with_scrapes, "{needs:?}");
         }
     }
 
     #[test]
     fn missing_permission_is_reported_with_clusterrole_rule() {
-        let right = |gvr: Gvr, verb, lack| RequiredPermission { gvr, verb, selector: None, lack };
+        let permission = |gvr: Gvr, verb, effect| RequiredPermission { gvr, verb, selector: None, effect };
         let found = grouped(vec![
-            right(Gvr::new("apps", "v1", "deployments"), "watch", MissingPermission::Named),
-            right(Gvr::new("apps", "v1", "deployments"), "list", MissingPermission::Named),
-            right(Gvr::new("", "v1", "secrets"), "list", MissingPermission::PassesThrough),
-            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", MissingPermission::RevocationLate),
+            permission(Gvr::new("apps", "v1", "deployments"), "watch", MissingPermission::Named),
+            permission(Gvr::new("apps", "v1", "deployments"), "list", MissingPermission::Named),
+            permission(Gvr::new("", "v1", "secrets"), "list", MissingPermission::Forwarded),
+            permission(
+                Gvr::new("rbac.authorization.k8s.io", "v1", "roles"),
+                "watch",
+                MissingPermission::RevocationLate,
+            ),
         ]);
-        let said: Vec<_> =
+        let findings: Vec<_> =
             found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();
         let rule = "add the ClusterRole rule {apiGroups: [\"apps\"], resources: [deployments], verbs: [list, watch]}";
-        assert_eq!(said[0], (CheckOutcome::Failed, rule));
-        assert_eq!((said[1].0, said[2].0, said.len()), (CheckOutcome::Note, CheckOutcome::Note, 3));
+        assert_eq!(findings[0], (CheckOutcome::Failed, rule));
+        assert_eq!((findings[1].0, findings[2].0, findings.len()), (CheckOutcome::Note, CheckOutcome::Note, 3));
         assert!(found[2].what.contains("secrets"));
     }
 }

@@ -32,23 +32,23 @@ struct SizeListMetadata {
 const ABOUT: &str = "sizes";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The maximum number of resources to measure, and to report, the largest first.
-const ASKED_MAX: usize = 100;
-const SAID_MAX: usize = 12;
+const MEASURED_MAX: usize = 100;
+const REPORTED_MAX: usize = 12;
 /// The number of objects whose size is measured.
 const SAMPLE: usize = 20;
 /// The approximate size of a bookmark in bytes; each watch receives one per minute.
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.
-pub async fn sizes(client: &UpstreamClient, wanted: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
+pub async fn sizes(client: &UpstreamClient, items: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
-    for of in wanted.iter().take(ASKED_MAX) {
-        match size(client, of).await {
-            Ok(Some(size)) => found.push((size.objects.saturating_mul(size.bytes), size.objects, of)),
+    for item in items.iter().take(MEASURED_MAX) {
+        match size(client, item).await {
+            Ok(Some(size)) => found.push((size.objects.saturating_mul(size.bytes), size.objects, item)),
             Ok(None) => {}
             Err(error) => {
                 let is_gone = error.code().is_none();
-                failed.get_or_insert_with(|| CheckFinding::unanswered(ABOUT, of.gvr.group_resource(), &error));
+                failed.get_or_insert_with(|| CheckFinding::request_failed(ABOUT, item.gvr.group_resource(), &error));
                 // Every further request would wait as long.
                 if is_gone {
                     break;
@@ -59,14 +59,14 @@ pub async fn sizes(client: &UpstreamClient, wanted: &[CachedResource], budget: u
     found.sort_by_key(|(bytes, ..)| Reverse(*bytes));
     let bytes: u64 = found.iter().map(|(bytes, ..)| bytes).sum();
     let mut findings: Vec<_> =
-        found.iter().take(SAID_MAX).map(|(bytes, objects, of)| said(of, *objects, *bytes)).collect();
+        found.iter().take(REPORTED_MAX).map(|(bytes, objects, item)| finding(item, *objects, *bytes)).collect();
     findings.extend(failed);
-    if let Some(rest) = found.get(SAID_MAX..).filter(|rest| !rest.is_empty()) {
+    if let Some(rest) = found.get(REPORTED_MAX..).filter(|rest| !rest.is_empty()) {
         let objects: u64 = rest.iter().map(|(_, objects, _)| objects).sum();
         findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
     }
-    if wanted.len() > ASKED_MAX {
-        let what = format!("{} further resources were not measured", wanted.len() - ASKED_MAX);
+    if items.len() > MEASURED_MAX {
+        let what = format!("{} further resources were not measured", items.len() - MEASURED_MAX);
         findings.push(CheckFinding::ok(ABOUT, what));
     }
     let (all, room) = (mebibytes(bytes), mebibytes(budget as u64));
@@ -74,24 +74,25 @@ pub async fn sizes(client: &UpstreamClient, wanted: &[CachedResource], budget: u
         let what = format!(
             "about {all} of JSON in total exceeds the memory of {room} for feeds: what does not fit is forwarded"
         );
-        CheckFinding::note(ABOUT, what).mended_by("raise feeds.memoryMebibytes, or set feeds.resources")
+        CheckFinding::note(ABOUT, what).with_remedy("raise feeds.memoryMebibytes, or set feeds.resources")
     } else {
         CheckFinding::ok(ABOUT, format!("about {all} of JSON in total; feeds may use {room}"))
     });
     findings
 }
 
-fn said(of: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
-    let part = if of.selector.is_some() { " of this node" } else { "" };
-    CheckFinding::ok(ABOUT, format!("{}{part}: {objects} objects, about {}", of.gvr.group_resource(), mebibytes(bytes)))
+fn finding(item: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
+    let part = if item.selector.is_some() { " of this node" } else { "" };
+    let (name, size) = (item.gvr.group_resource(), mebibytes(bytes));
+    CheckFinding::ok(ABOUT, format!("{name}{part}: {objects} objects, about {size}"))
 }
 
 /// Measures a resource; returns `None` if it may not be read.
-async fn size(client: &UpstreamClient, of: &CachedResource) -> Result<Option<ResourceSize>, UpstreamError> {
-    let selector = of.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
+async fn size(client: &UpstreamClient, item: &CachedResource) -> Result<Option<ResourceSize>, UpstreamError> {
+    let selector = item.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
     let selected = selector.unwrap_or_default();
-    let path = of.gvr.path();
-    let asked = async |limit: usize, accept: &str| match client
+    let path = item.gvr.path();
+    let fetch = async |limit: usize, accept: &str| match client
         .fetch(UpstreamCause::List, &format!("{path}?limit={limit}{selected}"), accept)
         .await
     {
@@ -99,18 +100,18 @@ async fn size(client: &UpstreamClient, of: &CachedResource) -> Result<Option<Res
         Err(error) if error.code().is_some_and(|code| code < 500) => Ok(None),
         Err(error) => Err(error),
     };
-    let Some(first) = asked(1, METADATA).await? else { return Ok(None) };
-    let Some(some) = asked(SAMPLE, "application/json").await? else { return Ok(None) };
-    Ok(Some(measured(&first, &some)))
+    let Some(first) = fetch(1, METADATA).await? else { return Ok(None) };
+    let Some(full) = fetch(SAMPLE, "application/json").await? else { return Ok(None) };
+    Ok(Some(measured(&first, &full)))
 }
 
-fn measured(first: &[u8], some: &[u8]) -> ResourceSize {
-    let [first, some] = [first, some].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
-    let sample = some.items.len() as u64;
-    let bytes = some.items.iter().map(|item| item.get().len() as u64).sum::<u64>().checked_div(sample);
+fn measured(first: &[u8], full: &[u8]) -> ResourceSize {
+    let [first, full] = [first, full].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
+    let sampled = full.items.len() as u64;
+    let bytes = full.items.iter().map(|object| object.get().len() as u64).sum::<u64>().checked_div(sampled);
     // With a selector, upstream returns no count: there are at least as many objects as were sent.
     let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
-    let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sample });
+    let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sampled });
     ResourceSize { objects, bytes: bytes.unwrap_or_default() }
 }
 
@@ -140,16 +141,16 @@ mod tests {
     #[test]
     fn object_count_uses_remaining_item_count() {
         let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
-        let some = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
-        assert_eq!(measured(first, some), ResourceSize { objects: 42, bytes: 8 });
+        let full = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
+        assert_eq!(measured(first, full), ResourceSize { objects: 42, bytes: 8 });
         let selected = br#"{"metadata":{"continue":"x"},"items":[{}]}"#;
-        assert_eq!(measured(selected, some).objects, 2);
+        assert_eq!(measured(selected, full).objects, 2);
         assert_eq!(measured(br#"{"metadata":{},"items":[]}"#, br#"{"items":[]}"#), ResourceSize::default());
     }
 
     #[test]
     fn fleet_cost_is_proxies_times_watches() {
-        let said = cost(1_000, 5, 2).what;
-        assert!(said.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{said}");
+        let finding = cost(1_000, 5, 2).what;
+        assert!(finding.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{finding}");
     }
 }

@@ -5,7 +5,7 @@ const ABOUT: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: KubernetesRelease = KubernetesRelease { major: 1, minor: 34 };
 /// The oldest Kubernetes release that is tested.
-const TRIED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
+const TESTED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
 
 /// Reports the release of the apiserver, and the user that it authenticates the proxy as. Also returns whether the
 /// apiserver responds and accepts the credentials. If not, every other check would fail the same way.
@@ -15,9 +15,9 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
     match client.release().await {
         Ok(release) => findings.push(of_release(&url, release)),
         Err(error) if error.code().is_none_or(|code| code == 401) => {
-            return (vec![CheckFinding::unanswered(ABOUT, &url, &error)], false);
+            return (vec![CheckFinding::request_failed(ABOUT, &url, &error)], false);
         }
-        Err(error) => findings.push(CheckFinding::unanswered(ABOUT, format!("{url}: /version"), &error)),
+        Err(error) => findings.push(CheckFinding::request_failed(ABOUT, format!("{url}: /version"), &error)),
     }
     let is_usable = match client.who_am_i().await {
         Ok(user) => {
@@ -33,7 +33,7 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
             true
         }
         Err(error) => {
-            findings.push(CheckFinding::unanswered(ABOUT, "cannot determine the proxy's user", &error));
+            findings.push(CheckFinding::request_failed(ABOUT, "cannot determine the proxy's user", &error));
             error.code().is_some_and(|code| code != 401)
         }
     };
@@ -42,7 +42,7 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
 
 fn of_release(url: &str, release: KubernetesRelease) -> CheckFinding {
     let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
-    if release < TRIED_SINCE {
+    if release < TESTED_SINCE {
         CheckFinding::note(ABOUT, format!("{named} is older than the oldest tested release (1.30)"))
     } else if release < STREAMS_LISTS {
         let what = format!(

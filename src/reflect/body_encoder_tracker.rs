@@ -63,7 +63,7 @@ impl BodyEncoderTracker {
     pub(super) fn writes_like_cache(&self, server: &UpstreamServer) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
-        by.authorship() == BodyEncoderMatch::Present && server.writes_as(stream) == Some(true)
+        by.authorship() == BodyEncoderMatch::Present && server.encodes_like(stream) == Some(true)
     }
 
     /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
@@ -116,7 +116,7 @@ impl BodyEncoderTracker {
 
     /// Whether `server` is known to produce different bytes than the followed server.
     pub(super) fn writes_otherwise(&self, server: &UpstreamServer) -> bool {
-        self.by.borrow().stream.as_ref().and_then(|stream| server.writes_as(stream)) == Some(false)
+        self.by.borrow().stream.as_ref().and_then(|stream| server.encodes_like(stream)) == Some(false)
     }
 
     /// Records that the server at the address of the followed server repeatedly reports this build.
@@ -127,7 +127,7 @@ impl BodyEncoderTracker {
                 // Keeps the earlier identity for the bodies that the server encoded while it was taken for another
                 // build.
                 let before = stream.known();
-                stream.presume(build);
+                stream.assume_build(build);
                 by.bodies.retain(|server| !server.is(stream));
                 by.bodies.push(before);
             }
@@ -199,10 +199,10 @@ impl BodyEncoderTracker {
 impl BodyEncoderCounts {
     pub(super) fn authorship(&self) -> BodyEncoderMatch {
         // If a server does not report its release, a change of its release cannot be detected.
-        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else {
+        let Some(stream) = self.stream.as_ref().filter(|stream| !stream.reports_no_build()) else {
             return BodyEncoderMatch::Present;
         };
-        let comparisons: Vec<_> = self.bodies.iter().map(|server| server.writes_as(stream)).collect();
+        let comparisons: Vec<_> = self.bodies.iter().map(|server| server.encodes_like(stream)).collect();
         if comparisons.contains(&Some(false)) {
             BodyEncoderMatch::Other
         } else if comparisons.contains(&None) {
@@ -237,7 +237,8 @@ impl BodyEncoderCounts {
     }
 
     fn add(&mut self, server: &UpstreamServer) {
-        if self.bodies.len() < SERVERS_MAX && !self.bodies.iter().any(|known| known.writes_as(server) == Some(true)) {
+        if self.bodies.len() < SERVERS_MAX && !self.bodies.iter().any(|known| known.encodes_like(server) == Some(true))
+        {
             self.bodies.push(server.clone());
         }
     }
@@ -252,7 +253,7 @@ mod tests {
 
     fn server(minor: u32, patch: u32) -> UpstreamServer {
         let version = format!(r#"{{"major": "1", "minor": "{minor}", "gitVersion": "v1.{minor}.{patch}"}}"#);
-        UpstreamServer::saying(ServerBuild::of(&version))
+        UpstreamServer::with_build(ServerBuild::of(&version))
     }
 
     fn feed(encoding: FeedEncoding) -> Arc<Feed> {
@@ -303,7 +304,7 @@ mod tests {
         written.opened(&old);
         written.will_list_from(&[same]);
         assert!(feed.body_release.is_present(), "it writes the same");
-        for other in [new, UpstreamServer::silent()] {
+        for other in [new, UpstreamServer::with_unknown_build()] {
             let count = written.follow().borrow().count;
             written.will_list_from(std::slice::from_ref(&other));
             assert!(!feed.body_release.is_present() && !written.is_at(count));
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn unknown_build_blocks_states_but_unreported_build_does_not() {
         let (written, feed) = written();
-        let (list, stream) = (UpstreamServer::silent(), UpstreamServer::silent());
+        let (list, stream) = (UpstreamServer::with_unknown_build(), UpstreamServer::with_unknown_build());
         written.listed(vec![list.clone()]);
         written.opened(&stream);
         assert!(!feed.body_release.is_present());
@@ -342,11 +343,11 @@ mod tests {
         assert_eq!(written.weigh(true), BodyEncoderMatch::Open);
         assert!(!feed.body_release.is_present(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
-        written.opened(&UpstreamServer::saying(None));
+        written.opened(&UpstreamServer::with_build(None));
         assert_eq!((written.weigh(false), feed.renderings.release()), (BodyEncoderMatch::Present, None));
         assert!(feed.body_release.is_present());
         written.opened(&server(36, 1));
-        written.listed(vec![UpstreamServer::saying(None)]);
+        written.listed(vec![UpstreamServer::with_build(None)]);
         written.opened(&server(36, 1));
         assert!(!feed.body_release.is_present(), "the encoder of the bodies is unknown");
     }

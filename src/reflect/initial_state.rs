@@ -332,7 +332,7 @@ impl UpstreamLister<'_> {
         let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
         // release asks again.
-        let (body, _) = tokio::join!(reading, client.meet(&server));
+        let (body, _) = tokio::join!(reading, client.learn_build(&server));
         let body = body?;
         staged.page_is_read().map_err(over_budget)?;
         let page = self.upstream.reader.list(&body)?;

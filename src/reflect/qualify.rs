@@ -368,7 +368,7 @@ impl RepresentationQualifier {
         }
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
-            return Err(UpstreamError::OtherRepresentation { asked: representation.to_string(), answered });
+            return Err(UpstreamError::OtherRepresentation { requested: representation.to_string(), answered });
         }
         self.upstream.client.read(response).await
     }
@@ -450,7 +450,10 @@ mod tests {
     fn failed_sample_verdict_depends_on_the_error() {
         for (error, expected) in [
             (
-                UpstreamError::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) },
+                UpstreamError::OtherRepresentation {
+                    requested: "protobuf".to_owned(),
+                    answered: Some(FeedEncoding::Json),
+                },
                 BodyComparison::NotOffered,
             ),
             (refused(406), BodyComparison::NotOffered),
@@ -477,7 +480,7 @@ mod tests {
             (refused(500), false),
             (UpstreamError::Timeout(SAMPLE_SOON), false),
             (UpstreamError::InvalidRequest("no path".to_owned()), false),
-            (UpstreamError::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
+            (UpstreamError::OtherRepresentation { requested: "json".to_owned(), answered: None }, false),
         ] {
             assert_eq!(says_no_release(&error), expected, "{error}");
         }

@@ -122,7 +122,7 @@ impl BodyRenewer {
     }
 
     async fn meet(&self, server: &UpstreamServer) {
-        if let Err(error) = self.upstream.client.meet(server).await {
+        if let Err(error) = self.upstream.client.learn_build(server).await {
             let (feed, server) = (&self.upstream.feed.spec.key, self.upstream.client.url_of(server));
             tracing::debug!(
                 %feed, server, %error,

@@ -193,7 +193,7 @@ pub(super) async fn ask(
     };
     let answered = crate::upstream::encoding_of(&response);
     if answered != Some(encoding.byte_encoding()) {
-        return Err(UpstreamError::OtherRepresentation { asked: encoding.as_str().to_owned(), answered });
+        return Err(UpstreamError::OtherRepresentation { requested: encoding.as_str().to_owned(), answered });
     }
     Ok(response)
 }

@@ -156,7 +156,7 @@ impl HttpFrontend {
         match self.answer_without_caller(peer, &request, info.as_deref().ok()) {
             None => Ok(ScreenedRequest { request, info, record }),
             Some(response) => {
-                peer.connection.turn_away();
+                peer.connection.authentication_failed();
                 request.context.record = record.map(Arc::from);
                 Err(recorded(&request.context, response))
             }
@@ -214,7 +214,7 @@ impl HttpFrontend {
     ) -> Result<AdmittedRequest, Response<ReplyBody>> {
         match &caller {
             Ok(known @ (Caller::ProxyItself | Caller::Known(_))) => {
-                if !peer.connection.found_known(known.payer().as_ref().map(FlowDistinguisher::number)) {
+                if !peer.connection.authenticated(known.payer().as_ref().map(FlowDistinguisher::number)) {
                     let no_slot = Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS);
                     return Err(request.context.status(&no_slot));
                 }
@@ -222,7 +222,7 @@ impl HttpFrontend {
             // Like upstream, closes the connection of an unknown caller after this response, and reads no further
             // requests from it. A connection that a load balancer shares with known callers stays open
             // (R-THREAT-14).
-            Ok(Caller::Anonymous) | Err(_) => peer.connection.turn_away(),
+            Ok(Caller::Anonymous) | Err(_) => peer.connection.authentication_failed(),
         }
         if let Ok(caller) = &caller
             && let Some(why) = self.forbids(peer, &request.http, &info, caller)

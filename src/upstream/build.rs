@@ -28,7 +28,7 @@ pub struct ServerBuild {
     pub minor: u32,
     /// All fields that may change encoded bytes: patches and distributions add fields, emulation and compatibility
     /// change defaults. The text is a `/version` document reduced to these fields.
-    said: Box<str>,
+    document: Box<str>,
 }
 
 /// The fields that are read from a `/version` document.
@@ -56,12 +56,12 @@ impl ServerBuild {
     /// `31+`.
     pub fn parse(body: &[u8]) -> Option<Self> {
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-        let said: VersionDocument = serde_json::from_slice(body).ok()?;
-        let (major, minor) = number(&said.major).zip(number(&said.minor))?;
-        let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
+        let document: VersionDocument = serde_json::from_slice(body).ok()?;
+        let (major, minor) = number(&document.major).zip(number(&document.minor))?;
+        let emulated = number(&document.emulation_major).zip(number(&document.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));
         let release = KubernetesRelease { major: behaves_as.0, minor: behaves_as.1 };
-        Some(Self { release, minor, said: serde_json::to_string(&said).ok()?.into() })
+        Some(Self { release, minor, document: serde_json::to_string(&document).ok()?.into() })
     }
 
     /// Returns the build that encoded the bodies of a proxy's response, from its `Kube-Fanout-Build` header.
@@ -71,7 +71,7 @@ impl ServerBuild {
 
     /// Returns the value of the `Kube-Fanout-Build` header, for downstream proxies.
     pub fn header(&self) -> Option<HeaderValue> {
-        HeaderValue::from_str(&self.said).ok()
+        HeaderValue::from_str(&self.document).ok()
     }
 }
 

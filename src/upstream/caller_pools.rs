@@ -22,17 +22,17 @@ pub(super) struct CallerConnectionPools {
     credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<CallerPoolPair>>,
     /// Limits how many pools the credentials of one user may have.
-    shares: KeyedSemaphores<FlowDistinguisher>,
+    permits_per_user: KeyedSemaphores<FlowDistinguisher>,
     /// Opens a new connection for each request.
-    once: ConnectionPool,
+    unpooled: ConnectionPool,
 }
 
 #[derive(Debug)]
 struct CallerPoolPair {
     short: ConnectionPool,
     /// The pool for streams, of which each has its own connection.
-    long: ConnectionPool,
-    _place: OwnedSemaphorePermit,
+    streams: ConnectionPool,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// The maximum number of credentials with their own connections. Above it, the cache evicts; requests in progress on
@@ -50,9 +50,9 @@ impl CallerConnectionPools {
     /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let once = ConnectionPool::new(&credentials, Traffic::Once)?;
+        let unpooled = ConnectionPool::new(&credentials, Traffic::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
-        Ok(Self { credentials, pools, shares: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), once })
+        Ok(Self { credentials, pools, permits_per_user: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), unpooled })
     }
 
     /// Sends a request that carries its own credential, on connections that only that credential uses. Without a
@@ -60,18 +60,18 @@ impl CallerConnectionPools {
     pub(super) async fn send(
         &self,
         acting_as: &RequestIdentity,
-        lane: ForwardPoolKind,
-        outgoing: CountedRequest,
+        kind: ForwardPoolKind,
+        request: CountedRequest,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let pools = match acting_as {
-            RequestIdentity::Bearer(credential, payer) => self.pools(*credential, payer)?,
+            RequestIdentity::Bearer(credential, flow) => self.pools(*credential, flow)?,
             RequestIdentity::Anonymous | RequestIdentity::ProxyItself | RequestIdentity::User(_) => None,
         };
-        match (pools, lane) {
-            (Some(pools), ForwardPoolKind::Short) => pools.short.send(outgoing).await,
-            (Some(pools), ForwardPoolKind::Stream) => pools.long.send(outgoing).await,
+        match (pools, kind) {
+            (Some(pools), ForwardPoolKind::Short) => pools.short.send(request).await,
+            (Some(pools), ForwardPoolKind::Stream) => pools.streams.send(request).await,
             // If the upgrade to a tunnel fails, the state of the connection is uncertain, so it is not reused.
-            (Some(_), ForwardPoolKind::Tunnel) | (None, _) => self.once.send(outgoing).await,
+            (Some(_), ForwardPoolKind::Tunnel) | (None, _) => self.unpooled.send(request).await,
         }
     }
 
@@ -79,29 +79,29 @@ impl CallerConnectionPools {
     fn pools(
         &self,
         credential: CredentialId,
-        payer: &FlowDistinguisher,
+        flow: &FlowDistinguisher,
     ) -> Result<Option<Arc<CallerPoolPair>>, UpstreamError> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
         }
-        let place = self.place(payer).or_else(|| {
+        let permit = self.permit(flow).or_else(|| {
             // The cache drops idle pools only when it is used, and they may hold this user's permits.
             self.pools.run_pending_tasks();
-            self.place(payer)
+            self.permit(flow)
         });
-        let Some(place) = place else { return Ok(None) };
-        let pools = self.pools.try_get_with(credential, || self.fresh(place).map(Arc::new));
+        let Some(permit) = permit else { return Ok(None) };
+        let pools = self.pools.try_get_with(credential, || self.new_pools(permit).map(Arc::new));
         pools.map(Some).map_err(|error| UpstreamError::Credentials(error.to_string()))
     }
 
-    fn place(&self, payer: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
-        self.shares.of(payer).try_acquire_owned().ok()
+    fn permit(&self, flow: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
+        self.permits_per_user.of(flow).try_acquire_owned().ok()
     }
 
-    fn fresh(&self, place: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
+    fn new_pools(&self, permit: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
         let short = ConnectionPool::new(&self.credentials, Traffic::Forwards)?;
-        let long = ConnectionPool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
-        Ok(CallerPoolPair { short, long, _place: place })
+        let streams = ConnectionPool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
+        Ok(CallerPoolPair { short, streams, _permit: permit })
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
     /// A timeout that ends a hang.
     const STUCK: Duration = Duration::from_secs(60);
 
-    fn payer(name: &str) -> FlowDistinguisher {
+    fn flow(name: &str) -> FlowDistinguisher {
         FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
     }
 
@@ -128,9 +128,9 @@ mod tests {
     async fn credential_pools_per_user_are_limited() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
         let credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let caller_pools = CallerConnectionPools::new(&credentials[0]).expect("nothing is asked");
-        let (ada, bob) = (payer("ada"), payer("bob"));
-        let has = |number, payer| caller_pools.pools(id(number), payer).expect("made").is_some();
+        let caller_pools = CallerConnectionPools::new(&credentials[0]).expect("no request is sent");
+        let (ada, bob) = (flow("ada"), flow("bob"));
+        let has = |number, flow| caller_pools.pools(id(number), flow).expect("made").is_some();
         let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();
         assert_eq!(of_ada, CREDENTIALS_OF_A_USER_MAX);
         assert!(has(0, &ada), "those that are there stay");

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use tokio::time::timeout;
 
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
-use super::identity_headers::{RequestIdentity, put_ours};
+use super::identity_headers::{RequestIdentity, set_proxy_credentials};
 use super::link::{UpstreamCredentialChanges, UpstreamLink, UpstreamLinks};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_by};
 use super::retryable_request::{CountedRequest, UpstreamBody};
@@ -107,8 +107,8 @@ impl UpstreamClient {
 
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
     /// new connections; open streams continue.
-    pub async fn keep_up(self, every: Duration) {
-        self.shared.links.clone().keep_up(every).await;
+    pub async fn reload_credentials(self, every: Duration) {
+        self.shared.links.clone().reload_credentials(every).await;
     }
 
     /// Returns a receiver of credential changes.
@@ -214,7 +214,7 @@ impl UpstreamClient {
                     };
                 }
             };
-            self.endpoints().heed(at, UpstreamRequestOrigin::Proxy, pin!(pool.send(outgoing))).await
+            self.endpoints().watch_response(at, UpstreamRequestOrigin::Proxy, pin!(pool.send(outgoing))).await
         };
         let response =
             timeout(ANSWER_TIMEOUT, answering).await.map_err(|_| UpstreamError::Timeout(ANSWER_TIMEOUT))??;
@@ -227,7 +227,7 @@ impl UpstreamClient {
         let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
         let status = read_status(&head, &body);
         if status.code >= 500 && matches!(via, Via::Any(_)) {
-            self.endpoints().raise(at);
+            self.endpoints().report_alarm(at);
         }
         Err(UpstreamError::Refused(Box::new(status)))
     }
@@ -333,7 +333,7 @@ impl UpstreamClient {
         link.readdress(&mut request)?;
         let is_ours = matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_));
         if is_ours {
-            put_ours(request.headers_mut(), link.credentials.headers().await?)?;
+            set_proxy_credentials(request.headers_mut(), link.credentials.headers().await?)?;
         }
         let counter = self.shared.costs.counter(UpstreamCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
@@ -341,11 +341,11 @@ impl UpstreamClient {
             match lane {
                 _ if !is_ours => link.caller_pools.send(acting_as, lane, outgoing).await,
                 ForwardPoolKind::Short => link.forwards.here().send(outgoing).await,
-                ForwardPoolKind::Stream => link.long.send(outgoing).await,
+                ForwardPoolKind::Stream => link.streams.send(outgoing).await,
                 ForwardPoolKind::Tunnel => link.tunnels.send(outgoing).await,
             }
         });
-        self.endpoints().heed(link.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
+        self.endpoints().watch_response(link.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
     }
 
     pub(super) fn note_answer(&self) {

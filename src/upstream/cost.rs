@@ -139,7 +139,7 @@ impl UpstreamCostLedger {
 
 impl UpstreamCostCounter {
     /// Returns a counter for the same request when it is retried.
-    pub(super) fn again(&self) -> Self {
+    pub(super) fn for_retry(&self) -> Self {
         Self { costs: self.costs.clone(), is_open: false, ..*self }
     }
 
@@ -148,7 +148,7 @@ impl UpstreamCostCounter {
     }
 
     /// Records that the response to the request has begun.
-    pub(super) fn answered(&mut self, is_success: bool) {
+    pub(super) fn response_started(&mut self, is_success: bool) {
         if self.is_stream && is_success {
             self.is_open = true;
             let account = self.account_of_stream();
@@ -196,8 +196,8 @@ mod tests {
         }
         let counted: Vec<_> = costs.all().map(|(_, cost)| cost.requests).collect();
         assert_eq!(counted, (1..=CAUSES.len() as u64).collect::<Vec<_>>());
-        let words: std::collections::BTreeSet<_> = CAUSES.into_iter().map(|(cause, _)| cause.as_str()).collect();
-        assert_eq!(words.len(), CAUSES.len());
+        let names: std::collections::BTreeSet<_> = CAUSES.into_iter().map(|(cause, _)| cause.as_str()).collect();
+        assert_eq!(names.len(), CAUSES.len());
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         let costs = UpstreamCostLedger::default();
         let mut counter = costs.counter(UpstreamCause::List, true);
         counter.sent();
-        counter.answered(true);
+        counter.response_started(true);
         counter.received(70);
         counter.is_listed();
         counter.received(5);
@@ -224,7 +224,7 @@ mod tests {
         let costs = UpstreamCostLedger::default();
         let mut counter = costs.counter(UpstreamCause::Rbac, true);
         counter.sent();
-        counter.answered(false);
+        counter.response_started(false);
         drop(counter);
         assert_eq!(cost_of(&costs, UpstreamCause::Rbac), UpstreamCost { requests: 1, ..UpstreamCost::default() });
     }

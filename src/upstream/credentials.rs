@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::plugins::put_runner;
-use super::secrecy::words;
+use super::plugins::set_runner;
+use super::secrecy::describe;
 use super::server_url::is_private;
 use super::token_file::TokenFile;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
@@ -34,7 +34,7 @@ pub enum CredentialSource {
 }
 
 /// The address of an in-process upstream in requests; it is never resolved.
-const IN_MEMORY: &str = "http://127.0.0.1:1";
+const IN_MEMORY_ADDRESS: &str = "http://127.0.0.1:1";
 
 impl CredentialSource {
     /// The files that connections depend on: a kubeconfig and the certificates and keys that it names.
@@ -113,11 +113,11 @@ pub(super) struct UpstreamCredentials {
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: CredentialHeaderService,
     /// The time at which missing credentials were last logged.
-    said: Arc<Mutex<Option<Instant>>>,
+    last_logged: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The minimum interval between log lines about missing credentials; otherwise every request would log one.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
     /// Reads the credentials for each of `servers` of one cluster, or else for the server that they name.
@@ -142,15 +142,15 @@ impl UpstreamCredentials {
         let config = match source {
             CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
-                let mut file = Kubeconfig::read_from(path).map_err(|error| fail(words(&error)))?;
-                put_runner(&mut file);
-                kube_client::Config::try_from(file).map_err(|error| fail(words(&error)))?
+                let mut file = Kubeconfig::read_from(path).map_err(|error| fail(describe(&error)))?;
+                set_runner(&mut file);
+                kube_client::Config::try_from(file).map_err(|error| fail(describe(&error)))?
             }
             CredentialSource::InCluster => {
                 kube_client::Config::incluster().map_err(|error| CredentialError::InCluster(error.to_string()))?
             }
             CredentialSource::Anonymous(uri) => without_identity(uri.clone()),
-            CredentialSource::Memory(_) => without_identity(Uri::from_static(IN_MEMORY)),
+            CredentialSource::Memory(_) => without_identity(Uri::from_static(IN_MEMORY_ADDRESS)),
         };
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
@@ -167,7 +167,7 @@ impl UpstreamCredentials {
         let mut anonymous = config.clone();
         anonymous.auth_info = AuthInfo::default();
         let anonymous_tls = tls_of(&anonymous)?;
-        let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
+        let invalid = |error: kube_client::Error| CredentialError::Invalid(describe(&error));
         // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
         // plugins) wrap it and add theirs.
         let extra = config.extra_headers_layer().map_err(invalid)?;
@@ -179,12 +179,12 @@ impl UpstreamCredentials {
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
-        let (endpoint, memory, said) = (0, None, Arc::default());
+        let (endpoint, memory, last_logged) = (0, None, Arc::default());
         let client_certificate = client_certificate(&config.auth_info);
         if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
             tracing::warn!(server = %base, %why, "the proxy's client certificate is not valid; upstream rejects it");
         }
-        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, said })
+        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, last_logged })
     }
 
     /// Returns the headers that identify the proxy: the current token, refreshed when due, and configured extras.
@@ -194,7 +194,7 @@ impl UpstreamCredentials {
             .clone()
             .oneshot(Request::new(String::new()))
             .await
-            .map_err(|error| self.unavailable(&*error))?;
+            .map_err(|error| self.log_unavailable(&*error))?;
         let mut headers = response.into_parts().0.headers;
         if let Some(token) = headers.get_mut(AUTHORIZATION) {
             token.set_sensitive(true);
@@ -202,13 +202,13 @@ impl UpstreamCredentials {
         Ok(headers)
     }
 
-    /// Logs the reason that there are no credentials, at most once in [`SAY_EVERY`]; returns the error for the caller.
-    fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
-        let why = words(error);
+    /// Logs the reason that there are no credentials, at most once in [`LOG_EVERY`]; returns the error for the caller.
+    fn log_unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
+        let why = describe(error);
         let now = Instant::now();
-        let mut said = self.said.lock();
-        if said.is_none_or(|said| now.duration_since(said) >= SAY_EVERY) {
-            *said = Some(now);
+        let mut last_logged = self.last_logged.lock();
+        if last_logged.is_none_or(|last_logged| now.duration_since(last_logged) >= LOG_EVERY) {
+            *last_logged = Some(now);
             tracing::warn!(error = %why, "cannot load the proxy's upstream credentials");
         }
         UpstreamError::Credentials(why)

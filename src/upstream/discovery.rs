@@ -80,12 +80,12 @@ pub struct ResourceCatalog {
 
 #[derive(Debug)]
 struct ResourceCatalogShared {
-    insistence: DocumentRefusalBackoff,
+    policy: DocumentRefusalBackoff,
     state: RwLock<ResourceCatalogState>,
-    asking: tokio::sync::Mutex<DiscoveryAttempts>,
+    attempts: tokio::sync::Mutex<DiscoveryAttempts>,
     refused: Mutex<PerDeclaringResource<RefusedDocument>>,
     /// The last time of a change that may affect discovery, or at which such a change could have been missed.
-    stirred: Mutex<Instant>,
+    changed_at: Mutex<Instant>,
     /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
     /// The reason of the last failed discovery; a later success does not clear it.
@@ -141,12 +141,12 @@ const PROTOBUF_FIRST: &str = "application/vnd.kubernetes.protobuf,application/js
 
 impl ResourceCatalog {
     /// Creates an empty catalog; [`refresh`](Self::refresh) fills it.
-    pub fn new(client: UpstreamClient, insistence: DocumentRefusalBackoff) -> Self {
-        let (state, asking, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
-        let (stirred, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
+    pub fn new(client: UpstreamClient, policy: DocumentRefusalBackoff) -> Self {
+        let (state, attempts, refused) = (RwLock::default(), tokio::sync::Mutex::default(), Mutex::default());
+        let (changed_at, is_known, failure) = (Mutex::new(Instant::now()), watch::Sender::new(false), Mutex::default());
         Self {
             client,
-            shared: Arc::new(ResourceCatalogShared { insistence, state, asking, refused, stirred, is_known, failure }),
+            shared: Arc::new(ResourceCatalogShared { policy, state, attempts, refused, changed_at, is_known, failure }),
         }
     }
 
@@ -196,16 +196,16 @@ impl ResourceCatalog {
     /// Returns the time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
-        [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.again(self.shared.insistence)).min()
+        [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.next_retry(self.shared.policy)).min()
     }
 
     /// Schedules an early retry of documents that the proxy's identity may not read, because its permissions may have
     /// changed.
-    pub fn rights_changed(&self) {
+    pub fn permissions_changed(&self) {
         let mut refused = self.shared.refused.lock();
         let PerDeclaringResource { definitions, services } = &mut *refused;
         for refused in [definitions, services] {
-            refused.rights_changed(self.shared.insistence);
+            refused.permissions_changed(self.shared.policy);
         }
     }
 
@@ -213,31 +213,31 @@ impl ResourceCatalog {
     ///
     /// Concurrent callers share one discovery. Returns whether anything changed.
     pub async fn refresh(&self, since: Instant) -> Result<bool, UpstreamError> {
-        let mut asking = self.shared.asking.lock().await;
-        if asking.last.is_some_and(|last| last > since) {
+        let mut attempts = self.shared.attempts.lock().await;
+        if attempts.last.is_some_and(|last| last > since) {
             return Ok(false);
         }
         // Failures count too; otherwise every waiting caller would retry in turn.
-        asking.last = Some(Instant::now());
+        attempts.last = Some(Instant::now());
         let found = self.discover().await.inspect_err(|error| {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.asked.definitions && found.customs.is_none() && !state.known.reported.definitions;
+        let is_hidden = found.requested.definitions && found.customs.is_none() && !state.known.reported.definitions;
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
-            if asking.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
+            if attempts.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
                 return Err(UpstreamError::HiddenDefinitions);
             }
         }
-        asking.refused_since = None;
-        let is_news = found.roots.iter().any(Option::is_some);
+        attempts.refused_since = None;
+        let has_new_root = found.roots.iter().any(Option::is_some);
         state.known.take(found);
         let changed = state.settle();
         drop(state);
         self.shared.is_known.send_if_modified(|is_known| !std::mem::replace(is_known, true));
-        if is_news {
-            self.stir();
+        if has_new_root {
+            self.note_change();
         }
         Ok(changed)
     }
@@ -251,14 +251,14 @@ impl ResourceCatalog {
         let (deadline, mut is_known) = (Instant::now() + within, self.shared.is_known.subscribe());
         loop {
             let now = Instant::now();
-            let asked = timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await;
+            let refreshed = timeout_at(deadline, self.refresh(now.checked_sub(every).unwrap_or(now))).await;
             if *is_known.borrow() {
                 return Ok(());
             }
             // The failure may be that of another caller's recent request.
             let failure =
                 self.shared.failure.lock().clone().unwrap_or_else(|| (&UpstreamError::Timeout(within)).into());
-            if asked.is_err() || !failure.is_outage || Instant::now() >= deadline {
+            if refreshed.is_err() || !failure.is_outage || Instant::now() >= deadline {
                 return Err(failure);
             }
             tokio::select! {
@@ -270,14 +270,14 @@ impl ResourceCatalog {
     }
 
     /// Records that a definition has changed, whatever the change is.
-    pub fn stir(&self) {
-        *self.shared.stirred.lock() = Instant::now();
+    pub fn note_change(&self) {
+        *self.shared.changed_at.lock() = Instant::now();
     }
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
         let PerDeclaringResource { definitions, services } = self.shared.state.read().known.reported;
-        (definitions && services).then(|| *self.shared.stirred.lock())
+        (definitions && services).then(|| *self.shared.changed_at.lock())
     }
 
     /// Whether upstream itself serves this group or group version, rather than a server behind it.
@@ -288,31 +288,31 @@ impl ResourceCatalog {
         !is_remote && state.served.resources.keys().any(has)
     }
 
-    /// Applies the complete contents of one of the proxy's discovery feeds. After this, upstream is not asked for them.
-    /// Returns whether anything changed.
-    pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a ApiDeclaration>) -> bool {
+    /// Applies the complete contents of one of the proxy's discovery feeds. After this, they are not requested from
+    /// upstream. Returns whether anything changed.
+    pub fn apply_feed<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a ApiDeclaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
-        for ApiDeclaration(said) in all {
-            match said {
+        for ApiDeclaration(declaration) in all {
+            match declaration {
                 DeclaredApis::Customs(defined) => customs.extend(defined.iter().cloned()),
                 DeclaredApis::Remote(other) => remote.extend(other.clone()),
             }
         }
-        self.stir();
+        self.note_change();
         let mut state = self.shared.state.write();
         match from {
             DeclaringResource::Definitions => state.known.customs = Some(customs),
             DeclaringResource::Services => state.known.remote = Some(remote),
         }
         *state.known.reported.of_mut(from) = true;
-        self.shared.refused.lock().of_mut(from).answered();
+        self.shared.refused.lock().of_mut(from).accepted();
         state.settle()
     }
 
-    /// Records that the feed of `from` is lost: the known contents stay, and upstream is asked again.
-    pub fn lose(&self, from: DeclaringResource) {
+    /// Records that the feed of `from` is lost: the known contents stay, and they are requested from upstream again.
+    pub fn feed_lost(&self, from: DeclaringResource) {
         *self.shared.state.write().known.reported.of_mut(from) = false;
-        self.stir();
+        self.note_change();
     }
 
     /// Requests all discovery documents that no feed provides.
@@ -322,11 +322,11 @@ impl ResourceCatalog {
             found.roots[at] = self.changed_root(at, root).await?;
         }
         if found.roots.iter().any(Option::is_some) {
-            let (answered, _) = self.client.fetch(UpstreamCause::Discovery, "/api", PROTOBUF_FIRST).await?;
-            found.protobuf = Some(answered == Some(FeedEncoding::Protobuf));
+            let (encoding, _) = self.client.fetch(UpstreamCause::Discovery, "/api", PROTOBUF_FIRST).await?;
+            found.protobuf = Some(encoding == Some(FeedEncoding::Protobuf));
         }
         let reported = self.shared.state.read().known.reported;
-        found.asked = PerDeclaringResource { definitions: !reported.definitions, services: !reported.services };
+        found.requested = PerDeclaringResource { definitions: !reported.definitions, services: !reported.services };
         // After discovery, so that a definition created or deleted in between takes effect.
         if !reported.definitions {
             let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
@@ -384,19 +384,19 @@ impl ResourceCatalog {
         &self,
         from: DeclaringResource,
     ) -> Result<Option<T>, UpstreamError> {
-        let ResourceCatalogShared { insistence, refused, .. } = &*self.shared;
+        let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
         // A document that was readable last time is requested regardless of later refusals.
         let is_known = *self.reads().of(from);
-        if !is_known && refused.lock().of(from).stands(Instant::now(), *insistence) {
+        if !is_known && refused.lock().of(from).is_backing_off(Instant::now(), *policy) {
             return Ok(None);
         }
         match self.client.fetch(UpstreamCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
-                refused.lock().of_mut(from).answered();
+                refused.lock().of_mut(from).accepted();
                 Ok(read(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                refused.lock().of_mut(from).refused(Instant::now(), *insistence);
+                refused.lock().of_mut(from).refused(Instant::now(), *policy);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),

@@ -10,12 +10,11 @@ mod tests;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 pub use self::choice::EndpointTimings;
 pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointNextStep, EndpointSwitch, EndpointSwitchCause};
 use super::{ServerUrl, UpstreamError};
-use base::random;
 use tokio::sync::watch;
 
 /// The configuration of upstream's servers.
@@ -42,7 +41,7 @@ struct UpstreamEndpointsState {
     config: UpstreamEndpointsConfig,
     current: watch::Sender<usize>,
     /// The server from which the proxy last switched away because it had failed.
-    left: watch::Sender<Option<usize>>,
+    failed_over: watch::Sender<Option<usize>>,
     /// The server in use on which a request failed last.
     alarm: watch::Sender<usize>,
     /// A receiver that has received no sign yet.
@@ -60,12 +59,13 @@ pub(super) enum UpstreamRequestOrigin {
 
 impl UpstreamEndpoints {
     pub fn new(config: UpstreamEndpointsConfig) -> Self {
-        let (current, left, (alarm, alarms)) = (watch::Sender::new(0), watch::Sender::new(None), watch::channel(0));
-        Self { shared: Arc::new(UpstreamEndpointsState { config, current, left, alarm, alarms }) }
+        let (current, failed_over, (alarm, alarms)) =
+            (watch::Sender::new(0), watch::Sender::new(None), watch::channel(0));
+        Self { shared: Arc::new(UpstreamEndpointsState { config, current, failed_over, alarm, alarms }) }
     }
 
     /// Whether upstream has several servers. With one server, no readiness check is ever sent.
-    pub fn are_several(&self) -> bool {
+    pub fn has_several(&self) -> bool {
         self.servers().len() > 1
     }
 
@@ -82,17 +82,12 @@ impl UpstreamEndpoints {
         *self.shared.current.borrow()
     }
 
-    /// Returns the initial state of the choice between the servers.
-    pub(super) fn choice(&self) -> EndpointChoice {
-        EndpointChoice::new(self.servers().len(), self.times().clone(), random::f64(), Instant::now())
-    }
-
     /// Switches to another server. Requests in progress on the previous one continue there. If the previous one has
     /// failed, the proxy's own pending requests to it end with an error.
     pub(super) fn switch(&self, switch: EndpointSwitch) {
         self.shared.current.send_replace(switch.to);
         if switch.cause == EndpointSwitchCause::Failed {
-            self.shared.left.send_replace(Some(switch.from));
+            self.shared.failed_over.send_replace(Some(switch.from));
         }
     }
 
@@ -112,48 +107,48 @@ impl UpstreamEndpoints {
 
     /// Waits for the response of a server. A failure or a slow response is a sign that the server may have failed. A
     /// request of the proxy is abandoned if its server has failed, so that it can be sent to the next one at once.
-    pub(super) async fn heed<T>(
+    pub(super) async fn watch_response<T>(
         &self,
         at: usize,
         origin: UpstreamRequestOrigin,
-        mut asking: Pin<&mut impl Future<Output = Result<T, UpstreamError>>>,
+        mut response: Pin<&mut impl Future<Output = Result<T, UpstreamError>>>,
     ) -> Result<T, UpstreamError> {
-        if !self.are_several() {
-            return asking.await;
+        if !self.has_several() {
+            return response.await;
         }
-        let (mut left, mut slow) = (pin!(self.left(at)), pin!(sleep(self.times().slow)));
+        let (mut failed_over, mut slow) = (pin!(self.failed_over(at)), pin!(sleep(self.times().slow)));
         let mut is_slow = false;
-        let answer = loop {
+        let result = loop {
             tokio::select! {
                 biased;
-                answer = &mut asking => break answer,
+                result = &mut response => break result,
                 () = &mut slow, if !is_slow => {
                     is_slow = true;
-                    self.raise(at);
+                    self.report_alarm(at);
                 }
-                () = &mut left, if origin == UpstreamRequestOrigin::Proxy => {
+                () = &mut failed_over, if origin == UpstreamRequestOrigin::Proxy => {
                     break Err(UpstreamError::Unreachable("another server is used now".into()));
                 }
             }
         };
-        if answer.as_ref().is_err_and(|error| is_alarming(error, origin)) {
-            self.raise(at);
+        if result.as_ref().is_err_and(|error| is_alarming(error, origin)) {
+            self.report_alarm(at);
         }
-        answer
+        result
     }
 
     /// Reports a sign that a server may have failed.
-    pub(super) fn raise(&self, at: usize) {
-        if self.are_several() && at == self.current() {
+    pub(super) fn report_alarm(&self, at: usize) {
+        if self.has_several() && at == self.current() {
             self.shared.alarm.send_replace(at);
         }
     }
 
     /// Completes when another server is used because the server `at` has failed.
-    async fn left(&self, at: usize) {
-        let is_left = |left: &Option<usize>| *left == Some(at) && self.current() != at;
+    async fn failed_over(&self, at: usize) {
+        let has_failed_over = |failed_over: &Option<usize>| *failed_over == Some(at) && self.current() != at;
         // This endpoint set owns the sender, so waiting cannot fail.
-        let _ = self.shared.left.subscribe().wait_for(is_left).await;
+        let _ = self.shared.failed_over.subscribe().wait_for(has_failed_over).await;
     }
 }
 

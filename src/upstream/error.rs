@@ -30,10 +30,10 @@ pub enum UpstreamError {
     OtherDocument(String),
     /// The response has another representation than the requested one.
     #[error(
-        "upstream returned {}, but {asked} was requested",
+        "upstream returned {}, but {requested} was requested",
         .answered.map_or("an unknown content type", FeedEncoding::as_str)
     )]
-    OtherRepresentation { asked: String, answered: Option<FeedEncoding> },
+    OtherRepresentation { requested: String, answered: Option<FeedEncoding> },
     /// The watch sent an event among the initial events that cannot be one of them.
     #[error("upstream sent {0} among the initial events of a watch (expected ADDED)")]
     NotInitial(EventType),
@@ -183,7 +183,7 @@ impl UpstreamError {
 }
 
 /// Returns an error and its causes, outermost first.
-fn causes<'a>(
+pub(super) fn causes<'a>(
     why: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(why), |cause| cause.source())
@@ -254,8 +254,8 @@ impl UpstreamError {
         let io = hyper_util::rt::TokioIo::new(ours);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
         let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
-        let (answer, _) = tokio::join!(sender.send_request(request), connection);
-        answer.expect_err("nobody answers")
+        let (result, _) = tokio::join!(sender.send_request(request), connection);
+        result.expect_err("the server sends no response")
     }
 
     /// hyper's error for a connection whose peer closes it as soon as it has read some bytes.
@@ -265,9 +265,9 @@ impl UpstreamError {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.expect("nothing is read yet");
         let request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
         let read_and_go = async move { tokio::io::AsyncReadExt::read_u8(&mut theirs).await };
-        let (answer, _, read) = tokio::join!(sender.send_request(request), connection, read_and_go);
+        let (result, _, read) = tokio::join!(sender.send_request(request), connection, read_and_go);
         read.expect("something was sent");
-        answer.expect_err("nobody answers")
+        result.expect_err("the server sends no response")
     }
 
     /// hyper's error for a request over HTTP/2 whose server reads the head, sends `frame` and closes the connection.
@@ -291,8 +291,8 @@ impl UpstreamError {
         };
         let (mut sender, connection) = connecting.await.expect("nothing is read yet");
         let request = http::Request::post("http://up/").body(http_body_util::Empty::<bytes::Bytes>::new());
-        let (answer, _, ()) = tokio::join!(sender.send_request(request.expect("a request")), connection, server);
-        answer.expect_err("nobody answers")
+        let (result, _, ()) = tokio::join!(sender.send_request(request.expect("a request")), connection, server);
+        result.expect_err("the server sends no response")
     }
 
     /// hyper's error for a request that the server reports as not processed.
@@ -327,7 +327,7 @@ mod tests {
         }
         for (error, expected) in [
             (UpstreamError::Timeout(std::time::Duration::ZERO), (true, true)),
-            (UpstreamError::Unreachable("nobody listens".into()), (true, true)),
+            (UpstreamError::Unreachable("connection refused".into()), (true, true)),
             (UpstreamError::Unreachable(rustls::Error::HandshakeNotComplete.into()), (true, false)),
             (UpstreamError::Credentials("a plugin failed".to_owned()), (true, false)),
             (UpstreamError::OtherDocument("/apis".to_owned()), (false, false)),

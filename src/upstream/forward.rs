@@ -12,15 +12,15 @@ use super::{HOPS, UnsendableRequest, UpstreamClient, UpstreamError};
 /// Forwards callers' requests to upstream.
 #[derive(Debug)]
 pub struct RequestForwarder {
-    ours: UpstreamClient,
+    own: UpstreamClient,
     /// A client whose identity may only impersonate. If the impersonation headers were lost, the request would have no
     /// permissions.
     impersonator: Option<UpstreamClient>,
 }
 
 impl RequestForwarder {
-    pub fn new(ours: UpstreamClient, impersonator: Option<UpstreamClient>) -> Self {
-        Self { ours, impersonator }
+    pub fn new(own: UpstreamClient, impersonator: Option<UpstreamClient>) -> Self {
+        Self { own, impersonator }
     }
 
     /// Passes a request through, streaming in both directions, with exactly the identity `acting_as`.
@@ -34,16 +34,16 @@ impl RequestForwarder {
     pub async fn forward(
         &self,
         acting_as: &RequestIdentity,
-        lane: ForwardPoolKind,
+        kind: ForwardPoolKind,
         request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let request = leaving(acting_as, lane, request)?;
+        let request = outgoing(acting_as, kind, request)?;
         let client = match acting_as {
-            RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => &self.ours,
+            RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => &self.own,
             RequestIdentity::User(_) => self.impersonator.as_ref().ok_or(UnsendableRequest::NoImpersonator)?,
         };
-        let mut response = client.send(acting_as, lane, request).await?;
-        self.ours.note_answer();
+        let mut response = client.send(acting_as, kind, request).await?;
+        self.own.note_answer();
         if response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
         }
@@ -53,19 +53,19 @@ impl RequestForwarder {
 
 /// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
 /// because they could name the identity headers (R-THREAT-1).
-fn leaving(
+fn outgoing(
     acting_as: &RequestIdentity,
-    lane: ForwardPoolKind,
+    kind: ForwardPoolKind,
     mut request: Request<UpstreamBody>,
 ) -> Result<Request<UpstreamBody>, UnsendableRequest> {
-    cross(lane, &mut request);
+    prepare_headers(kind, &mut request);
     apply_identity(acting_as, request.headers_mut())?;
     Ok(request)
 }
 
 /// Removes the headers that must not be forwarded from one connection to the next.
-fn cross(lane: ForwardPoolKind, request: &mut Request<UpstreamBody>) {
-    let upgrade = (lane == ForwardPoolKind::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
+fn prepare_headers(kind: ForwardPoolKind, request: &mut Request<UpstreamBody>) {
+    let upgrade = (kind == ForwardPoolKind::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
     // `HOPS` is set aside, so that the `Connection` header cannot have it removed.
     let hops = request.headers_mut().remove(HOPS);
     strip_hop_by_hop(request.headers_mut());

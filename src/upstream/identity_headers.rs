@@ -133,12 +133,12 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
 /// # Errors
 /// The sender requests an impersonation, and the proxy's credentials are one too. Both cannot be combined: their
 /// headers together would name a third user.
-pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), UnsendableRequest> {
-    if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
+pub(super) fn set_proxy_credentials(headers: &mut HeaderMap, credentials: HeaderMap) -> Result<(), UnsendableRequest> {
+    if credentials.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
         return Err(UnsendableRequest::Nested);
     }
     headers.remove(AUTHORIZATION);
-    headers.extend(ours);
+    headers.extend(credentials);
     Ok(())
 }
 

@@ -26,7 +26,7 @@ pub(super) struct UpstreamLink {
     pub(super) forwards: PerCore<ConnectionPool>,
     /// The pool for callers' streams: followed logs and forwarded watches. Each has its own connection, so that a
     /// stream that is not read stalls only itself.
-    pub(super) long: ConnectionPool,
+    pub(super) streams: ConnectionPool,
     pub(super) tunnels: ConnectionPool,
     /// The pools for requests that carry their caller's own credential.
     pub(super) caller_pools: CallerConnectionPools,
@@ -61,11 +61,11 @@ impl UpstreamLinks {
             return Ok(Self { links, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
-        let to = endpoints.clone();
+        let servers = endpoints.clone();
         // kube-client reads the files once more. If they have changed in between, the next check detects that.
         let read = move |_: &[Vec<u8>]| {
-            let credentials = UpstreamCredentials::load(&read, to.servers())?;
-            stay_at(&upstream, &credentials)?;
+            let credentials = UpstreamCredentials::load(&read, servers.servers())?;
+            check_unmoved(&upstream, &credentials)?;
             links(credentials)
         };
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
@@ -90,8 +90,8 @@ impl UpstreamLinks {
         UpstreamCredentialChanges(self.links.clone())
     }
 
-    pub(super) async fn keep_up(self, every: Duration) {
-        self.links.keep_up(every).await;
+    pub(super) async fn reload_credentials(self, every: Duration) {
+        self.links.watch(every).await;
     }
 }
 
@@ -105,7 +105,7 @@ impl UpstreamLink {
             watches: ConnectionPool::new(&credentials, Traffic::Watches)?,
             short: ConnectionPool::new(&credentials, Traffic::Short)?,
             forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, Traffic::Forwards))?,
-            long: ConnectionPool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
+            streams: ConnectionPool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
             tunnels: ConnectionPool::new(&credentials, Traffic::Once)?,
             caller_pools: CallerConnectionPools::new(&credentials)?,
             credentials,
@@ -145,32 +145,32 @@ impl UpstreamLink {
 
 /// Refuses another address than the first. It may be another cluster, where the versions that feeds and clients have
 /// mean something else.
-fn stay_at(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
-    let [UpstreamCredentials { base: named, .. }, ..] = credentials else { return Ok(()) };
-    let first = upstream.get_or_init(|| named.clone());
-    if first == named {
+fn check_unmoved(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
+    let [UpstreamCredentials { base: new, .. }, ..] = credentials else { return Ok(()) };
+    let first = upstream.get_or_init(|| new.clone());
+    if first == new {
         return Ok(());
     }
-    Err(CredentialError::Elsewhere { first: first.clone(), named: named.clone() })
+    Err(CredentialError::Elsewhere { first: first.clone(), named: new.clone() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn readdressed(base: &'static str, asked: &'static str) -> String {
+    fn readdressed(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
         let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let link = UpstreamLink::new(credentials.remove(0)).expect("nothing is asked");
+        let link = UpstreamLink::new(credentials.remove(0)).expect("no request is sent");
         let mut request = Request::new(());
-        *request.uri_mut() = Uri::from_static(asked);
+        *request.uri_mut() = Uri::from_static(requested);
         link.readdress(&mut request).expect("an address");
         request.uri().to_string()
     }
 
     #[tokio::test]
     async fn request_uri_is_rewritten_to_upstream_server() {
-        for (asked, path) in [
+        for (requested, path) in [
             ("/api/v1/pods?limit=5", "/api/v1/pods?limit=5"),
             ("/a%2Fb//c;d?x=%zz&y", "/a%2Fb//c;d?x=%zz&y"),
             ("http://elsewhere:1/api?a=b", "/api?a=b"),
@@ -179,7 +179,7 @@ mod tests {
             ("elsewhere:1", "/"),
         ] {
             for base in ["http://up:8080", "http://up:8080/"] {
-                assert_eq!(readdressed(base, asked), format!("http://up:8080{path}"), "{asked}");
+                assert_eq!(readdressed(base, requested), format!("http://up:8080{path}"), "{requested}");
             }
         }
         for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {

@@ -34,7 +34,7 @@ pub struct UpstreamServer {
 pub(super) struct UpstreamPeer {
     reported: Mutex<PeerBuildKnowledge>,
     /// A lock that allows one request for the build at a time.
-    asking: Arc<tokio::sync::Mutex<()>>,
+    request_lock: Arc<tokio::sync::Mutex<()>>,
     /// A reference to a value that is dropped with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
@@ -53,16 +53,23 @@ enum PeerBuildKnowledge {
     NotReported,
 }
 
-/// How long a server may fail to report its build before it is not asked again. A server that has just started denies
-/// requests until its caches are filled.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// How long a server may fail to report its build before the build is not requested again. A server that has just
+/// started denies requests until its caches are filled.
+const FAILING_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
-const REST: Duration = Duration::from_millis(250);
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+impl PeerBuildKnowledge {
+    /// Returns what a response that reports `build`, or no build, shows.
+    fn reported(build: Option<ServerBuild>, certain: bool) -> Self {
+        build.map_or(Self::NotReported, |build| Self::Build { build: Arc::new(build), certain })
+    }
+}
 
 impl UpstreamPeer {
     /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: ServerBuild) -> Self {
-        let reported = Mutex::new(PeerBuildKnowledge::Build { build: Arc::new(build), certain: true });
+        let reported = Mutex::new(PeerBuildKnowledge::reported(Some(build), true));
         Self { reported, is_behind_a_proxy: true, ..Self::default() }
     }
 }
@@ -102,14 +109,14 @@ impl UpstreamServer {
         matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported)
     }
 
-    /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot be asked while it
-    /// streams, and is often behind a load balancer. Its facts come from another server at the same address.
+    /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot receive a request
+    /// while it streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
         matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { certain: true, .. })
     }
 
     /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
-    pub fn writes_as(&self, other: &Self) -> Option<bool> {
+    pub fn encodes_like(&self, other: &Self) -> Option<bool> {
         if self.is(other) {
             return Some(true);
         }
@@ -128,12 +135,12 @@ impl UpstreamServer {
     }
 
     /// Records that the servers at the same address now report another build.
-    pub fn presume(&self, build: &ServerBuild) {
+    pub fn assume_build(&self, build: &ServerBuild) {
         *self.peer.reported.lock() = PeerBuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
-    /// Whether the server was asked and does not report its build.
-    pub fn is_mute(&self) -> bool {
+    /// Whether a request showed that the server does not report its build.
+    pub fn reports_no_build(&self) -> bool {
         matches!(*self.peer.reported.lock(), PeerBuildKnowledge::NotReported)
     }
 
@@ -142,7 +149,7 @@ impl UpstreamServer {
         let (mut reported, now) = (self.peer.reported.lock(), Instant::now());
         *reported = match *reported {
             PeerBuildKnowledge::Pending => PeerBuildKnowledge::Failed { since: now, times: 1, last: now },
-            PeerBuildKnowledge::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => {
+            PeerBuildKnowledge::Failed { since, .. } if now.duration_since(since) >= FAILING_MAX => {
                 PeerBuildKnowledge::NotReported
             }
             PeerBuildKnowledge::Failed { since, times, .. } => {
@@ -153,23 +160,22 @@ impl UpstreamServer {
     }
 
     /// Whether the server failed to report its build recently.
-    pub(super) fn rests(&self) -> bool {
+    pub(super) fn is_backing_off(&self) -> bool {
         match *self.peer.reported.lock() {
-            PeerBuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
+            PeerBuildKnowledge::Failed { times, last, .. } => {
+                last.elapsed() < RETRY_AFTER.saturating_mul(1 << times.min(5))
+            }
             _ => false,
         }
     }
 
-    pub(super) async fn turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
-        self.peer.asking.clone().lock_owned().await
+    pub(super) async fn lock_requests(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.peer.request_lock.clone().lock_owned().await
     }
 
     /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
-        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
-            build: Arc::new(build),
-            certain: by.multiplexes,
-        });
+        let reported = PeerBuildKnowledge::reported(build, by.multiplexes);
         *by.peer.reported.lock() = reported.clone();
         if self.is(by) {
             return;
@@ -186,19 +192,14 @@ impl UpstreamServer {
 
     /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
-    pub(crate) fn saying(build: Option<ServerBuild>) -> Self {
-        let reported = build.map_or(PeerBuildKnowledge::NotReported, |build| PeerBuildKnowledge::Build {
-            build: Arc::new(build),
-            certain: true,
-        });
-        let server = Self::silent();
-        *server.peer.reported.lock() = reported;
-        server
+    pub(crate) fn with_build(build: Option<ServerBuild>) -> Self {
+        let reported = Mutex::new(PeerBuildKnowledge::reported(build, true));
+        Self::new(Arc::new(UpstreamPeer { reported, ..UpstreamPeer::default() }), Arc::default(), 0, true)
     }
 
-    /// Creates a server that was not asked for its build yet.
+    /// Creates a server whose build is unknown.
     #[cfg(test)]
-    pub(crate) fn silent() -> Self {
+    pub(crate) fn with_unknown_build() -> Self {
         Self::new(Arc::default(), Arc::default(), 0, true)
     }
 }
@@ -312,22 +313,22 @@ mod tests {
 
     #[test]
     fn servers_are_compared_by_reported_build() {
-        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::saying(Some(build(text))));
-        let (mute, unasked) = (UpstreamServer::saying(None), UpstreamServer::silent());
-        assert_eq!(a.writes_as(&UpstreamServer::saying(Some(build("v1.36.1")))), Some(true));
-        assert_eq!(a.writes_as(&b), Some(false));
-        assert_eq!(mute.writes_as(&UpstreamServer::saying(None)), Some(true));
-        assert_eq!((a.writes_as(&mute), mute.writes_as(&a)), (Some(false), Some(false)));
-        assert_eq!((a.writes_as(&unasked), unasked.writes_as(&mute)), (None, None));
-        assert_eq!(unasked.writes_as(&unasked.clone()), Some(true), "whatever it is");
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::with_build(Some(build(text))));
+        let (mute, unasked) = (UpstreamServer::with_build(None), UpstreamServer::with_unknown_build());
+        assert_eq!(a.encodes_like(&UpstreamServer::with_build(Some(build("v1.36.1")))), Some(true));
+        assert_eq!(a.encodes_like(&b), Some(false));
+        assert_eq!(mute.encodes_like(&UpstreamServer::with_build(None)), Some(true));
+        assert_eq!((a.encodes_like(&mute), mute.encodes_like(&a)), (Some(false), Some(false)));
+        assert_eq!((a.encodes_like(&unasked), unasked.encodes_like(&mute)), (None, None));
+        assert_eq!(unasked.encodes_like(&unasked.clone()), Some(true), "whatever it is");
     }
 
     /// Feeds on several threads compare the same two servers in both orders.
     #[test]
     fn concurrent_server_comparison_does_not_deadlock() {
-        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::saying(Some(build(text))));
+        let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::with_build(Some(build(text))));
         let compare = |one: &UpstreamServer, other: &UpstreamServer| {
-            (0..100_000).for_each(|_| assert_eq!(one.writes_as(other), Some(false)));
+            (0..100_000).for_each(|_| assert_eq!(one.encodes_like(other), Some(false)));
         };
         std::thread::scope(|scope| {
             scope.spawn(|| compare(&a, &b));
@@ -337,35 +338,35 @@ mod tests {
 
     #[test]
     fn response_on_other_connection_identifies_only_that_server() {
-        let by = UpstreamServer::silent();
-        let (connection, gone) = (Arc::new(()), UpstreamServer::silent());
+        let by = UpstreamServer::with_unknown_build();
+        let (connection, gone) = (Arc::new(()), UpstreamServer::with_unknown_build());
         let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
         let alive = UpstreamServer::new(Arc::new(peer), Arc::default(), 0, true);
         alive.answered(&by, Some(build("v1.36.1")));
-        assert_eq!((by.is_certain(), alive.writes_as(&by), alive.is_certain()), (true, Some(true), false));
+        assert_eq!((by.is_certain(), alive.encodes_like(&by), alive.is_certain()), (true, Some(true), false));
         gone.answered(&by, Some(build("v1.36.1")));
-        assert_eq!((gone.writes_as(&by), gone.is_mute()), (Some(false), true), "nobody knows what it was");
+        assert_eq!((gone.encodes_like(&by), gone.reports_no_build()), (Some(false), true), "its build is unknown");
         // Without multiplexing there is no better way to identify a server.
         let single = || UpstreamServer::new(Arc::default(), Arc::default(), 0, false);
-        let (asked, other) = (single(), single());
-        asked.answered(&other, Some(build("v1.36.1")));
-        assert_eq!((asked.writes_as(&by), asked.is_certain()), (Some(true), false));
+        let (requests, other) = (single(), single());
+        requests.answered(&other, Some(build("v1.36.1")));
+        assert_eq!((requests.encodes_like(&by), requests.is_certain()), (Some(true), false));
         assert!(!other.is_certain(), "the next stream may come by it, and from another server");
     }
 
     #[tokio::test(start_paused = true)]
     async fn version_requests_to_silent_server_back_off_then_stop() {
-        let (server, began) = (UpstreamServer::silent(), Instant::now());
-        let mut asked = 0;
+        let (server, began) = (UpstreamServer::with_unknown_build(), Instant::now());
+        let mut requests = 0;
         while !server.is_known() {
-            if !server.rests() {
+            if !server.is_backing_off() {
                 server.failed();
-                asked += 1;
+                requests += 1;
             }
             tokio::time::advance(Duration::from_millis(10)).await;
         }
-        assert!((SILENCE_MAX..2 * SILENCE_MAX).contains(&began.elapsed()), "{:?}", began.elapsed());
-        assert!((4..10).contains(&asked), "{asked} questions, however many feeds ask");
-        assert!(server.is_mute());
+        assert!((FAILING_MAX..2 * FAILING_MAX).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!((4..10).contains(&requests), "{requests} requests, however many feeds need it");
+        assert!(server.reports_no_build());
     }
 }

@@ -19,14 +19,14 @@ pub fn run_plugins_by(runner: CredentialPluginRunner) {
 }
 
 /// Changes the plugins of a kubeconfig to run through the runner.
-pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
+pub(super) fn set_runner(kubeconfig: &mut Kubeconfig) {
     let Some(runner) = RUNNER.get() else { return };
     let users = kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut());
-    users.filter_map(|user| user.exec.as_mut()).for_each(|plugin| runner.put(plugin));
+    users.filter_map(|user| user.exec.as_mut()).for_each(|plugin| runner.wrap(plugin));
 }
 
 impl CredentialPluginRunner {
-    fn put(&self, plugin: &mut ExecConfig) {
+    fn wrap(&self, plugin: &mut ExecConfig) {
         // A plugin without a command is refused when it is run.
         let Some(command) = plugin.command.take() else { return };
         let own = plugin.args.take().unwrap_or_default();
@@ -52,12 +52,12 @@ mod tests {
             let mut kubeconfig = Kubeconfig::from_yaml(&user).expect("a kubeconfig");
             let user = kubeconfig.auth_infos[0].auth_info.as_mut().expect("it is there");
             let plugin = user.exec.as_mut().expect("a plugin");
-            runner.put(plugin);
+            runner.wrap(plugin);
             let command = plugin.command.take().into_iter();
-            let words: Vec<_> = command.chain(plugin.args.take().unwrap_or_default()).collect();
+            let arguments: Vec<_> = command.chain(plugin.args.take().unwrap_or_default()).collect();
             match expected {
-                Some(expected) => assert_eq!(words.join(" "), expected),
-                None => assert_eq!(words, ["eks"], "there is nothing to run"),
+                Some(expected) => assert_eq!(arguments.join(" "), expected),
+                None => assert_eq!(arguments, ["eks"], "there is nothing to run"),
             }
         }
     }

@@ -270,7 +270,8 @@ pub struct UpstreamResponseBody {
 
 impl UpstreamResponseBody {
     fn of(response: Response<Incoming>, slot: StreamSlot, mut counter: UpstreamCostCounter) -> Response<Self> {
-        counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
+        counter
+            .response_started(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = match ServerBuild::named_in(response.headers()) {
             Some(build) => Arc::new(UpstreamPeer::behind_a_proxy(build)),
             None => response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default(),

@@ -2,22 +2,25 @@
 
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::endpoints::{EndpointEvent, EndpointNextStep, EndpointSwitch, UpstreamEndpoints};
+use super::endpoints::{EndpointChoice, EndpointEvent, EndpointNextStep, EndpointSwitch, UpstreamEndpoints};
 use super::metrics::EndpointMetrics;
 use super::{UpstreamClient, UpstreamError};
+use base::random;
 
 /// The readiness endpoint, which an apiserver serves without reading any object.
 const READYZ: &str = "/readyz";
 
 impl UpstreamClient {
     /// Selects the server of upstream continuously; to be spawned once. With one server it returns at once.
-    pub async fn keep_servers(self) {
+    pub async fn select_servers(self) {
         let endpoints = self.endpoints().clone();
-        if !endpoints.are_several() {
+        if !endpoints.has_several() {
             return;
         }
         let metrics = EndpointMetrics::new(endpoints.servers());
-        let (mut choice, mut alarms) = (endpoints.choice(), endpoints.alarms());
+        let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
+        let mut choice = EndpointChoice::new(servers, timings, random::f64(), Instant::now());
+        let mut alarms = endpoints.alarms();
         let mut event = EndpointEvent::Due;
         let mut why = String::new();
         loop {
@@ -32,12 +35,12 @@ impl UpstreamClient {
                 self.note_answer();
             }
             event = match decision.next {
-                EndpointNextStep::Ask(at) => {
-                    let answer = self.is_ready(at, &endpoints).await;
-                    if let (Err(error), true) = (&answer, at == choice.current()) {
+                EndpointNextStep::Check(at) => {
+                    let result = self.is_ready(at, &endpoints).await;
+                    if let (Err(error), true) = (&result, at == choice.current()) {
                         why.clone_from(error);
                     }
-                    EndpointEvent::Answer { is_ready: answer.is_ok() }
+                    EndpointEvent::Answer { is_ready: result.is_ok() }
                 }
                 EndpointNextStep::Wait(None) => {
                     EndpointEvent::Alarm { at: UpstreamEndpoints::next_alarm(&mut alarms).await }

@@ -9,9 +9,9 @@ use super::{KubernetesRelease, ServerBuild, UpstreamCause, UpstreamClient, Upstr
 
 const VERSION: &str = "/version";
 /// The timeout after which a caller stops waiting for a server's build.
-const ANSWER_MAX: Duration = Duration::from_secs(2);
+const CALLER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The timeout of the request itself, after which another may be sent.
-const QUESTION_MAX: Duration = Duration::from_secs(30);
+const REQUEST_MAX: Duration = Duration::from_secs(30);
 
 impl UpstreamClient {
     /// Requests the release that upstream emulates, which may be older than its own.
@@ -30,29 +30,29 @@ impl UpstreamClient {
     ///
     /// The request outlives the caller: a server that has just started responds late, and an apiserver counts a request
     /// that its client cancels as an error.
-    pub async fn meet(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
-        let asking = async {
-            let turn = server.turn().await;
-            if server.is_known() || server.rests() {
+    pub async fn learn_build(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
+        let requesting = async {
+            let lock = server.lock_requests().await;
+            if server.is_known() || server.is_backing_off() {
                 return Ok(());
             }
             let (client, server) = (self.clone(), server.clone());
             let (done, is_done) = oneshot::channel();
             self.tasks().spawn("release", async move {
-                let _turn = turn;
-                let _ = done.send(client.ask_what_it_is(&server).await.inspect_err(|_| server.failed()));
+                let _lock = lock;
+                let _ = done.send(client.request_build(&server).await.inspect_err(|_| server.failed()));
             });
-            // If the task has panicked, a caller that needs the build asks again.
+            // If the task has panicked, a caller that needs the build requests it again.
             is_done.await.unwrap_or(Ok(()))
         };
-        timeout(ANSWER_MAX, asking).await.unwrap_or_else(|_| {
+        timeout(CALLER_WAIT_MAX, requesting).await.unwrap_or_else(|_| {
             server.failed();
-            Err(UpstreamError::Timeout(ANSWER_MAX))
+            Err(UpstreamError::Timeout(CALLER_WAIT_MAX))
         })
     }
 
-    async fn ask_what_it_is(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
-        let asking = async {
+    async fn request_build(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
+        let requesting = async {
             let request = get("application/json");
             let response =
                 self.ask(UpstreamCause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
@@ -61,7 +61,7 @@ impl UpstreamClient {
             server.answered(&by, ServerBuild::parse(&body));
             Ok(())
         };
-        timeout(QUESTION_MAX, asking).await.unwrap_or(Err(UpstreamError::Timeout(QUESTION_MAX)))
+        timeout(REQUEST_MAX, requesting).await.unwrap_or(Err(UpstreamError::Timeout(REQUEST_MAX)))
     }
 }
 
@@ -76,17 +76,17 @@ mod tests {
         let (near, mut far) = duplex(4096);
         let near = parking_lot::Mutex::new(Some(near));
         let client = UpstreamClient::in_memory(move || near.lock().take());
-        let server = UpstreamServer::silent();
+        let server = UpstreamServer::with_unknown_build();
         let mut head = [0; 13];
         tokio::select! {
             biased;
-            _ = client.meet(&server) => panic!("nothing has answered"),
+            _ = client.learn_build(&server) => panic!("nothing has answered"),
             read = far.read_exact(&mut head) => assert_eq!((read.ok(), &head), (Some(13), b"GET /version ")),
         }
         let body = r#"{"major":"1","minor":"37","gitVersion":"v1.37.1"}"#;
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         far.write_all(answer.as_bytes()).await.expect("the connection is still there");
-        drop(server.turn().await);
-        assert!(server.is_known(), "and the next one who would ask knows");
+        drop(server.lock_requests().await);
+        assert!(server.is_known(), "and the next caller sends no request");
     }
 }

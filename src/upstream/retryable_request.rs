@@ -44,7 +44,7 @@ struct RetryableBody {
     body: UpstreamBody,
     /// The length of the whole body, if it is known.
     length: Option<u64>,
-    is_over: bool,
+    is_read: bool,
     /// The number of the attempt that may read the body. Earlier ones, which the HTTP library may still drive, get an
     /// error.
     attempt: u32,
@@ -56,7 +56,7 @@ struct RetryableBody {
 struct RetainedBytes {
     bytes: Vec<u8>,
     /// The permits of [`KEPT`] for the kept bytes.
-    room: Option<SemaphorePermit<'static>>,
+    permits: Option<SemaphorePermit<'static>>,
 }
 
 /// The body of one attempt: the bytes that were read before, then the rest.
@@ -94,7 +94,7 @@ impl RetryableRequest {
         let body = match &self.body {
             None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
             Some(shared) => {
-                let number = shared.lock().begin();
+                let number = shared.lock().begin_attempt();
                 AttemptBody { shared: shared.clone(), number, sent: 0 }.boxed_unsync()
             }
         };
@@ -102,7 +102,7 @@ impl RetryableRequest {
         self.head.method().clone_into(request.method_mut());
         self.head.uri().clone_into(request.uri_mut());
         self.head.headers().clone_into(request.headers_mut());
-        CountedRequest { request, counter: self.counter.again() }
+        CountedRequest { request, counter: self.counter.for_retry() }
     }
 
     /// Returns whether to retry the request after this error; if so, pauses first.
@@ -135,10 +135,10 @@ impl RetryableBody {
         let length = body.size_hint().exact();
         // Avoids copying a body that is too large to be kept.
         let is_kept = length.is_none_or(|length| length <= KEPT_BYTES_MAX as u64);
-        Self { body, length, is_over: false, attempt: 0, kept: is_kept.then(RetainedBytes::default) }
+        Self { body, length, is_read: false, attempt: 0, kept: is_kept.then(RetainedBytes::default) }
     }
 
-    fn begin(&mut self) -> u32 {
+    fn begin_attempt(&mut self) -> u32 {
         self.attempt += 1;
         self.attempt
     }
@@ -162,10 +162,10 @@ impl RetainedBytes {
         if self.bytes.len() + data.len() > KEPT_BYTES_MAX {
             return None;
         }
-        let room = KEPT.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
-        match &mut self.room {
-            Some(all) => all.merge(room),
-            none => *none = Some(room),
+        let permits = KEPT.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
+        match &mut self.permits {
+            Some(all) => all.merge(permits),
+            none => *none = Some(permits),
         }
         self.bytes.extend_from_slice(data);
         Some(self)
@@ -187,12 +187,12 @@ impl Body for AttemptBody {
             attempt.sent += before.len();
             return Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(before)))));
         }
-        if shared.is_over {
+        if shared.is_read {
             return Poll::Ready(None);
         }
         let frame = ready!(Pin::new(&mut shared.body).poll_frame(cx));
         match &frame {
-            None => shared.is_over = true,
+            None => shared.is_read = true,
             Some(Ok(frame)) => match frame.data_ref() {
                 Some(data) => {
                     attempt.sent += data.len();
@@ -208,7 +208,7 @@ impl Body for AttemptBody {
 
     fn is_end_stream(&self) -> bool {
         let shared = self.shared.lock();
-        let is_read = shared.is_over || shared.body.is_end_stream();
+        let is_read = shared.is_read || shared.body.is_end_stream();
         is_read && shared.attempt == self.number && shared.unsent(self.sent).is_empty()
     }
 

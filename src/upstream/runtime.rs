@@ -63,19 +63,19 @@ mod tests {
     #[tokio::test]
     async fn shared_connections_run_on_home_runtime_and_others_locally() {
         let (tasks, home) = (BackgroundTasks::beside(CoreRuntimes::start(1).expect("threads")), thread::current().id());
-        let (say, said) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         tasks.spread("a request", async move {
             let here = thread::current().id();
             let mut seen = Vec::new();
             for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Current] {
                 seen.push(runtime.run(async { thread::current().id() }).await);
-                let (tell, reported) = oneshot::channel();
-                runtime.execute(async { tell.send(thread::current().id()).expect("it is heard") });
+                let (thread_sender, reported) = oneshot::channel();
+                runtime.execute(async { thread_sender.send(thread::current().id()).expect("the receiver is open") });
                 seen.push(reported.await.expect("it runs"));
             }
-            say.send((here, seen)).expect("it is heard");
+            sender.send((here, seen)).expect("the receiver is open");
         });
-        let (here, seen) = said.await.expect("it ends");
+        let (here, seen) = receiver.await.expect("it ends");
         assert_ne!(here, home);
         assert_eq!(seen, [home, home, here, here]);
         tasks.join().await;

@@ -6,6 +6,8 @@ use std::error::Error;
 use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
+use super::error::causes;
+
 const UNKNOWN: &str = "the configured credentials cannot be used";
 /// The exit code of shells and [`CredentialPluginRunner`](super::CredentialPluginRunner)s if the program cannot be
 /// executed.
@@ -13,21 +15,15 @@ const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
 /// Returns the reason that credentials are unavailable, as text for operators.
-pub(super) fn words(error: &(dyn Error + 'static)) -> String {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<AuthError>() {
-            return words_of_auth(error);
-        }
-        if let Some(error) = error.downcast_ref::<KubeconfigError>() {
-            return words_of_kubeconfig(error);
-        }
-        cause = error.source();
-    }
-    UNKNOWN.to_owned()
+pub(super) fn describe(error: &(dyn Error + 'static)) -> String {
+    let reason = |cause: &(dyn Error + 'static)| {
+        let auth = cause.downcast_ref().map(describe_auth);
+        auth.or_else(|| cause.downcast_ref().map(describe_kubeconfig))
+    };
+    causes(error).find_map(reason).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
-fn words_of_auth(error: &AuthError) -> String {
+fn describe_auth(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } if matches!(out.status.code(), Some(CANNOT_RUN | NOT_FOUND)) => {
             format!("the exec plugin cannot be run or reported that ({})", out.status)
@@ -57,9 +53,9 @@ fn words_of_auth(error: &AuthError) -> String {
     }
 }
 
-fn words_of_kubeconfig(error: &KubeconfigError) -> String {
+fn describe_kubeconfig(error: &KubeconfigError) -> String {
     match error {
-        // It shows the lines around what is wrong.
+        // The error quotes the lines around the problem.
         KubeconfigError::Parse(_) => "not a kubeconfig in YAML".to_owned(),
         error => error.to_string(),
     }
@@ -77,12 +73,12 @@ mod tests {
     #[test]
     fn exec_plugin_output_is_never_in_errors() {
         let run = |code: i32| {
-            let (status, said) = (ExitStatus::from_raw(code << 8), CANARY.as_bytes().to_vec());
-            let out = Box::new(Output { status, stdout: said.clone(), stderr: said });
+            let (status, output) = (ExitStatus::from_raw(code << 8), CANARY.as_bytes().to_vec());
+            let out = Box::new(Output { status, stdout: output.clone(), stderr: output });
             AuthError::AuthExecRun { cmd: format!("TOKEN={CANARY} plugin"), out }
         };
         assert!(run(1).to_string().contains(CANARY), "this is what it is about");
-        for (error, told) in [
+        for (error, expected) in [
             (run(1), "failed with exit status: 1"),
             (run(126), "cannot be run or reported that (exit status: 126)"),
             (run(127), "cannot be run or reported that (exit status: 127)"),
@@ -91,10 +87,10 @@ mod tests {
             (AuthError::ReadTokenFile(std::io::Error::other(CANARY), "/run/token".into()), "/run/token"),
         ] {
             let boxed: Box<dyn Error + Send + Sync> = Box::new(kube_client::Error::Auth(error));
-            let words = words(&*boxed);
-            assert!(words.contains(told) && !words.contains(CANARY), "{words}");
+            let text = describe(&*boxed);
+            assert!(text.contains(expected) && !text.contains(CANARY), "{text}");
         }
-        let unknown = words(&std::io::Error::other(CANARY));
+        let unknown = describe(&std::io::Error::other(CANARY));
         assert!(!unknown.contains(CANARY), "{unknown}");
     }
 
@@ -102,7 +98,7 @@ mod tests {
     fn kubeconfig_content_is_never_in_errors() {
         let broken = format!("users:\n- name: u\n  user: {{token: {CANARY}, :\n");
         let error = kube_client::config::Kubeconfig::from_yaml(&broken).expect_err("it is broken");
-        let words = words(&error);
-        assert!(words.contains("not a kubeconfig") && !words.contains(CANARY), "{words}");
+        let text = describe(&error);
+        assert!(text.contains("not a kubeconfig") && !text.contains(CANARY), "{text}");
     }
 }

@@ -14,7 +14,7 @@ pub struct ServerUrl(Uri);
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
     #[error("{0:?} is not a server URL (expected, for example, https://10.0.0.1:6443)")]
-    NotOne(String),
+    Invalid(String),
     #[error(
         "{0} does not use TLS: credentials and objects would be sent in clear text; use an https:// URL (http:// is \
          allowed for loopback addresses only)"
@@ -32,13 +32,13 @@ impl FromStr for ServerUrl {
     type Err = ServerUrlError;
 
     fn from_str(text: &str) -> Result<Self, ServerUrlError> {
-        let not_one = || ServerUrlError::NotOne(text.to_owned());
-        let uri: Uri = text.parse().map_err(|_| not_one())?;
-        let authority = uri.authority().filter(|authority| !authority.host().is_empty()).ok_or_else(not_one)?;
+        let invalid = || ServerUrlError::Invalid(text.to_owned());
+        let uri: Uri = text.parse().map_err(|_| invalid())?;
+        let authority = uri.authority().filter(|authority| !authority.host().is_empty()).ok_or_else(invalid)?;
         let is_http = matches!(uri.scheme_str(), Some("https" | "http"));
         // The part before an `@` would be logged, and would not be sent.
         if !is_http || authority.as_str().contains('@') || uri.query().is_some() {
-            return Err(not_one());
+            return Err(invalid());
         }
         if is_private(&uri) { Ok(Self(uri)) } else { Err(ServerUrlError::Plaintext(uri)) }
     }
@@ -104,7 +104,7 @@ mod tests {
         for text in
             ["", "a", "a:6443", "/x", "https://", "https://:6443", "ftp://a", "https://me:pw@a", "https://a?b=c"]
         {
-            assert!(matches!(text.parse::<ServerUrl>(), Err(ServerUrlError::NotOne(_))), "{text}");
+            assert!(matches!(text.parse::<ServerUrl>(), Err(ServerUrlError::Invalid(_))), "{text}");
         }
         let refused = "http://10.0.0.1:6443".parse::<ServerUrl>().expect_err("without TLS").to_string();
         assert!(refused.contains("http://10.0.0.1:6443") && refused.contains("does not use TLS"), "{refused}");

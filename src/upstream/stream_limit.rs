@@ -24,7 +24,7 @@ impl AnnouncedStreamLimit {
 
     /// Records an announced limit. One stream is always tried: a server that allows none at the moment may allow one
     /// later.
-    fn say(&self, limit: u32) {
+    fn set(&self, limit: u32) {
         self.0.send_replace(limit.max(1));
     }
 
@@ -73,7 +73,7 @@ impl FirstSettingsFrame {
         read.extend_from_slice(buffer.filled());
         if let Some(limit) = limit_in(read) {
             // A server that announces no limit allows any number.
-            self.limit.say(limit.unwrap_or(u32::MAX));
+            self.limit.set(limit.unwrap_or(u32::MAX));
             self.read = None;
         } else if read.len() > FRAME_HEAD + PAYLOAD_MAX {
             self.read = None;
@@ -91,36 +91,36 @@ fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
     }
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
     let settings = payload.get(..length)?.chunks_exact(6);
-    let mut said = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
+    let mut values = settings.filter(|one| u16::from_be_bytes([one[0], one[1]]) == MAX_CONCURRENT_STREAMS);
     // If the setting is repeated, the last value applies.
-    Some(said.next_back().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
+    Some(values.next_back().map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]])))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings(said: &[(u16, u32)]) -> Vec<u8> {
+    fn settings(announced: &[(u16, u32)]) -> Vec<u8> {
         let payload: Vec<u8> =
-            said.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+            announced.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
         let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
         [&length[1..], &[SETTINGS, 0, 0, 0, 0, 0], &payload].concat()
     }
 
     #[test]
     fn stream_limit_is_last_value_in_first_settings_frame() {
-        for (said, limit) in [
+        for (announced, limit) in [
             (vec![], None),
             (vec![(4, 7)], None),
             (vec![(3, 100)], Some(100)),
             (vec![(1, 4_096), (3, 0), (4, 7)], Some(0)),
             (vec![(3, 5), (3, 6)], Some(6)),
         ] {
-            let frame = settings(&said);
-            assert_eq!(limit_in(&frame), Some(limit), "{said:?}");
+            let frame = settings(&announced);
+            assert_eq!(limit_in(&frame), Some(limit), "{announced:?}");
             let cut = (0..frame.len()).find(|length| limit_in(&frame[..*length]).is_some());
-            assert_eq!(cut, None, "{said:?}: not before it is whole");
-            assert_eq!(limit_in(&[frame, vec![0; 40]].concat()), Some(limit), "{said:?}: whatever follows");
+            assert_eq!(cut, None, "{announced:?}: not before it is whole");
+            assert_eq!(limit_in(&[frame, vec![0; 40]].concat()), Some(limit), "{announced:?}: whatever follows");
         }
         assert_eq!(limit_in(b"HTTP/1.1 400 Bad Request"), Some(None), "no frame of that kind");
     }
@@ -134,10 +134,10 @@ mod tests {
         };
         let [first, second, third] = [0, 1, 2].map(waiting);
         tokio::task::yield_now().await;
-        limit.say(2);
+        limit.set(2);
         third.await.expect("no panic");
         assert!(!first.is_finished() && !second.is_finished());
-        limit.say(0);
+        limit.set(0);
         second.await.expect("no panic");
         assert!(!first.is_finished(), "one is always tried");
         first.abort();

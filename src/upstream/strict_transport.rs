@@ -9,22 +9,22 @@ use parking_lot::RwLock;
 #[derive(Debug, Default)]
 pub(super) struct HstsHeader {
     /// Whether the server has sent the header. Most servers send none, and readers then take no lock.
-    is_said: AtomicBool,
-    said: RwLock<Option<HeaderValue>>,
+    is_sent: AtomicBool,
+    value: RwLock<Option<HeaderValue>>,
 }
 
 impl HstsHeader {
     pub(super) fn learn(&self, headers: &HeaderMap) {
-        let said = headers.get(STRICT_TRANSPORT_SECURITY);
-        if said.is_none() && !self.is_said.load(Ordering::Relaxed) || said == self.said.read().as_ref() {
+        let received = headers.get(STRICT_TRANSPORT_SECURITY);
+        if received.is_none() && !self.is_sent.load(Ordering::Relaxed) || received == self.value.read().as_ref() {
             return;
         }
-        *self.said.write() = said.cloned();
-        self.is_said.store(said.is_some(), Ordering::Relaxed);
+        *self.value.write() = received.cloned();
+        self.is_sent.store(received.is_some(), Ordering::Relaxed);
     }
 
     pub(super) fn get(&self) -> Option<HeaderValue> {
-        if self.is_said.load(Ordering::Relaxed) { self.said.read().clone() } else { None }
+        if self.is_sent.load(Ordering::Relaxed) { self.value.read().clone() } else { None }
     }
 }
 
@@ -36,7 +36,7 @@ mod tests {
     fn hsts_header_of_last_response_is_used() {
         let policy = HstsHeader::default();
         let answer =
-            |said: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(said))]);
+            |value: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(value))]);
         for (headers, expected) in [
             (HeaderMap::new(), None),
             (answer("max-age=1"), Some("max-age=1")),
@@ -46,7 +46,7 @@ mod tests {
             (answer("max-age=1"), Some("max-age=1")),
         ] {
             policy.learn(&headers);
-            assert_eq!(policy.get().as_ref().and_then(|said| said.to_str().ok()), expected);
+            assert_eq!(policy.get().as_ref().and_then(|value| value.to_str().ok()), expected);
         }
     }
 }

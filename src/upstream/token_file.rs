@@ -15,7 +15,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct TokenFile {
     path: PathBuf,
-    held: Mutex<CachedToken>,
+    cached: Mutex<CachedToken>,
 }
 
 #[derive(Debug)]
@@ -30,18 +30,18 @@ const READ_EVERY: Duration = Duration::from_secs(10);
 impl TokenFile {
     pub(super) fn load(path: PathBuf) -> io::Result<Self> {
         let header = read(&path)?;
-        Ok(Self { path, held: Mutex::new(CachedToken { header, read: Instant::now() }) })
+        Ok(Self { path, cached: Mutex::new(CachedToken { header, read: Instant::now() }) })
     }
 
     /// Returns the value of an `Authorization` header. If the file cannot be read, it is the last value that could be.
     pub(super) async fn header(&self) -> HeaderValue {
         if !self.is_due() {
-            return self.held.lock().header.clone();
+            return self.cached.lock().header.clone();
         }
         let path = self.path.clone();
         // Disk reads may stall, so they run on a blocking thread.
         match tokio::task::spawn_blocking(move || read(&path)).await {
-            Ok(Ok(header)) => self.held.lock().header = header,
+            Ok(Ok(header)) => self.cached.lock().header = header,
             Ok(Err(error)) => {
                 let (file, why) = (self.path.display(), error.kind());
                 tracing::warn!(%file, error = %why, "cannot read the token file; keeping the previous token");
@@ -53,16 +53,16 @@ impl TokenFile {
                 );
             }
         }
-        self.held.lock().header.clone()
+        self.cached.lock().header.clone()
     }
 
     /// Whether the token file is due to be read again. Only the caller that gets `true` reads it; the others use the
     /// current token.
     fn is_due(&self) -> bool {
-        let (mut held, now) = (self.held.lock(), Instant::now());
-        let is_due = now.duration_since(held.read) >= READ_EVERY;
+        let (mut cached, now) = (self.cached.lock(), Instant::now());
+        let is_due = now.duration_since(cached.read) >= READ_EVERY;
         if is_due {
-            held.read = now;
+            cached.read = now;
         }
         is_due
     }

@@ -297,7 +297,7 @@ async fn cached_field_selector_keys_are_accepted_by_the_apiserver() {
             if pair.direct.get(&gvr.path()).await.status == 404 {
                 continue;
             }
-            let table = SelectableFieldTable::of_builtin(&gvr, true);
+            let table = SelectableFieldTable::of_builtin(&gvr);
             let keys = table.fields.iter().map(|field| &field.key).chain(table.aliases.iter().map(|(alias, _)| alias));
             let keys = keys.chain(&table.absent).map(String::as_str).chain(["metadata.name"]).chain(CONTESTED);
             for key in keys {

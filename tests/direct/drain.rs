@@ -29,7 +29,7 @@ pub struct Load {
 const WORKERS: u32 = 6;
 const OPENING: u32 = 4;
 /// How long a proxy that drains waits for the first request of a new connection.
-const NEWCOMER_MAX: Duration = Duration::from_millis(500);
+const LATE_REQUEST_MAX: Duration = Duration::from_millis(500);
 /// Maximum number of requests of each worker.
 const REQUESTS_MAX: u32 = 5_000;
 
@@ -56,7 +56,7 @@ impl Load {
                     // During a drain, a new connection has half a second for its first request. On a busy machine the
                     // client may not run for that long, more than once.
                     while result.as_ref().is_err_and(is_left)
-                        && (kept.is_some() && attempt == began || attempt.elapsed() >= NEWCOMER_MAX)
+                        && (kept.is_some() && attempt == began || attempt.elapsed() >= LATE_REQUEST_MAX)
                         && began.elapsed() < PATIENCE
                     {
                         if kept.is_some() {

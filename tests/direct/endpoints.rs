@@ -31,7 +31,7 @@ fn times() -> EndpointTimings {
         rounds: waits(20, 100),
         stay: waits(50, 400),
         returns: waits(200, 2_000),
-        good: Duration::from_millis(200),
+        ready_for: Duration::from_millis(200),
         calm: PATIENCE,
     }
 }
@@ -150,7 +150,7 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     // All servers are healthy, and probes stop once the last one is answered.
     eventually("no server is probed", || async {
         let requests = [&first, &second].map(asked_whether_ready);
-        sleep(times().returns.first + times().good).await;
+        sleep(times().returns.first + times().ready_for).await;
         [&first, &second].map(asked_whether_ready) == requests
     })
     .await;

@@ -14,7 +14,7 @@ pub struct AbortSignal(Arc<AbortSignalState>);
 #[derive(Debug, Default)]
 struct AbortSignalState {
     /// Whether `why` or `within` of the signal is set. Tasks check it for each event, and it needs only one cache line.
-    is_touched: AtomicBool,
+    is_set: AtomicBool,
     why: OnceLock<&'static str>,
     /// The limit of [`AbortSignal::within`]. It is boxed to keep the type small, because watches have no such limit.
     within: OnceLock<Box<(Duration, &'static str)>>,
@@ -25,7 +25,7 @@ impl AbortSignal {
     /// Aborts the future with a reason. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         let is_first = self.0.why.set(why).is_ok();
-        self.0.is_touched.store(true, Ordering::SeqCst);
+        self.0.is_set.store(true, Ordering::SeqCst);
         if is_first {
             self.0.runner.wake();
         }
@@ -37,7 +37,7 @@ impl AbortSignal {
     }
 
     pub fn is_cut(&self) -> bool {
-        self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
+        self.0.is_set.load(Ordering::SeqCst) && self.0.why.get().is_some()
     }
 
     /// Requests that the running task aborts the future with this reason if it is not complete within `max`. Futures
@@ -45,12 +45,12 @@ impl AbortSignal {
     /// counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set(Box::new((max, why)));
-        self.0.is_touched.store(true, Ordering::SeqCst);
+        self.0.is_set.store(true, Ordering::SeqCst);
     }
 
     /// Returns the limit and the reason that [`within`](Self::within) has set.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
-        if !self.0.is_touched.load(Ordering::SeqCst) {
+        if !self.0.is_set.load(Ordering::SeqCst) {
             return None;
         }
         self.0.within.get().map(|limit| **limit)
@@ -78,7 +78,7 @@ mod tests {
     #[tokio::test]
     async fn cut_wakes_the_running_task_and_keeps_the_first_reason() {
         let cut = AbortSignal::default();
-        let heard = tokio::spawn({
+        let aborted = tokio::spawn({
             let cut = cut.clone();
             async move {
                 cut.over().await;
@@ -89,7 +89,7 @@ mod tests {
         assert!(!cut.is_cut() && cut.why().is_none());
         cut.cut("first");
         cut.cut("second");
-        assert_eq!(heard.await.expect("no panic"), Some("first"));
+        assert_eq!(aborted.await.expect("no panic"), Some("first"));
         assert!(cut.is_cut());
     }
 }

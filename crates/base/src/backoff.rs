@@ -11,7 +11,7 @@ use super::random;
 /// proxies loads a returning apiserver no more than a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {
-    waits: BackoffBounds,
+    bounds: BackoffBounds,
     next: Duration,
     healthy_since: Option<Instant>,
 }
@@ -55,8 +55,8 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(30);
     const HEALTHY: Duration = Duration::from_secs(120);
 
-    pub fn new(waits: BackoffBounds) -> Self {
-        Self { waits, next: waits.first, healthy_since: None }
+    pub fn new(bounds: BackoffBounds) -> Self {
+        Self { bounds, next: bounds.first, healthy_since: None }
     }
 
     /// Records a success. If no failure follows for two minutes, the next failure starts from the shortest wait again.
@@ -68,11 +68,11 @@ impl Backoff {
     /// delay.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
-            self.next = self.waits.first;
+            self.next = self.bounds.first;
         }
         let wait = self.next;
-        self.next = (self.next * 2).min(self.waits.longest);
-        wait.mul_f64(1.0 + random::f64()).min(self.waits.longest)
+        self.next = (self.next * 2).min(self.bounds.longest);
+        wait.mul_f64(1.0 + random::f64()).min(self.bounds.longest)
     }
 }
 
@@ -84,21 +84,21 @@ mod tests {
     fn backoff_doubles_up_to_the_maximum() {
         let now = Instant::now();
         let mut backoff = Backoff::default();
-        let waits: Vec<_> = (0..8).map(|_| backoff.failed(now)).collect();
-        assert!(waits[0] >= Backoff::FIRST && waits[0] < Backoff::FIRST * 2, "{waits:?}");
-        assert!(waits[1] >= Backoff::FIRST * 2, "{waits:?}");
-        assert_eq!(waits[7], Backoff::LONGEST);
+        let delays: Vec<_> = (0..8).map(|_| backoff.failed(now)).collect();
+        assert!(delays[0] >= Backoff::FIRST && delays[0] < Backoff::FIRST * 2, "{delays:?}");
+        assert!(delays[1] >= Backoff::FIRST * 2, "{delays:?}");
+        assert_eq!(delays[7], Backoff::LONGEST);
     }
 
     #[test]
     fn refused_requests_retry_with_backoff_up_to_one_hour() {
-        let waits = |times| BackoffBounds::REFUSED.after(times).as_secs_f64();
-        assert!((waits(1) - 30.0).abs() < 0.001);
+        let delay = |times| BackoffBounds::REFUSED.after(times).as_secs_f64();
+        assert!((delay(1) - 30.0).abs() < 0.001);
         for (times, longest) in (2..).zip([60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]) {
-            let wait = waits(times);
+            let wait = delay(times);
             assert!(wait <= longest && wait >= longest * 0.8, "{times}: {wait}");
         }
-        assert!(waits(u32::MAX) <= 3600.0);
+        assert!(delay(u32::MAX) <= 3600.0);
     }
 
     #[test]

@@ -30,20 +30,20 @@ pub async fn until(due: Option<Instant>) {
 #[derive(Debug, Clone, Default)]
 pub struct WallClock {
     /// The offset of the clock to the system's clock, in seconds.
-    ahead: Arc<AtomicI64>,
+    offset_seconds: Arc<AtomicI64>,
 }
 
 impl WallClock {
-    #[allow(clippy::disallowed_methods, reason = "nothing else says when a credential is over")]
+    #[allow(clippy::disallowed_methods, reason = "credentials expire by the wall clock")]
     pub fn now(&self) -> SystemTime {
-        let ahead = self.ahead.load(Ordering::Relaxed);
-        let (now, by) = (SystemTime::now(), Duration::from_secs(ahead.unsigned_abs()));
-        if ahead < 0 { now - by } else { now + by }
+        let offset_seconds = self.offset_seconds.load(Ordering::Relaxed);
+        let (now, by) = (SystemTime::now(), Duration::from_secs(offset_seconds.unsigned_abs()));
+        if offset_seconds < 0 { now - by } else { now + by }
     }
 
     /// Sets the clock forwards by `seconds`, or backwards if negative, like an administrator who sets a machine's
     /// clock.
     pub fn step(&self, seconds: i64) {
-        self.ahead.fetch_add(seconds, Ordering::Relaxed);
+        self.offset_seconds.fetch_add(seconds, Ordering::Relaxed);
     }
 }

@@ -30,7 +30,7 @@ struct PerCoreThreads {
 struct CoreRuntime {
     runtime: Handle,
     thread: JoinHandle<()>,
-    bell: Arc<CoreWaker>,
+    core_waker: Arc<CoreWaker>,
     /// The number of tasks on the core.
     load: AtomicUsize,
 }
@@ -48,8 +48,8 @@ pub struct CoreLoadGuard {
 pub struct CoreWaker {
     /// The number of the core, starting at 0.
     number: usize,
-    rung: Mutex<PendingWakes>,
-    sweep: AtomicWaker,
+    pending: Mutex<PendingWakes>,
+    drain_task: AtomicWaker,
 }
 
 #[derive(Default)]
@@ -64,7 +64,7 @@ pub struct PerCore<T>(Box<[T]>);
 
 /// The data of a core's thread about its own core.
 struct CurrentCore {
-    bell: Arc<CoreWaker>,
+    core_waker: Arc<CoreWaker>,
     home: Option<Handle>,
 }
 
@@ -75,7 +75,8 @@ thread_local! {
 /// Returns the runtime on which the cores were started, if called on a core's thread; elsewhere the current runtime. It
 /// runs tasks that other cores also wait for, which must not depend on one core's load.
 pub fn home_runtime() -> Handle {
-    HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
+    HERE.with_borrow(|current| current.as_ref().and_then(|current| current.home.clone()))
+        .unwrap_or_else(Handle::current)
 }
 
 impl CoreRuntimes {
@@ -103,20 +104,20 @@ impl CoreRuntimes {
 
     /// Returns a slot on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get
     /// no more tasks.
-    pub(super) fn place(&self) -> Option<CoreLoadGuard> {
+    pub(super) fn slot(&self) -> Option<CoreLoadGuard> {
         let PerCoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
         let alive = numbers.filter(|number| !all[*number].thread.is_finished());
-        alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
+        alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.slot_on(number))
     }
 
     /// Returns a slot on each core.
     pub(super) fn each(&self) -> impl Iterator<Item = CoreLoadGuard> {
-        (0..self.0.all.len()).map(|number| self.place_on(number))
+        (0..self.0.all.len()).map(|number| self.slot_on(number))
     }
 
-    fn place_on(&self, number: usize) -> CoreLoadGuard {
+    fn slot_on(&self, number: usize) -> CoreLoadGuard {
         self.0.all[number].load.fetch_add(1, Ordering::Relaxed);
         CoreLoadGuard { cores: self.clone(), number }
     }
@@ -125,22 +126,22 @@ impl CoreRuntimes {
 impl CoreRuntime {
     fn start(number: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let bell = Arc::new(CoreWaker { number, ..CoreWaker::default() });
+        let core_waker = Arc::new(CoreWaker { number, ..CoreWaker::default() });
         let handle = runtime.handle().clone();
         let home = Handle::try_current().ok();
-        let sweeping = bell.clone();
+        let draining = core_waker.clone();
         let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
-            HERE.set(Some(CurrentCore { bell: sweeping.clone(), home }));
-            runtime.block_on(poll_fn(|cx| sweeping.poll_sweep(cx)));
+            HERE.set(Some(CurrentCore { core_waker: draining.clone(), home }));
+            runtime.block_on(poll_fn(|cx| draining.poll_drain(cx)));
         })?;
-        Ok(Self { runtime: handle, thread, bell, load: AtomicUsize::new(0) })
+        Ok(Self { runtime: handle, thread, core_waker, load: AtomicUsize::new(0) })
     }
 }
 
 impl Drop for CoreRuntime {
     fn drop(&mut self) {
-        self.bell.rung.lock().is_over = true;
-        self.bell.sweep.wake();
+        self.core_waker.pending.lock().is_over = true;
+        self.core_waker.drain_task.wake();
     }
 }
 
@@ -159,7 +160,7 @@ impl Drop for CoreLoadGuard {
 impl CoreWaker {
     /// Returns the waker of the current thread's core, if the thread is a core's.
     pub fn here() -> Option<Arc<Self>> {
-        HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
+        HERE.with_borrow(|current| current.as_ref().map(|current| current.core_waker.clone()))
     }
 
     pub fn number(&self) -> usize {
@@ -167,26 +168,26 @@ impl CoreWaker {
     }
 
     /// Makes the core's thread wake the given wakers, in their order.
-    pub fn ring(&self, wakers: Vec<Waker>) {
-        let mut rung = self.rung.lock();
+    pub fn notify(&self, wakers: Vec<Waker>) {
+        let mut pending = self.pending.lock();
         // A core that was notified and has not run yet finds all of them.
-        let is_first = rung.wakers.is_empty();
+        let is_first = pending.wakers.is_empty();
         if is_first {
-            rung.wakers = wakers;
+            pending.wakers = wakers;
         } else {
-            rung.wakers.extend(wakers);
+            pending.wakers.extend(wakers);
         }
-        drop(rung);
+        drop(pending);
         if is_first {
-            self.sweep.wake();
+            self.drain_task.wake();
         }
     }
 
-    fn poll_sweep(&self, cx: &Context<'_>) -> Poll<()> {
-        self.sweep.register(cx.waker());
-        let mut rung = self.rung.lock();
-        let (wakers, is_over) = (take(&mut rung.wakers), rung.is_over);
-        drop(rung);
+    fn poll_drain(&self, cx: &Context<'_>) -> Poll<()> {
+        self.drain_task.register(cx.waker());
+        let mut pending = self.pending.lock();
+        let (wakers, is_over) = (take(&mut pending.wakers), pending.is_over);
+        drop(pending);
         wakers.into_iter().for_each(Waker::wake);
         if is_over { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -209,7 +210,7 @@ impl<T> PerCore<T> {
 
     /// Returns the value of the current thread's core.
     pub fn here(&self) -> &T {
-        let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
+        let number = HERE.with_borrow(|current| current.as_ref().map_or(0, |current| 1 + current.core_waker.number));
         &self.0[number % self.0.len()]
     }
 }
@@ -232,37 +233,37 @@ mod tests {
 
     /// The number of the current thread's core.
     fn number() -> Option<usize> {
-        CoreWaker::here().map(|bell| bell.number())
+        CoreWaker::here().map(|core_waker| core_waker.number())
     }
 
     #[test]
-    fn places_are_balanced_and_tasks_never_leave_their_core() {
+    fn tasks_are_balanced_and_never_leave_their_core() {
         let cores = CoreRuntimes::start(3).expect("threads");
-        let places: Vec<_> = (0..6).map(|_| cores.place().expect("a core")).collect();
-        let (say, said) = mpsc::channel();
-        for place in &places {
-            let say = say.clone();
-            place.runtime().spawn(async move {
+        let slots: Vec<_> = (0..6).map(|_| cores.slot().expect("a core")).collect();
+        let (sender, received) = mpsc::channel();
+        for slot in &slots {
+            let sender = sender.clone();
+            slot.runtime().spawn(async move {
                 let mut seen = vec![number().expect("on a core")];
                 for _ in 0..100 {
                     tokio::task::yield_now().await;
                     seen.push(number().expect("on a core"));
                 }
                 seen.dedup();
-                say.send(seen).expect("it is heard");
+                sender.send(seen).expect("the receiver is open");
             });
         }
-        let mut seen: Vec<_> = (0..6).map(|_| said.recv_timeout(SOON).expect("they end")).collect();
+        let mut seen: Vec<_> = (0..6).map(|_| received.recv_timeout(SOON).expect("they end")).collect();
         seen.sort();
         assert_eq!(seen, [[0], [0], [1], [1], [2], [2]]);
-        drop(places);
+        drop(slots);
         assert!(cores.0.all.iter().all(|core| core.load.load(Ordering::Relaxed) == 0));
     }
 
     #[test]
-    fn new_places_are_balanced_after_earlier_ones_are_dropped() {
+    fn new_tasks_are_balanced_after_earlier_ones_end() {
         let cores = CoreRuntimes::start(3).expect("threads");
-        let mut numbers: Vec<_> = (0..6).map(|_| cores.place().expect("a core").number).collect();
+        let mut numbers: Vec<_> = (0..6).map(|_| cores.slot().expect("a core").number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 0, 1, 1, 2, 2]);
     }
@@ -276,12 +277,12 @@ mod tests {
             }
         }
         let cores = CoreRuntimes::start(2).expect("threads");
-        cores.0.all[0].bell.ring(vec![Arc::new(Panics).into()]);
+        cores.0.all[0].core_waker.notify(vec![Arc::new(Panics).into()]);
         let began = std::time::Instant::now();
         while !cores.0.all[0].thread.is_finished() && began.elapsed() < SOON {
             thread::yield_now();
         }
-        assert!((0..4).all(|_| cores.place().is_some_and(|place| place.number == 1)));
+        assert!((0..4).all(|_| cores.slot().is_some_and(|slot| slot.number == 1)));
     }
 
     #[test]
@@ -289,36 +290,36 @@ mod tests {
         struct Noted(mpsc::Sender<(usize, Option<usize>)>, usize);
         impl std::task::Wake for Noted {
             fn wake(self: Arc<Self>) {
-                self.0.send((self.1, number())).expect("it is heard");
+                self.0.send((self.1, number())).expect("the receiver is open");
             }
         }
         let cores = CoreRuntimes::start(2).expect("threads");
-        let (say, said) = mpsc::channel();
+        let (sender, received) = mpsc::channel();
         for round in 0..1_000 {
-            let waker = |n| Waker::from(Arc::new(Noted(say.clone(), n)));
-            cores.0.all[1].bell.ring(vec![waker(2 * round), waker(2 * round + 1)]);
+            let waker = |n| Waker::from(Arc::new(Noted(sender.clone(), n)));
+            cores.0.all[1].core_waker.notify(vec![waker(2 * round), waker(2 * round + 1)]);
         }
         for n in 0..2_000 {
-            assert_eq!(said.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
+            assert_eq!(received.recv_timeout(SOON).expect("it is woken"), (n, Some(1)));
         }
     }
 
     #[test]
     fn dropping_last_clone_ends_threads_and_drops_tasks() {
         let cores = CoreRuntimes::start(2).expect("threads");
-        let (held, dropped) = mpsc::channel::<()>();
-        let place = cores.place().expect("a core");
-        place.runtime().spawn(async move {
-            let _held = held;
+        let (sender, dropped) = mpsc::channel::<()>();
+        let slot = cores.slot().expect("a core");
+        slot.runtime().spawn(async move {
+            let _sender = sender;
             std::future::pending::<()>().await;
         });
-        drop((place, cores));
+        drop((slot, cores));
         assert_eq!(dropped.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[tokio::test]
     async fn single_threaded_runtime_starts_no_cores() {
-        assert!(CoreRuntimes::beside_runtime().expect("nothing is started").place().is_none());
+        assert!(CoreRuntimes::beside_runtime().expect("nothing is started").slot().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 3)]

@@ -21,13 +21,13 @@ pub fn lacks_descriptor(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Requests that the owners of idle client connections close some, and gives them a moment to do so.
-pub async fn want_descriptor() {
+pub async fn request_descriptor() {
     WANTED.notify_waiters();
     sleep(ROOM_PAUSE).await;
 }
 
 /// Waits until a task needs a file descriptor and none is free.
-pub async fn descriptor_wanted() {
+pub async fn descriptor_requested() {
     WANTED.notified().await;
 }
 

@@ -17,7 +17,7 @@ use super::random;
 #[derive(Debug)]
 pub struct DrainTrigger {
     stage: watch::Sender<DrainStage>,
-    under_way: TaskTracker,
+    in_flight: TaskTracker,
     done: mpsc::Receiver<Never>,
     blocker: mpsc::Sender<Never>,
 }
@@ -40,14 +40,14 @@ struct DrainDeadline {
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     stage: watch::Receiver<DrainStage>,
-    under_way: TaskTracker,
+    in_flight: TaskTracker,
     blocker: mpsc::Sender<Never>,
 }
 
 /// Keeps the drain from ending until dropped.
 #[derive(Debug)]
 pub struct DrainGuard {
-    _under_way: Option<InFlightGuard>,
+    _in_flight: Option<InFlightGuard>,
     _blocker: mpsc::Sender<Never>,
 }
 
@@ -68,7 +68,7 @@ const CLOSING_SHARE: u32 = 5;
 /// The fraction of the leaving phase in which connections are notified, spread over time. It precedes the end of their
 /// streams, so that a reconnecting client uses another connection, and perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The fraction of the leaving phase after which all long-lived work has been asked to end. The rest of that phase
+/// The fraction of the leaving phase after which all long-lived work has been notified to end. The rest of that phase
 /// and the closing phase remain for final output, such as the rest of a version on a watch.
 const LEAVING: f64 = 0.8;
 
@@ -83,22 +83,22 @@ impl DrainTrigger {
     pub fn new() -> (Self, DrainWatch) {
         let (stage, watch) = watch::channel(DrainStage::Serving);
         let (blocker, done) = mpsc::channel(1);
-        let under_way = TaskTracker::new();
-        let watch = DrainWatch { stage: watch, under_way: under_way.clone(), blocker: blocker.clone() };
-        (Self { stage, under_way, done, blocker }, watch)
+        let in_flight = TaskTracker::new();
+        let watch = DrainWatch { stage: watch, in_flight: in_flight.clone(), blocker: blocker.clone() };
+        (Self { stage, in_flight, done, blocker }, watch)
     }
 
     /// Drains for at most `grace`, and no longer than work is in progress.
     ///
     /// Returns whether everything ended in time.
     pub async fn drain(self, grace: Duration) -> bool {
-        let Self { stage, under_way, mut done, blocker } = self;
+        let Self { stage, in_flight, mut done, blocker } = self;
         drop(blocker);
         let closing_max = CLOSING_MAX.min(grace / CLOSING_SHARE);
         let leaving = grace.saturating_sub(closing_max);
         stage.send_replace(DrainStage::Leaving(DrainDeadline { started: Instant::now(), leaving }));
-        under_way.close();
-        let _ = timeout(leaving, under_way.wait()).await;
+        in_flight.close();
+        let _ = timeout(leaving, in_flight.wait()).await;
         stage.send_replace(DrainStage::Closing);
         timeout(closing_max, done.recv()).await.is_ok()
     }
@@ -132,7 +132,7 @@ impl DrainWatch {
     }
 
     /// Completes at a random time for this holder to notify its client, before any of its streams end.
-    pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn notice_due(&self) -> impl Future<Output = ()> + Send + use<> {
         let (mut stage, is_late) = (self.stage.clone(), self.has_started());
         async move {
             let slot = stage.wait_for(|stage| !matches!(stage, DrainStage::Serving)).await.map(|stage| match *stage {
@@ -149,14 +149,14 @@ impl DrainWatch {
 
     /// Registers long-lived work, which a drain lets end before the closing phase. Work that begins during a drain does
     /// not delay it; otherwise returning clients would.
-    pub fn under_way(&self) -> InFlightGuard {
-        InFlightGuard(self.under_way.token())
+    pub fn in_flight(&self) -> InFlightGuard {
+        InFlightGuard(self.in_flight.token())
     }
 
     /// Returns a guard that keeps the drain from ending until it is dropped.
     pub fn hold(&self) -> DrainGuard {
-        let under_way = (!self.has_started()).then(|| self.under_way());
-        DrainGuard { _under_way: under_way, _blocker: self.blocker.clone() }
+        let in_flight = (!self.has_started()).then(|| self.in_flight());
+        DrainGuard { _in_flight: in_flight, _blocker: self.blocker.clone() }
     }
 }
 
@@ -171,11 +171,11 @@ mod tests {
         let (trigger, watch) = DrainTrigger::new();
         let mut holder = watch.clone();
         drop(watch);
-        let held = holder.hold();
+        let guard = holder.hold();
         let work = tokio::spawn(async move {
             holder.started().await;
             tokio::time::sleep(Duration::from_secs(3)).await;
-            drop(held);
+            drop(guard);
         });
         let began = Instant::now();
         assert!(trigger.drain(Duration::from_secs(10)).await);
@@ -203,13 +203,14 @@ mod tests {
     /// However long the drain is, the server is unavailable for two seconds at most.
     #[tokio::test(start_paused = true)]
     async fn drain_ends_with_a_closing_phase_of_at_most_two_seconds() {
-        for (grace, held, leaving, closing) in [(20, 100, 18, 2), (600, 1_000, 598, 2), (5, 100, 4, 1), (20, 3, 3, 2)] {
+        for (grace, guard, leaving, closing) in [(20, 100, 18, 2), (600, 1_000, 598, 2), (5, 100, 4, 1), (20, 3, 3, 2)]
+        {
             let (trigger, mut watch) = DrainTrigger::new();
             let (began, seconds) = (Instant::now(), Duration::from_secs);
-            let under_way = watch.under_way();
+            let in_flight = watch.in_flight();
             tokio::spawn(async move {
-                tokio::time::sleep(seconds(held)).await;
-                drop(under_way);
+                tokio::time::sleep(seconds(guard)).await;
+                drop(in_flight);
             });
             let draining = tokio::spawn(trigger.drain(seconds(grace)));
             watch.started().await;
@@ -226,27 +227,27 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn late_client_is_served_until_closing_without_delaying_drain() {
         let (trigger, watch) = DrainTrigger::new();
-        let (mut early, under_way) = (watch.clone(), watch.under_way());
+        let (mut early, in_flight) = (watch.clone(), watch.in_flight());
         let draining = tokio::spawn(trigger.drain(GRACE));
         let began = Instant::now();
         let (first, last) = early.slots().await.expect("there is time to leave");
         let leaving = GRACE.saturating_sub(CLOSING_MAX);
         assert_eq!((first - began, last - began), (leaving.mul_f64(NOTICE), leaving.mul_f64(LEAVING)));
-        let (late, late_work) = (watch.my_notice(), watch.hold());
+        let (late, late_work) = (watch.notice_due(), watch.hold());
         sleep_until(first).await;
-        let gone = began.elapsed();
-        drop((early, under_way));
+        let ended = began.elapsed();
+        drop((early, in_flight));
         late.await;
-        assert_eq!(began.elapsed(), gone, "it closes when those who were there are gone");
+        assert_eq!(began.elapsed(), ended, "it closes when those who were there are gone");
         drop((late_work, watch));
         assert!(draining.await.expect("no panic"));
-        assert_eq!(began.elapsed(), gone);
+        assert_eq!(began.elapsed(), ended);
     }
 
     #[tokio::test(start_paused = true)]
     async fn drain_notifies_connections_before_their_streams_end() {
         let (trigger, watch) = DrainTrigger::new();
-        let notices: Vec<_> = (0..100).map(|_| watch.my_notice()).collect();
+        let notices: Vec<_> = (0..100).map(|_| watch.notice_due()).collect();
         let began = Instant::now();
         let _draining = tokio::spawn(trigger.drain(GRACE));
         let _held = watch.hold();

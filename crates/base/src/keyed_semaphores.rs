@@ -10,16 +10,16 @@ use tokio::sync::Semaphore;
 /// Unused semaphores are removed over time. At most twice as many as are in use are kept, or `KEPT_MAX`.
 #[derive(Debug)]
 pub struct KeyedSemaphores<K> {
-    places: usize,
+    permits: usize,
     /// The semaphore of each key. One lock suffices, because threads contend for the global semaphore instead. With
     /// one, two and four threads, an admission took 129, 265 and 547 ns with one lock. It took 133, 279 and 829 ns with
     /// a sharded map.
-    of: Mutex<SemaphoreMap<K>>,
+    state: Mutex<SemaphoreMap<K>>,
 }
 
 #[derive(Debug)]
 struct SemaphoreMap<K> {
-    shares: HashMap<K, Weak<Semaphore>>,
+    semaphores: HashMap<K, Weak<Semaphore>>,
     /// The number of semaphores that are kept before the unused ones are removed.
     kept_max: usize,
 }
@@ -28,25 +28,25 @@ struct SemaphoreMap<K> {
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> KeyedSemaphores<K> {
-    /// Creates semaphores with `places` permits for each holder.
-    pub fn new(places: usize) -> Self {
-        let of = SemaphoreMap { shares: HashMap::new(), kept_max: KEPT_MAX };
-        Self { places: places.min(Semaphore::MAX_PERMITS), of: Mutex::new(of) }
+    /// Creates semaphores with `permits` permits for each holder.
+    pub fn new(permits: usize) -> Self {
+        let state = SemaphoreMap { semaphores: HashMap::new(), kept_max: KEPT_MAX };
+        Self { permits: permits.min(Semaphore::MAX_PERMITS), state: Mutex::new(state) }
     }
 
     /// Returns the semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
     pub fn of(&self, holder: &K) -> Arc<Semaphore> {
-        let mut of = self.of.lock();
-        if let Some(share) = of.shares.get(holder).and_then(Weak::upgrade) {
-            return share;
+        let mut state = self.state.lock();
+        if let Some(semaphore) = state.semaphores.get(holder).and_then(Weak::upgrade) {
+            return semaphore;
         }
-        if of.shares.len() >= of.kept_max {
-            of.shares.retain(|_, share| share.strong_count() > 0);
-            of.kept_max = (2 * of.shares.len()).max(KEPT_MAX);
+        if state.semaphores.len() >= state.kept_max {
+            state.semaphores.retain(|_, semaphore| semaphore.strong_count() > 0);
+            state.kept_max = (2 * state.semaphores.len()).max(KEPT_MAX);
         }
-        let share = Arc::new(Semaphore::new(self.places));
-        of.shares.insert(holder.clone(), Arc::downgrade(&share));
-        share
+        let semaphore = Arc::new(Semaphore::new(self.permits));
+        state.semaphores.insert(holder.clone(), Arc::downgrade(&semaphore));
+        semaphore
     }
 }
 
@@ -56,19 +56,21 @@ mod tests {
 
     #[test]
     fn semaphore_persists_while_one_of_its_permits_is_in_use() {
-        let shares = KeyedSemaphores::<u32>::new(2);
-        let first = shares.of(&1).try_acquire_owned().expect("a place");
-        assert_eq!((shares.of(&1).available_permits(), shares.of(&2).available_permits()), (1, 2));
+        let semaphores = KeyedSemaphores::<u32>::new(2);
+        let first = semaphores.of(&1).try_acquire_owned().expect("a permit");
+        assert_eq!((semaphores.of(&1).available_permits(), semaphores.of(&2).available_permits()), (1, 2));
         drop(first);
-        assert_eq!(shares.of(&1).available_permits(), 2);
+        assert_eq!(semaphores.of(&1).available_permits(), 2);
     }
 
     #[test]
     fn unused_semaphores_are_removed() {
-        let shares = KeyedSemaphores::<usize>::new(1);
-        let held: Vec<_> = (0..10).map(|holder| shares.of(&holder)).collect();
-        (10..10 * KEPT_MAX).for_each(|holder| drop(shares.of(&holder)));
-        assert!(shares.of.lock().shares.len() <= KEPT_MAX);
-        assert!(held.iter().enumerate().all(|(holder, share)| Arc::ptr_eq(share, &shares.of(&holder))));
+        let semaphores = KeyedSemaphores::<usize>::new(1);
+        let first_ten: Vec<_> = (0..10).map(|holder| semaphores.of(&holder)).collect();
+        (10..10 * KEPT_MAX).for_each(|holder| drop(semaphores.of(&holder)));
+        assert!(semaphores.state.lock().semaphores.len() <= KEPT_MAX);
+        assert!(
+            first_ten.iter().enumerate().all(|(holder, semaphore)| Arc::ptr_eq(semaphore, &semaphores.of(&holder)))
+        );
     }
 }

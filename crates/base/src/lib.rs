@@ -31,7 +31,7 @@ pub use account::{MemoryAccount, MemoryCharge};
 pub use backoff::{Backoff, BackoffBounds};
 pub use clock::{WallClock, now_ns, ns_at, until};
 pub use core_runtimes::{CoreLoadGuard, CoreRuntimes, CoreWaker, PerCore, home_runtime};
-pub use descriptors::{DESCRIPTOR_TRIES, descriptor_wanted, lacks_descriptor, want_descriptor};
+pub use descriptors::{DESCRIPTOR_TRIES, descriptor_requested, lacks_descriptor, request_descriptor};
 pub use drain::{DrainGuard, DrainTrigger, DrainWatch, InFlightGuard};
 pub use keyed_semaphores::KeyedSemaphores;
 pub use log_limit::LogRateLimit;
@@ -44,4 +44,4 @@ pub use round_robin_semaphore::{RoundRobinAcquire, RoundRobinPermit, RoundRobinS
 pub use runtime_heartbeat::RuntimeHeartbeat;
 pub use tasks::BackgroundTasks;
 pub use timer_queue::{Timer, TimerQueue, TimerTarget};
-pub use watched_file::{FileLoadError, LOOK_EVERY, WatchedFile};
+pub use watched_file::{FILE_CHECK_INTERVAL, FileLoadError, WatchedFile};

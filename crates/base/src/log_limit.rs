@@ -12,7 +12,7 @@ pub struct LogRateLimit {
 
 #[derive(Debug)]
 struct LogRateWindow {
-    logged: Instant,
+    logged_at: Instant,
     /// The number of failures since the last log line.
     unlogged: u64,
 }
@@ -25,13 +25,13 @@ impl LogRateLimit {
     pub fn failed(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         match &mut *window {
-            Some(window) if now.duration_since(window.logged) < Self::EVERY => {
+            Some(window) if now.duration_since(window.logged_at) < Self::EVERY => {
                 window.unlogged += 1;
                 None
             }
             other => {
                 let unlogged =
-                    other.replace(LogRateWindow { logged: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
+                    other.replace(LogRateWindow { logged_at: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
                 Some(unlogged + 1)
             }
         }
@@ -41,7 +41,7 @@ impl LogRateLimit {
     /// success, so that the end of a series is logged as well.
     pub fn unlogged(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
-        if window.as_ref().is_none_or(|window| now.duration_since(window.logged) < Self::EVERY) {
+        if window.as_ref().is_none_or(|window| now.duration_since(window.logged_at) < Self::EVERY) {
             return None;
         }
         window.take().map(|window| window.unlogged).filter(|unlogged| *unlogged > 0)

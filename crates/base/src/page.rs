@@ -35,8 +35,8 @@ impl AdminPageAddress {
         let wrong = || format!("{url:?} is neither http://HOST:PORT, with a path or without, nor unix:PATH");
         let uri: Uri = url.parse().map_err(|_| wrong())?;
         let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
-        let place = Self::Tcp(format!("{host}:{}", uri.port_u16().unwrap_or(HTTP_PORT)));
-        Ok((place, uri.path_and_query().map(ToString::to_string).filter(|path| path != "/")))
+        let address = Self::Tcp(format!("{host}:{}", uri.port_u16().unwrap_or(HTTP_PORT)));
+        Ok((address, uri.path_and_query().map(ToString::to_string).filter(|path| path != "/")))
     }
 
     /// Whether requests to this page address stay on this machine.
@@ -63,30 +63,30 @@ impl AdminPageAddress {
             request.body(Empty::new())
         };
         match self {
-            Self::Tcp(host) => answer(TcpStream::connect(host).await?, request(host)?, bytes_max).await,
-            Self::Unix(socket) => answer(UnixStream::connect(socket).await?, request("localhost")?, bytes_max).await,
+            Self::Tcp(host) => fetch(TcpStream::connect(host).await?, request(host)?, bytes_max).await,
+            Self::Unix(socket) => fetch(UnixStream::connect(socket).await?, request("localhost")?, bytes_max).await,
         }
     }
 }
 
-async fn answer(
+async fn fetch(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Empty<Bytes>>,
     bytes_max: usize,
 ) -> AdminPageFetchResult {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let asking = async {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), bytes_max).collect().await?.to_bytes();
+    let fetching = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), bytes_max).collect().await?.to_bytes();
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    tokio::pin!(asking);
+    tokio::pin!(fetching);
     tokio::select! {
-        answered = &mut asking => answered,
+        response = &mut fetching => response,
         ended = connection => {
             ended?;
-            asking.await
+            fetching.await
         }
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn url_parses_with_and_without_path() {
         let tcp =
-            |place: &str, path: Option<&str>| Ok((AdminPageAddress::Tcp(place.to_owned()), path.map(str::to_owned)));
+            |host: &str, path: Option<&str>| Ok((AdminPageAddress::Tcp(host.to_owned()), path.map(str::to_owned)));
         for (url, expected) in [
             ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", None)),
             ("http://127.0.0.1:10256/", tcp("127.0.0.1:10256", None)),

@@ -15,7 +15,7 @@ type SharedReadinessGuards = Arc<Mutex<HeldReadinessGuards>>;
 /// The guards of components that are not ready, by name and number.
 #[derive(Debug, Default)]
 struct HeldReadinessGuards {
-    held: BTreeMap<(String, u64), Option<NotReadyReasonFn>>,
+    guards: BTreeMap<(String, u64), Option<NotReadyReasonFn>>,
     next: u64,
 }
 
@@ -50,21 +50,21 @@ impl ReadinessTracker {
         let mut waiting = self.waiting.lock();
         let number = waiting.next;
         waiting.next += 1;
-        waiting.held.insert((what.clone(), number), None);
+        waiting.guards.insert((what.clone(), number), None);
         ReadinessGuard { what, number, waiting: self.waiting.clone() }
     }
 
     pub fn is_ready(&self) -> bool {
-        self.waiting.lock().held.is_empty()
+        self.waiting.lock().guards.is_empty()
     }
 
     /// Returns the components that are not ready, in the order of names, each name once; empty when ready.
     pub fn pending(&self) -> Vec<UnreadyComponent> {
-        let held: Vec<_> =
-            self.waiting.lock().held.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
+        let guards: Vec<_> =
+            self.waiting.lock().guards.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
         let mut pending: Vec<UnreadyComponent> = Vec::new();
         // A reason may take other locks, so the lock is released first.
-        for (what, why) in held {
+        for (what, why) in guards {
             let reason = why.and_then(|NotReadyReasonFn(why)| why());
             match pending.last_mut() {
                 Some(last) if last.what == what => last.reason = last.reason.take().or(reason),
@@ -86,8 +86,8 @@ impl ReadinessGuard {
 
     /// Replaces the function that [`because`](Self::because) has set.
     pub fn set_reason(&self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        if let Some(held) = self.waiting.lock().held.get_mut(&(self.what.clone(), self.number)) {
-            *held = Some(NotReadyReasonFn(Arc::new(reason)));
+        if let Some(guards) = self.waiting.lock().guards.get_mut(&(self.what.clone(), self.number)) {
+            *guards = Some(NotReadyReasonFn(Arc::new(reason)));
         }
     }
 }
@@ -96,7 +96,7 @@ impl Drop for ReadinessGuard {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
         // The reason is dropped after the lock is released, because it may own anything.
-        let reason = waiting.held.remove(&(std::mem::take(&mut self.what), self.number));
+        let reason = waiting.guards.remove(&(std::mem::take(&mut self.what), self.number));
         drop(waiting);
         drop(reason);
     }
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn pending_condition_reports_its_current_reason() {
         let (ready, why) = (ReadinessTracker::new(), Arc::new(Mutex::new(None)));
-        let shown = why.clone();
-        let guard = ready.register("discovery").because(move || shown.lock().clone());
+        let current = why.clone();
+        let guard = ready.register("discovery").because(move || current.lock().clone());
         assert_eq!(ready.pending()[0].to_string(), "discovery not ready");
         *why.lock() = Some("upstream cannot be reached".to_owned());
         assert_eq!(ready.pending()[0].to_string(), "discovery not ready: upstream cannot be reached");

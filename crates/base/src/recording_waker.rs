@@ -7,34 +7,34 @@ use parking_lot::Mutex;
 /// A waker that also records that it was called. A task that waits for many events checks only those whose flag is set.
 #[derive(Debug)]
 pub struct RecordingWaker {
-    line: Arc<RecordingWakerState>,
+    shared: Arc<RecordingWakerState>,
     waker: Waker,
-    /// A copy of the waker in `line`. It is usually unchanged, and then nothing is written.
+    /// A copy of the waker in `shared`. It is usually unchanged, and then nothing is written.
     task: Waker,
 }
 
 #[derive(Debug)]
 struct RecordingWakerState {
     task: Mutex<Waker>,
-    rung: AtomicBool,
+    is_woken: AtomicBool,
 }
 
 impl RecordingWaker {
     /// Creates a flag that is set, so that the first check happens.
-    pub fn rung() -> Self {
-        let line = RecordingWakerState { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
-        let line = Arc::new(line);
-        Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
+    pub fn new_woken() -> Self {
+        let shared = RecordingWakerState { task: Mutex::new(Waker::noop().clone()), is_woken: AtomicBool::new(true) };
+        let shared = Arc::new(shared);
+        Self { waker: shared.clone().into(), shared, task: Waker::noop().clone() }
     }
 
     /// Whether the flag was set since the last check; clears it. After this, the flag wakes the task of `cx`.
-    pub fn has_rung(&mut self, cx: &Context<'_>) -> bool {
+    pub fn take_woken(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.will_wake(cx.waker()) {
             self.task.clone_from(cx.waker());
-            self.line.task.lock().clone_from(cx.waker());
+            self.shared.task.lock().clone_from(cx.waker());
         }
         // The flag is usually not set, and a read does not invalidate the cache line for other cores.
-        self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
+        self.shared.is_woken.load(Ordering::Acquire) && self.shared.is_woken.swap(false, Ordering::AcqRel)
     }
 
     /// Returns the waker that sets the flag.
@@ -50,7 +50,7 @@ impl Wake for RecordingWakerState {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Set before the task is woken, because the task may check at once.
-        self.rung.swap(true, Ordering::AcqRel);
+        self.is_woken.swap(true, Ordering::AcqRel);
         self.task.lock().wake_by_ref();
     }
 }
@@ -75,14 +75,14 @@ mod tests {
         let tasks: [Arc<Woken>; 2] = Default::default();
         let wakers = tasks.clone().map(Waker::from);
         let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));
-        let mut flag = RecordingWaker::rung();
-        assert!(flag.has_rung(&Context::from_waker(&wakers[0])));
-        assert!(!flag.has_rung(&Context::from_waker(&wakers[0])));
+        let mut flag = RecordingWaker::new_woken();
+        assert!(flag.take_woken(&Context::from_waker(&wakers[0])));
+        assert!(!flag.take_woken(&Context::from_waker(&wakers[0])));
         flag.waker().wake_by_ref();
         flag.waker().wake_by_ref();
         assert_eq!(woken(), [2, 0]);
-        assert!(flag.has_rung(&Context::from_waker(&wakers[1])));
-        assert!(!flag.has_rung(&Context::from_waker(&wakers[1])));
+        assert!(flag.take_woken(&Context::from_waker(&wakers[1])));
+        assert!(!flag.take_woken(&Context::from_waker(&wakers[1])));
         flag.waker().wake_by_ref();
         assert_eq!(woken(), [2, 1], "it moved to another task");
     }

@@ -30,9 +30,9 @@ pub struct RoundRobinPermit<K: Clone + Eq + Hash> {
 pub struct RoundRobinAcquire<K: Clone + Eq + Hash> {
     turns: RoundRobinSemaphore<K>,
     holder: K,
-    number: i64,
-    called: oneshot::Receiver<()>,
-    is_taken: bool,
+    ticket: i64,
+    granted: oneshot::Receiver<()>,
+    is_received: bool,
 }
 
 struct RoundRobinState<K> {
@@ -41,7 +41,7 @@ struct RoundRobinState<K> {
     /// Whether a holder may have only one turn at a time.
     has_one: fn(&K) -> bool,
     waiting: usize,
-    tickets: i64,
+    last_ticket: i64,
     /// The holders with a turn or a waiter.
     holders: HashMap<K, RoundRobinHolder>,
     /// The holders with waiters, the next one first.
@@ -73,7 +73,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
     pub fn new(at_a_time: usize, has_one: fn(&K) -> bool) -> Self {
         let (holders, order) = (HashMap::new(), VecDeque::new());
         let queue =
-            RoundRobinState { running: 0, running_max: at_a_time, has_one, waiting: 0, tickets: 0, holders, order };
+            RoundRobinState { running: 0, running_max: at_a_time, has_one, waiting: 0, last_ticket: 0, holders, order };
         Self(Arc::new(Mutex::new(queue)))
     }
 
@@ -85,7 +85,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
     /// Returns the number of waiters, in total and of one holder.
     pub fn waiting(&self, holder: &K) -> (usize, usize) {
         let queue = self.0.lock();
-        (queue.waiting, queue.holders.get(holder).map_or(0, |line| line.waiting.len()))
+        (queue.waiting, queue.holders.get(holder).map_or(0, |state| state.waiting.len()))
     }
 
     /// Whether the queue has no turns and no waiters, so that no state is kept.
@@ -96,37 +96,37 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
 
     fn enter(&self, holder: K, end: QueueInsertSide) -> RoundRobinAcquire<K> {
         let mut queue = self.0.lock();
-        let (calls, called) = oneshot::channel();
-        queue.tickets += 1;
+        let (grants, granted) = oneshot::channel();
+        queue.last_ticket += 1;
         queue.waiting += 1;
-        let number = if end == QueueInsertSide::Back { queue.tickets } else { -queue.tickets };
-        let line = queue.holders.entry(holder.clone()).or_default();
-        let is_first = line.waiting.is_empty();
-        line.waiting.insert(number, calls);
+        let ticket = if end == QueueInsertSide::Back { queue.last_ticket } else { -queue.last_ticket };
+        let state = queue.holders.entry(holder.clone()).or_default();
+        let is_first = state.waiting.is_empty();
+        state.waiting.insert(ticket, grants);
         if is_first {
             queue.order.push_back(holder.clone());
         }
-        queue.call();
+        queue.grant();
         drop(queue);
-        RoundRobinAcquire { turns: self.clone(), holder, number, called, is_taken: false }
+        RoundRobinAcquire { turns: self.clone(), holder, ticket, granted, is_received: false }
     }
 
     fn end(&self, holder: &K) {
         let mut queue = self.0.lock();
         queue.ended(holder);
-        queue.call();
+        queue.grant();
     }
 }
 
 impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
     /// Whether another holder waits that could get this turn.
-    pub fn is_wanted(&self) -> bool {
+    pub fn is_contended(&self) -> bool {
         let queue = self.turns.0.lock();
-        queue.order.iter().any(|waits| *waits != self.holder && queue.may_have(waits))
+        queue.order.iter().any(|waiting_holder| *waiting_holder != self.holder && queue.may_have(waiting_holder))
     }
 
     /// Passes the turn to other holders, and completes when this holder has one again.
-    pub async fn pass_on(&mut self) {
+    pub async fn yield_to_others(&mut self) {
         // Queues first and then ends the turn, so that this holder comes after the waiting ones.
         let again = self.turns.enter(self.holder.clone(), QueueInsertSide::Front);
         self.is_lost = true;
@@ -139,38 +139,39 @@ impl<K: Clone + Eq + Hash + Unpin> Future for RoundRobinAcquire<K> {
     type Output = RoundRobinPermit<K>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RoundRobinPermit<K>> {
-        ready!(Pin::new(&mut self.called).poll(cx)).expect("who calls is in the queue, which is held here");
-        self.is_taken = true;
+        ready!(Pin::new(&mut self.granted).poll(cx))
+            .expect("the queue owns the sender, and this future owns the queue");
+        self.is_received = true;
         Poll::Ready(RoundRobinPermit { turns: self.turns.clone(), holder: self.holder.clone(), is_lost: false })
     }
 }
 
 impl<K: Clone + Eq + Hash> RoundRobinState<K> {
     fn may_have(&self, holder: &K) -> bool {
-        !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|line| line.running == 0)
+        !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|state| state.running == 0)
     }
 
     /// Grants free turns to the next waiters.
-    fn call(&mut self) {
-        let mut looked_at = 0;
-        while self.running < self.running_max && looked_at < self.order.len() {
+    fn grant(&mut self) {
+        let mut skipped = 0;
+        while self.running < self.running_max && skipped < self.order.len() {
             let Some(holder) = self.order.pop_front() else { return };
             if !self.may_have(&holder) {
                 self.order.push_back(holder);
-                looked_at += 1;
+                skipped += 1;
                 continue;
             }
-            let Some(line) = self.holders.get_mut(&holder) else { continue };
-            let next = line.waiting.pop_first();
-            if !line.waiting.is_empty() {
+            let Some(state) = self.holders.get_mut(&holder) else { continue };
+            let next = state.waiting.pop_first();
+            if !state.waiting.is_empty() {
                 self.order.push_back(holder.clone());
             }
-            let Some((_, calls)) = next else { continue };
+            let Some((_, grants)) = next else { continue };
             self.waiting -= 1;
-            line.running += 1;
+            state.running += 1;
             self.running += 1;
-            looked_at = 0;
-            if calls.send(()).is_err() {
+            skipped = 0;
+            if grants.send(()).is_err() {
                 self.ended(&holder);
             }
         }
@@ -178,31 +179,31 @@ impl<K: Clone + Eq + Hash> RoundRobinState<K> {
 
     fn ended(&mut self, holder: &K) {
         self.running -= 1;
-        let Some(line) = self.holders.get_mut(holder) else { return };
-        line.running -= 1;
-        if !line.waiting.is_empty() {
+        let Some(state) = self.holders.get_mut(holder) else { return };
+        state.running -= 1;
+        if !state.waiting.is_empty() {
             // The holder has had its turn, so it goes to the end.
-            self.order.retain(|waits| waits != holder);
+            self.order.retain(|waiting_holder| waiting_holder != holder);
             self.order.push_back(holder.clone());
         }
-        self.forget(holder);
+        self.remove_if_unused(holder);
     }
 
     /// Removes a waiter that has not been granted a turn.
-    fn leave(&mut self, holder: &K, number: i64) {
-        let Some(line) = self.holders.get_mut(holder) else { return };
-        if line.waiting.remove(&number).is_none() {
+    fn leave(&mut self, holder: &K, ticket: i64) {
+        let Some(state) = self.holders.get_mut(holder) else { return };
+        if state.waiting.remove(&ticket).is_none() {
             return;
         }
         self.waiting -= 1;
-        if line.waiting.is_empty() {
-            self.order.retain(|waits| waits != holder);
+        if state.waiting.is_empty() {
+            self.order.retain(|waiting_holder| waiting_holder != holder);
         }
-        self.forget(holder);
+        self.remove_if_unused(holder);
     }
 
-    fn forget(&mut self, holder: &K) {
-        if self.holders.get(holder).is_some_and(|line| line.running == 0 && line.waiting.is_empty()) {
+    fn remove_if_unused(&mut self, holder: &K) {
+        if self.holders.get(holder).is_some_and(|state| state.running == 0 && state.waiting.is_empty()) {
             self.holders.remove(holder);
         }
     }
@@ -231,14 +232,14 @@ impl<K: Clone + Eq + Hash> Drop for RoundRobinPermit<K> {
 
 impl<K: Clone + Eq + Hash> Drop for RoundRobinAcquire<K> {
     fn drop(&mut self) {
-        if self.is_taken {
+        if self.is_received {
             return;
         }
-        self.called.close();
-        if self.called.try_recv().is_ok() {
+        self.granted.close();
+        if self.granted.try_recv().is_ok() {
             self.turns.end(&self.holder);
         } else {
-            self.turns.0.lock().leave(&self.holder, self.number);
+            self.turns.0.lock().leave(&self.holder, self.ticket);
         }
     }
 }
@@ -251,11 +252,11 @@ mod tests {
 
     #[tokio::test]
     async fn turns_are_round_robin_by_holder_and_in_order_within_one() {
-        let (turns, notes) = (RoundRobinSemaphore::new(1, |_| false), Arc::<Mutex<String>>::default());
+        let (turns, log) = (RoundRobinSemaphore::new(1, |_| false), Arc::<Mutex<String>>::default());
         let first = turns.wait('z').await;
         let work = async |holder: char, name: char| {
             let _turn = turns.wait(holder).await;
-            notes.lock().push(name);
+            log.lock().push(name);
             tokio::task::yield_now().await;
         };
         let all = async {
@@ -263,7 +264,7 @@ mod tests {
         };
         let rest = async { drop(first) };
         tokio::join!(all, rest);
-        assert_eq!(*notes.lock(), "axybc");
+        assert_eq!(*log.lock(), "axybc");
         assert!(turns.is_empty());
     }
 
@@ -271,10 +272,10 @@ mod tests {
     async fn holder_can_use_all_turns_unless_limited_to_one() {
         for (has_one, had) in [((|_| false) as fn(&u8) -> bool, 3), (|holder| *holder == 1, 1)] {
             let turns = RoundRobinSemaphore::new(3, has_one);
-            let held: Vec<_> = (0..5).filter_map(|_| turns.wait(1).now_or_never()).collect();
-            assert_eq!(held.len(), had);
-            assert_eq!(turns.wait(2).now_or_never().is_some(), had < 3, "what nobody has is for whoever wants it");
-            drop(held);
+            let turns_of_one: Vec<_> = (0..5).filter_map(|_| turns.wait(1).now_or_never()).collect();
+            assert_eq!(turns_of_one.len(), had);
+            assert_eq!(turns.wait(2).now_or_never().is_some(), had < 3, "a free turn goes to any holder");
+            drop(turns_of_one);
             assert!(turns.is_empty());
         }
     }
@@ -286,13 +287,13 @@ mod tests {
         let mut many: VecDeque<_> = (0..100).map(|_| turns.wait(1)).collect();
         let mut other = turns.wait(2);
         assert_eq!((turns.waiting(&1), turns.waiting(&2)), ((101, 100), (101, 1)));
-        assert!(turn.is_wanted() && (&mut other).now_or_never().is_none());
+        assert!(turn.is_contended() && (&mut other).now_or_never().is_none());
         drop(turn);
         turn = (&mut other).now_or_never().expect("it is next");
-        assert!(turn.is_wanted());
+        assert!(turn.is_contended());
         drop(turn);
         drop(many.pop_front().expect("one of them").now_or_never().expect("it is its holder's turn"));
         drop((many, other));
-        assert!(turns.is_empty(), "whoever goes away leaves no trace");
+        assert!(turns.is_empty(), "no state is kept for a dropped waiter");
     }
 }

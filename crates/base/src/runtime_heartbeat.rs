@@ -29,11 +29,6 @@ const EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
 impl RuntimeHeartbeat {
-    /// Creates a heartbeat that watches no runtimes yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Sends heartbeats on the runtime that runs the future. The silence is measured from this call, even if that
     /// runtime never runs the future.
     pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
@@ -71,7 +66,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn runtime_is_lost_only_after_its_heartbeat_stops() {
-        let heartbeat = RuntimeHeartbeat::new();
+        let heartbeat = RuntimeHeartbeat::default();
         let (_other, beating) = (tokio::spawn(heartbeat.beat()), tokio::spawn(heartbeat.beat()));
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_secs(1)).await;

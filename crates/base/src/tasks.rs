@@ -68,18 +68,18 @@ impl BackgroundTasks {
 
     /// Runs `future` like [`spawn`](Self::spawn), on the core with the fewest such tasks if there are cores.
     pub fn spread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        self.spawn_at(self.cores.place(), name, future);
+        self.spawn_at(self.cores.slot(), name, future);
     }
 
     /// Runs a future of `make` on each core, and one on the home runtime.
     pub fn spawn_on_each<F: Future<Output = ()> + Send + 'static>(&self, name: &'static str, make: impl Fn() -> F) {
         self.spawn(name, make());
-        self.cores.each().for_each(|place| self.spawn_at(Some(place), name, make()));
+        self.cores.each().for_each(|slot| self.spawn_at(Some(slot), name, make()));
     }
 
     fn spawn_at(
         &self,
-        place: Option<CoreLoadGuard>,
+        slot: Option<CoreLoadGuard>,
         name: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) {
@@ -87,9 +87,9 @@ impl BackgroundTasks {
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
         let number = entry.number;
-        let runtime = place.as_ref().map_or(self.home.as_ref(), |place| Some(place.runtime())).cloned();
+        let runtime = slot.as_ref().map_or(self.home.as_ref(), |slot| Some(slot.runtime())).cloned();
         let work = async move {
-            let _held = (entry, place);
+            let _guards = (entry, slot);
             future.await;
         };
         let work = work.instrument(tracing::debug_span!("task", name));
@@ -184,17 +184,21 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn spawn_uses_the_home_runtime_even_when_called_on_a_core() {
         let tasks = BackgroundTasks::beside(CoreRuntimes::start(2).expect("threads"));
-        let (say, mut said) = mpsc::unbounded_channel();
+        let (sender, mut received) = mpsc::unbounded_channel();
         let reported = |what: &'static str| {
-            let say = say.clone();
-            async move { say.send((what, CoreWaker::here().map(|bell| bell.number()))).expect("it is heard") }
+            let sender = sender.clone();
+            async move {
+                sender
+                    .send((what, CoreWaker::here().map(|core_waker| core_waker.number())))
+                    .expect("the receiver is open")
+            }
         };
         tasks.spawn_on_each("each", || reported("each"));
         let (inner, from_a_core) = (tasks.clone(), reported("from a core"));
         tasks.spread("spread", async move { inner.spawn("home", from_a_core) });
-        drop(say);
+        drop(sender);
         let mut seen = Vec::new();
-        while let Some(one) = said.recv().await {
+        while let Some(one) = received.recv().await {
             seen.push(one);
         }
         seen.sort_unstable();
@@ -204,9 +208,9 @@ mod tests {
     }
 
     /// Sends a message when it is dropped.
-    struct Held(Option<oneshot::Sender<()>>);
+    struct NotifyOnDrop(Option<oneshot::Sender<()>>);
 
-    impl Drop for Held {
+    impl Drop for NotifyOnDrop {
         fn drop(&mut self) {
             let _ = self.0.take().map(|reported| reported.send(()));
         }
@@ -215,7 +219,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_panicked_needed_task_is_reported_as_lost() {
         let tasks = BackgroundTasks::new();
-        tasks.spawn("one of many", async { panic!("nobody minds") });
+        tasks.spawn("one of many", async { panic!("not needed") });
         tasks.spawn_needed("ended", async {});
         tasks.spawn_needed("aborted", pending());
         tasks.join().await;
@@ -229,21 +233,21 @@ mod tests {
     async fn join_ends_all_tasks_and_later_spawns_never_run() {
         let tasks = BackgroundTasks::new();
         let (tx, mut reported) = oneshot::channel();
-        let held = Held(Some(tx));
+        let guard = NotifyOnDrop(Some(tx));
         tasks.spawn("short", async {});
         tasks.spawn("long", async move {
-            let _held = held;
+            let _guards = guard;
             pending::<()>().await;
         });
         tasks.join().await;
-        assert_eq!(reported.try_recv(), Ok(()), "join waits for the end of it");
+        assert_eq!(reported.try_recv(), Ok(()), "join waits until the task is dropped");
         let (tx, reported) = oneshot::channel();
-        let held = Held(Some(tx));
+        let guard = NotifyOnDrop(Some(tx));
         tasks.spawn("late", async move {
-            let _held = held;
+            let _guards = guard;
             pending::<()>().await;
         });
-        assert_eq!(reported.await, Ok(()), "it was not begun");
+        assert_eq!(reported.await, Ok(()), "it was dropped without being polled");
         assert!(tasks.running.lock().handles.is_empty());
     }
 }

@@ -43,7 +43,7 @@ struct WatchedFileSource<T> {
     files: ListFilesFn,
     read: ParseFilesFn<T>,
     value: watch::Sender<Arc<T>>,
-    known: Mutex<LastFileLoad>,
+    last_load: Mutex<LastFileLoad>,
     hasher: RandomState,
     metrics: FileReloadMetrics,
 }
@@ -53,14 +53,14 @@ struct LastFileLoad {
     /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
     /// The reason that the current files cannot be used; `None` if they can.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
 /// The maximum size of a file in bytes: a bundle of some thousand certificates fits.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The default interval between checks of the files.
-pub const LOOK_EVERY: Duration = Duration::from_secs(10);
+pub const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 impl<T: Send + Sync + 'static> WatchedFile<T> {
     /// Loads the value from `files`. `read` gets their contents in the same order.
@@ -85,10 +85,10 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         let fingerprint = hasher.hash_one((&paths, &contents));
         let first = read(&contents).map_err(FileLoadError::Content)?;
         let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
-        let known = Mutex::new(LastFileLoad { fingerprint, trouble: None });
+        let last_load = Mutex::new(LastFileLoad { fingerprint, last_error: None });
         let (sender, value) = watch::channel(Arc::new(first));
         let (files, read, metrics) = (Box::new(files), Box::new(read), FileReloadMetrics::new(what));
-        let origin = WatchedFileSource { what, files, read, value: sender, known, hasher, metrics };
+        let origin = WatchedFileSource { what, files, read, value: sender, last_load, hasher, metrics };
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
 
@@ -111,44 +111,44 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     }
 
     /// Returns the reason that the files could not be used at the last check.
-    pub fn trouble(&self) -> Option<String> {
-        self.origin.as_ref()?.known.lock().trouble.clone()
+    pub fn last_error(&self) -> Option<String> {
+        self.origin.as_ref()?.last_load.lock().last_error.clone()
     }
 
     /// Checks the files periodically, forever. It must be spawned once, whatever the number of clones.
-    pub async fn keep_up(self, every: Duration) {
+    pub async fn watch(self, every: Duration) {
         while self.origin.is_some() {
             sleep(every).await;
-            self.look_again().await;
+            self.check_now().await;
         }
     }
 
     /// Checks the files now, on a blocking thread: disks may stall, and credential plugins take time.
-    pub async fn look_again(&self) {
+    pub async fn check_now(&self) {
         let Some(origin) = self.origin.clone() else { return };
         let what = origin.what;
-        if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
+        if let Err(error) = tokio::task::spawn_blocking(move || origin.check()).await {
             tracing::error!(what, %error, "cannot check files for changes; retrying");
         }
     }
 }
 
 impl<T> WatchedFileSource<T> {
-    fn look(&self) {
+    fn check(&self) {
         match self.read_if_changed(&(self.files)()) {
             Ok(None) => {
                 self.metrics.unchanged();
-                self.known.lock().trouble = None;
+                self.last_load.lock().last_error = None;
             }
             Ok(Some((fingerprint, value))) => {
                 self.metrics.replaced();
-                *self.known.lock() = LastFileLoad { fingerprint, trouble: None };
+                *self.last_load.lock() = LastFileLoad { fingerprint, last_error: None };
                 self.value.send_replace(Arc::new(value));
                 tracing::info!(what = self.what, "reloaded changed files");
             }
             Err(why) => {
                 self.metrics.failed();
-                let reported = self.known.lock().trouble.replace(why.clone());
+                let reported = self.last_load.lock().last_error.replace(why.clone());
                 if reported.as_ref() != Some(&why) {
                     tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous contents");
                 }
@@ -159,7 +159,7 @@ impl<T> WatchedFileSource<T> {
     fn read_if_changed(&self, paths: &[PathBuf]) -> Result<Option<(u64, T)>, String> {
         let contents = read_all(paths).map_err(|(path, error)| format!("{}: {error}", path.display()))?;
         let fingerprint = self.hasher.hash_one((paths, &contents));
-        if fingerprint == self.known.lock().fingerprint {
+        if fingerprint == self.last_load.lock().fingerprint {
             return Ok(None);
         }
         Ok(Some((fingerprint, (self.read)(&contents)?)))

@@ -118,7 +118,7 @@ impl RecentStreamResets {
 #[derive(Debug)]
 pub(super) struct ConnectionKeepAlive {
     after: Duration,
-    heard: Instant,
+    last_received: Instant,
     pinged: Option<Instant>,
 }
 
@@ -133,14 +133,14 @@ pub(super) enum KeepAliveAction {
 
 impl ConnectionKeepAlive {
     pub(super) fn new(after: Duration) -> Self {
-        Self { after, heard: Instant::now(), pinged: None }
+        Self { after, last_received: Instant::now(), pinged: None }
     }
 
-    pub(super) fn hear(&mut self) {
-        (self.heard, self.pinged) = (Instant::now(), None);
+    pub(super) fn note_received(&mut self) {
+        (self.last_received, self.pinged) = (Instant::now(), None);
     }
 
-    pub(super) fn beat(&mut self, now: Instant) -> KeepAliveAction {
+    pub(super) fn check(&mut self, now: Instant) -> KeepAliveAction {
         if now < self.next() {
             return KeepAliveAction::Nothing;
         }
@@ -153,7 +153,7 @@ impl ConnectionKeepAlive {
 
     /// Returns the time of the next heartbeat check.
     pub(super) fn next(&self) -> Instant {
-        self.pinged.unwrap_or(self.heard) + self.after
+        self.pinged.unwrap_or(self.last_received) + self.after
     }
 }
 
@@ -207,16 +207,16 @@ mod tests {
         let after = Duration::from_secs(30);
         let mut heartbeat = ConnectionKeepAlive::new(after);
         let begun = Instant::now();
-        assert_eq!((heartbeat.next(), heartbeat.beat(begun)), (begun + after, KeepAliveAction::Nothing));
+        assert_eq!((heartbeat.next(), heartbeat.check(begun)), (begun + after, KeepAliveAction::Nothing));
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Ping);
-        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Nothing);
+        assert_eq!(heartbeat.check(Instant::now()), KeepAliveAction::Ping);
+        assert_eq!(heartbeat.check(Instant::now()), KeepAliveAction::Nothing);
         tokio::time::advance(after / 2).await;
-        heartbeat.hear();
+        heartbeat.note_received();
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Ping);
+        assert_eq!(heartbeat.check(Instant::now()), KeepAliveAction::Ping);
         tokio::time::advance(after).await;
-        assert_eq!(heartbeat.beat(Instant::now()), KeepAliveAction::Dead);
+        assert_eq!(heartbeat.check(Instant::now()), KeepAliveAction::Dead);
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) fn put(block: &mut Vec<u8>, status: u16, fields: &mut HeaderMap, leng
 }
 
 /// Returns the current date, formatted once per second (RFC 9110 §6.6.1).
-#[allow(clippy::disallowed_methods, reason = "it is told to people; nothing here goes by it")]
+#[allow(clippy::disallowed_methods, reason = "the date is only sent, and decides nothing")]
 fn date() -> HeaderValue {
     let now = SystemTime::now();
     let second = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -100,6 +100,6 @@ mod tests {
         let read = written(410, fields, Some(5));
         assert_eq!(read[0], (":status".to_owned(), "410".to_owned()));
         assert!(read[1..].iter().all(|(_, value)| value == "yesterday" || value == "7"));
-        assert_eq!(written(200, HeaderMap::new(), None).len(), 2, "an unknown length is not said");
+        assert_eq!(written(200, HeaderMap::new(), None).len(), 2, "an unknown length is not sent");
     }
 }

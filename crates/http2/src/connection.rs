@@ -62,19 +62,19 @@ pub struct Http2Connection<I, S: HttpService> {
     pub(super) highest_stream: u32,
     /// The highest identifier of a processed stream, for GOAWAY.
     pub(super) last_stream: u32,
-    pub(super) lately_reset: RecentStreamResets,
+    pub(super) recent_resets: RecentStreamResets,
     pub(super) abuse_budget: ClientAbuseBudget,
     /// The charges for the heads of requests, and for those of responses that wait.
     pub(super) heads: Arc<ConnectionHeadBudget>,
     /// The number of response heads that wait for room in the output.
     pub(super) waiting_heads: usize,
     /// The number of requests that have begun and may not have been polled yet.
-    pub(super) begun: usize,
+    pub(super) started: usize,
     heartbeat: ConnectionKeepAlive,
     /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
-    clock: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     reader: Waker,
-    ticker: Waker,
+    timer_waker: Waker,
 }
 
 /// The result of an HTTP/2 connection.
@@ -82,7 +82,7 @@ type Http2ConnectionResult = Result<(), Http2ConnectionError>;
 
 #[derive(Debug)]
 struct Http2ConnectionEnd {
-    how: Http2ConnectionResult,
+    result: Http2ConnectionResult,
     /// Whether everything is sent, and the connection only waits for the client to close.
     is_lingering: bool,
 }
@@ -111,7 +111,7 @@ pub(super) enum GoAwayState {
 }
 
 /// The payload of the ping after the first GOAWAY.
-pub(super) const GOODBYE: [u8; 8] = *b"farewell";
+pub(super) const GOAWAY_PING: [u8; 8] = *b"farewell";
 
 /// The multiple of the limit on fields up to which header blocks are read, so that a larger request is refused with a
 /// response. The decoder must read a block to understand the next one.
@@ -134,16 +134,16 @@ const READ_BYTES: usize = 32 << 10;
 const LIMITED_READ_BYTES: usize = 4 << 10;
 /// The number of requests that begin before these are polled. A request that has begun takes about 3 KB, and most are
 /// answered when they are first polled.
-pub(super) const BEGUN_MAX: usize = 2;
+pub(super) const STARTED_MAX: usize = 2;
 /// The number of lasting streams polled between two checks of the slice. Other streams take longer, so the slice is
 /// checked after each of them.
-const STREAMS_PER_LOOK: usize = 8;
+const STREAMS_PER_SLICE_CHECK: usize = 8;
 /// How long a closed connection waits for its client to close.
 ///
 /// Until then, the server reads and discards what the client sends. A socket closed with unread data is reset, and the
 /// client may lose the last data sent to it (RFC 9112 §9.6).
 const LINGER: Duration = Duration::from_secs(1);
-const UNHEARD_BYTES: usize = 4 << 10;
+const DISCARD_BYTES: usize = 4 << 10;
 
 thread_local! {
     /// The read buffer, shared by all connections of a thread.
@@ -163,7 +163,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let mut output = FrameOutputBuffer::default();
         let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
         // It may wait for its first turn, beside thousands of others.
-        output.give_spare();
+        output.return_spare();
         Self {
             io,
             service,
@@ -177,21 +177,21 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             has_settings: false,
             highest_stream: 0,
             last_stream: 0,
-            lately_reset: RecentStreamResets::default(),
+            recent_resets: RecentStreamResets::default(),
             abuse_budget: ClientAbuseBudget::new(),
             heads,
             waiting_heads: 0,
-            begun: 0,
+            started: 0,
             goaway: GoAwayState::NotSent,
             is_client_leaving: false,
             reads_paused: false,
-            clock: Box::pin(sleep_until(heartbeat.next())),
+            timer: Box::pin(sleep_until(heartbeat.next())),
             heartbeat,
             waiting: VecDeque::new(),
             waiting_again: Vec::new(),
             allowance: 0,
             over: None,
-            ticker: wake_set.waker(ConnectionWakeTarget::Clock),
+            timer_waker: wake_set.waker(ConnectionWakeTarget::Clock),
             wake_set,
             writer,
             reader,
@@ -208,7 +208,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let turns = poll_fn(|_| {
             self.allowance = SENT_BYTES_MAX;
             for _ in 0..TURNS_MAX {
-                self.take_turn();
+                self.run_turn();
                 if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
                     break;
                 }
@@ -226,9 +226,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
             self.output.put_goaway(HIGHEST, Http2ErrorCode::No);
-            self.output.put_ping(GOODBYE);
+            self.output.put_ping(GOAWAY_PING);
             // It may wait for its turn.
-            self.output.give_spare();
+            self.output.return_spare();
             self.wake_set.put(ConnectionWakeTarget::Codec);
         }
     }
@@ -238,12 +238,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         &self.wake_set
     }
 
-    fn take_turn(&mut self) {
+    fn run_turn(&mut self) {
         // Cleared first, because work added from here on sets it again.
         self.wake_set.take(ConnectionWakeTarget::Codec);
         if self.wake_set.take(ConnectionWakeTarget::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering)
         {
-            self.look_at_clock();
+            self.check_timer();
         }
         if self.wake_set.take(ConnectionWakeTarget::Reader) && self.over.is_none() {
             self.read();
@@ -257,19 +257,19 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Http2Exchange::is_lasting));
             self.poll_stream(key, is_alone);
             polled += 1;
-            if (!lasts || polled.is_multiple_of(STREAMS_PER_LOOK)) && self.wake_set.is_turn_over() {
+            if (!lasts || polled.is_multiple_of(STREAMS_PER_SLICE_CHECK)) && self.wake_set.is_turn_over() {
                 break;
             }
         }
         if polled < woken.len() {
             self.wake_set.put_back(woken.drain(polled..));
         } else {
-            self.begun = 0;
+            self.started = 0;
         }
         woken.clear();
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
-        if self.over.is_none() && self.input.waits && self.takes_requests() {
+        if self.over.is_none() && self.input.waits && self.accepts_request() {
             self.wake_set.put(ConnectionWakeTarget::Reader);
         }
     }
@@ -289,11 +289,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.end(Ok(()));
         }
         let Some(over) = &self.over else { return Poll::Pending };
-        if !matches!(over.how, Err(Http2ConnectionError::Dead | Http2ConnectionError::Io(_))) {
+        if !matches!(over.result, Err(Http2ConnectionError::Dead | Http2ConnectionError::Io(_))) {
             ready!(flushed);
             ready!(self.poll_close());
         }
-        Poll::Ready(self.over.take().map_or(Ok(()), |over| over.how))
+        Poll::Ready(self.over.take().map_or(Ok(()), |over| over.result))
     }
 
     /// Closes the sending side, and waits until the client closes its own. What the client sends is discarded.
@@ -304,14 +304,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             // An error here makes no difference, because nothing more is sent.
             let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
             over.is_lingering = true;
-            self.clock.as_mut().reset(Instant::now() + LINGER);
+            self.timer.as_mut().reset(Instant::now() + LINGER);
         }
-        if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+        if self.timer.as_mut().poll(&mut Context::from_waker(&self.timer_waker)).is_ready() {
             return Poll::Ready(());
         }
-        let mut unheard = [0; UNHEARD_BYTES];
+        let mut discarded = [0; DISCARD_BYTES];
         for _ in 0..READS_MAX {
-            let mut read = ReadBuf::new(&mut unheard);
+            let mut read = ReadBuf::new(&mut discarded);
             match ready!(Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read)) {
                 Ok(()) if !read.filled().is_empty() => {}
                 Ok(()) | Err(_) => return Poll::Ready(()),
@@ -342,16 +342,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Whether another request may begin. While the caller is unknown, requests begin one at a time.
-    fn takes_requests(&self) -> bool {
+    fn accepts_request(&self) -> bool {
         self.streams.is_empty() || !self.service.is_caller_unknown()
     }
 
     fn read(&mut self) {
         if self.input.waits {
-            if !self.takes_requests() {
+            if !self.accepts_request() {
                 return;
             }
-            self.hear(&[]);
+            self.receive_bytes(&[]);
         }
         let mut buffer = READ.take();
         buffer.resize(READ_BYTES, 0);
@@ -376,8 +376,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                 // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
                 Poll::Ready(Ok(())) if read.filled().is_empty() => self.end(Ok(())),
                 Poll::Ready(Ok(())) => {
-                    self.heartbeat.hear();
-                    self.hear(read.filled());
+                    self.heartbeat.note_received();
+                    self.receive_bytes(read.filled());
                 }
             }
         }
@@ -385,14 +385,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Handles the frames and header blocks that these bytes complete. A stream error ends only its stream.
-    fn hear(&mut self, bytes: &[u8]) {
+    fn receive_bytes(&mut self, bytes: &[u8]) {
         let mut input = take(&mut self.input);
         let bytes = input.join(bytes);
-        let (mut rest, mut heard) = (&*bytes, Ok(()));
-        while heard.is_ok()
+        let (mut rest, mut result) = (&*bytes, Ok(()));
+        while result.is_ok()
             && let Some(frame) = input.next(&mut rest, |stream| self.may_begin(stream))
         {
-            heard = match frame.and_then(|frame| self.receive_frame(frame)) {
+            result = match frame.and_then(|frame| self.receive_frame(frame)) {
                 Err(Http2Error::Stream(stream, reason)) => self.reset_for(stream, reason),
                 received => received,
             };
@@ -400,36 +400,36 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let left = rest.len();
         input.keep(bytes, left);
         self.input = input;
-        if heard.is_ok() && !self.heads.hold_unfinished(self.input.unfinished_bytes()) {
-            heard = Err(UNFINISHED);
+        if result.is_ok() && !self.heads.hold_unfinished(self.input.unfinished_bytes()) {
+            result = Err(UNFINISHED);
         }
-        if let Err(Http2Error::Connection(reason, what)) = heard {
+        if let Err(Http2Error::Connection(reason, what)) = result {
             self.output.put_goaway(self.last_stream, reason);
             self.end(Err(Http2ConnectionError::Rule(what)));
         } else if let Some(since) = self.input.unfinished_since {
-            self.look_until(since + self.limits.header_max);
+            self.check_timer_by(since + self.limits.header_max);
         }
     }
 
     /// Whether the request or the trailers of that stream may begin now.
     fn may_begin(&self, stream: u32) -> bool {
-        (stream <= self.highest_stream || self.takes_requests())
-            && self.begun < BEGUN_MAX
+        (stream <= self.highest_stream || self.accepts_request())
+            && self.started < STARTED_MAX
             && !self.wake_set.is_turn_over()
     }
 
     /// Ends the connection once its output is written.
-    fn end(&mut self, how: Http2ConnectionResult) {
-        self.over = Some(Http2ConnectionEnd { how, is_lingering: false });
+    fn end(&mut self, result: Http2ConnectionResult) {
+        self.over = Some(Http2ConnectionEnd { result, is_lingering: false });
         self.input = FrameInputBuffer::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
 
     /// Pings a silent client, and ends streams and header blocks that exceed their time. One timer serves all.
-    pub(super) fn look_at_clock(&mut self) {
-        while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+    pub(super) fn check_timer(&mut self) {
+        while self.timer.as_mut().poll(&mut Context::from_waker(&self.timer_waker)).is_ready() {
             let now = Instant::now();
-            match self.heartbeat.beat(now) {
+            match self.heartbeat.check(now) {
                 KeepAliveAction::Nothing => {}
                 KeepAliveAction::Ping => self.output.put_ping([0; 8]),
                 KeepAliveAction::Dead => return self.end(Err(Http2ConnectionError::Dead)),
@@ -450,15 +450,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                     None => {}
                 }
             }
-            self.clock.as_mut().reset(next);
+            self.timer.as_mut().reset(next);
         }
     }
 
     /// Schedules the next check of the timer for `at` at the latest.
-    pub(super) fn look_until(&mut self, at: Instant) {
-        if at < self.clock.deadline() {
-            self.clock.as_mut().reset(at);
-            self.look_at_clock();
+    pub(super) fn check_timer_by(&mut self, at: Instant) {
+        if at < self.timer.deadline() {
+            self.timer.as_mut().reset(at);
+            self.check_timer();
         }
     }
 }

@@ -38,13 +38,13 @@ pub(super) struct Http2Exchange<F, B> {
 
 pub(super) enum ExchangePhase<F, B> {
     Handling {
-        answering: F,
+        future: F,
         /// The charge for the request's head, which is held until there is a response.
         head: RequestHeadCharge,
     },
     /// The response's head waits for room in the output.
     HeadReady {
-        answer: Box<Response<B>>,
+        response: Box<Response<B>>,
         _head: RequestHeadCharge,
     },
     /// The stream is between two states while it is being changed.
@@ -62,7 +62,7 @@ pub(super) struct RequestUpload {
     /// The number of bytes that the client may still send on the stream.
     pub(super) window: usize,
     /// The number of bytes that were read from the body and not yet returned to the client's window.
-    pub(super) untold: usize,
+    pub(super) unacked: usize,
     /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.
@@ -77,7 +77,7 @@ impl Drop for RequestUpload {
 }
 
 impl<F, B> Http2Exchange<F, B> {
-    pub(super) fn note_poll(&mut self) {
+    pub(super) fn count_poll(&mut self) {
         self.polls = (self.polls + 1).min(LASTING_POLLS);
     }
 
@@ -102,7 +102,7 @@ impl<F, B> Http2Exchange<F, B> {
     }
 
     /// Whether the client may still send part of its request.
-    pub(super) fn is_open_for_more(&self) -> bool {
+    pub(super) fn is_receiving(&self) -> bool {
         self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
     }
 
@@ -143,8 +143,8 @@ impl<F, B> StreamTable<F, B> {
     }
 
     pub(super) fn key(&self, id: u32) -> Option<usize> {
-        let place = self.keys.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        Some(self.keys[place].1)
+        let index = self.keys.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.keys[index].1)
     }
 
     /// Returns the stream with the identifier `id`.
@@ -171,8 +171,8 @@ impl<F, B> StreamTable<F, B> {
 
     pub(super) fn remove(&mut self, key: usize) -> Option<Http2Exchange<F, B>> {
         let stream = self.by_key.try_remove(key)?;
-        if let Ok(place) = self.keys.binary_search_by_key(&stream.id, |(id, _)| *id) {
-            self.keys.remove(place);
+        if let Ok(index) = self.keys.binary_search_by_key(&stream.id, |(id, _)| *id) {
+            self.keys.remove(index);
         }
         Some(stream)
     }

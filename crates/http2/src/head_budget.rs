@@ -148,13 +148,13 @@ mod tests {
     fn new_connection_gets_head_budget_while_others_are_at_maximum() {
         let budget = Arc::<RequestHeadBudget>::default();
         let others: Vec<_> = (0..150).map(|_| budget.connection()).collect();
-        let held: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
+        let charges_of_others: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
         let total = budget.charged.load(Ordering::Relaxed);
         assert!(total <= HEADS_BYTES_MAX, "{total}");
         let newcomer = budget.connection();
         let usual = fill(&newcomer, 2_000);
         assert!(usual.len() > 10, "{}", usual.len());
-        assert!(held.iter().all(|charges| !charges.is_empty()));
+        assert!(charges_of_others.iter().all(|charges| !charges.is_empty()));
     }
 
     #[test]

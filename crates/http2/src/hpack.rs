@@ -127,12 +127,12 @@ impl HpackDecoder {
         Ok(())
     }
 
-    fn at(&self, place: usize) -> Option<(&[u8], HeaderFieldValue<'_>)> {
-        let place = place.checked_sub(1)?;
-        if let Some((name, value)) = STATIC_TABLE.get(place) {
+    fn at(&self, index: usize) -> Option<(&[u8], HeaderFieldValue<'_>)> {
+        let index = index.checked_sub(1)?;
+        if let Some((name, value)) = STATIC_TABLE.get(index) {
             return Some((name.as_bytes(), HeaderFieldValue::Own(value.as_bytes())));
         }
-        let HpackTableEntry { name, value } = self.table.get(place - STATIC_TABLE.len())?;
+        let HpackTableEntry { name, value } = self.table.get(index - STATIC_TABLE.len())?;
         Some((name, HeaderFieldValue::Shared(value)))
     }
 
@@ -233,7 +233,7 @@ pub(super) fn put_no_table(block: &mut Vec<u8>) {
 }
 
 pub(super) fn put_status(block: &mut Vec<u8>, status: u16) {
-    let known = match status {
+    let index = match status {
         200 => 8,
         204 => 9,
         304 => 11,
@@ -245,14 +245,14 @@ pub(super) fn put_status(block: &mut Vec<u8>, status: u16) {
             return put_string(block, status.to_string().as_bytes());
         }
     };
-    put_number(block, 0x80, 7, known);
+    put_number(block, 0x80, 7, index);
 }
 
 /// Writes fields without indexing and without Huffman coding, because a nearby client reads each of them once.
 pub(super) fn put_fields(block: &mut Vec<u8>, fields: &HeaderMap) {
     for (name, value) in fields {
-        match known(name) {
-            Some(place) => put_number(block, 0, 4, place),
+        match static_index(name) {
+            Some(index) => put_number(block, 0, 4, index),
             None => {
                 block.push(0);
                 put_string(block, name.as_str().as_bytes());
@@ -265,7 +265,7 @@ pub(super) fn put_fields(block: &mut Vec<u8>, fields: &HeaderMap) {
 /// The index of `:status` in the static table, and those of the most frequent response fields.
 const STATUS: usize = 8;
 
-fn known(name: &HeaderName) -> Option<usize> {
+fn static_index(name: &HeaderName) -> Option<usize> {
     Some(match name.as_str() {
         "cache-control" => 24,
         "content-encoding" => 26,
@@ -411,8 +411,8 @@ mod tests {
         fields.insert("content-type", "application/json".parse().expect("right"));
         fields.insert("kube-fanout-served", "cache".parse().expect("right"));
         fields.insert("warning", "x".repeat(5_000).parse().expect("right"));
-        let known = ["cache-control", "content-encoding", "content-length", "date", "etag", "vary"];
-        known.iter().for_each(|name| drop(fields.insert(*name, "1".parse().expect("right"))));
+        let static_index = ["cache-control", "content-encoding", "content-length", "date", "etag", "vary"];
+        static_index.iter().for_each(|name| drop(fields.insert(*name, "1".parse().expect("right"))));
         for status in [200, 201, 204, 304, 400, 404, 410, 500] {
             let mut block = Vec::new();
             put_no_table(&mut block);

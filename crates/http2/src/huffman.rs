@@ -82,36 +82,36 @@ impl HuffmanTable {
         while length < BITS_MAX && bits >= self.first[length + 1] {
             length += 1;
         }
-        let place = (bits - self.first[length]) >> (32 - length);
-        (self.symbols[usize::from(self.at[length]) + place as usize], length)
+        let index = (bits - self.first[length]) >> (32 - length);
+        (self.symbols[usize::from(self.at[length]) + index as usize], length)
     }
 }
 
 /// Appends the decoded string; `None` if the coding is invalid.
 pub(super) fn decode(coded: &[u8], into: &mut Vec<u8>) -> Option<()> {
     // The unread bits, aligned to the top.
-    let (mut bits, mut held, mut rest) = (0_u64, 0_usize, coded.iter());
+    let (mut bits, mut bit_count, mut rest) = (0_u64, 0_usize, coded.iter());
     loop {
-        while held <= 56 {
+        while bit_count <= 56 {
             let Some(byte) = rest.next() else { break };
-            bits |= u64::from(*byte) << (56 - held);
-            held += 8;
+            bits |= u64::from(*byte) << (56 - bit_count);
+            bit_count += 8;
         }
-        if held == 0 {
+        if bit_count == 0 {
             return Some(());
         }
         // After the end come ones, as in the padding.
-        let filler = if held < 64 { u64::MAX >> held } else { 0 };
+        let filler = if bit_count < 64 { u64::MAX >> bit_count } else { 0 };
         let (symbol, length) = CODE.symbol(((bits | filler) >> 32) as u32);
-        if length > held {
+        if length > bit_count {
             // The rest must be padding: less than a byte, all ones.
-            let is_padding = held < 8 && bits >> (64 - held) == (1 << held) - 1;
+            let is_padding = bit_count < 8 && bits >> (64 - bit_count) == (1 << bit_count) - 1;
             return is_padding.then_some(());
         }
         // A coded end-of-string symbol is an error.
         into.push(u8::try_from(symbol).ok()?);
         bits <<= length;
-        held -= length;
+        bit_count -= length;
     }
 }
 
@@ -131,9 +131,9 @@ mod tests {
         let mut bits = String::new();
         for byte in bytes {
             let length = usize::from(BITS[usize::from(*byte)]);
-            let place =
+            let index =
                 CODE.symbols[usize::from(CODE.at[length])..].iter().position(|symbol| *symbol == u16::from(*byte));
-            let code = (CODE.first[length] >> (32 - length)) as usize + place.expect("it has a code");
+            let code = (CODE.first[length] >> (32 - length)) as usize + index.expect("it has a code");
             write!(bits, "{code:0length$b}").expect("it is a string");
         }
         while !bits.len().is_multiple_of(8) {

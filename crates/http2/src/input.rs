@@ -169,7 +169,7 @@ mod tests {
     }
 
     /// The frames received when the bytes arrive in pieces of that size.
-    fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Http2Error> {
+    fn received(bytes: &[u8], piece: usize) -> Result<Vec<String>, Http2Error> {
         let (mut input, mut notes) = (FrameInputBuffer::new(100), (Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {
             hear(&mut input, piece, &mut notes)?;
@@ -210,7 +210,7 @@ mod tests {
             frame(Http2FrameType::Data, END_STREAM, 3, b"data"),
         ]
         .concat();
-        let whole = heard(&bytes, bytes.len()).expect("right");
+        let whole = received(&bytes, bytes.len()).expect("right");
         assert_eq!(whole.len(), 4);
         assert_eq!(
             whole[1],
@@ -221,7 +221,7 @@ mod tests {
             format!("{:?}", ReceivedHttp2Frame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), ends: false })
         );
         for piece in 1..bytes.len() {
-            assert_eq!(heard(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
+            assert_eq!(received(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
         }
     }
 
@@ -236,20 +236,20 @@ mod tests {
         ];
         for frame in wrong {
             assert!(matches!(
-                heard(&[&begun[..], &frame].concat(), 1_000),
+                received(&[&begun[..], &frame].concat(), 1_000),
                 Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))
             ));
             assert!(matches!(
-                heard(&[&begun[..], &frame].concat(), 1),
+                received(&[&begun[..], &frame].concat(), 1),
                 Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))
             ));
         }
         let alone = frame(Http2FrameType::Continuation, END_HEADERS, 1, b"cd");
-        assert!(matches!(heard(&alone, 100), Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))));
+        assert!(matches!(received(&alone, 100), Err(Http2Error::Connection(Http2ErrorCode::Protocol, _))));
         let crumbs = frame(Http2FrameType::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
         let large = frame(Http2FrameType::Continuation, 0, 1, &[0; 99]);
         for more in [crumbs, large] {
-            let reported = heard(&[&begun[..], &more].concat(), 1_000);
+            let reported = received(&[&begun[..], &more].concat(), 1_000);
             assert!(matches!(reported, Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, _))));
         }
     }
@@ -257,6 +257,6 @@ mod tests {
     #[test]
     fn oversized_frame_is_refused_from_its_head() {
         let head = Http2FrameHeader::new(Http2FrameType::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
-        assert!(matches!(heard(&head, 9), Err(Http2Error::Connection(Http2ErrorCode::FrameSize, _))));
+        assert!(matches!(received(&head, 9), Err(Http2Error::Connection(Http2ErrorCode::FrameSize, _))));
     }
 }

@@ -14,19 +14,19 @@ use super::frame::{ACK, END_HEADERS, END_STREAM, HEAD_BYTES, HIGHEST, Http2Frame
 #[derive(Debug, Default)]
 pub(super) struct FrameOutputBuffer {
     /// The complete frames that were not written yet. An idle connection keeps no buffer.
-    held: Vec<u8>,
-    /// The number of bytes of `held` that have been written.
+    buffer: Vec<u8>,
+    /// The number of bytes of `buffer` that have been written.
     sent: usize,
     /// Whether the underlying stream may hold written data that is not flushed.
     is_unflushed: bool,
 }
 
 /// The maximum number of bytes of responses that are buffered: four full TLS records, which rustls takes at a time.
-pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
+pub(super) const BUFFERED_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of bytes that wait for a client that does not read, including control frames.
-const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
+const WAITING_BYTES_MAX: usize = 2 * BUFFERED_BYTES_MAX;
 /// The size above which data is written directly. Smaller data is buffered, unless nothing else is sent.
-pub(super) const LIGHT_BYTES_MAX: usize = 8 << 10;
+pub(super) const COPIED_BYTES_MAX: usize = 8 << 10;
 /// The number of data bytes of a frame that fills a TLS record.
 const RECORD_DATA: usize = (16 << 10) - HEAD_BYTES;
 /// The number of full frames in one write.
@@ -42,7 +42,7 @@ thread_local! {
 impl FrameOutputBuffer {
     /// Whether no more response data is accepted for now.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting() >= GATHERED_BYTES_MAX
+        self.waiting() >= BUFFERED_BYTES_MAX
     }
 
     /// Whether so much output waits that reading must pause, because input may require replies.
@@ -51,25 +51,25 @@ impl FrameOutputBuffer {
     }
 
     fn waiting(&self) -> usize {
-        self.held.len() - self.sent
+        self.buffer.len() - self.sent
     }
 
     /// Returns the size of the connection's own buffer.
     #[cfg(test)]
-    pub(super) fn held_bytes(&self) -> usize {
-        self.held.capacity()
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer.capacity()
     }
 
     /// Appends a frame to the output.
     pub(super) fn put(&mut self, kind: Http2FrameType, flags: u8, stream: u32, payload: &[u8]) {
-        if self.held.capacity() == 0 {
-            self.held = SPARE.take();
-            if self.held.capacity() == 0 {
-                self.held.reserve_exact(WAITING_BYTES_MAX);
+        if self.buffer.capacity() == 0 {
+            self.buffer = SPARE.take();
+            if self.buffer.capacity() == 0 {
+                self.buffer.reserve_exact(WAITING_BYTES_MAX);
             }
         }
-        self.held.extend_from_slice(&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes());
-        self.held.extend_from_slice(payload);
+        self.buffer.extend_from_slice(&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes());
+        self.buffer.extend_from_slice(payload);
     }
 
     /// Appends a header block, in as many frames as the client's limit requires.
@@ -127,8 +127,8 @@ impl FrameOutputBuffer {
         let size = data.len().div_ceil(data.len().div_ceil(RECORD_DATA));
         let count = data.len().div_ceil(size);
         let mut frames = [([0; HEAD_BYTES], &data[..0]); RECORDS];
-        for (place, (frame, part)) in frames.iter_mut().zip(data.chunks(size)).enumerate() {
-            let flags = if place + 1 == count { flags } else { 0 };
+        for (index, (frame, part)) in frames.iter_mut().zip(data.chunks(size)).enumerate() {
+            let flags = if index + 1 == count { flags } else { 0 };
             *frame = (Http2FrameHeader::new(Http2FrameType::Data, flags, stream, part.len()).bytes(), part);
         }
         let mut slices = [IoSlice::new(&[]); 2 * RECORDS];
@@ -145,8 +145,8 @@ impl FrameOutputBuffer {
                 break;
             }
             if written < HEAD_BYTES + part.len() {
-                self.held.extend_from_slice(&head[written.min(HEAD_BYTES)..]);
-                self.held.extend_from_slice(&part[written.saturating_sub(HEAD_BYTES)..]);
+                self.buffer.extend_from_slice(&head[written.min(HEAD_BYTES)..]);
+                self.buffer.extend_from_slice(&part[written.saturating_sub(HEAD_BYTES)..]);
             }
             written = written.saturating_sub(HEAD_BYTES + part.len());
             taken += part.len();
@@ -157,14 +157,14 @@ impl FrameOutputBuffer {
     /// Writes the buffered frames, as far as the underlying stream accepts them.
     pub(super) fn poll_out<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.waiting() > 0 {
-            let written = ready!(Pin::new(&mut *io).poll_write(cx, &self.held[self.sent..]))?;
+            let written = ready!(Pin::new(&mut *io).poll_write(cx, &self.buffer[self.sent..]))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.sent += written;
             self.is_unflushed = true;
         }
-        self.held.clear();
+        self.buffer.clear();
         self.sent = 0;
         Poll::Ready(Ok(()))
     }
@@ -176,7 +176,7 @@ impl FrameOutputBuffer {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let out = self.poll_out(io, cx);
-        self.give_spare();
+        self.return_spare();
         ready!(out)?;
         if self.is_unflushed {
             ready!(Pin::new(io).poll_flush(cx))?;
@@ -186,16 +186,16 @@ impl FrameOutputBuffer {
     }
 
     /// Gives the thread's shared buffer back, and keeps unsent frames in a buffer of the connection's own.
-    pub(super) fn give_spare(&mut self) {
-        if self.held.capacity() < WAITING_BYTES_MAX {
+    pub(super) fn return_spare(&mut self) {
+        if self.buffer.capacity() < WAITING_BYTES_MAX {
             // This buffer held the rest that a client did not accept at once.
             if self.waiting() == 0 {
-                (self.held, self.sent) = (Vec::new(), 0);
+                (self.buffer, self.sent) = (Vec::new(), 0);
             }
             return;
         }
-        let rest = self.held[take(&mut self.sent)..].to_vec();
-        let mut spare = replace(&mut self.held, rest);
+        let rest = self.buffer[take(&mut self.sent)..].to_vec();
+        let mut spare = replace(&mut self.buffer, rest);
         spare.clear();
         SPARE.set(spare);
     }
@@ -222,7 +222,7 @@ mod tests {
         output.put_reset(3, Http2ErrorCode::Refused);
         assert_eq!(output.put_directly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"), 4);
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready() && output.waiting() == 0);
-        assert_eq!(output.held.capacity(), 0);
+        assert_eq!(output.buffer.capacity(), 0);
         let mut seen = vec![0; 17 + 13 + 13];
         far.read_exact(&mut seen).await.expect("open");
         assert_eq!(&seen[..17], b"\x00\x00\x08\x06\x01\x00\x00\x00\x0012345678");
@@ -241,7 +241,7 @@ mod tests {
         let (mut seen, mut most) = (Vec::new(), 0);
         while seen.len() < sent {
             let _ = output.poll_flush(&mut near, &mut cx());
-            most = most.max(output.held.capacity());
+            most = most.max(output.buffer.capacity());
             let mut some = [0; 10];
             let count = far.read(&mut some).await.expect("open");
             seen.extend_from_slice(&some[..count]);
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(&seen[22..], [b'x'; 200]);
         assert!(most <= 300, "{most}");
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready());
-        assert_eq!(output.held.capacity(), 0, "nothing is kept of a slow moment");
+        assert_eq!(output.buffer.capacity(), 0, "no buffer is kept afterwards");
     }
 
     /// The bytes that the client receives equal those that were put, whatever the sizes of its reads, and each frame is
@@ -265,7 +265,7 @@ mod tests {
             while put < sent.len() || output.waiting() > 0 {
                 let rest = (END_STREAM, 7, &sent[put..]);
                 let taken = output.put_directly(&mut near, &mut cx(), rest).expect("open");
-                assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "one frame is held at most");
+                assert!(taken == 0 || output.waiting() <= HEAD_BYTES + RECORD_DATA, "at most one frame is buffered");
                 put += taken;
                 let _ = output.poll_flush(&mut near, &mut cx());
                 // The in-memory pipe yields after a number of operations.
@@ -308,7 +308,7 @@ mod tests {
     async fn output_reports_full_then_stuck_when_client_does_not_read() {
         let (mut near, _far) = tokio::io::duplex(10);
         let mut output = FrameOutputBuffer::default();
-        output.put(Http2FrameType::Data, 0, 1, &vec![0; GATHERED_BYTES_MAX + 10]);
+        output.put(Http2FrameType::Data, 0, 1, &vec![0; BUFFERED_BYTES_MAX + 10]);
         assert!(output.poll_flush(&mut near, &mut cx()).is_pending());
         assert!(output.is_full() && !output.is_stuck());
         while !output.is_stuck() {
@@ -324,13 +324,13 @@ mod tests {
         let frames: Vec<_> = [(10, 1, END_STREAM), (10, 9, 0), (5, 9, END_HEADERS)].into();
         let mut at = 0;
         for (length, kind, flags) in frames {
-            let head = Http2FrameHeader::read(&output.held[at..]).expect("whole");
+            let head = Http2FrameHeader::read(&output.buffer[at..]).expect("whole");
             assert_eq!((head.length, head.kind as u8, head.flags), (length, kind, flags));
             at += HEAD_BYTES + length;
         }
-        assert_eq!(at, output.held.len());
+        assert_eq!(at, output.buffer.len());
         let mut one = FrameOutputBuffer::default();
         one.put_block(1, &[7; 10], false, 10);
-        assert_eq!(one.held.len(), 19);
+        assert_eq!(one.buffer.len(), 19);
     }
 }

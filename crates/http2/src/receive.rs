@@ -9,7 +9,7 @@ use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
-use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2Connection};
+use super::connection::{GOAWAY_PING, GoAwayState, HEADER_BLOCKS, Http2Connection};
 use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange, RequestUpload};
 use super::frame::{ACK, Http2Frame, Http2FrameType};
@@ -28,14 +28,14 @@ const FIELDS_TOO_LARGE: u16 = 431;
 const TOO_LARGE: Http2Error = Http2Error::Connection(Http2ErrorCode::FlowControl, "flow-control window overflow");
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
-    pub(super) fn receive_frame(&mut self, heard: ReceivedHttp2Frame<'_>) -> Result<(), Http2Error> {
+    pub(super) fn receive_frame(&mut self, received: ReceivedHttp2Frame<'_>) -> Result<(), Http2Error> {
         if !self.has_settings {
-            let ReceivedHttp2Frame::Other(Http2Frame::Settings(_)) = heard else {
+            let ReceivedHttp2Frame::Other(Http2Frame::Settings(_)) = received else {
                 return Err(Http2Error::protocol("the first frame is not SETTINGS"));
             };
             self.has_settings = true;
         }
-        let frame = match heard {
+        let frame = match received {
             ReceivedHttp2Frame::Fields { stream, block, ends } => return self.receive_fields(stream, &block, ends),
             ReceivedHttp2Frame::Other(frame) => frame,
         };
@@ -45,7 +45,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             Http2Frame::Reset { stream } => return self.receive_reset(stream),
             Http2Frame::Settings(payload) => self.receive_settings(payload)?,
             Http2Frame::Ping(opaque) => self.output.put_pong(opaque),
-            Http2Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
+            Http2Frame::Pong(GOAWAY_PING) if self.goaway == GoAwayState::Announced => {
                 self.goaway = GoAwayState::Sent;
                 self.output.put_goaway(self.last_stream, Http2ErrorCode::No);
             }
@@ -77,7 +77,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             return Err(Http2Error::protocol("stream identifier reserved for servers"));
         }
         if stream <= self.highest_stream {
-            if self.lately_reset.has(stream) {
+            if self.recent_resets.has(stream) {
                 return self.abuse_budget.spend();
             }
             return Err(Http2Error::Connection(Http2ErrorCode::StreamClosed, "frame on a closed stream"));
@@ -86,26 +86,26 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if self.goaway == GoAwayState::Sent {
             // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
             // that.
-            self.lately_reset.note(stream, body_window(ends));
+            self.recent_resets.note(stream, body_window(ends));
             return self.abuse_budget.spend();
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
-            return self.refuse(stream, Http2ErrorCode::Refused, ends);
+            return self.refuse_stream(stream, Http2ErrorCode::Refused, ends);
         }
         match head.into_request(ends) {
             Ok((request, length)) => match self.heads.charge(bytes) {
-                Some(charge) => self.begin(stream, request, (length, ends), charge),
-                None => return self.refuse(stream, Http2ErrorCode::Refused, ends),
+                Some(charge) => self.start(stream, request, (length, ends), charge),
+                None => return self.refuse_stream(stream, Http2ErrorCode::Refused, ends),
             },
-            Err(RequestHeadError::Malformed) => return self.refuse(stream, Http2ErrorCode::Protocol, ends),
+            Err(RequestHeadError::Malformed) => return self.refuse_stream(stream, Http2ErrorCode::Protocol, ends),
             Err(RequestHeadError::TooLarge) => {
-                let mut block = self.begun_block();
+                let mut block = self.start_block();
                 answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
                 self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
                 if !ends {
                     self.output.put_reset(stream, Http2ErrorCode::No);
-                    self.lately_reset.note(stream, body_window(ends));
+                    self.recent_resets.note(stream, body_window(ends));
                 }
                 return self.abuse_budget.spend();
             }
@@ -114,34 +114,35 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Resets a stream that is refused before it begins. The rest of its body is discarded.
-    fn refuse(&mut self, id: u32, reason: Http2ErrorCode, ends: bool) -> Result<(), Http2Error> {
+    fn refuse_stream(&mut self, id: u32, reason: Http2ErrorCode, ends: bool) -> Result<(), Http2Error> {
         self.output.put_reset(id, reason);
-        self.lately_reset.note(id, body_window(ends));
+        self.recent_resets.note(id, body_window(ends));
         self.abuse_budget.spend()
     }
 
-    fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: RequestHeadCharge) {
+    fn start(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: RequestHeadCharge) {
         // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
         self.abuse_budget.note_sent(1);
-        self.begun += 1;
+        self.started += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
             (None, ReceivedBody::empty())
         } else {
             let (inbox, body) = ReceivedBodyBuffer::new(length, task::waker(waker.clone()));
-            let upload = RequestUpload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
+            let upload =
+                RequestUpload { inbox, window: UPLOAD_BYTES_MAX, unacked: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
             self.output.put_reset(id, Http2ErrorCode::Refused);
-            self.lately_reset.note(id, body_window(ends));
+            self.recent_resets.note(id, body_window(ends));
             return;
         };
         // Registered once, because the waker stays the same. A stream that is already cut is polled in any case.
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Http2Exchange {
             id,
-            phase: ExchangePhase::Handling { answering: future, head: charge },
+            phase: ExchangePhase::Handling { future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
@@ -160,8 +161,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         self.receive.take(flow)?;
         let Some(stream) = self.streams.with_id(id) else {
             self.receive.give_back(flow, &mut self.output);
-            self.has_begun(id)?;
-            return match self.lately_reset.take(id, flow, ends) {
+            self.check_not_idle(id)?;
+            return match self.recent_resets.take(id, flow, ends) {
                 Some(true) => Ok(()),
                 Some(false) => self.abuse_budget.spend(),
                 None => Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed)),
@@ -177,7 +178,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         };
         upload.window = left;
         // Padding is not delivered, so its window is returned at once.
-        upload.untold += flow - data.len();
+        upload.unacked += flow - data.len();
         self.receive.give_back(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
             self.receive.give_back(data.len(), &mut self.output);
@@ -202,16 +203,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         }
         let Some(stream) = self.streams.with_id(id) else {
             // Clients return the window for data they have read, long after the response has ended.
-            return self.has_begun(id);
+            return self.check_not_idle(id);
         };
         stream.widen(increment).ok_or(Http2Error::Stream(id, Http2ErrorCode::FlowControl))
     }
 
     fn receive_reset(&mut self, id: u32) -> Result<(), Http2Error> {
         let Some(key) = self.streams.key(id) else {
-            self.has_begun(id)?;
+            self.check_not_idle(id)?;
             // The client has received the reset, so no more can arrive on the stream.
-            self.lately_reset.forget(id);
+            self.recent_resets.forget(id);
             return self.abuse_budget.spend();
         };
         let is_answered =
@@ -222,7 +223,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Refuses a frame on an idle stream. A stream that has ended is not idle.
-    fn has_begun(&self, id: u32) -> Result<(), Http2Error> {
+    fn check_not_idle(&self, id: u32) -> Result<(), Http2Error> {
         if id > self.highest_stream || id.is_multiple_of(2) {
             return Err(Http2Error::protocol("frame on an idle stream"));
         }

@@ -15,7 +15,7 @@ pub struct ReceivedBody(Option<Arc<ReceivedBodyBuffer>>);
 /// The received part of a body, shared by the connection that adds data and the reader of the body.
 #[derive(Debug)]
 pub(super) struct ReceivedBodyBuffer {
-    arrived: Mutex<ReceivedBodyState>,
+    state: Mutex<ReceivedBodyState>,
     /// The waker of the stream's own task.
     stream: Waker,
 }
@@ -29,10 +29,10 @@ struct ReceivedBodyState {
     /// The number of bytes that are still to be received, if the client has declared a length.
     left: Option<u64>,
     /// The number of bytes that were read and not yet returned to the client's window.
-    taken: usize,
+    read: usize,
     /// Whether the reader of the body was dropped.
     is_dropped: bool,
-    taker: Option<Waker>,
+    reader: Option<Waker>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub(super) struct ContentLengthMismatch;
 impl ReceivedBodyBuffer {
     /// Creates a buffer for a body of the length `length`, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
-        let arrived = Mutex::new(ReceivedBodyState { left: length, ..ReceivedBodyState::default() });
-        let inbox = Arc::new(Self { arrived, stream });
+        let state = Mutex::new(ReceivedBodyState { left: length, ..ReceivedBodyState::default() });
+        let inbox = Arc::new(Self { state, stream });
         (inbox.clone(), ReceivedBody(Some(inbox)))
     }
 
@@ -63,18 +63,18 @@ impl ReceivedBodyBuffer {
     /// # Errors
     /// The data exceeds the declared length.
     pub(super) fn put(&self, data: &[u8]) -> Result<(), ContentLengthMismatch> {
-        let mut arrived = self.arrived.lock();
-        if let Some(left) = &mut arrived.left {
+        let mut state = self.state.lock();
+        if let Some(left) = &mut state.left {
             *left = left.checked_sub(data.len() as u64).ok_or(ContentLengthMismatch)?;
         }
-        if arrived.is_dropped {
-            arrived.taken += data.len();
-            drop(arrived);
+        if state.is_dropped {
+            state.read += data.len();
+            drop(state);
             self.stream.wake_by_ref();
             return Ok(());
         }
-        arrived.data.extend_from_slice(data);
-        wake_taker(arrived);
+        state.data.extend_from_slice(data);
+        wake_reader(state);
         Ok(())
     }
 
@@ -83,54 +83,54 @@ impl ReceivedBodyBuffer {
     /// # Errors
     /// The body is shorter than declared.
     pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), ContentLengthMismatch> {
-        let mut arrived = self.arrived.lock();
-        if arrived.left.is_some_and(|left| left > 0) {
+        let mut state = self.state.lock();
+        if state.left.is_some_and(|left| left > 0) {
             return Err(ContentLengthMismatch);
         }
-        (arrived.trailers, arrived.end) = (trailers, Some(BodyEnd::Whole));
-        wake_taker(arrived);
+        (state.trailers, state.end) = (trailers, Some(BodyEnd::Whole));
+        wake_reader(state);
         Ok(())
     }
 
     /// Marks the body as broken, unless it is complete.
     pub(super) fn break_off(&self) {
-        let mut arrived = self.arrived.lock();
-        if arrived.end.is_none() {
-            arrived.end = Some(BodyEnd::Broken);
+        let mut state = self.state.lock();
+        if state.end.is_none() {
+            state.end = Some(BodyEnd::Broken);
         }
-        wake_taker(arrived);
+        wake_reader(state);
     }
 
     /// Returns the number of bytes that were read since the last call, and whether the reader was dropped.
-    pub(super) fn take_taken(&self) -> (usize, bool) {
-        let mut arrived = self.arrived.lock();
-        (take(&mut arrived.taken), arrived.is_dropped)
+    pub(super) fn take_read(&self) -> (usize, bool) {
+        let mut state = self.state.lock();
+        (take(&mut state.read), state.is_dropped)
     }
 
     /// Returns the number of bytes that the client has sent and whose window was not returned.
-    pub(super) fn untold(&self) -> usize {
-        let arrived = self.arrived.lock();
-        arrived.taken + arrived.data.len()
+    pub(super) fn unacked(&self) -> usize {
+        let state = self.state.lock();
+        state.read + state.data.len()
     }
 }
 
 /// Wakes the reader after releasing the lock, because it may read or drop the body at once.
-fn wake_taker(mut arrived: MutexGuard<'_, ReceivedBodyState>) {
-    let taker = arrived.taker.take();
-    drop(arrived);
-    if let Some(taker) = taker {
-        taker.wake();
+fn wake_reader(mut state: MutexGuard<'_, ReceivedBodyState>) {
+    let reader = state.reader.take();
+    drop(state);
+    if let Some(reader) = reader {
+        reader.wake();
     }
 }
 
 impl Drop for ReceivedBody {
     fn drop(&mut self) {
         let Some(inbox) = &self.0 else { return };
-        let mut arrived = inbox.arrived.lock();
-        arrived.is_dropped = true;
-        let bytes = take(&mut arrived.data).len();
-        arrived.taken += bytes;
-        drop(arrived);
+        let mut state = inbox.state.lock();
+        state.is_dropped = true;
+        let bytes = take(&mut state.data).len();
+        state.read += bytes;
+        drop(state);
         if bytes > 0 {
             inbox.stream.wake_by_ref();
         }
@@ -153,37 +153,37 @@ impl Body for ReceivedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, IncompleteBodyError>>> {
         let Some(inbox) = &self.0 else { return Poll::Ready(None) };
-        let mut arrived = inbox.arrived.lock();
+        let mut state = inbox.state.lock();
         // A broken body returns no more data, because the reader could mistake it for the whole.
-        if arrived.end == Some(BodyEnd::Broken) {
+        if state.end == Some(BodyEnd::Broken) {
             return Poll::Ready(Some(Err(IncompleteBodyError)));
         }
-        if !arrived.data.is_empty() {
-            let data = take(&mut arrived.data).freeze();
-            arrived.taken += data.len();
-            drop(arrived);
+        if !state.data.is_empty() {
+            let data = take(&mut state.data).freeze();
+            state.read += data.len();
+            drop(state);
             inbox.stream.wake_by_ref();
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        if arrived.end.is_some() {
-            return Poll::Ready(arrived.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+        if state.end.is_some() {
+            return Poll::Ready(state.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
         }
-        arrived.taker = Some(cx.waker().clone());
+        state.reader = Some(cx.waker().clone());
         Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
         self.0.as_ref().is_none_or(|inbox| {
-            let arrived = inbox.arrived.lock();
-            arrived.end == Some(BodyEnd::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
+            let state = inbox.state.lock();
+            state.end == Some(BodyEnd::Whole) && state.data.is_empty() && state.trailers.is_none()
         })
     }
 
     fn size_hint(&self) -> SizeHint {
         let Some(inbox) = &self.0 else { return SizeHint::with_exact(0) };
-        let arrived = inbox.arrived.lock();
-        let here = arrived.data.len() as u64;
-        arrived.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(here)))
+        let state = inbox.state.lock();
+        let buffered = state.data.len() as u64;
+        state.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(buffered)))
     }
 }
 
@@ -216,12 +216,12 @@ mod tests {
     fn a_body_is_taken_as_it_arrives_and_says_so() {
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         assert_eq!(next(&mut body), Poll::Pending);
-        inbox.put(b"one").expect("no length was said");
-        inbox.put(b"").expect("no length was said");
-        assert_eq!((inbox.take_taken(), inbox.untold()), ((0, false), 3));
+        inbox.put(b"one").expect("no length is declared");
+        inbox.put(b"").expect("no length is declared");
+        assert_eq!((inbox.take_read(), inbox.unacked()), ((0, false), 3));
         assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
-        assert_eq!((inbox.untold(), inbox.take_taken(), inbox.take_taken()), (3, (3, false), (0, false)));
-        inbox.end(None).expect("no length was said");
+        assert_eq!((inbox.unacked(), inbox.take_read(), inbox.take_read()), (3, (3, false), (0, false)));
+        inbox.end(None).expect("no length is declared");
         assert!(body.is_end_stream());
         assert_eq!(next(&mut body), Poll::Ready(None));
     }
@@ -229,24 +229,24 @@ mod tests {
     #[test]
     fn a_length_is_kept() {
         let (inbox, body) = ReceivedBodyBuffer::new(Some(3), Waker::noop().clone());
-        inbox.put(b"ab").expect("less than was said");
+        inbox.put(b"ab").expect("less than declared");
         assert_eq!(body.size_hint().exact(), Some(3));
         assert_eq!(inbox.end(None), Err(ContentLengthMismatch));
         assert_eq!(inbox.put(b"cd"), Err(ContentLengthMismatch));
-        inbox.put(b"c").expect("what was said");
+        inbox.put(b"c").expect("as declared");
         assert_eq!(inbox.end(None), Ok(()));
     }
 
     #[test]
     fn what_is_broken_off_is_never_taken_for_whole() {
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
-        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"one").expect("no length is declared");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
         assert!(!body.is_end_stream());
         inbox.break_off();
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
-        inbox.end(None).expect("no length was said");
+        inbox.end(None).expect("no length is declared");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
     }
@@ -255,10 +255,10 @@ mod tests {
     fn what_nobody_takes_is_given_back() {
         let woken = Arc::new(AtomicUsize::new(0));
         let (inbox, body) = ReceivedBodyBuffer::new(None, Waker::from(Arc::new(Count(woken.clone()))));
-        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"one").expect("no length is declared");
         drop(body);
-        assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), ((3, true), 1));
-        inbox.put(b"two").expect("no length was said");
-        assert_eq!((inbox.take_taken(), inbox.untold(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
+        assert_eq!((inbox.take_read(), woken.load(Ordering::SeqCst)), ((3, true), 1));
+        inbox.put(b"two").expect("no length is declared");
+        assert_eq!((inbox.take_read(), inbox.unacked(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
     }
 }

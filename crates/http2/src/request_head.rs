@@ -129,13 +129,13 @@ impl RequestHead {
     /// Returns the length on which all fields `content-length` agree; `None` if there are none.
     fn content_length(&self) -> Result<Option<u64>, RequestHeadError> {
         let mut length = None;
-        for value in self.fields.get_all(CONTENT_LENGTH) {
-            let digits = value.to_str().ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
-            let said = digits.and_then(|digits| digits.parse().ok()).ok_or(RequestHeadError::Malformed)?;
-            if length.is_some_and(|length| length != said) {
+        for field in self.fields.get_all(CONTENT_LENGTH) {
+            let digits = field.to_str().ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
+            let value = digits.and_then(|digits| digits.parse().ok()).ok_or(RequestHeadError::Malformed)?;
+            if length.is_some_and(|length| length != value) {
                 return Err(RequestHeadError::Malformed);
             }
-            length = Some(said);
+            length = Some(value);
         }
         Ok(length)
     }
@@ -152,9 +152,9 @@ impl RequestHead {
     }
 }
 
-fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
-    let is_first = place.is_none();
-    *place = Some(value);
+fn once<T>(slot: &mut Option<T>, value: T) -> Option<()> {
+    let is_first = slot.is_none();
+    *slot = Some(value);
     is_first.then_some(())
 }
 

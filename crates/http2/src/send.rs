@@ -17,7 +17,7 @@ use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange};
 use super::frame::{END_STREAM, Http2FrameType};
 use super::hpack;
-use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
+use super::output::{COPIED_BYTES_MAX, DIRECT_BYTES_MAX};
 use super::service::{HttpService, IdleAwareBody as _};
 use super::windows::UPLOAD_BYTES_MAX;
 
@@ -30,55 +30,55 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.waker.unmark();
-        stream.note_poll();
+        stream.count_poll();
         if stream.cut.is_cut() {
             return self.reset(key, Http2ErrorCode::Cancel);
         }
-        if let ExchangePhase::Handling { answering, .. } = &mut stream.phase {
-            match Pin::new(answering).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
+        if let ExchangePhase::Handling { future, .. } = &mut stream.phase {
+            match Pin::new(future).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
-                Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
-                Poll::Ready(answer) => self.delay_answer(key, answer),
+                Poll::Ready(response) if self.has_room() => self.start_response(key, response),
+                Poll::Ready(response) => self.delay_response(key, response),
             }
         } else if matches!(stream.phase, ExchangePhase::HeadReady { .. }) {
-            self.resume_answer(key);
+            self.resume_response(key);
         }
-        self.tell_what_was_taken(key);
+        self.return_window(key);
         self.send_body(key, is_alone);
         self.limit(key);
     }
 
     /// Keeps an answer until there is room for its head. A stream whose answer does not fit into the budget of heads is
     /// reset.
-    fn delay_answer(&mut self, key: usize, answer: Response<S::Body>) {
+    fn delay_response(&mut self, key: usize, response: Response<S::Body>) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let ExchangePhase::Handling { head, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
             return;
         };
-        let Some(head) = head.replace_with(head_bytes(&answer)) else {
+        let Some(head) = head.replace_with(head_bytes(&response)) else {
             return self.reset(key, Http2ErrorCode::EnhanceYourCalm);
         };
-        stream.phase = ExchangePhase::HeadReady { answer: Box::new(answer), _head: head };
+        stream.phase = ExchangePhase::HeadReady { response: Box::new(response), _head: head };
         self.waiting_heads += 1;
         self.wait(key, false);
     }
 
-    fn resume_answer(&mut self, key: usize) {
+    fn resume_response(&mut self, key: usize) {
         if !self.has_room() {
             return self.wait(key, false);
         }
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let ExchangePhase::HeadReady { answer, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
+        let ExchangePhase::HeadReady { response, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
             return;
         };
         self.waiting_heads -= 1;
-        self.begin_answer(key, *answer);
+        self.start_response(key, *response);
     }
 
-    fn begin_answer(&mut self, key: usize, answer: Response<S::Body>) {
-        let (mut head, body) = answer.into_parts();
+    fn start_response(&mut self, key: usize, response: Response<S::Body>) {
+        let (mut head, body) = response.into_parts();
         let ends = body.is_end_stream();
-        let mut block = self.begun_block();
+        let mut block = self.start_block();
         let length = body.size_hint().exact().filter(|_| !ends);
         answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
         let Some(stream) = self.streams.get_mut(key) else { return };
@@ -90,9 +90,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Starts a header block, with the table size update if one is due.
-    pub(super) fn begun_block(&mut self) -> Vec<u8> {
+    pub(super) fn start_block(&mut self) -> Vec<u8> {
         let mut block = Vec::with_capacity(512);
-        if take(&mut self.send.must_say_no_table) {
+        if take(&mut self.send.must_announce_no_table) {
             hpack::put_no_table(&mut block);
         }
         block
@@ -152,7 +152,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let (id, length) = (stream.id, stream.chunk.len().min(room).min(at_most));
         let flags = |end| if stream.is_last && end == stream.chunk.len() { END_STREAM } else { 0 };
         let mut sent = 0;
-        if is_alone || length > LIGHT_BYTES_MAX {
+        if is_alone || length > COPIED_BYTES_MAX {
             let data = (flags(length), id, &stream.chunk[..length]);
             // The next read returns the same error.
             let put = self.output.put_directly(&mut self.io, &mut Context::from_waker(&self.writer), data);
@@ -180,7 +180,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     fn send_trailers(&mut self, key: usize, trailers: &HeaderMap) {
-        let mut block = self.begun_block();
+        let mut block = self.start_block();
         hpack::put_fields(&mut block, trailers);
         if let Some(stream) = self.streams.get(key) {
             self.output.put_block(stream.id, &block, true, self.send.frame_bytes_max);
@@ -210,18 +210,18 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Returns to the client the window of request body data that was read.
-    fn tell_what_was_taken(&mut self, key: usize) {
+    fn return_window(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(upload) = &mut stream.upload else { return };
-        let (taken, is_dropped) = upload.inbox.take_taken();
+        let (taken, is_dropped) = upload.inbox.take_read();
         if is_dropped {
             // The body was dropped, so the client may only use the rest of its window.
             return self.receive.give_back(taken, &mut self.output);
         }
-        upload.untold += taken;
-        if !upload.has_ended && upload.untold >= UPLOAD_BYTES_MAX / 2 {
-            self.output.put_window(stream.id, upload.untold);
-            upload.window += take(&mut upload.untold);
+        upload.unacked += taken;
+        if !upload.has_ended && upload.unacked >= UPLOAD_BYTES_MAX / 2 {
+            self.output.put_window(stream.id, upload.unacked);
+            upload.window += take(&mut upload.unacked);
         }
         self.receive.give_back(taken, &mut self.output);
     }
@@ -232,13 +232,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if let Some((max, _)) = stream.cut.limit() {
             let at = Instant::now() + max;
             stream.until = Some(at);
-            self.look_until(at);
+            self.check_timer_by(at);
         }
     }
 
     /// Ends a stream whose response is complete. The rest of the request is not awaited (RFC 9113 §8.1).
     fn finish(&mut self, key: usize) {
-        if self.streams.get(key).is_some_and(Http2Exchange::is_open_for_more) {
+        if self.streams.get(key).is_some_and(Http2Exchange::is_receiving) {
             self.reset(key, Http2ErrorCode::No);
         } else {
             self.remove(key);
@@ -247,7 +247,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 
     fn reset(&mut self, key: usize, reason: Http2ErrorCode) {
         if let Some(stream) = self.streams.get(key) {
-            self.lately_reset.note(stream.id, stream.upload_window());
+            self.recent_resets.note(stream.id, stream.upload_window());
             self.output.put_reset(stream.id, reason);
         }
         self.remove(key);
@@ -260,7 +260,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             None if id > self.highest_stream => return Err(Http2Error::Connection(reason, "frame on an idle stream")),
             None => {
                 self.output.put_reset(id, reason);
-                self.lately_reset.note(id, 0);
+                self.recent_resets.note(id, 0);
             }
         }
         self.abuse_budget.spend()
@@ -274,7 +274,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {
-            self.receive.give_back(upload.inbox.untold(), &mut self.output);
+            self.receive.give_back(upload.inbox.unacked(), &mut self.output);
         }
         if stream.is_waiting {
             self.waiting.retain(|waiting| *waiting != key);
@@ -284,6 +284,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 }
 
 /// Returns the size of a response head, as HTTP/2 counts it.
-fn head_bytes<B>(answer: &Response<B>) -> usize {
-    answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
+fn head_bytes<B>(response: &Response<B>) -> usize {
+    response.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
 }

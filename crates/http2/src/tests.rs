@@ -72,7 +72,7 @@ impl Server {
         (Box::pin(async move { answer }), cut)
     }
 
-    fn asked(&self) -> usize {
+    fn request_count(&self) -> usize {
         self.0.lock().len()
     }
 
@@ -192,7 +192,7 @@ async fn responses_are_streamed_and_interleaved() {
     for stream in [1, 3] {
         let (head, block) = client.next().await;
         assert_eq!((head.kind, head.flags, head.stream), (Http2FrameType::Headers, END_HEADERS, stream));
-        assert_eq!(block.first(), Some(if stream == 1 { &0x20 } else { &0x88 }), "that there is no table is said once");
+        assert_eq!(block.first(), Some(if stream == 1 { &0x20 } else { &0x88 }), "the empty table is announced once");
     }
     for (request, stream) in [(1, 3), (0, 1), (1, 3)] {
         client.server.send(request, &b"event"[..]);
@@ -316,7 +316,7 @@ async fn incomplete_upload_fails_when_connection_ends() {
     let (request, ..) = client.server.0.lock().remove(0);
     let taken = tokio::spawn(request.into_body().collect());
     client.ended.abort();
-    let taken = timeout(Duration::from_secs(60), taken).await.expect("it is told").expect("no panic");
+    let taken = timeout(Duration::from_secs(60), taken).await.expect("it ends in time").expect("no panic");
     assert!(taken.is_err());
 }
 
@@ -349,7 +349,7 @@ async fn streams_above_limit_are_refused_until_one_ends() {
     client.put(Http2FrameType::Reset, 0, 1, &8_u32.to_be_bytes()).await;
     client.ask(11, GET, true).await;
     assert_eq!(client.next().await.0.stream, 11);
-    assert_eq!(client.server.asked(), 5);
+    assert_eq!(client.server.request_count(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -418,7 +418,7 @@ async fn connection_window_is_returned_when_uploads_end() {
     }
     client.put(Http2FrameType::Ping, 0, 0, &[2; 8]).await;
     while read(&mut client, &mut room).await != Http2FrameType::Ping {}
-    assert_eq!(client.server.asked(), 40, "forty uploads of 160 KB through a window of a megabyte");
+    assert_eq!(client.server.request_count(), 40, "forty uploads of 160 KB through a window of a megabyte");
 }
 
 #[tokio::test(start_paused = true)]
@@ -441,7 +441,7 @@ async fn goaway_is_two_step_and_accepted_requests_complete() {
     client.put(Http2FrameType::Reset, 0, 5, &8_u32.to_be_bytes()).await;
     client.server.send(1, &b"event"[..]);
     assert_eq!(client.next().await.0.stream, 3);
-    assert_eq!(client.server.asked(), 2);
+    assert_eq!(client.server.request_count(), 2);
     client.server.0.lock().clear();
     for _ in 0..2 {
         assert_eq!(client.next().await.0.flags, END_STREAM);

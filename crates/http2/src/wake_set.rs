@@ -26,7 +26,7 @@ pub struct WakeSet {
     /// The time at which the slice of the running poll ends, or [`NEVER`].
     turn_ends_ns: AtomicU64,
     /// Whether the running poll has checked for the end of its slice.
-    has_asked: AtomicBool,
+    was_checked: AtomicBool,
 }
 
 /// The end of the slice for a poll without a time limit.
@@ -145,7 +145,7 @@ impl WakeSet {
     pub fn limit_turn(&self, ends: Option<Instant>) {
         if let Some(ends) = ends {
             self.turn_ends_ns.store(ns_at(ends), Ordering::Relaxed);
-            self.has_asked.store(false, Ordering::Relaxed);
+            self.was_checked.store(false, Ordering::Relaxed);
         }
     }
 
@@ -161,8 +161,8 @@ impl WakeSet {
         if ends == NEVER {
             return false;
         }
-        if !self.has_asked.load(Ordering::Relaxed) {
-            self.has_asked.store(true, Ordering::Relaxed);
+        if !self.was_checked.load(Ordering::Relaxed) {
+            self.was_checked.store(true, Ordering::Relaxed);
             return false;
         }
         now_ns() >= ends

@@ -2,7 +2,7 @@
 
 use super::error::{Http2Error, Http2ErrorCode};
 use super::frame::{HIGHEST, Http2FrameType, Http2Setting, settings};
-use super::output::{FrameOutputBuffer, GATHERED_BYTES_MAX};
+use super::output::{BUFFERED_BYTES_MAX, FrameOutputBuffer};
 
 /// The initial size of every window in bytes (RFC 9113 §6.9.2).
 const FIRST: u32 = 65_535;
@@ -21,12 +21,12 @@ pub(super) struct Http2SendLimits {
     /// The maximum payload of a frame that the client accepts.
     pub(super) frame_bytes_max: usize,
     /// Whether the next header block must announce an empty dynamic table.
-    pub(super) must_say_no_table: bool,
+    pub(super) must_announce_no_table: bool,
 }
 
 impl Http2SendLimits {
     pub(super) fn new() -> Self {
-        Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_say_no_table: true }
+        Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_announce_no_table: true }
     }
 
     /// Applies the client's settings. Returns the change of the streams' windows.
@@ -34,10 +34,10 @@ impl Http2SendLimits {
         let before = self.first_window;
         for setting in settings(payload) {
             match setting? {
-                Http2Setting::HeaderTable => self.must_say_no_table = true,
+                Http2Setting::HeaderTable => self.must_announce_no_table = true,
                 Http2Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
                 // Larger frames would only make other streams wait.
-                Http2Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(GATHERED_BYTES_MAX),
+                Http2Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(BUFFERED_BYTES_MAX),
             }
         }
         Ok(self.first_window - before)
@@ -55,7 +55,7 @@ pub(super) fn grow(window: &mut i64, by: i64) -> Option<()> {
 pub(super) struct ReceiveWindow {
     left: usize,
     /// The number of bytes that were read and not yet returned to the client's window.
-    untold: usize,
+    unacked: usize,
 }
 
 impl ReceiveWindow {
@@ -68,7 +68,7 @@ impl ReceiveWindow {
         };
         output.put(Http2FrameType::Settings, 0, 0, &values.into_iter().flat_map(setting).collect::<Vec<_>>());
         output.put_window(0, CONNECTION_BYTES_MAX - FIRST as usize);
-        Self { left: CONNECTION_BYTES_MAX, untold: 0 }
+        Self { left: CONNECTION_BYTES_MAX, unacked: 0 }
     }
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), Http2Error> {
@@ -82,11 +82,11 @@ impl ReceiveWindow {
 
     /// Returns window to the client, and sends the update once it is half of the whole.
     pub(super) fn give_back(&mut self, bytes: usize, output: &mut FrameOutputBuffer) {
-        self.untold += bytes;
-        if self.untold >= CONNECTION_BYTES_MAX / 2 {
-            output.put_window(0, self.untold);
-            self.left += self.untold;
-            self.untold = 0;
+        self.unacked += bytes;
+        if self.unacked >= CONNECTION_BYTES_MAX / 2 {
+            output.put_window(0, self.unacked);
+            self.left += self.unacked;
+            self.unacked = 0;
         }
     }
 }
@@ -98,11 +98,14 @@ mod tests {
     #[test]
     fn client_settings_change_send_limits() {
         let mut send = Http2SendLimits::new();
-        send.must_say_no_table = false;
+        send.must_announce_no_table = false;
         assert_eq!(send.take(&[0, 4, 0, 0, 0, 1, 0, 5, 0, 255, 255, 255, 0, 4, 0, 0, 0, 5]), Ok(5 - 65_535));
-        assert_eq!((send.first_window, send.frame_bytes_max, send.must_say_no_table), (5, GATHERED_BYTES_MAX, false));
+        assert_eq!(
+            (send.first_window, send.frame_bytes_max, send.must_announce_no_table),
+            (5, BUFFERED_BYTES_MAX, false)
+        );
         assert_eq!(send.take(&[0, 1, 0, 0, 0, 0]), Ok(0));
-        assert!(send.must_say_no_table);
+        assert!(send.must_announce_no_table);
         assert!(send.take(&[0, 5, 0, 0, 0, 0]).is_err());
     }
 

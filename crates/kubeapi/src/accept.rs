@@ -135,10 +135,10 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
 
 /// Negotiates the response form like the apiserver's handlers. `accept` is the value of the first Accept header; `None`
 /// and an empty value mean JSON.
-pub fn negotiate(accept: Option<&str>, offers: SupportedMediaTypes) -> NegotiatedMediaType {
-    match chosen(accept, offers) {
+pub fn negotiate(accept: Option<&str>, types: SupportedMediaTypes) -> NegotiatedMediaType {
+    match chosen(accept, types) {
         None => NegotiatedMediaType::NotAcceptable,
-        Some((chosen, _)) if offers.watch && chosen.media() == Some(MediaType::Yaml) => {
+        Some((chosen, _)) if types.watch && chosen.media() == Some(MediaType::Yaml) => {
             NegotiatedMediaType::NotStreamable
         }
         Some((chosen, _)) => chosen,
@@ -148,12 +148,12 @@ pub fn negotiate(accept: Option<&str>, offers: SupportedMediaTypes) -> Negotiate
 /// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
 /// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not
 /// match, and ignores parameters. Custom resources have no such check.
-pub fn router_accepts(accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
+pub fn router_accepts(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
     accept.split(',').any(|clause| {
         let bare = clause.split(';').next().unwrap_or_default().trim_matches(' ');
-        bare == "*/*" || offers.media.iter().any(|media| media.as_str() == bare)
+        bare == "*/*" || types.media.iter().any(|media| media.as_str() == bare)
     })
 }
 
@@ -161,54 +161,50 @@ const CBOR: &str = "application/cbor";
 
 /// Whether a server that supports CBOR, which is optional, would choose CBOR: a clause that names it precedes those
 /// that fit any other encoding. For a wildcard, other encodings have precedence.
-pub fn prefers_cbor(accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
+pub fn prefers_cbor(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
-    let fits = |clause: &AcceptClause<'_>| offers.media.iter().any(|media| fit(clause, *media, offers).is_some());
+    let fits = |clause: &AcceptClause<'_>| types.media.iter().any(|media| fit(clause, *media, types).is_some());
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
 /// Whether some clause of the Accept header requests a kind, in any encoding. Discovery is not negotiated like objects.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
-    let asked = [("as", kind), ("g", group), ("v", version)];
-    let asks = |clause: &AcceptClause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
+    let requested = [("as", kind), ("g", group), ("v", version)];
+    let asks = |clause: &AcceptClause<'_>| requested.iter().all(|(name, value)| clause.parameter(name) == Some(value));
     clauses(accept.unwrap_or_default()).iter().any(asks)
 }
 
 /// The prefixes of interactive user agents.
-const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
+const INTERACTIVE_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
 /// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter
 /// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
-pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedMediaTypes) -> bool {
-    if offers.watch {
+pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, types: SupportedMediaTypes) -> bool {
+    if types.watch {
         return false;
     }
-    if chosen(accept, offers).is_some_and(|(_, pretty)| pretty) {
+    if chosen(accept, types).is_some_and(|(_, pretty)| pretty) {
         return true;
     }
     // The apiserver decodes the query only if it contains the word.
     match query.first("pretty").filter(|text| !text.is_empty() && query.raw().contains("pretty")) {
         Some(text) => matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"),
-        None => user_agent.is_some_and(|agent| PEOPLES_AGENTS.iter().any(|person| agent.starts_with(person))),
+        None => user_agent.is_some_and(|agent| INTERACTIVE_AGENTS.iter().any(|prefix| agent.starts_with(prefix))),
     }
 }
 
 /// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and whether the
 /// clause has `pretty=1`.
-fn chosen(accept: Option<&str>, offers: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
+fn chosen(accept: Option<&str>, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
         return Some((NegotiatedMediaType::Plain(MediaType::Json), false));
     };
-    clauses(accept).iter().find_map(|clause| offers.media.iter().find_map(|media| fit(clause, *media, offers)))
+    clauses(accept).iter().find_map(|clause| types.media.iter().find_map(|media| fit(clause, *media, types)))
 }
 
 /// Matches a clause with one encoding; `None` if the media range does not include it, or if a parameter is not
 /// acceptable, which skips the pair.
-fn fit(
-    clause: &AcceptClause<'_>,
-    media: MediaType,
-    offers: SupportedMediaTypes,
-) -> Option<(NegotiatedMediaType, bool)> {
+fn fit(clause: &AcceptClause<'_>, media: MediaType, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
     if !clause.covers(media.as_str()) {
         return None;
     }
@@ -217,14 +213,14 @@ fn fit(
         return None;
     }
     // `sv` names the version of meta.k8s.io; errors have no such version.
-    if given("sv").is_some_and(|version| version != "v1" || !offers.conversions) {
+    if given("sv").is_some_and(|version| version != "v1" || !types.conversions) {
         return None;
     }
-    let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
-    let chosen = match asked {
-        [None, None, None] if media == MediaType::Protobuf && !offers.protobuf => return None,
+    let parameters = ["as", "g", "v"].map(|name| clause.parameter(name));
+    let chosen = match parameters {
+        [None, None, None] if media == MediaType::Protobuf && !types.protobuf => return None,
         [None, None, None] => NegotiatedMediaType::Plain(media),
-        _ if !offers.conversions => return None,
+        _ if !types.conversions => return None,
         [kind, group, version] => conversion(kind?, group?, version?, media)?,
     };
     Some((chosen, clause.parameter("pretty") == Some("1")))

@@ -75,9 +75,9 @@ impl SelectableFieldTable {
     /// The table of a resource that the apiserver itself defines (R-FIELD-5). Resources without an entry get the
     /// default table, which has only name and namespace.
     ///
-    /// `namespaced` does not change any of them. The default table accepts `metadata.namespace` on cluster-scoped
-    /// resources too (it compares as `""`), and each listed table states whether it accepts it.
-    pub fn of_builtin(gvr: &Gvr, _namespaced: bool) -> Self {
+    /// The default table accepts `metadata.namespace` on cluster-scoped resources too (it compares as `""`), and each
+    /// listed table states whether it accepts it.
+    pub fn of_builtin(gvr: &Gvr) -> Self {
         let group_resource = (&*gvr.group, &*gvr.resource);
         let (rows, namespace_key) = match group_resource {
             ("", "pods") => (POD, true),
@@ -118,11 +118,11 @@ impl SelectableFieldTable {
     }
 }
 
-fn field((key, kind, places): &BuiltinFieldRow) -> SelectableFieldSpec {
+fn field((key, kind, paths): &BuiltinFieldRow) -> SelectableFieldSpec {
     SelectableFieldSpec {
         key: (*key).to_owned(),
-        json: places.iter().map(|(json, _)| steps(json)).collect(),
-        proto: places.iter().map(|(_, proto)| proto.to_vec()).collect(),
+        json: paths.iter().map(|(json, _)| steps(json)).collect(),
+        proto: paths.iter().map(|(_, proto)| proto.to_vec()).collect(),
         kind: *kind,
     }
 }
@@ -138,7 +138,7 @@ mod tests {
 
     fn table(gvr: &str) -> SelectableFieldTable {
         let parts: Vec<&str> = gvr.split('/').collect();
-        SelectableFieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]), true)
+        SelectableFieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]))
     }
 
     fn compiles(gvr: &str, selector: &str) -> Result<(), String> {

@@ -160,13 +160,13 @@ fn set<T: DeserializeOwned>(
     if value.get() == "null" {
         return Ok(());
     }
-    let place = format!("Go struct field continueToken.{name}");
-    *field = serde_json::from_str(value.get()).map_err(|_| mismatch(value, &place, go_type))?;
+    let target = format!("Go struct field continueToken.{name}");
+    *field = serde_json::from_str(value.get()).map_err(|_| mismatch(value, &target, go_type))?;
     Ok(())
 }
 
 /// Returns the text of Go's `json.UnmarshalTypeError`.
-fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueTokenError {
+fn mismatch(value: &RawValue, target: &str, go_type: &str) -> ContinueTokenError {
     let kind = match value.get().as_bytes().first() {
         Some(b't' | b'f') => "bool",
         Some(b'"') => "string",
@@ -175,7 +175,7 @@ fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueTokenError 
         _ if go_type == "int64" => &format!("number {}", value.get()),
         _ => "number",
     };
-    ContinueTokenError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
+    ContinueTokenError(format!("json: cannot unmarshal {kind} into {target} of type {go_type}"))
 }
 
 /// Returns the text of Go's `json.SyntaxError`, as far as it follows from the character alone.

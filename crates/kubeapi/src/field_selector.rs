@@ -2,11 +2,11 @@ mod merged_terms;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use self::merged_terms::MergedFieldRequirements;
+use super::labels::retain_first;
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
@@ -70,7 +70,7 @@ impl FieldSelector {
     pub fn compile(&self, table: &SelectableFieldTable) -> Result<FieldMatcher, SelectorError> {
         let compiled = self.terms.iter().map(|term| {
             let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
-            let key = alias.map_or(&*term.key, |(_, meant)| meant.as_str());
+            let key = alias.map_or(&*term.key, |(_, target)| target.as_str());
             let subject =
                 FieldValueSource::of(key, table).ok_or_else(|| SelectorError::UnknownField(key.to_owned()))?;
             Ok(CompiledFieldCondition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
@@ -84,7 +84,7 @@ impl FieldSelector {
 pub struct FieldMatcher {
     conditions: Arc<[CompiledFieldCondition]>,
     /// The conditions in the form that is matched.
-    wants: MergedFieldRequirements,
+    merged: MergedFieldRequirements,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -120,17 +120,14 @@ impl FieldValueSource {
 
 impl FieldMatcher {
     fn of(mut conditions: Vec<CompiledFieldCondition>) -> Self {
-        let mut seen = HashSet::with_capacity(conditions.len());
-        let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
-        let mut first = first.into_iter();
-        conditions.retain(|_| first.next().unwrap_or_default());
-        Self { wants: MergedFieldRequirements::of(&conditions), conditions: conditions.into() }
+        retain_first(&mut conditions);
+        Self { merged: MergedFieldRequirements::of(&conditions), conditions: conditions.into() }
     }
 
     /// Whether an object matches. `attributes` must come from the same [`SelectableFieldTable`] as the matcher; a field
     /// beyond its end reads as `""`.
     pub fn matches(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
-        self.wants.match_all(key, attributes)
+        self.merged.match_all(key, attributes)
     }
 
     /// Whether the key alone decides if an object matches, among objects that all have the value `given` in a field.
@@ -143,12 +140,12 @@ impl FieldMatcher {
 
     /// Whether the conditions contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
-        self.wants.impossible
+        self.merged.impossible
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares.
     pub fn comparisons(&self) -> usize {
-        self.wants.comparisons()
+        self.merged.comparisons()
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.

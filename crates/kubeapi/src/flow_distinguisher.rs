@@ -34,8 +34,8 @@ impl FlowDistinguisher {
     /// Like [`of`](Self::of), but distinguishes the pods of a service account by node. The agents of a daemon set are
     /// one user, and must not compete for one share.
     pub fn on_its_node(user: &User) -> Self {
-        let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
-        let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
+        let extra = |key: &str| user.extra.get(key).and_then(|values| values.first());
+        let node = extra(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && extra(POD_NAME).is_some());
         Self(Arc::new(FlowIdentity::of(user, node.cloned())))
     }
 

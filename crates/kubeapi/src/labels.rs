@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub struct LabelSelector {
     requirements: Arc<[LabelSelectorRequirement]>,
     /// The requirements in the form that is matched.
-    wants: MergedRequirements,
+    merged: MergedRequirements,
 }
 
 impl LabelSelector {
@@ -33,31 +33,31 @@ impl LabelSelector {
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         let requirements = once_each(requirements);
-        Ok(Self { wants: MergedRequirements::of(&requirements), requirements: requirements.into() })
+        Ok(Self { merged: MergedRequirements::of(&requirements), requirements: requirements.into() })
     }
 
     pub fn matches(&self, attributes: &SelectableAttributes) -> bool {
-        self.wants.match_all(attributes)
+        self.merged.match_all(attributes)
     }
 
     /// Whether the label requirements contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
-        self.wants.impossible
+        self.merged.impossible
     }
 
     /// Returns the number of different label keys.
     pub fn keys(&self) -> usize {
-        self.wants.all.len()
+        self.merged.all.len()
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
-        self.wants.comparisons(labels)
+        self.merged.comparisons(labels)
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
-        self.requirements.iter().map(LabelSelectorRequirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
+        self.requirements.iter().map(LabelSelectorRequirement::held_bytes).sum::<usize>() + self.merged.held_bytes()
     }
 
     /// Whether the label selector has no requirements, so that it matches everything.
@@ -75,13 +75,16 @@ fn once_each(mut requirements: Vec<LabelSelectorRequirement>) -> Vec<LabelSelect
     if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
         return requirements;
     }
-    let mut seen = HashSet::with_capacity(requirements.len());
-    let mut first: Vec<_> = requirements.iter().map(|requirement| seen.insert(requirement)).collect();
-    if first.contains(&false) {
-        let mut first = first.drain(..);
-        requirements.retain(|_| first.next().unwrap_or_default());
-    }
+    retain_first(&mut requirements);
     requirements
+}
+
+/// Keeps the first of equal items, in their order.
+pub(super) fn retain_first<T: Eq + Hash>(items: &mut Vec<T>) {
+    let mut seen = HashSet::with_capacity(items.len());
+    let is_first: Vec<_> = items.iter().map(|item| seen.insert(item)).collect();
+    let mut is_first = is_first.into_iter();
+    items.retain(|_| is_first.next().unwrap_or_default());
 }
 
 impl PartialEq for LabelSelector {

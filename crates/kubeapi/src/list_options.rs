@@ -71,8 +71,8 @@ impl ListOptions {
     /// `WatchList` disabled have no such default.
     #[must_use]
     pub fn defaulted(self) -> Self {
-        let silent = self.send_initial_events.is_none() && self.resource_version_match.is_empty();
-        if self.watch && silent && matches!(self.resource_version.as_str(), "" | "0") {
+        let has_no_start = self.send_initial_events.is_none() && self.resource_version_match.is_empty();
+        if self.watch && has_no_start && matches!(self.resource_version.as_str(), "" | "0") {
             let resource_version_match = NOT_OLDER_THAN.to_owned();
             return Self { send_initial_events: Some(true), resource_version_match, ..self };
         }

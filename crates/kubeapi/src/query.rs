@@ -111,12 +111,7 @@ pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<(String, bool)
 }
 
 fn hex(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
-    }
+    u8::try_from(char::from(digit).to_digit(16)?).ok()
 }
 
 #[cfg(test)]
@@ -152,9 +147,9 @@ mod tests {
         let long = "x".repeat(60_000);
         let query = UrlQuery::parse(&format!("a={long}&b=c+d"));
         assert_eq!((query.first("a"), query.first("b")), (Some(&*long), Some("c d")));
-        let held: Vec<_> = query.pairs.iter().flat_map(|(name, value)| [name, value]).collect();
+        let texts: Vec<_> = query.pairs.iter().flat_map(|(name, value)| [name, value]).collect();
         assert!(matches!(
-            held[..],
+            texts[..],
             [UrlQueryText::Literal(_), UrlQueryText::Literal(_), UrlQueryText::Literal(_), UrlQueryText::Decoded(_)]
         ));
     }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     fn selector(labels: &str, fields: &str) -> Selector {
-        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+        let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
         Selector {
             labels: LabelSelector::parse(labels).expect("valid"),
             fields: FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields"),

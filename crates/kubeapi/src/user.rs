@@ -27,8 +27,8 @@ impl User {
     /// Adds the group of all authenticated users, unless the user is anonymous.
     #[must_use]
     pub fn authenticated(mut self) -> Self {
-        let is_reported = |group: &String| group == Self::AUTHENTICATED || group == Self::UNAUTHENTICATED;
-        if !self.is_anonymous() && !self.groups.iter().any(is_reported) {
+        let has_group = |group: &String| group == Self::AUTHENTICATED || group == Self::UNAUTHENTICATED;
+        if !self.is_anonymous() && !self.groups.iter().any(has_group) {
             self.groups.push(Self::AUTHENTICATED.to_owned());
         }
         self

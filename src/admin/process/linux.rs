@@ -7,7 +7,7 @@ use super::ProcessResourceUsage;
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Reads the usage from `/proc/self`, which a process may read even if it is not dumpable.
-pub(super) fn taken() -> ProcessResourceUsage {
+pub(super) fn read() -> ProcessResourceUsage {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ticks = |number| field(&stat, number).map(|ticks| ticks / TICKS_PER_SECOND);
@@ -23,9 +23,9 @@ pub(super) fn taken() -> ProcessResourceUsage {
 /// Returns a field of `stat` by its number in proc(5). The position is counted from the end of the process name, which
 /// may contain any character.
 fn field(stat: &str, number: usize) -> Option<f64> {
-    const FIRST_BEHIND_THE_NAME: usize = 3;
+    const FIRST_AFTER_NAME: usize = 3;
     let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(number - FIRST_BEHIND_THE_NAME)?.parse().ok()
+    fields.split_ascii_whitespace().nth(number - FIRST_AFTER_NAME)?.parse().ok()
 }
 
 fn kilobytes(status: &str, key: &str) -> Option<f64> {
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(field("", 14), None);
         assert_eq!(kilobytes("Name: x\nVmRSS:\t  2048 kB\n", "VmRSS:"), Some(2_097_152.0));
         let files: Vec<_> = (0..20).map(|_| fs::File::open("/proc/self/stat").expect("a file")).collect();
-        let own = taken();
+        let own = read();
         assert!(own.open_files >= Some(files.len() as f64) && own.resident_bytes > Some(1e6), "{own:?}");
         assert!(own.virtual_bytes > own.resident_bytes && own.cpu_seconds.is_some(), "{own:?}");
         let year_2020 = 1_577_836_800.0;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::SOON;
+use super::REACTION_DELAY;
 use crate::app::permission_retrier::PermissionRetrier;
 use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedState, PullResult};
 use crate::feeds::FeedHandle;
@@ -17,11 +17,11 @@ use kubeapi::{ObjectKey, ResourceVersion};
 /// ordinary feed, which it shares with clients that watch the resource.
 pub(super) struct DeclarationListener {
     pub(super) from: DeclaringResource,
-    pub(super) rights: PermissionRetrier,
-    pub(super) reported: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
+    pub(super) permissions: PermissionRetrier,
+    pub(super) messages: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
-    pub(super) again: Duration,
+    pub(super) retry_after: Duration,
 }
 
 /// The messages of a discovery listener.
@@ -49,11 +49,11 @@ const ROOM: usize = 1 << 20;
 impl DeclarationListener {
     pub(super) async fn run(self) {
         loop {
-            if let Some(feed) = self.rights.feed(&self.from.gvr()) {
+            if let Some(feed) = self.permissions.feed(&self.from.gvr()) {
                 self.listen(&feed).await;
             }
-            self.deaf().await;
-            sleep(self.again).await;
+            self.disconnected().await;
+            sleep(self.retry_after).await;
         }
     }
 
@@ -69,7 +69,7 @@ impl DeclarationListener {
                 // A history was given up. Until the next one, changes are not seen.
                 FeedState::Syncing => {
                     if cursor.take().is_some() {
-                        self.deaf().await;
+                        self.disconnected().await;
                     }
                 }
                 FeedState::Live => {
@@ -77,12 +77,12 @@ impl DeclarationListener {
                     // is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(CollectionView::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
-                    self.tell(DeclarationListenerEvent::Listening).await;
-                    self.tell_change(changed).await;
+                    self.send(DeclarationListenerEvent::Listening).await;
+                    self.send_change(changed).await;
                 }
                 FeedState::Stale { .. } => {
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(CollectionView::everything()).cursor);
-                    self.deaf().await;
+                    self.disconnected().await;
                 }
             }
             loop {
@@ -96,13 +96,13 @@ impl DeclarationListener {
                         if !is_whole {
                             // The feed has started a new history or has ended; its state says which.
                             cursor = None;
-                            self.deaf().await;
+                            self.disconnected().await;
                             break;
                         }
-                        self.rights.catalog.stir();
-                        sleep(SOON).await;
+                        self.permissions.catalog.note_change();
+                        sleep(REACTION_DELAY).await;
                         if feed.reader.state() == FeedState::Live {
-                            self.tell_change(self.read(&mut declarations, &feed.reader)).await;
+                            self.send_change(self.read(&mut declarations, &feed.reader)).await;
                         }
                     }
                 }
@@ -113,34 +113,34 @@ impl DeclarationListener {
     /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
     /// object cannot be read.
     fn read(&self, declarations: &mut ParsedApiDeclarations, reader: &CacheReader) -> Option<bool> {
-        let catalog = &self.rights.catalog;
+        let catalog = &self.permissions.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
             tracing::warn!(
                 resource = %self.from.gvr(), reason = why,
                 "discovery feed incomplete; polling the discovery API instead"
             );
-            catalog.lose(self.from);
+            catalog.feed_lost(self.from);
             return None;
         }
-        Some(catalog.hear(self.from, declarations.known.values().map(|(_, declaration)| declaration)))
+        Some(catalog.apply_feed(self.from, declarations.known.values().map(|(_, declaration)| declaration)))
     }
 
-    async fn tell_change(&self, changed: Option<bool>) {
+    async fn send_change(&self, changed: Option<bool>) {
         match changed {
-            Some(true) => self.tell(DeclarationListenerEvent::Changed).await,
+            Some(true) => self.send(DeclarationListenerEvent::Changed).await,
             Some(false) => {}
-            None => self.tell(DeclarationListenerEvent::Unparsable).await,
+            None => self.send(DeclarationListenerEvent::Unparsable).await,
         }
     }
 
-    async fn deaf(&self) {
-        self.rights.catalog.lose(self.from);
-        self.tell(DeclarationListenerEvent::Disconnected).await;
+    async fn disconnected(&self) {
+        self.permissions.catalog.feed_lost(self.from);
+        self.send(DeclarationListenerEvent::Disconnected).await;
     }
 
-    async fn tell(&self, news: DeclarationListenerEvent) {
+    async fn send(&self, message: DeclarationListenerEvent) {
         // Sending fails only during shutdown, when the receiver is dropped.
-        let _ = self.reported.send((self.from, news)).await;
+        let _ = self.messages.send((self.from, message)).await;
     }
 }
 

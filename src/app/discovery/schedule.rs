@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::SOON;
+use super::REACTION_DELAY;
 use base::random;
 
 /// Decides when upstream's resources are requested next.
@@ -12,16 +12,16 @@ use base::random;
 #[derive(Debug)]
 pub(super) struct DiscoverySchedule {
     /// The time at which the last discovery request was sent, and the one at which it was answered.
-    asked: Instant,
-    answered: Instant,
+    sent: Instant,
+    received: Instant,
     /// The time of the first change since the last discovery request.
-    unasked: Option<Instant>,
+    pending: Option<Instant>,
     /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
-    reported: ChangeCoverage,
+    coverage: ChangeCoverage,
     /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
     /// of proxies that started together do not send their requests together.
-    part: f64,
+    jitter: f64,
 }
 
 /// How completely changes are observed between requests.
@@ -31,9 +31,9 @@ pub(super) enum ChangeCoverage {
     /// Some changes may be missed, or the last discovery request failed.
     Part,
     /// The proxy's identity may read none of the objects that declare further resources. Then only the apiserver's own
-    /// resources are cached, which change with its release. `again` is when those objects may be requested again.
+    /// resources are cached, which change with its release. `retry_after` is when those objects may be requested again.
     Nothing {
-        again: Option<Instant>,
+        retry_after: Option<Instant>,
     },
 }
 
@@ -71,32 +71,32 @@ impl PostChangeChecks {
     }
 
     /// Removes the comparisons that were due by `now`.
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn passed(&mut self, now: Instant) {
         self.left.retain(|due| *due > now);
     }
 }
 
 impl DiscoverySchedule {
     /// Creates the schedule after a first discovery request.
-    pub(super) fn new(asked: Instant, answered: Instant) -> Self {
-        Self { asked, answered, unasked: None, changed: None, reported: ChangeCoverage::Part, part: 1.0 }
+    pub(super) fn new(sent: Instant, received: Instant) -> Self {
+        Self { sent, received, pending: None, changed: None, coverage: ChangeCoverage::Part, jitter: 1.0 }
     }
 
     /// Records that upstream's resources have changed, or may have changed unobserved.
     pub(super) fn change(&mut self, now: Instant) {
-        self.unasked.get_or_insert(now);
+        self.pending.get_or_insert(now);
         self.changed = Some(now);
     }
 
     /// Records that a discovery request was sent and answered.
-    pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
-        (self.asked, self.answered, self.unasked) = (asked, answered, None);
-        self.part = 1.0 - EARLIER * random::f64();
+    pub(super) fn refresh(&mut self, sent: Instant, received: Instant) {
+        (self.sent, self.received, self.pending) = (sent, received, None);
+        self.jitter = 1.0 - EARLIER * random::f64();
     }
 
     /// Sets how completely changes are observed.
-    pub(super) fn rely(&mut self, reported: ChangeCoverage) {
-        self.reported = reported;
+    pub(super) fn set_coverage(&mut self, coverage: ChangeCoverage) {
+        self.coverage = coverage;
     }
 
     /// Whether a change is the reason for the next discovery request.
@@ -106,22 +106,22 @@ impl DiscoverySchedule {
 
     /// Returns the time at which the next discovery request is due.
     pub(super) fn due(&self) -> Instant {
-        let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
-        let routine = match self.reported {
+        let rarely = self.sent + PERIOD_OF_BUILT_INS.mul_f64(self.jitter);
+        let routine = match self.coverage {
             ChangeCoverage::All => rarely,
-            ChangeCoverage::Part => self.asked + PERIOD.mul_f64(self.part),
-            ChangeCoverage::Nothing { again } => {
-                again.map_or(rarely, |again| again.max(self.answered + SPACING).min(rarely))
+            ChangeCoverage::Part => self.sent + PERIOD.mul_f64(self.jitter),
+            ChangeCoverage::Nothing { retry_after } => {
+                retry_after.map_or(rarely, |retry_after| retry_after.max(self.received + SPACING).min(rarely))
             }
         };
-        let spacing = SPACING.max((self.answered - self.asked) * SPACING_TIMES);
-        let prompted = self.prompted().map(|at| at.max(self.answered + spacing));
+        let spacing = SPACING.max((self.received - self.sent) * SPACING_TIMES);
+        let prompted = self.prompted().map(|at| at.max(self.received + spacing));
         prompted.map_or(routine, |prompted| prompted.min(routine))
     }
 
     fn prompted(&self) -> Option<Instant> {
-        let soon = self.unasked.map(|at| at + SOON);
-        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.asked));
+        let soon = self.pending.map(|at| at + REACTION_DELAY);
+        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.sent));
         soon.into_iter().chain(later).min()
     }
 }
@@ -135,21 +135,21 @@ mod tests {
     type Case = (&'static str, bool, &'static [u64], u64, &'static [u64]);
 
     /// Simulates the changes, answers each request immediately, and returns the times of the requests in milliseconds.
-    fn asked(is_reported: bool, changes: &[u64], until: u64) -> Vec<u64> {
+    fn sent(is_reported: bool, changes: &[u64], until: u64) -> Vec<u64> {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = DiscoverySchedule::new(start, start);
-        schedule.rely(if is_reported { ChangeCoverage::All } else { ChangeCoverage::Part });
-        let (mut changes, mut asked) = (changes.iter().copied().peekable(), Vec::new());
+        schedule.set_coverage(if is_reported { ChangeCoverage::All } else { ChangeCoverage::Part });
+        let (mut changes, mut sent) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
             if let Some(change) = changes.next_if(|change| *change <= due) {
                 schedule.change(at(change));
             } else if due > until {
-                return asked;
+                return sent;
             } else {
-                schedule.ask(at(due), at(due));
-                asked.push(due);
+                schedule.refresh(at(due), at(due));
+                sent.push(due);
             }
         }
     }
@@ -163,7 +163,7 @@ mod tests {
             ("two changes apart", true, &[5000, 7000], 60_000, &[5100, 6000, 7100, 8000, 10_000]),
         ];
         for (what, is_reported, changes, until, expected) in cases {
-            assert_eq!(asked(is_reported, changes, until), expected, "{what}");
+            assert_eq!(sent(is_reported, changes, until), expected, "{what}");
         }
     }
 
@@ -172,27 +172,30 @@ mod tests {
     fn periodic_polls_are_jittered() {
         let second = 1000;
         for _ in 0..100 {
-            let [first, next] = asked(false, &[], 65 * second)[..2] else { panic!("two questions") };
+            let [first, next] = sent(false, &[], 65 * second)[..2] else { panic!("two questions") };
             assert!(first <= 30 * second && (24 * second..=30 * second).contains(&(next - first)), "nothing tells");
-            let after = asked(false, &[5000], 45 * second);
+            let after = sent(false, &[5000], 45 * second);
             assert_eq!(after[..3], [5100, 6000, 8000], "a poll goes on beside changes");
             assert!((32 * second..=38 * second).contains(&after[3]), "{after:?}");
-            let hour = asked(true, &[], 7500 * second);
-            assert!((2880 * second..=3600 * second).contains(&(hour[1] - hour[0])), "all is told: {hour:?}");
+            let hour = sent(true, &[], 7500 * second);
+            assert!(
+                (2880 * second..=3600 * second).contains(&(hour[1] - hour[0])),
+                "all changes are observed: {hour:?}"
+            );
         }
     }
 
     #[test]
     fn discovery_is_rechecked_one_and_three_seconds_after_change() {
         let now = Instant::now();
-        let mut looks = PostChangeChecks::default();
-        assert_eq!(looks.due(), None);
-        looks.change(now);
+        let mut checks = PostChangeChecks::default();
+        assert_eq!(checks.due(), None);
+        checks.change(now);
         for after in LATER {
-            assert_eq!(looks.due(), Some(now + after));
-            looks.look(now + after);
+            assert_eq!(checks.due(), Some(now + after));
+            checks.passed(now + after);
         }
-        assert_eq!(looks.due(), None);
+        assert_eq!(checks.due(), None);
     }
 
     #[test]
@@ -201,12 +204,12 @@ mod tests {
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut schedule = DiscoverySchedule::new(start, start);
         for _ in 0..100 {
-            schedule.ask(start, start);
-            schedule.rely(ChangeCoverage::Nothing { again: None });
+            schedule.refresh(start, start);
+            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: None });
             assert!((after(2880)..=after(3600)).contains(&schedule.due()));
-            schedule.rely(ChangeCoverage::Nothing { again: Some(after(30)) });
+            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: Some(after(30)) });
             assert_eq!(schedule.due(), after(30));
-            schedule.rely(ChangeCoverage::Nothing { again: Some(after(7200)) });
+            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: Some(after(7200)) });
             assert!(schedule.due() <= after(3600));
         }
     }
@@ -214,9 +217,9 @@ mod tests {
     #[test]
     fn change_storm_polls_discovery_at_most_five_times_a_second() {
         let storm: Vec<u64> = (5000..15_000).step_by(7).collect();
-        let asked = asked(true, &storm, 30_000);
-        assert!(asked.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{asked:?}");
-        assert!((50..=54).contains(&asked.len()), "not starved either: {asked:?}");
+        let sent = sent(true, &storm, 30_000);
+        assert!(sent.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{sent:?}");
+        assert!((50..=54).contains(&sent.len()), "not starved either: {sent:?}");
     }
 
     #[test]
@@ -224,12 +227,12 @@ mod tests {
         let start = Instant::now();
         let mut schedule = DiscoverySchedule::new(start, start);
         // Otherwise the periodic request, whose time is random, may be due first.
-        schedule.rely(ChangeCoverage::All);
+        schedule.set_coverage(ChangeCoverage::All);
         schedule.change(start);
-        let (asked, answered) = (schedule.due(), schedule.due() + Duration::from_secs(5));
-        schedule.ask(asked, answered);
-        schedule.change(answered);
+        let (sent, received) = (schedule.due(), schedule.due() + Duration::from_secs(5));
+        schedule.refresh(sent, received);
+        schedule.change(received);
         assert!(schedule.is_prompted());
-        assert_eq!(schedule.due(), answered + Duration::from_secs(20));
+        assert_eq!(schedule.due(), received + Duration::from_secs(20));
     }
 }

@@ -104,7 +104,7 @@ thread_local! {
 }
 
 static FIELDS: LazyLock<SelectableFieldTable> =
-    LazyLock::new(|| SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true));
+    LazyLock::new(|| SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods")));
 static ENVELOPE: LazyLock<FrameEnvelope> =
     LazyLock::new(|| FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn));
 

@@ -285,7 +285,7 @@ fn reader_expires_only_if_its_own_lane_events_are_evicted() {
 fn cluster_scoped_object_watch_by_name_uses_a_lane() {
     let gvr = Gvr::new("", "v1", "nodes");
     let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
-    let fields = SelectableFieldTable::of_builtin(&gvr, false);
+    let fields = SelectableFieldTable::of_builtin(&gvr);
     let (mut writer, reader) = CacheWriter::new(ring(10), gvr, envelope, false);
     let by_name = kubeapi::FieldSelector::parse("metadata.name=p").and_then(|parsed| parsed.compile(&fields));
     let selector = Selector { fields: by_name.expect("a known field"), ..Selector::everything() };

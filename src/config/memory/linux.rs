@@ -11,8 +11,8 @@ const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// The lowest limit of the process's control group and its visible ancestors, or the machine's memory if that is less.
 /// In a container, the process's own group is the visible root, whatever its path is outside.
-pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMemory> {
-    let machine = read(Path::new("/proc/meminfo")).and_then(|text| total(&text));
+pub(super) fn available(read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMemory> {
+    let machine = read(Path::new("/proc/meminfo")).and_then(|text| machine_bytes(&text));
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let files = GROUPS.iter().zip([false, true]).flat_map(|((mount, file), is_v1)| {
         let paths = groups.lines().filter_map(move |line| path_in(line, is_v1));
@@ -21,10 +21,11 @@ pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMe
         let all = inside.chain([Path::new("")]).map(|path| Path::new(mount).join(path).join(file));
         all.collect::<Vec<_>>()
     });
-    let limits = files.filter_map(|path| Some(AvailableMemory { bytes: limit(&read(&path)?)?, limit: Some(path) }));
-    let lowest = limits.min_by_key(|room| room.bytes);
+    let limits =
+        files.filter_map(|path| Some(AvailableMemory { bytes: limit_bytes(&read(&path)?)?, limit: Some(path) }));
+    let lowest = limits.min_by_key(|available| available.bytes);
     let machine = machine.map(|bytes| AvailableMemory { bytes, limit: None });
-    lowest.into_iter().chain(machine).min_by_key(|room| room.bytes)
+    lowest.into_iter().chain(machine).min_by_key(|available| available.bytes)
 }
 
 /// Whether a path stays below its root. The path of a control group outside of the visible hierarchy begins with dots.
@@ -33,7 +34,7 @@ fn is_inside(path: &Path) -> bool {
 }
 
 /// Parses `MemTotal` of `/proc/meminfo`, in bytes.
-fn total(text: &str) -> Option<u64> {
+fn machine_bytes(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -43,11 +44,11 @@ fn total(text: &str) -> Option<u64> {
 fn path_in(line: &str, is_v1: bool) -> Option<&str> {
     let (number, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
-    let is_it = if is_v1 { controllers.split(',').any(|of| of == "memory") } else { number == "0" };
-    is_it.then_some(path)
+    let concerns_memory = if is_v1 { controllers.split(',').any(|of| of == "memory") } else { number == "0" };
+    concerns_memory.then_some(path)
 }
 
-fn limit(text: &str) -> Option<u64> {
+fn limit_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| (1..UNLIMITED_BYTES).contains(bytes))
 }
 
@@ -67,7 +68,7 @@ mod tests {
     fn find(files: &Files) -> Option<(u64, String)> {
         let read =
             |path: &Path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned());
-        let found = room(read)?;
+        let found = available(read)?;
         Some((found.bytes >> 20, found.limit.map_or("the machine".to_owned(), |path| path.display().to_string())))
     }
 
@@ -81,7 +82,7 @@ mod tests {
             ("nothing can be read", &[], None),
             ("no control groups", &[MACHINE], Some((16384, "the machine"))),
             ("a container", &[MACHINE, own("0::/\n"), (MAX, "1073741824\n")], Some((1024, MAX))),
-            ("a container that says nothing of itself", &[MACHINE, (MAX, "1073741824")], Some((1024, MAX))),
+            ("a container without its own control group", &[MACHINE, (MAX, "1073741824")], Some((1024, MAX))),
             ("no limit", &[MACHINE, own("0::/\n"), (MAX, "max\n")], Some((16384, "the machine"))),
             (
                 "a limit of a group around it",
@@ -115,7 +116,7 @@ mod tests {
                 Some((128, V1_NESTED)),
             ),
             ("a limit beyond the machine", &[MACHINE, (MAX, "1099511627776\n")], Some((16384, "the machine"))),
-            ("what is no number", &[MACHINE, (MAX, "-1\n"), (V1, "0\n")], Some((16384, "the machine"))),
+            ("an invalid number", &[MACHINE, (MAX, "-1\n"), (V1, "0\n")], Some((16384, "the machine"))),
             ("a broken list", &[("/proc/meminfo", "MemTotal: much kB\n"), own("x\n::\n0:\n"), (MAX, "")], None),
         ];
         for (what, files, expected) in cases {

@@ -43,10 +43,10 @@ fn keys() -> Vec<ConfigKey> {
 fn keys_of(above: &str, root: &Value, schema: &Value, defaults: &str) -> Vec<ConfigKey> {
     let key = |(name, default): (String, Box<RawValue>)| {
         let path = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
-        let said = &schema["properties"][&name];
-        let section = said["$ref"].as_str().and_then(|at| root.pointer(at.trim_start_matches('#')));
+        let schema = &schema["properties"][&name];
+        let section = schema["$ref"].as_str().and_then(|at| root.pointer(at.trim_start_matches('#')));
         let keys = section.map(|section| keys_of(&path, root, section, default.get())).unwrap_or_default();
-        ConfigKey { path, keys, schema: said.clone(), default: serde_json::from_str(default.get()).expect("JSON") }
+        ConfigKey { path, keys, schema: schema.clone(), default: serde_json::from_str(default.get()).expect("JSON") }
     };
     serde_json::from_str::<Entries>(defaults).expect("an object").0.into_iter().map(key).collect()
 }
@@ -83,19 +83,19 @@ impl ConfigKey {
         self.path.rsplit('.').next().unwrap_or_default()
     }
 
-    fn said(&self, what: &str) -> Option<&str> {
+    fn attribute(&self, what: &str) -> Option<&str> {
         self.schema[what].as_str()
     }
 
     /// The description of the key, in one line.
     fn meaning(&self) -> String {
-        self.said("description").unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+        self.attribute("description").unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     fn write_yaml(&self, text: &mut String, indent: &str) {
         let (name, below) = (self.name(), format!("{indent}  "));
         let mut comment = plain(&self.meaning());
-        if let Some(default) = self.said("x-default") {
+        if let Some(default) = self.attribute("x-default") {
             let _ = write!(comment, " (default: {})", plain(default));
         }
         if indent.is_empty() {
@@ -108,7 +108,7 @@ impl ConfigKey {
             let _ = writeln!(text, "{indent}{name}:");
             self.keys.iter().for_each(|key| key.write_yaml(text, &below));
         } else if self.default.is_null() {
-            let _ = writeln!(text, "{indent}# {name}: {}", self.said("x-example").unwrap_or_default());
+            let _ = writeln!(text, "{indent}# {name}: {}", self.attribute("x-example").unwrap_or_default());
         } else {
             let _ = writeln!(text, "{indent}{name}: {}", yaml(&self.default));
         }
@@ -119,17 +119,17 @@ impl ConfigKey {
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
-    // `[words](target)` becomes the words.
+    // `[label](target)` becomes the label.
     while let Some((before, after)) = rest.split_once('[') {
         plain.push_str(before);
-        let Some((words, (_, behind))) =
-            after.split_once("](").and_then(|(words, link)| Some((words, link.split_once(')')?)))
+        let Some((label, (_, behind))) =
+            after.split_once("](").and_then(|(label, link)| Some((label, link.split_once(')')?)))
         else {
             plain.push('[');
             rest = after;
             continue;
         };
-        plain.push_str(words);
+        plain.push_str(label);
         rest = behind;
     }
     plain.push_str(rest);
@@ -163,11 +163,14 @@ fn yaml(value: &Value) -> String {
 fn same(file: &str, is: impl FnOnce(&str) -> String) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(&path).expect("a file");
-    let wanted = is(&text);
+    let expected = is(&text);
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, wanted).expect("written");
+        std::fs::write(&path, expected).expect("written");
     } else {
-        assert!(text == wanted, "{file} is not what the types say: UPDATE=1 cargo test --lib config::tests::reference");
+        assert!(
+            text == expected,
+            "{file} does not match the types: UPDATE=1 cargo test --lib config::tests::reference"
+        );
     }
 }
 
@@ -183,23 +186,24 @@ fn grouped(number: &Value) -> String {
 
 fn row(key: &ConfigKey) -> String {
     let schema = &key.schema;
-    let kind = key.said("x-type").unwrap_or_else(|| match schema["type"].as_str().or(schema["type"][0].as_str()) {
-        Some("string") if schema["format"] == "duration" => "duration",
-        Some("string") => "path",
-        Some("boolean") => "bool",
-        Some("integer") => "integer",
-        other => panic!("{}: {other:?} has no word in the table", key.path),
-    });
+    let kind =
+        key.attribute("x-type").unwrap_or_else(|| match schema["type"].as_str().or(schema["type"][0].as_str()) {
+            Some("string") if schema["format"] == "duration" => "duration",
+            Some("string") => "path",
+            Some("boolean") => "bool",
+            Some("integer") => "integer",
+            other => panic!("{}: {other:?} has no word in the table", key.path),
+        });
     let stated = match &key.default {
         Value::Null => "none".to_owned(),
         default => format!("`{}`", yaml(default)),
     };
-    let default = key.said("x-default").map_or(stated, str::to_owned);
+    let default = key.attribute("x-default").map_or(stated, str::to_owned);
     let within = match &schema["maximum"] {
         Value::Null => String::new(),
         max => format!("{} to {}", grouped(&schema["minimum"]), grouped(max)),
     };
-    let bounds = key.said("x-bounds").map_or(within, str::to_owned);
+    let bounds = key.attribute("x-bounds").map_or(within, str::to_owned);
     let bounds = if bounds.is_empty() { " ".to_owned() } else { format!(" {bounds} ") };
     format!("| `{}` | {kind} | {default} |{bounds}| {} |", key.path, key.meaning())
 }
@@ -238,7 +242,7 @@ fn example_yaml_matches_printed_defaults() {
     let mut problems = ConfigProblems::default();
     let read = Configuration::parse(defaults(), &mut problems);
     assert!(problems.is_empty(), "{problems}");
-    let json = |said: &Configuration| serde_json::to_value(said).expect("JSON");
+    let json = |file: &Configuration| serde_json::to_value(file).expect("JSON");
     assert_eq!(json(&read), json(&Configuration::default()));
 }
 

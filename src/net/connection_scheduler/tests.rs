@@ -49,7 +49,7 @@ impl Scene {
     /// A caller's connection polled `polls` times in a row.
     fn connection(&self, caller: u64, polls: usize) -> impl Future<Output = ()> + Send + use<> {
         let connection = DownstreamConnection::default();
-        connection.found_known(Some(caller));
+        connection.authenticated(Some(caller));
         self.begin((connection, source(0)), caller, polls, Some(caller))
     }
 
@@ -68,7 +68,7 @@ impl Scene {
             notes.lock().push((name, began.elapsed()));
             assert!(advance(poll).now_or_never().is_none(), "time has passed, and then it lets others in");
             if found.is_some() {
-                connection.found_known(found);
+                connection.authenticated(found);
             }
             drop(turn);
             left -= 1;
@@ -257,7 +257,7 @@ async fn dropped_or_panicked_connection_does_not_block_others() {
     let other = other(&scene.turns);
     let some: Vec<_> = (0..30).map(|_| scene.all.spawn(scene.connection(STORM, 40))).collect();
     let connection = DownstreamConnection::default();
-    connection.found_known(Some(STORM));
+    connection.authenticated(Some(STORM));
     let mut turns = scene.turns.of(&connection, source(0));
     scene.all.spawn(poll_fn(move |cx| {
         let _turn = ready!(turns.poll_turn(cx));

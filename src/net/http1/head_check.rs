@@ -54,11 +54,11 @@ const IN_LINE: u8 = 1;
 /// The parser is at the start of a field line. An empty line ends the head.
 const AT_FIELD: u8 = 2;
 const IN_FIELD: u8 = 3;
-const BEHIND_HEAD: u8 = 4;
+const AFTER_HEAD: u8 = 4;
 /// Bytes after the request head were received.
-const BEYOND_HEAD: u8 = 5;
+const AFTER_HEAD_READ: u8 = 5;
 /// A request is running that allows no bytes before its response.
-const AWAITED: u8 = 6;
+const NO_BYTES_ALLOWED: u8 = 6;
 const OFF: u8 = 7;
 
 impl Http1HeadCheck {
@@ -72,21 +72,21 @@ impl Http1HeadCheck {
 
     /// Records that the codec has read a request, so that the next bytes after it begin a request line. Returns whether
     /// the client has already sent bytes that the request does not allow.
-    pub(super) fn taken(&self, ahead: Http1PipelinePolicy) -> bool {
+    pub(super) fn request_read(&self, policy: Http1PipelinePolicy) -> bool {
         self.0.unfinished.store(0, Ordering::Relaxed);
         self.0.heads.hold_unfinished(0);
         let state = self.state();
         if state == OFF {
             return false;
         }
-        let next = match ahead {
+        let next = match policy {
             Http1PipelinePolicy::Requests => BEFORE_LINE,
-            Http1PipelinePolicy::Nothing => AWAITED,
+            Http1PipelinePolicy::Nothing => NO_BYTES_ALLOWED,
             Http1PipelinePolicy::Tunnel => OFF,
         };
         self.0.state.store(next, Ordering::Relaxed);
         // If nothing was read since the previous head, this head arrived together with it.
-        ahead == Http1PipelinePolicy::Nothing && state != BEHIND_HEAD
+        policy == Http1PipelinePolicy::Nothing && state != AFTER_HEAD
     }
 
     fn state(&self) -> u8 {
@@ -94,8 +94,8 @@ impl Http1HeadCheck {
     }
 
     /// Whether the running request allows no bytes now.
-    fn is_awaited(&self) -> bool {
-        self.state() == AWAITED
+    fn allows_no_bytes(&self) -> bool {
+        self.state() == NO_BYTES_ALLOWED
     }
 
     /// Checks bytes that were read while no request is running. Bytes of a tunnel are not checked.
@@ -103,25 +103,25 @@ impl Http1HeadCheck {
         if self.state() == OFF {
             return Ok(());
         }
-        self.clean(bytes);
-        let held = self.0.unfinished.load(Ordering::Relaxed) + bytes.len();
-        self.0.unfinished.store(held, Ordering::Relaxed);
-        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(RequestHeadBudgetExceeded) }
+        self.replace_fragments(bytes);
+        let unfinished = self.0.unfinished.load(Ordering::Relaxed) + bytes.len();
+        self.0.unfinished.store(unfinished, Ordering::Relaxed);
+        if self.0.heads.hold_unfinished(unfinished) { Ok(()) } else { Err(RequestHeadBudgetExceeded) }
     }
 
     /// Replaces each `#` in a request line, and finds the end of the head.
-    fn clean(&self, bytes: &mut [u8]) {
+    fn replace_fragments(&self, bytes: &mut [u8]) {
         let (mut state, mut at) = (self.state(), 0);
         while let Some(byte) = bytes.get_mut(at) {
             state = match (state, *byte) {
-                (BEFORE_LINE | AWAITED, b'\r' | b'\n') => BEFORE_LINE,
-                (BEFORE_LINE | AWAITED | IN_LINE, b'#') => {
+                (BEFORE_LINE | NO_BYTES_ALLOWED, b'\r' | b'\n') => BEFORE_LINE,
+                (BEFORE_LINE | NO_BYTES_ALLOWED | IN_LINE, b'#') => {
                     *byte = REFUSED;
                     IN_LINE
                 }
-                (BEFORE_LINE | AWAITED, _) => IN_LINE,
+                (BEFORE_LINE | NO_BYTES_ALLOWED, _) => IN_LINE,
                 (IN_LINE, b'\n') | (AT_FIELD, b'\r') => AT_FIELD,
-                (AT_FIELD, b'\n') => BEHIND_HEAD,
+                (AT_FIELD, b'\n') => AFTER_HEAD,
                 (AT_FIELD | IN_FIELD, _) => match memchr::memchr(b'\n', &bytes[at..]) {
                     Some(length) => {
                         at += length;
@@ -132,8 +132,8 @@ impl Http1HeadCheck {
                         break;
                     }
                 },
-                (BEHIND_HEAD, _) => BEYOND_HEAD,
-                (BEYOND_HEAD, _) => break,
+                (AFTER_HEAD, _) => AFTER_HEAD_READ,
+                (AFTER_HEAD_READ, _) => break,
                 (other, _) => other,
             };
             at += 1;
@@ -164,7 +164,7 @@ impl<I: AsyncRead + Unpin> ReadFilter<I> for CheckedReads {
         // While a request is running, the bytes are its body.
         if self.connection.idle_since().is_some() {
             self.check.check(read).map_err(io::Error::other)?;
-        } else if !read.is_empty() && self.check.is_awaited() {
+        } else if !read.is_empty() && self.check.allows_no_bytes() {
             self.connection.close();
         }
         Poll::Ready(Ok(()))
@@ -195,10 +195,10 @@ mod tests {
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");
-            check.taken(Http1PipelinePolicy::Requests);
+            check.request_read(Http1PipelinePolicy::Requests);
         }
         assert!(io.read_exact(&mut read).await.is_ok() && io.read_exact(&mut read).await.is_err());
-        check.taken(Http1PipelinePolicy::Tunnel);
+        check.request_read(Http1PipelinePolicy::Tunnel);
         assert!(io.read_exact(&mut read).await.is_ok(), "a tunnel has no heads");
     }
 
@@ -214,7 +214,7 @@ mod tests {
             let mut read = String::new();
             for text in reads {
                 let mut bytes = text.as_bytes().to_vec();
-                check.clean(&mut bytes);
+                check.replace_fragments(&mut bytes);
                 read.push_str(std::str::from_utf8(&bytes).expect("text"));
             }
             assert_eq!(read, expected);
@@ -226,17 +226,17 @@ mod tests {
         let check = check();
         let looked = |text: &str| {
             let mut bytes = text.as_bytes().to_vec();
-            check.clean(&mut bytes);
+            check.replace_fragments(&mut bytes);
             bytes != text.as_bytes()
         };
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         assert!(!looked("#"), "the request has not been read");
-        for ahead in [Http1PipelinePolicy::Requests, Http1PipelinePolicy::Nothing] {
-            check.taken(ahead);
+        for policy in [Http1PipelinePolicy::Requests, Http1PipelinePolicy::Nothing] {
+            check.request_read(policy);
             assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         }
-        check.taken(Http1PipelinePolicy::Tunnel);
-        check.taken(Http1PipelinePolicy::Requests);
+        check.request_read(Http1PipelinePolicy::Tunnel);
+        check.request_read(Http1PipelinePolicy::Requests);
         assert!(!looked("GET /#a HTTP/1.1\r\n\r\n"));
     }
 
@@ -253,15 +253,15 @@ mod tests {
             for piece in [1, 2, 7, text.len()] {
                 let check = check();
                 for bytes in text.as_bytes().chunks(piece) {
-                    check.clean(&mut bytes.to_vec());
+                    check.replace_fragments(&mut bytes.to_vec());
                 }
-                assert_eq!(check.taken(Http1PipelinePolicy::Nothing), is_early, "{text:?} in pieces of {piece}");
-                assert!(check.is_awaited());
+                assert_eq!(check.request_read(Http1PipelinePolicy::Nothing), is_early, "{text:?} in pieces of {piece}");
+                assert!(check.allows_no_bytes());
             }
         }
         let check = check();
-        check.clean(&mut [head, head].concat().into_bytes());
-        assert!(!check.taken(Http1PipelinePolicy::Requests), "that is allowed");
-        assert!(check.taken(Http1PipelinePolicy::Nothing), "nothing was read since");
+        check.replace_fragments(&mut [head, head].concat().into_bytes());
+        assert!(!check.request_read(Http1PipelinePolicy::Requests), "that is allowed");
+        assert!(check.request_read(Http1PipelinePolicy::Nothing), "nothing was read since");
     }
 }

@@ -75,7 +75,7 @@ async fn shake(
     Ok((kind?, far?))
 }
 
-fn shown(stream: &TlsStream<tokio::io::DuplexStream>) -> Option<&[CertificateDer<'static>]> {
+fn client_chain(stream: &TlsStream<tokio::io::DuplexStream>) -> Option<&[CertificateDer<'static>]> {
     stream.get_ref().1.peer_certificates()
 }
 
@@ -88,9 +88,9 @@ async fn client_certificate_is_optional_and_any_issuer_accepted() {
     let (server, pair) = (server(ClientCertificates::Requested), pair());
     for version in VERSIONS {
         let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
-        assert_eq!(shown(&stream), Some(&[pair.cert.der().clone()][..]), "{version:?}");
+        assert_eq!(client_chain(&stream), Some(&[pair.cert.der().clone()][..]), "{version:?}");
         let (_, stream) = shake(&server, &client(&server, version, None)).await.unwrap();
-        assert_eq!(shown(&stream), None, "{version:?}");
+        assert_eq!(client_chain(&stream), None, "{version:?}");
     }
 }
 
@@ -157,7 +157,7 @@ async fn server_requests_no_certificate_when_ignored() {
     let (server, pair) = (server(ClientCertificates::Ignored), pair());
     for version in VERSIONS {
         let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
-        assert_eq!(shown(&stream), None, "{version:?}");
+        assert_eq!(client_chain(&stream), None, "{version:?}");
     }
 }
 

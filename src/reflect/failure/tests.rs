@@ -12,7 +12,7 @@ fn refused(code: i32) -> UpstreamError {
 }
 
 fn other_representation() -> UpstreamError {
-    UpstreamError::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) }
+    UpstreamError::OtherRepresentation { requested: "protobuf".to_owned(), answered: Some(FeedEncoding::Json) }
 }
 
 /// The end of the feed that the error causes, or `None` if the step is retried.

@@ -55,7 +55,7 @@ fn unsendable_request_is_refused_by_the_proxy() {
 #[test]
 fn unusable_upstream_response_returns_502() {
     let version = UpstreamError::OtherDocument("/version".to_owned());
-    let representation = UpstreamError::OtherRepresentation { asked: "json".to_owned(), answered: None };
+    let representation = UpstreamError::OtherRepresentation { requested: "json".to_owned(), answered: None };
     assert_reported(vec![
         (version, 502, "upstream returned an unexpected document for /version"),
         (representation, 502, "upstream returned an unknown content type, but json was requested"),

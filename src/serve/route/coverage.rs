@@ -131,7 +131,7 @@ mod tests {
         let gvr = Gvr::new(group, version, plural);
         let custom = group.contains("example");
         UpstreamResource {
-            fields: Arc::new(SelectableFieldTable::of_builtin(&gvr, true)),
+            fields: Arc::new(SelectableFieldTable::of_builtin(&gvr)),
             gvr,
             kind: "Any".into(),
             list_kind: "AnyList".into(),

@@ -57,7 +57,7 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> ObjectRevision {
 fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRequest)) {
     let gvr = Gvr::new("", "v1", "pods");
     let (fields, origin, encoding) =
-        (Arc::new(SelectableFieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, FeedEncoding::Json);
+        (Arc::new(SelectableFieldTable::of_builtin(&gvr)), ResourceOrigin::BuiltIn, FeedEncoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
     let (namespaced, watchable, pages) = (true, true, ListPageSource::default());
     let pods =

@@ -52,8 +52,9 @@ impl WatchBody {
         transport: WatchTransport,
         encoding: FeedEncoding,
     ) -> Self {
-        let chunked =
-            || Box::new(ChunkedWatchState { flag: RecordingWaker::rung(), events: EventChunkSplitter::new(encoding) });
+        let chunked = || {
+            Box::new(ChunkedWatchState { flag: RecordingWaker::new_woken(), events: EventChunkSplitter::new(encoding) })
+        };
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
@@ -74,7 +75,7 @@ impl WatchFrameSource for WatchBody {
             return Poll::Ready(Some(event));
         }
         let Some(session) = &mut self.session else { return Poll::Ready(None) };
-        if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.has_rung(cx)) && session.is_parked() {
+        if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.take_woken(cx)) && session.is_parked() {
             return Poll::Pending;
         }
         let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));

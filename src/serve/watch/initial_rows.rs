@@ -56,7 +56,9 @@ impl WatchOpener {
         let _place = self.concurrency.forwards.take(payer)?;
         let (answered, body) = self.client.fetch(UpstreamCause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(FeedEncoding::Table.byte_encoding()) {
-            return Err(UpstreamError::OtherRepresentation { asked: FeedEncoding::Table.to_string(), answered }.into());
+            return Err(
+                UpstreamError::OtherRepresentation { requested: FeedEncoding::Table.to_string(), answered }.into()
+            );
         }
         let shape = spec(resource, FeedScope::Cluster, FeedEncoding::Table).shape;
         Ok(ObjectReader::new(FeedEncoding::Table, shape, resource.fields.clone()).list(&body)?)

@@ -42,13 +42,13 @@ impl DeclaringResource {
 
     /// Parses a declaring object in JSON; returns `None` if it is not of this kind.
     pub fn read(self, json: &[u8]) -> Option<ApiDeclaration> {
-        let said = match self {
+        let apis = match self {
             Self::Definitions => {
                 DeclaredApis::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
             Self::Services => DeclaredApis::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
         };
-        Some(ApiDeclaration(said))
+        Some(ApiDeclaration(apis))
     }
 }
 

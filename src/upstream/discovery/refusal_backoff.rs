@@ -36,30 +36,30 @@ impl DocumentRefusalBackoff {
 }
 
 impl RefusedDocument {
-    pub(super) fn answered(&mut self) {
+    pub(super) fn accepted(&mut self) {
         *self = Self::default();
     }
 
-    pub(super) fn refused(&mut self, now: Instant, insistence: DocumentRefusalBackoff) {
+    pub(super) fn refused(&mut self, now: Instant, policy: DocumentRefusalBackoff) {
         self.times = self.times.saturating_add(1);
-        self.last = Some((now, insistence.waits.after(self.times)));
+        self.last = Some((now, policy.waits.after(self.times)));
     }
 
     /// Resets the backoff to that of one refusal: the next request comes no sooner than the first wait after the last
     /// refusal.
-    pub(super) fn rights_changed(&mut self, insistence: DocumentRefusalBackoff) {
+    pub(super) fn permissions_changed(&mut self, policy: DocumentRefusalBackoff) {
         self.times = 0;
-        self.last = self.last.map(|(at, _)| (at, insistence.waits.first));
+        self.last = self.last.map(|(at, _)| (at, policy.waits.first));
     }
 
     /// Whether the document must not be requested now.
-    pub(super) fn stands(&self, now: Instant, insistence: DocumentRefusalBackoff) -> bool {
-        self.last.is_some() && self.again(insistence).is_none_or(|again| now < again)
+    pub(super) fn is_backing_off(&self, now: Instant, policy: DocumentRefusalBackoff) -> bool {
+        self.last.is_some() && self.next_retry(policy).is_none_or(|next_retry| now < next_retry)
     }
 
     /// The time of the next request; `None` if the document was not refused, or is not requested again.
-    pub(super) fn again(&self, insistence: DocumentRefusalBackoff) -> Option<Instant> {
-        self.last.map(|(at, wait)| at + wait).filter(|_| self.times < insistence.times_max)
+    pub(super) fn next_retry(&self, policy: DocumentRefusalBackoff) -> Option<Instant> {
+        self.last.map(|(at, wait)| at + wait).filter(|_| self.times < policy.times_max)
     }
 }
 
@@ -70,37 +70,37 @@ mod tests {
     const WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
 
     /// The times of the requests within a day, in seconds, if each one is refused.
-    fn asked(insistence: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
-        let (start, mut refused, mut asked) = (Instant::now(), RefusedDocument::default(), Vec::new());
+    fn requested(policy: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
+        let (start, mut refused, mut requested) = (Instant::now(), RefusedDocument::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();
         for second in 0..24 * 3600 {
             let now = start + Duration::from_secs(second);
             if changed.next_if_eq(&second).is_some() {
-                refused.rights_changed(insistence);
+                refused.permissions_changed(policy);
             }
-            if !refused.stands(now, insistence) {
-                refused.refused(now, insistence);
-                asked.push(second);
+            if !refused.is_backing_off(now, policy) {
+                refused.refused(now, policy);
+                requested.push(second);
             }
         }
-        asked
+        requested
     }
 
     #[test]
     fn node_proxy_retries_twice_then_only_after_rights_change() {
-        let insistence = DocumentRefusalBackoff::on_node(WAITS);
-        assert_eq!(asked(insistence, &[]), [0, 30]);
-        assert_eq!(asked(insistence, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
+        let policy = DocumentRefusalBackoff::on_node(WAITS);
+        assert_eq!(requested(policy, &[]), [0, 30]);
+        assert_eq!(requested(policy, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
     }
 
     #[test]
     fn central_proxy_backs_off_to_hourly_retries() {
-        let insistence = DocumentRefusalBackoff::central(WAITS);
-        let asked_for = asked(insistence, &[]);
-        assert!((29..=37).contains(&asked_for.len()), "{asked_for:?}");
-        assert!(asked_for.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{asked_for:?}");
+        let policy = DocumentRefusalBackoff::central(WAITS);
+        let requests = requested(policy, &[]);
+        assert!((29..=37).contains(&requests.len()), "{requests:?}");
+        assert!(requests.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{requests:?}");
         let storm: Vec<u64> = (1000..2000).collect();
-        let in_storm = asked(insistence, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
+        let in_storm = requested(policy, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
         assert!(in_storm <= 35, "changes of rights make no storm of questions: {in_storm}");
     }
 }

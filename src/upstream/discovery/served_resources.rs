@@ -51,7 +51,7 @@ pub(super) struct DiscoveryState {
     pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
     /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
     pub(super) remote: Option<Vec<ServedGroupVersion>>,
-    /// The documents that the proxy's own feeds provide, so that upstream is not asked for them.
+    /// The documents that the proxy's own feeds provide, so that they are not requested from upstream.
     pub(super) reported: PerDeclaringResource<bool>,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct DiscoveryFindings {
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
     /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
-    pub(super) asked: PerDeclaringResource<bool>,
+    pub(super) requested: PerDeclaringResource<bool>,
     pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
     pub(super) remote: Option<Vec<ServedGroupVersion>>,
 }
@@ -95,10 +95,10 @@ impl DiscoveryState {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        if found.asked.definitions && !self.reported.definitions {
+        if found.requested.definitions && !self.reported.definitions {
             self.customs = found.customs;
         }
-        if found.asked.services && !self.reported.services {
+        if found.requested.services && !self.reported.services {
             self.remote = found.remote;
         }
     }
@@ -164,7 +164,7 @@ impl DiscoveryState {
     fn resource(&self, gvr: Gvr, entry: &DiscoveredResource) -> UpstreamResource {
         let origin = self.origin(&gvr);
         let fields = match origin {
-            ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr, entry.namespaced),
+            ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr),
             _ => SelectableFieldTable::of_custom(&[], entry.namespaced),
         };
         let is_protobuf = self.protobuf && origin == ResourceOrigin::BuiltIn;

@@ -22,7 +22,7 @@ pub struct EndpointTimings {
     /// The delays between readiness checks of a preferred server that is not in use.
     pub returns: BackoffBounds,
     /// How long a preferred server must have been ready before it is used again.
-    pub good: Duration,
+    pub ready_for: Duration,
     /// The time without signs, switches and returns after which their rows start over.
     pub calm: Duration,
 }
@@ -38,7 +38,7 @@ impl Default for EndpointTimings {
             rounds: seconds(1, 10),
             stay: seconds(1, 30),
             returns: seconds(30, 30 * 60),
-            good: Duration::from_secs(30),
+            ready_for: Duration::from_secs(30),
             calm: Duration::from_secs(5 * 60),
         }
     }
@@ -61,23 +61,23 @@ pub(in crate::upstream) struct EndpointChoice {
     /// time.
     spread: f64,
     current: usize,
-    came: SelectedEndpoint,
-    doing: EndpointCheckState,
+    selected: SelectedEndpoint,
+    check: EndpointCheckState,
     /// The time of the next check of the server in use, and then of the others.
-    look_due: Option<Instant>,
+    check_due: Option<Instant>,
     /// The earliest time of the next check because of a sign of failure.
-    rest_until: Instant,
+    alarms_ignored_until: Instant,
     /// The time of the next check of the preferred servers.
     return_due: Option<Instant>,
     /// A preferred server that is ready, and the time since which it is.
-    good: Option<(usize, Instant)>,
+    candidate: Option<(usize, Instant)>,
     false_alarms: EndpointRepeatCount,
     switches: EndpointRepeatCount,
     /// The number of rounds in which no server was ready.
     rounds: u32,
     /// The number of unsuccessful checks of preferred servers, and of returns that did not last.
-    vain_looks: u32,
-    vain_returns: u32,
+    failed_checks: u32,
+    failed_returns: u32,
 }
 
 /// The time and the reason of the selection of the server in use.
@@ -92,9 +92,9 @@ enum EndpointCheckState {
     /// No readiness check is in progress.
     Nothing,
     /// A server is being checked because the one in use may have failed. It may be that one.
-    Checking { asked: usize },
+    Checking { checked: usize },
     /// A server is being checked because it is preferred to the one in use.
-    Returning { asked: usize },
+    Returning { checked: usize },
 }
 
 /// The number of occurrences of an event without a calm time in between.
@@ -119,7 +119,7 @@ pub(in crate::upstream) enum EndpointEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointNextStep {
     /// Send a readiness check to the server with this index.
-    Ask(usize),
+    Check(usize),
     /// Wait for a sign of failure, or until the given time.
     Wait(Option<Instant>),
 }
@@ -149,7 +149,7 @@ pub(in crate::upstream) struct EndpointDecision {
 }
 
 /// The number of checks that a preferred server must pass, besides the first.
-const GOOD_LOOKS: u32 = 3;
+const CANDIDATE_CHECKS: u32 = 3;
 
 impl EndpointChoice {
     /// Creates the initial state with `servers` servers: the first one is used, and nothing is known about any.
@@ -159,17 +159,17 @@ impl EndpointChoice {
             times,
             spread,
             current: 0,
-            came: SelectedEndpoint { at: now, by: None },
-            doing: EndpointCheckState::Nothing,
-            look_due: None,
-            rest_until: now,
+            selected: SelectedEndpoint { at: now, by: None },
+            check: EndpointCheckState::Nothing,
+            check_due: None,
+            alarms_ignored_until: now,
             return_due: None,
-            good: None,
+            candidate: None,
             false_alarms: EndpointRepeatCount::default(),
             switches: EndpointRepeatCount::default(),
             rounds: 0,
-            vain_looks: 0,
-            vain_returns: 0,
+            failed_checks: 0,
+            failed_returns: 0,
         }
     }
 
@@ -185,105 +185,105 @@ impl EndpointChoice {
             EndpointEvent::Answer { is_ready } => switch = self.answered(is_ready, now),
             EndpointEvent::Due => {}
         }
-        EndpointDecision { switch, next: self.ask_or_wait(now) }
+        EndpointDecision { switch, next: self.check_or_wait(now) }
     }
 
     /// Handles a sign that a server has failed. It is ignored if the server is not in use or a check is in progress. It
     /// is also ignored if no server is ready, because all are checked then anyway.
     fn alarm(&mut self, at: usize, now: Instant) {
-        let is_looked_at = matches!(self.doing, EndpointCheckState::Checking { .. }) || self.rounds > 0;
-        if at == self.current && !is_looked_at {
-            self.look_due.get_or_insert(self.rest_until.max(now));
+        let is_checking = matches!(self.check, EndpointCheckState::Checking { .. }) || self.rounds > 0;
+        if at == self.current && !is_checking {
+            self.check_due.get_or_insert(self.alarms_ignored_until.max(now));
         }
     }
 
-    fn ask_or_wait(&mut self, now: Instant) -> EndpointNextStep {
-        if self.doing == EndpointCheckState::Nothing {
+    fn check_or_wait(&mut self, now: Instant) -> EndpointNextStep {
+        if self.check == EndpointCheckState::Nothing {
             let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
-            if is_due(self.look_due) {
-                self.look_due = None;
-                self.doing = EndpointCheckState::Checking { asked: self.current };
+            if is_due(self.check_due) {
+                self.check_due = None;
+                self.check = EndpointCheckState::Checking { checked: self.current };
             } else if self.rounds == 0 && is_due(self.return_due) {
                 self.return_due = None;
-                self.doing = EndpointCheckState::Returning { asked: 0 };
+                self.check = EndpointCheckState::Returning { checked: 0 };
             }
         }
-        match self.doing {
-            EndpointCheckState::Checking { asked } | EndpointCheckState::Returning { asked } => {
-                EndpointNextStep::Ask(asked)
+        match self.check {
+            EndpointCheckState::Checking { checked } | EndpointCheckState::Returning { checked } => {
+                EndpointNextStep::Check(checked)
             }
             EndpointCheckState::Nothing => {
                 let returning = self.return_due.filter(|_| self.rounds == 0);
-                EndpointNextStep::Wait([self.look_due, returning].into_iter().flatten().min())
+                EndpointNextStep::Wait([self.check_due, returning].into_iter().flatten().min())
             }
         }
     }
 
     fn answered(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
-        match std::mem::replace(&mut self.doing, EndpointCheckState::Nothing) {
+        match std::mem::replace(&mut self.check, EndpointCheckState::Nothing) {
             EndpointCheckState::Nothing => None,
-            EndpointCheckState::Checking { asked } if is_ready && asked != self.current => {
-                Some(self.switch(asked, EndpointSwitchCause::Failed, now))
+            EndpointCheckState::Checking { checked } if is_ready && checked != self.current => {
+                Some(self.switch(checked, EndpointSwitchCause::Failed, now))
             }
             EndpointCheckState::Checking { .. } if is_ready => {
                 self.rounds = 0;
                 let times = self.false_alarms.again(now, self.times.calm);
-                self.rest_until = now + self.after(self.times.false_alarms, times);
+                self.alarms_ignored_until = now + self.after(self.times.false_alarms, times);
                 None
             }
-            EndpointCheckState::Checking { asked } => {
-                if let Some(asked) = self.behind(asked) {
-                    self.doing = EndpointCheckState::Checking { asked };
+            EndpointCheckState::Checking { checked } => {
+                if let Some(checked) = self.next_after(checked) {
+                    self.check = EndpointCheckState::Checking { checked };
                 } else {
                     self.rounds = self.rounds.saturating_add(1);
-                    self.look_due = Some(now + self.after(self.times.rounds, self.rounds));
+                    self.check_due = Some(now + self.after(self.times.rounds, self.rounds));
                 }
                 None
             }
-            EndpointCheckState::Returning { asked } if is_ready => self.is_good(asked, now),
-            EndpointCheckState::Returning { asked } => {
-                self.good = self.good.filter(|(good, _)| *good != asked);
-                if asked + 1 < self.current {
-                    self.doing = EndpointCheckState::Returning { asked: asked + 1 };
+            EndpointCheckState::Returning { checked } if is_ready => self.candidate_ready(checked, now),
+            EndpointCheckState::Returning { checked } => {
+                self.candidate = self.candidate.filter(|(at, _)| *at != checked);
+                if checked + 1 < self.current {
+                    self.check = EndpointCheckState::Returning { checked: checked + 1 };
                 } else {
-                    self.vain_looks = self.vain_looks.saturating_add(1);
-                    self.return_due = Some(now + self.after(self.times.returns, self.vain_looks));
+                    self.failed_checks = self.failed_checks.saturating_add(1);
+                    self.return_due = Some(now + self.after(self.times.returns, self.failed_checks));
                 }
                 None
             }
         }
     }
 
-    /// Returns the server to check after `asked`: first the one in use, then the others in order.
-    fn behind(&self, asked: usize) -> Option<usize> {
-        let next = if asked == self.current { 0 } else { asked + 1 };
+    /// Returns the server to check after `checked`: first the one in use, then the others in order.
+    fn next_after(&self, checked: usize) -> Option<usize> {
+        let next = if checked == self.current { 0 } else { checked + 1 };
         let next = if next == self.current { next + 1 } else { next };
         (next < self.servers).then_some(next)
     }
 
-    fn is_good(&mut self, at: usize, now: Instant) -> Option<EndpointSwitch> {
-        let since = self.good.filter(|(good, _)| *good == at).map_or(now, |(_, since)| since);
-        if now.duration_since(since) >= self.times.good {
+    fn candidate_ready(&mut self, at: usize, now: Instant) -> Option<EndpointSwitch> {
+        let since = self.candidate.filter(|(known, _)| *known == at).map_or(now, |(_, since)| since);
+        if now.duration_since(since) >= self.times.ready_for {
             return Some(self.switch(at, EndpointSwitchCause::Preferred, now));
         }
-        self.good = Some((at, since));
-        self.return_due = Some(now + self.times.good / GOOD_LOOKS);
+        self.candidate = Some((at, since));
+        self.return_due = Some(now + self.times.ready_for / CANDIDATE_CHECKS);
         None
     }
 
     fn switch(&mut self, to: usize, cause: EndpointSwitchCause, now: Instant) -> EndpointSwitch {
-        if let (Some(EndpointSwitchCause::Preferred), EndpointSwitchCause::Failed) = (self.came.by, cause) {
-            let lasted = now.duration_since(self.came.at) >= self.times.calm;
-            self.vain_returns = if lasted { 0 } else { self.vain_returns.saturating_add(1) };
+        if let (Some(EndpointSwitchCause::Preferred), EndpointSwitchCause::Failed) = (self.selected.by, cause) {
+            let lasted = now.duration_since(self.selected.at) >= self.times.calm;
+            self.failed_returns = if lasted { 0 } else { self.failed_returns.saturating_add(1) };
         }
         let from = std::mem::replace(&mut self.current, to);
         let times = self.switches.again(now, self.times.calm);
-        self.came = SelectedEndpoint { at: now, by: Some(cause) };
-        self.rest_until = now + self.after(self.times.stay, times);
+        self.selected = SelectedEndpoint { at: now, by: Some(cause) };
+        self.alarms_ignored_until = now + self.after(self.times.stay, times);
         self.rounds = 0;
-        self.vain_looks = self.vain_returns;
-        (self.look_due, self.good) = (None, None);
-        self.return_due = (to > 0).then(|| now + self.after(self.times.returns, self.vain_looks + 1));
+        self.failed_checks = self.failed_returns;
+        (self.check_due, self.candidate) = (None, None);
+        self.return_due = (to > 0).then(|| now + self.after(self.times.returns, self.failed_checks + 1));
         EndpointSwitch { from, to, cause }
     }
 

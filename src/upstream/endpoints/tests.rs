@@ -14,7 +14,7 @@ struct World {
     now: Instant,
     ready: Vec<bool>,
     /// Every readiness check, with its server and time.
-    asked: Vec<(usize, Duration)>,
+    checked: Vec<(usize, Duration)>,
     switches: Vec<(usize, usize, EndpointSwitchCause)>,
     began: Instant,
     waits_until: Option<Instant>,
@@ -24,18 +24,18 @@ impl World {
     fn of(ready: &[bool]) -> Self {
         let now = Instant::now();
         let choice = EndpointChoice::new(ready.len(), EndpointTimings::default(), 0.0, now);
-        let (asked, switches) = (Vec::new(), Vec::new());
-        Self { choice, now, ready: ready.to_vec(), asked, switches, began: now, waits_until: None }
+        let (checked, switches) = (Vec::new(), Vec::new());
+        Self { choice, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
     }
 
     /// Passes in an event, and completes readiness checks until the choice waits.
-    fn hear(&mut self, mut event: EndpointEvent) {
+    fn handle(&mut self, mut event: EndpointEvent) {
         loop {
             let EndpointDecision { switch, next } = self.choice.next(event, self.now);
             self.switches.extend(switch.map(|EndpointSwitch { from, to, cause }| (from, to, cause)));
             match next {
-                EndpointNextStep::Ask(at) => {
-                    self.asked.push((at, self.now - self.began));
+                EndpointNextStep::Check(at) => {
+                    self.checked.push((at, self.now - self.began));
                     event = EndpointEvent::Answer { is_ready: self.ready[at] };
                 }
                 EndpointNextStep::Wait(until) => {
@@ -47,7 +47,7 @@ impl World {
     }
 
     fn alarm(&mut self) {
-        self.hear(EndpointEvent::Alarm { at: self.choice.current() });
+        self.handle(EndpointEvent::Alarm { at: self.choice.current() });
     }
 
     /// Advances the clock, and calls `happens` at every step.
@@ -56,29 +56,29 @@ impl World {
         while self.now < end {
             self.now += SECOND / 4;
             if self.waits_until.is_some_and(|due| due <= self.now) {
-                self.hear(EndpointEvent::Due);
+                self.handle(EndpointEvent::Due);
             }
             happens(self);
         }
     }
 
-    fn servers_asked(&self) -> Vec<usize> {
-        self.asked.iter().map(|(at, _)| *at).collect()
+    fn checked_servers(&self) -> Vec<usize> {
+        self.checked.iter().map(|(at, _)| *at).collect()
     }
 }
 
 #[test]
 fn healthy_servers_are_not_probed() {
     let mut world = World::of(&[true, true]);
-    world.hear(EndpointEvent::Due);
+    world.handle(EndpointEvent::Due);
     world.pass(1000 * SECOND, |_| {});
-    assert_eq!((world.asked.len(), world.waits_until), (0, None));
+    assert_eq!((world.checked.len(), world.waits_until), (0, None));
 }
 
 #[test]
 fn failover_selects_first_ready_server() {
     use EndpointSwitchCause::Failed;
-    for (ready, asked, switches) in [
+    for (ready, checked, switches) in [
         (&[true, true, true][..], &[0][..], &[][..]),
         (&[false, true, true], &[0, 1], &[(0, 1, Failed)]),
         (&[false, false, true], &[0, 1, 2], &[(0, 2, Failed)]),
@@ -86,27 +86,27 @@ fn failover_selects_first_ready_server() {
     ] {
         let mut world = World::of(ready);
         world.alarm();
-        assert_eq!((&world.servers_asked()[..], &world.switches[..]), (asked, switches), "{ready:?}");
+        assert_eq!((&world.checked_servers()[..], &world.switches[..]), (checked, switches), "{ready:?}");
     }
 }
 
 #[test]
 fn failure_of_unused_server_is_ignored() {
     let mut world = World::of(&[true, false]);
-    world.hear(EndpointEvent::Alarm { at: 1 });
-    assert_eq!(world.asked, []);
+    world.handle(EndpointEvent::Alarm { at: 1 });
+    assert_eq!(world.checked, []);
 }
 
 #[test]
 fn alarms_for_ready_server_back_off_probes() {
     let mut world = World::of(&[true, true]);
     world.pass(600 * SECOND, World::alarm);
-    assert!((30..60).contains(&world.asked.len()), "{} questions in ten minutes", world.asked.len());
-    assert!(world.asked.iter().all(|(at, _)| *at == 0), "and none to another server");
+    assert!((30..60).contains(&world.checked.len()), "{} questions in ten minutes", world.checked.len());
+    assert!(world.checked.iter().all(|(at, _)| *at == 0), "and none to another server");
     world.pass(400 * SECOND, |_| {});
-    let before = world.asked.len();
+    let before = world.checked.len();
     world.alarm();
-    assert_eq!(world.asked.len(), before + 1, "after a calm time at once");
+    assert_eq!(world.checked.len(), before + 1, "after a calm time at once");
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn all_servers_are_probed_until_one_is_ready() {
         let mut world = World::of(&[false; 3]);
         world.alarm();
         world.pass(120 * SECOND, World::alarm);
-        let rounds = world.asked.len() / 3;
-        assert!((12..20).contains(&rounds), "{rounds} rounds in two minutes, whoever asks for something");
+        let rounds = world.checked.len() / 3;
+        assert!((12..20).contains(&rounds), "{rounds} rounds in two minutes, however many requests fail");
         world.ready[first] = true;
         world.pass(11 * SECOND, |_| {});
         assert_eq!(world.choice.current(), first);
@@ -130,14 +130,14 @@ fn preferred_server_is_used_again_after_staying_ready() {
     assert_eq!(world.choice.current(), 1);
     world.ready[0] = true;
     world.pass(29 * SECOND, |_| {});
-    assert_eq!(world.servers_asked(), [0, 1], "not before it may have come to itself");
+    assert_eq!(world.checked_servers(), [0, 1], "not before it may have recovered");
     world.pass(30 * SECOND, |_| {});
-    assert_eq!((world.choice.current(), world.asked.len()), (1, 5));
+    assert_eq!((world.choice.current(), world.checked.len()), (1, 5));
     world.pass(2 * SECOND, |_| {});
     assert_eq!(world.switches.last(), Some(&(1, 0, EndpointSwitchCause::Preferred)));
-    let asked = world.asked.len();
+    let checked = world.checked.len();
     world.pass(1000 * SECOND, |_| {});
-    assert_eq!((world.asked.len(), world.waits_until), (asked, None), "all is well again");
+    assert_eq!((world.checked.len(), world.waits_until), (checked, None), "all is well again");
 }
 
 #[test]
@@ -145,8 +145,8 @@ fn probes_of_failed_preferred_server_back_off() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     world.pass(24 * 3600 * SECOND, |_| {});
-    let asked = world.asked.len();
-    assert!((45..60).contains(&asked), "{asked} questions in a day");
+    let checked = world.checked.len();
+    assert!((45..60).contains(&checked), "{checked} questions in a day");
     assert_eq!(world.switches.len(), 1);
 }
 
@@ -161,7 +161,7 @@ fn intermittently_ready_server_is_not_failed_back_to() {
         world.ready[0] = steps / 40 % 2 == 0;
     });
     assert!(world.switches.len() <= 3, "{:?}", world.switches);
-    assert!(world.asked.len() < 60, "{} questions in an hour", world.asked.len());
+    assert!(world.checked.len() < 60, "{} questions in an hour", world.checked.len());
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn alternating_failures_switch_at_most_twice_a_minute() {
     });
     let switches = world.switches.len();
     assert!((60..=126).contains(&switches), "{switches} switches in an hour");
-    assert!(world.asked.len() <= 3 * switches + 3 * 120, "{} questions in an hour", world.asked.len());
+    assert!(world.checked.len() <= 3 * switches + 3 * 120, "{} questions in an hour", world.checked.len());
 }
 
 #[test]
@@ -235,8 +235,9 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
     let mut alarms = two.alarms();
     let (other, switching) = (two.clone(), two.clone());
     let silent = || std::future::pending::<Result<(), UpstreamError>>();
-    let caller = tokio::spawn(async move { other.heed(0, UpstreamRequestOrigin::Caller, pin!(silent())).await });
-    let ours = tokio::spawn(async move { two.heed(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await });
+    let caller =
+        tokio::spawn(async move { other.watch_response(0, UpstreamRequestOrigin::Caller, pin!(silent())).await });
+    let ours = tokio::spawn(async move { two.watch_response(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await });
     assert_eq!(UpstreamEndpoints::next_alarm(&mut alarms).await, 0, "one that is slow is a sign");
     switching.switch(EndpointSwitch { cause: EndpointSwitchCause::Preferred, ..FAILED });
     switching.switch(EndpointSwitch { from: 1, to: 0, cause: EndpointSwitchCause::Failed });
@@ -246,8 +247,8 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
     assert!(matches!(ours.await.expect("it ends"), Err(UpstreamError::Unreachable(_))));
     assert!(!caller.is_finished(), "it may be anything, and is not sent again");
     caller.abort();
-    let late = switching.heed(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await;
-    assert!(late.is_err(), "whoever had chosen the server before it failed");
+    let late = switching.watch_response(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await;
+    assert!(late.is_err(), "also for a request that had selected the server before it failed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -255,10 +256,10 @@ async fn single_server_raises_no_failover_alarms() {
     for one in [endpoints(&[]), endpoints(&["https://a"])] {
         let mut alarms = one.alarms();
         let failed = async { Err::<(), _>(UpstreamError::Timeout(SECOND)) };
-        assert!(one.heed(0, UpstreamRequestOrigin::Proxy, pin!(failed)).await.is_err());
-        one.raise(0);
-        let heard = tokio::time::timeout(60 * SECOND, UpstreamEndpoints::next_alarm(&mut alarms)).await;
-        assert!(heard.is_err() && !one.are_several());
+        assert!(one.watch_response(0, UpstreamRequestOrigin::Proxy, pin!(failed)).await.is_err());
+        one.report_alarm(0);
+        let alarm = tokio::time::timeout(60 * SECOND, UpstreamEndpoints::next_alarm(&mut alarms)).await;
+        assert!(alarm.is_err() && !one.has_several());
     }
 }
 

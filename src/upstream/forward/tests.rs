@@ -4,7 +4,7 @@ use http::header::AUTHORIZATION;
 use http_body_util::{BodyExt, Empty};
 use proptest::prelude::*;
 
-use super::super::identity_headers::{is_asserted, is_impersonation, put_ours};
+use super::super::identity_headers::{is_asserted, is_impersonation, set_proxy_credentials};
 use super::super::{CredentialId, inspect};
 use super::*;
 use kubeapi::{FlowDistinguisher, User};
@@ -30,10 +30,10 @@ fn identity_is_set_after_connection_headers_are_stripped() {
     request.headers_mut().insert(CONNECTION, HeaderValue::from_static("impersonate-user, impersonate-group, te"));
     let user = User { name: "ada".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
     let acting_as = RequestIdentity::User(Arc::new(user));
-    let request = leaving(&acting_as, ForwardPoolKind::Short, request).expect("it can be put in headers");
-    let said = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
-    assert_eq!(said("impersonate-user"), Some(b"ada".as_slice()));
-    assert_eq!(said("impersonate-group"), Some(b"g".as_slice()));
+    let request = outgoing(&acting_as, ForwardPoolKind::Short, request).expect("it can be put in headers");
+    let header = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
+    assert_eq!(header("impersonate-user"), Some(b"ada".as_slice()));
+    assert_eq!(header("impersonate-group"), Some(b"g".as_slice()));
 }
 
 /// The identity of a request as upstream reads it. Headers that some servers would misread as these count too.
@@ -142,21 +142,21 @@ proptest! {
             return Ok(());
         }
         let came = read(&headers);
-        let lane = if tunnel { ForwardPoolKind::Tunnel } else { ForwardPoolKind::Short };
-        let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
+        let kind = if tunnel { ForwardPoolKind::Tunnel } else { ForwardPoolKind::Short };
+        let own = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
         let bearer = RequestIdentity::Bearer(id, FlowDistinguisher::of(&user));
         for acting_as in [RequestIdentity::ProxyItself, bearer, RequestIdentity::Anonymous, RequestIdentity::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
-            cross(lane, &mut request);
+            prepare_headers(kind, &mut request);
             if apply_identity(&acting_as, request.headers_mut()).is_err() {
                 continue;
             }
             let named = identity_headers::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
             if matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_)) {
-                prop_assert!(put_ours(request.headers_mut(), ours.clone()).is_ok());
+                prop_assert!(set_proxy_credentials(request.headers_mut(), own.clone()).is_ok());
             }
             let goes = read(request.headers());
             let expected = match &acting_as {

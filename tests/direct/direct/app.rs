@@ -67,7 +67,7 @@ pub fn by(credentials: CredentialSource) -> Plan {
     let mut config = ServeSettings::in_front_of(credentials);
     config.drain = Duration::from_millis(50);
     config.reflect.retry = BackoffBounds { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
-    config.look_every = Duration::from_millis(5);
+    config.file_check_interval = Duration::from_millis(5);
     // Self-checks run at random times, so a test that counts upstream requests would fail once in many runs.
     config.reflect.self_check = None;
     (config.serve.fresh_wait_max, config.serve.sync_wait_max) = (FRESH_WAIT, PATIENCE);

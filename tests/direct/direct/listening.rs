@@ -39,7 +39,7 @@ impl Seen {
         if path == "/leave" {
             peer.connection.close();
         } else {
-            peer.connection.found_known(None);
+            peer.connection.authenticated(None);
         }
         self.peers.lock().push((path.to_owned(), peer));
         if path != "/stream" {

@@ -84,7 +84,7 @@ impl Server {
         let noted = requests.clone();
         let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
             // A body is read only for a known caller; before that, requests are handled one at a time.
-            peer.connection.found_known(None);
+            peer.connection.authenticated(None);
             let (head, body) = request.into_parts();
             let is_last = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(UPGRADE);
             noted.lock().expect("no panic").push((head.uri.to_string(), head.version, is_last));

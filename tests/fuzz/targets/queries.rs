@@ -33,7 +33,7 @@ pub fn selectors(input: &[u8]) {
         }
     }
     let Ok(selector) = FieldSelector::parse(&text) else { return };
-    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
     let Ok(matcher) = selector.compile(&table) else { return };
     let values = vec![""; table.fields.len()];
     let object = SelectableAttributes::new::<&str, _>(&[], &values);

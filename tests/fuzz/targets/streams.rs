@@ -32,7 +32,7 @@ impl Feed {
     fn of(choice: usize) -> Self {
         let (encoding, layout) = FEEDS[choice % FEEDS.len()];
         let (api_version, kind, fields) = match layout {
-            JsonLayout::BuiltIn => ("v1", "Pod", SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)),
+            JsonLayout::BuiltIn => ("v1", "Pod", SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"))),
             JsonLayout::Custom => {
                 let fields = SelectableFieldTable::of_custom(&[".spec.color".to_owned()], true);
                 ("verify.kube-fanout.io/v1", "Sample", fields)

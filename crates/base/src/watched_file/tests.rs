@@ -53,13 +53,13 @@ async fn rewritten_file_is_reloaded() {
     let dir = Dir::new();
     let (one, two) = (dir.file("one", "1."), dir.file("two", "20."));
     let mut sum = load(vec![one, two]);
-    sum.look_again().await;
+    sum.check_now().await;
     assert!(!sum.value.has_changed().unwrap(), "nothing did");
     dir.file("two", "40.");
-    let held = sum.current();
-    sum.look_again().await;
+    let snapshot = sum.current();
+    sum.check_now().await;
     sum.changed().await;
-    assert_eq!((*held, *sum.current()), (21, 41), "who holds the old value keeps it");
+    assert_eq!((*snapshot, *sum.current()), (21, 41), "a snapshot keeps the old value");
 }
 
 #[tokio::test]
@@ -67,11 +67,11 @@ async fn partial_file_keeps_the_last_good_value() {
     let dir = Dir::new();
     let sum = load(vec![dir.file("one", "1.")]);
     dir.file("one", "2");
-    sum.look_again().await;
-    assert_eq!((*sum.current(), sum.trouble().as_deref()), (1, Some("\"2\" is not whole")));
+    sum.check_now().await;
+    assert_eq!((*sum.current(), sum.last_error().as_deref()), (1, Some("\"2\" is not whole")));
     dir.file("one", "23.");
-    sum.look_again().await;
-    assert_eq!((*sum.current(), sum.trouble()), (23, None));
+    sum.check_now().await;
+    assert_eq!((*sum.current(), sum.last_error()), (23, None));
 }
 
 #[tokio::test]
@@ -80,12 +80,12 @@ async fn restored_file_with_same_content_is_not_a_change() {
     let path = dir.file("one", "1.");
     let sum = load(vec![path.clone()]);
     std::fs::remove_file(&path).unwrap();
-    sum.look_again().await;
-    let trouble = sum.trouble().expect("it is not there");
-    assert!(trouble.starts_with(&path.display().to_string()), "{trouble}");
+    sum.check_now().await;
+    let last_error = sum.last_error().expect("it is not there");
+    assert!(last_error.starts_with(&path.display().to_string()), "{last_error}");
     dir.file("one", "1.");
-    sum.look_again().await;
-    assert_eq!((sum.value.has_changed().unwrap(), sum.trouble()), (false, None));
+    sum.check_now().await;
+    assert_eq!((sum.value.has_changed().unwrap(), sum.last_error()), (false, None));
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn replaced_symlink_is_followed_on_reload() {
     let sum = load(vec![dir.0.join("one")]);
     symlink("v2", dir.0.join("data.new")).unwrap();
     std::fs::rename(dir.0.join("data.new"), dir.0.join("data")).unwrap();
-    sum.look_again().await;
+    sum.check_now().await;
     assert_eq!(*sum.current(), 2);
 }
 
@@ -112,12 +112,12 @@ async fn directory_or_oversized_file_keeps_the_last_good_value() {
     let sum = load(vec![path.clone()]);
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    sum.look_again().await;
-    assert!(sum.trouble().is_some());
+    sum.check_now().await;
+    assert!(sum.last_error().is_some());
     std::fs::remove_dir(&path).unwrap();
     File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
-    sum.look_again().await;
-    assert!(sum.trouble().is_some_and(|why| why.contains("larger than")));
+    sum.check_now().await;
+    assert!(sum.last_error().is_some_and(|why| why.contains("larger than")));
     assert_eq!(*sum.current(), 1);
 }
 
@@ -129,17 +129,17 @@ async fn files_listed_in_another_file_are_watched() {
     let named = move || vec![PathBuf::from(std::fs::read_to_string(&list).unwrap())];
     let sum = WatchedFile::load_listed("numbers", named, sum).expect("they are good");
     dir.file("list", &two.display().to_string());
-    sum.look_again().await;
+    sum.check_now().await;
     assert_eq!(*sum.current(), 2);
     dir.file("two", "3.");
-    sum.look_again().await;
+    sum.check_now().await;
     assert_eq!(*sum.current(), 3);
 }
 
 #[tokio::test]
 async fn fixed_value_is_never_reloaded() {
     let fixed = WatchedFile::fixed(7);
-    fixed.look_again().await;
-    fixed.clone().keep_up(Duration::from_secs(1)).await;
-    assert_eq!((*fixed.current(), fixed.trouble()), (7, None));
+    fixed.check_now().await;
+    fixed.clone().watch(Duration::from_secs(1)).await;
+    assert_eq!((*fixed.current(), fixed.last_error()), (7, None));
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::head_budget::HEADS_BYTES_MAX;
-use crate::output::GATHERED_BYTES_MAX;
+use crate::output::BUFFERED_BYTES_MAX;
 use crate::windows::UPLOAD_BYTES_MAX;
 
 /// More useless frames than a client may send at once.
@@ -179,11 +179,11 @@ async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
     // Other frames wait as well.
     client.put(Http2FrameType::Ping, 0, 0, &[2; 8]).await;
     client.server.send(0, &b"event"[..]);
-    assert_eq!((client.next().await.0.kind, client.server.asked()), (Http2FrameType::Data, 1));
+    assert_eq!((client.next().await.0.kind, client.server.request_count()), (Http2FrameType::Data, 1));
     // The next one begins when the first is over.
     client.server.0.lock().clear();
     assert_eq!(client.next().await.0.flags, END_STREAM);
-    assert_eq!((client.next().await.0.stream, client.server.asked()), (3, 1));
+    assert_eq!((client.next().await.0.stream, client.server.request_count()), (3, 1));
     // All of them begin once the caller is known.
     client.is_known.store(true, Ordering::Relaxed);
     client.server.send(0, &b"event"[..]);
@@ -192,7 +192,7 @@ async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
         kinds.map(|head| head.kind),
         [Http2FrameType::Data, Http2FrameType::Ping, Http2FrameType::Ping, Http2FrameType::Headers]
     );
-    assert_eq!(client.server.asked(), 2);
+    assert_eq!(client.server.request_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,7 +204,7 @@ async fn request_heads_beyond_budget_are_refused_until_released() {
     assert_eq!(client.numbers().await, reset(3, Http2ErrorCode::Refused));
     assert_eq!(client.next().await.0.stream, 1);
     client.ask(5, GET, true).await;
-    assert_eq!((client.next().await.0.stream, client.server.asked()), (5, 2));
+    assert_eq!((client.next().await.0.stream, client.server.request_count()), (5, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,8 +216,8 @@ async fn indexed_value_is_shared_by_requests() {
         client.ask(stream, block, true).await;
         client.next().await;
     }
-    let asked = client.server.0.lock();
-    let values: Vec<_> = asked.iter().map(|(request, ..)| request.headers()["x"].as_bytes()).collect();
+    let requests = client.server.0.lock();
+    let values: Vec<_> = requests.iter().map(|(request, ..)| request.headers()["x"].as_bytes()).collect();
     assert!(values.iter().all(|value| value.len() == 384 && value.as_ptr() == values[0].as_ptr()));
 }
 
@@ -225,7 +225,7 @@ async fn indexed_value_is_shared_by_requests() {
 async fn response_heads_above_queue_limit_reset_their_streams() {
     let mut client = Client::new(1 << 10).await;
     // The first one fills the output, and two fit into what may wait.
-    client.server.1.store(GATHERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
+    client.server.1.store(BUFFERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
     client.write(&[get(1), get(3), get(5), get(7)]).await;
     let (mut heads, mut resets) = (Vec::new(), Vec::new());
     while heads.len() < 3 {
@@ -243,9 +243,9 @@ async fn response_heads_above_queue_limit_reset_their_streams() {
 async fn response_head_beyond_listener_budget_resets_stream() {
     let mut client = Client::new(1 << 10).await;
     // Each of them fills the output.
-    client.server.1.store(GATHERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);
+    client.server.1.store(BUFFERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);
     client.write(&[get(1)]).await;
-    while client.server.asked() < 1 {
+    while client.server.request_count() < 1 {
         tokio::task::yield_now().await;
     }
     let _others = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");

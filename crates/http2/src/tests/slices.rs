@@ -3,13 +3,13 @@
 use std::task::{Context, Waker};
 
 use super::*;
-use crate::connection::BEGUN_MAX;
+use crate::connection::STARTED_MAX;
 use crate::output::FrameOutputBuffer;
 
 const STREAMS: u32 = 4;
 
 /// SETTINGS, and a GET on each of so many streams.
-fn asked(streams: u32) -> Vec<u8> {
+fn requests_on(streams: u32) -> Vec<u8> {
     let frame = |kind, flags, stream, payload: &[u8]| {
         [&Http2FrameHeader::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     };
@@ -37,11 +37,11 @@ async fn pending_requests_start_in_small_batches() {
         Some((answer, AbortSignal::default()))
     });
     let mut http2 = Http2Connection::new(far, limits, heads, service);
-    near.write_all(&asked(MANY)).await.expect("open");
+    near.write_all(&requests_on(MANY)).await.expect("open");
     while !http2.wake_set().is_quiet() {
         assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
-    assert_eq!(*counts.lock(), (MANY, u32::try_from(BEGUN_MAX).expect("few"), MANY));
+    assert_eq!(*counts.lock(), (MANY, u32::try_from(STARTED_MAX).expect("few"), MANY));
 }
 
 #[tokio::test]
@@ -56,16 +56,16 @@ async fn connection_waiting_for_turn_holds_no_thread_buffer() {
         )
     });
     for connection in &mut waiting {
-        assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
+        assert!((1..100).contains(&connection.output.buffer_bytes()), "its settings");
         // As a turn leaves it.
         connection.output = FrameOutputBuffer::default();
         connection.begin_goaway();
-        let bytes = connection.output.held_bytes();
+        let bytes = connection.output.buffer_bytes();
         assert!((1..100).contains(&bytes), "{bytes} bytes for its goodbye");
     }
 }
 
-/// What has been asked and sent after each poll until nothing is left to do. `is_over` says whether each poll has had
+/// The requests and frames after each poll until nothing is left to do. `is_over` states whether each poll has had
 /// its slice when it begins.
 async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (near, far) = tokio::io::duplex(1 << 16);
@@ -73,7 +73,7 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let server = Server::default();
     let (heads, answering) = (Arc::<RequestHeadBudget>::default().connection(), server.clone());
     let mut http2 = Http2Connection::new(far, LIMITS, heads, known(move |request| Some(answering.answer(request))));
-    to.write_all(&asked(STREAMS)).await.expect("open");
+    to.write_all(&requests_on(STREAMS)).await.expect("open");
     let (mut seen, mut sent) = (Vec::new(), 0);
     for piece in 0.. {
         while !http2.wake_set().is_quiet() {
@@ -86,12 +86,12 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
                 let text = String::from_utf8_lossy(&bytes[..read.expect("open")]).into_owned();
                 sent += text.matches("event").count();
             }
-            seen.push((server.asked(), sent));
+            seen.push((server.request_count(), sent));
         }
         if piece > 0 {
             break;
         }
-        (0..server.asked()).for_each(|request| server.send(request, "event"));
+        (0..server.request_count()).for_each(|request| server.send(request, "event"));
     }
     seen
 }
@@ -104,5 +104,5 @@ async fn poll_past_its_slice_defers_remaining_streams_and_requests() {
     let steps = seen.iter().zip(&seen[1..]).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
     assert_eq!((seen[0].0, seen.last()), (1, Some(&(all, all))));
     // One in any case, and one more before the poll checks the clock again.
-    assert!(steps.clone().all(|(asked, sent)| asked <= 1 && sent <= 2), "{seen:?}");
+    assert!(steps.clone().all(|(request_count, sent)| request_count <= 1 && sent <= 2), "{seen:?}");
 }

@@ -101,12 +101,12 @@ const ASKED: &[u8] =
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let asked = std::mem::take(&mut self.1);
-        if asked.is_empty() {
+        let bytes = std::mem::take(&mut self.1);
+        if bytes.is_empty() {
             listen(&self.0, READER, cx);
             return Poll::Pending;
         }
-        into.put_slice(asked);
+        into.put_slice(bytes);
         Poll::Ready(Ok(()))
     }
 }
@@ -131,9 +131,9 @@ fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
     let hour = Duration::from_secs(3_600);
     let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
-    let (asked, mut stream) = (world.clone(), 0);
+    let (shared, mut stream) = (world.clone(), 0);
     let service = known(move |_| {
-        let (world, this) = (asked.clone(), stream);
+        let (world, this) = (shared.clone(), stream);
         stream += 1;
         let answer = poll_fn(move |cx| {
             listen(&world, this, cx);
@@ -173,7 +173,7 @@ async fn only_woken_parts_are_polled_and_no_wake_is_lost() {
     let mut passed = 0;
     for plan in chosen(&choices, WAKES) {
         let world = run(plan.clone());
-        assert_eq!(world.seen, world.happened, "{plan:?}: somebody sleeps");
+        assert_eq!(world.seen, world.happened, "{plan:?}: a task was not woken");
         for part in 0..PARTS {
             let (polls, wakes) = (world.polls[part], world.happened[part]);
             assert!(polls <= 1 + wakes, "{plan:?}: part {part} was polled {polls} times for {wakes} wakes");

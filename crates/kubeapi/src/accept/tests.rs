@@ -179,9 +179,9 @@ fn json_only_server_ignores_other_media_types() {
 #[test]
 fn kind_matches_only_within_one_accept_clause() {
     let asks = |accept: Option<&str>| asks_for(accept, "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
-    let asked = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    assert!(asks(Some(asked)));
-    assert!(asks(Some(&format!("application/json, {asked};q=0.1"))));
+    let parameters = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    assert!(asks(Some(parameters)));
+    assert!(asks(Some(&format!("application/json, {parameters};q=0.1"))));
     assert!(!asks(Some("application/json;g=apidiscovery.k8s.io;v=v2,application/json;as=APIGroupDiscoveryList")));
     assert!(!asks(Some("application/json")));
     assert!(!asks(None));
@@ -223,9 +223,9 @@ proptest! {
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {
         for accept in [accept, likely] {
-            for offers in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
-                let _ = negotiate(Some(&accept), offers);
-                let _ = negotiate(Some(&accept), offers.watching());
+            for types in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
+                let _ = negotiate(Some(&accept), types);
+                let _ = negotiate(Some(&accept), types.watching());
             }
             let _ = router_accepts(Some(&accept), SupportedMediaTypes::BUILTIN);
             let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");

@@ -97,7 +97,7 @@ fn token_with_json_malformed_in_the_middle_is_not_legible() {
     ] {
         assert_eq!(ContinueToken::is_legible(&token(json)), legible, "{json}");
     }
-    assert!(ContinueToken::is_legible("!!!"), "what is not base64 is told by its place");
+    assert!(ContinueToken::is_legible("!!!"), "the error names the position of the invalid byte");
 }
 
 #[test]

@@ -28,15 +28,15 @@ impl MergedFieldRequirements {
             let (is, not) = subjects.entry(condition.subject).or_default();
             if condition.negated { not } else { is }.insert(&condition.value);
         }
-        let wants = subjects.into_iter().filter_map(|(subject, (is, not))| {
-            let want = FieldConstraint::of(&is, &not);
-            match (subject, want) {
+        let constraints = subjects.into_iter().filter_map(|(subject, (is, not))| {
+            let constraint = FieldConstraint::of(&is, &not);
+            match (subject, constraint) {
                 // The value is the same for every object, so the result is known.
-                (FieldValueSource::Absent, Some(want)) => (!want.holds("")).then_some(None),
-                (_, want) => Some(want.map(|want| (subject, want))),
+                (FieldValueSource::Absent, Some(constraint)) => (!constraint.holds("")).then_some(None),
+                (_, constraint) => Some(constraint.map(|constraint| (subject, constraint))),
             }
         });
-        match wants.collect::<Option<Arc<[_]>>>() {
+        match constraints.collect::<Option<Arc<[_]>>>() {
             Some(all) => Self { all, impossible: false },
             None => Self { impossible: true, ..Self::default() },
         }
@@ -44,8 +44,8 @@ impl MergedFieldRequirements {
 
     pub(super) fn match_all(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
         !self.impossible
-            && self.all.iter().all(|(subject, want)| {
-                want.holds(match subject {
+            && self.all.iter().all(|(subject, constraint)| {
+                constraint.holds(match subject {
                     FieldValueSource::Name => key.name(),
                     FieldValueSource::Namespace => key.namespace(),
                     FieldValueSource::Field(position) => attributes.field(*position),
@@ -55,11 +55,11 @@ impl MergedFieldRequirements {
     }
 
     pub(super) fn comparisons(&self) -> usize {
-        let of = |want: &FieldConstraint| match want {
+        let of = |constraint: &FieldConstraint| match constraint {
             FieldConstraint::Is(_) => 1,
             FieldConstraint::Not(values) => steps(values.len()),
         };
-        self.all.iter().map(|(_, want)| of(want)).sum()
+        self.all.iter().map(|(_, constraint)| of(constraint)).sum()
     }
 }
 

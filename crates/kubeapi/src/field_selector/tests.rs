@@ -3,7 +3,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn pods() -> SelectableFieldTable {
-    SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true)
+    SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"))
 }
 
 fn compiled(text: &str) -> FieldMatcher {

@@ -41,12 +41,12 @@ impl MergedRequirements {
     /// Merges requirements, which must be sorted by key.
     pub(super) fn of(requirements: &[LabelSelectorRequirement]) -> Self {
         let groups = requirements.chunk_by(|a, b| a.key == b.key);
-        let wants =
+        let constraints =
             groups.map(|group| Some((group[0].key.clone(), LabelConstraint::of(group)?))).collect::<Option<Arc<[_]>>>();
-        let Some(all) = wants else { return Self { impossible: true, ..Self::default() } };
-        let needed = all.iter().filter(|(_, want)| want.needs_label()).count();
-        let values = all.iter().map(|(_, want)| want.values().len()).max().unwrap_or_default();
-        let texts = all.iter().flat_map(|(key, want)| want.values().iter().chain([key]));
+        let Some(all) = constraints else { return Self { impossible: true, ..Self::default() } };
+        let needed = all.iter().filter(|(_, constraint)| constraint.needs_label()).count();
+        let values = all.iter().map(|(_, constraint)| constraint.values().len()).max().unwrap_or_default();
+        let texts = all.iter().flat_map(|(key, constraint)| constraint.values().iter().chain([key]));
         let text = texts.map(|text| text.len()).max().unwrap_or_default();
         Self { all, needed, impossible: false, values, text }
     }
@@ -57,17 +57,17 @@ impl MergedRequirements {
             return false;
         }
         if self.all.len() <= labels.len() {
-            return self.all.iter().all(|(key, want)| want.holds(attributes.label(key)));
+            return self.all.iter().all(|(key, constraint)| constraint.holds(attributes.label(key)));
         }
         // An absent label violates only requirements that need it, which are counted.
         let (mut rest, mut found) = (&*self.all, 0);
         for (key, value) in labels {
-            let at = rest.binary_search_by(|(wanted, _)| (**wanted).cmp(key));
-            if let Some((_, want)) = at.ok().and_then(|at| rest.get(at)) {
-                if !want.holds(Some(value)) {
+            let at = rest.binary_search_by(|(required, _)| (**required).cmp(key));
+            if let Some((_, constraint)) = at.ok().and_then(|at| rest.get(at)) {
+                if !constraint.holds(Some(value)) {
                     return false;
                 }
-                found += usize::from(want.needs_label());
+                found += usize::from(constraint.needs_label());
             }
             rest = &rest[at.unwrap_or_else(|at| at)..];
         }
@@ -83,8 +83,10 @@ impl MergedRequirements {
     }
 
     pub(super) fn held_bytes(&self) -> usize {
-        let held = |(key, want): &(Box<str>, LabelConstraint)| key.len() + ALLOCATION_BYTES + held_bytes(want.values());
-        self.all.iter().map(|each| size_of_val(each) + held(each)).sum()
+        let bytes = |(key, constraint): &(Box<str>, LabelConstraint)| {
+            key.len() + ALLOCATION_BYTES + held_bytes(constraint.values())
+        };
+        self.all.iter().map(|each| size_of_val(each) + bytes(each)).sum()
     }
 }
 

@@ -208,8 +208,8 @@ fn list_options_map_to_the_documented_list_plan() {
             "resourceVersionMatch=NotOlderThan&resourceVersion=0&limit=2".to_owned(),
             plan(ResourceVersionMatch::Any, None, None),
         ),
-        ("nothing asked is the most recent", String::new(), plan(ResourceVersionMatch::Unset, None, None)),
-        ("nothing asked, a page", "limit=2".to_owned(), plan(ResourceVersionMatch::Unset, Some(2), None)),
+        ("no parameter means the most recent state", String::new(), plan(ResourceVersionMatch::Unset, None, None)),
+        ("no version, a page", "limit=2".to_owned(), plan(ResourceVersionMatch::Unset, Some(2), None)),
         ("0 is any, unlimited", "resourceVersion=0&limit=2".to_owned(), plan(ResourceVersionMatch::Any, None, None)),
         ("N without limit is not older than N", "resourceVersion=5".to_owned(), plan(not_older_than(5), None, None)),
         ("N with limit is exactly N", "resourceVersion=5&limit=2".to_owned(), plan(exact(5), Some(2), None)),
@@ -229,8 +229,8 @@ fn list_options_map_to_the_documented_list_plan() {
 fn watch_options_map_to_the_documented_watch_start() {
     let state = |at, end_bookmark| WatchStart::State { at, end_bookmark };
     for (row, query, expected) in [
-        ("nothing said", "watch=1", state(ResourceVersionMatch::Unset, false)),
-        ("nothing said, with bookmarks", "watch=1&allowWatchBookmarks=1", state(ResourceVersionMatch::Unset, true)),
+        ("no start", "watch=1", state(ResourceVersionMatch::Unset, false)),
+        ("no start, with bookmarks", "watch=1&allowWatchBookmarks=1", state(ResourceVersionMatch::Unset, true)),
         ("0", "watch=1&resourceVersion=0", state(ResourceVersionMatch::Any, false)),
         (
             "0, with bookmarks",
@@ -262,17 +262,17 @@ fn watch_options_map_to_the_documented_watch_start() {
             WatchStart::After(ResourceVersion(5)),
         ),
         (
-            "events asked for",
+            "initial events requested",
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
             state(ResourceVersionMatch::Unset, true),
         ),
         (
-            "events asked for at 0",
+            "initial events requested at 0",
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0",
             state(ResourceVersionMatch::Any, false),
         ),
         (
-            "events asked for at N are the whole state",
+            "initial events requested at N are the whole state",
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5&allowWatchBookmarks=1",
             state(not_older_than(5), true),
         ),

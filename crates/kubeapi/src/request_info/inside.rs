@@ -5,7 +5,8 @@ use super::{RequestInfo, RequestPath, RequestVerb};
 /// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
 /// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
 /// `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
-const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
+const INSIDE_SUBRESOURCES: [&str; 8] =
+    ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
 /// The maximum number of times that servers on the request's path may unescape a URL path.
 const UNESCAPES_MAX: usize = 4;
 
@@ -17,7 +18,7 @@ const UNESCAPES_MAX: usize = 4;
 pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     match info {
         Some(info) if info.is_canonical => {
-            return info.verb == RequestVerb::Proxy || WAYS_IN.contains(&info.subresource.as_str());
+            return info.verb == RequestVerb::Proxy || INSIDE_SUBRESOURCES.contains(&info.subresource.as_str());
         }
         // A path prefix such as `watch` without a resource.
         None if RequestPath::parse(path).is_some_and(|path| path.is_canonical()) => return false,
@@ -25,10 +26,10 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     }
     let mut text = path.as_bytes().to_vec();
     for _ in 0..UNESCAPES_MAX {
-        if text.split(|byte| b"/\\".contains(byte)).any(is_way_in) {
+        if text.split(|byte| b"/\\".contains(byte)).any(may_reach_inside) {
             return true;
         }
-        let next = unescaped(&text);
+        let next = unescape_once(&text);
         if next == text {
             return false;
         }
@@ -38,28 +39,28 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     true
 }
 
-/// Whether a server could interpret a path segment as one of `WAYS_IN`. Some servers cut the segment off at certain
+/// Whether a server could interpret a path segment as one of `INSIDE_SUBRESOURCES`. Some servers cut the segment off at certain
 /// characters, or treat the rest as a query after unescaping.
-fn is_way_in(segment: &[u8]) -> bool {
+fn may_reach_inside(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);
     let Some(start) = segment[..end].iter().position(|byte| !is_edge(byte)) else { return false };
     let last = segment[..end].iter().rposition(|byte| !is_edge(byte)).unwrap_or(start);
-    WAYS_IN.iter().any(|way| segment[start..=last].eq_ignore_ascii_case(way.as_bytes()))
+    INSIDE_SUBRESOURCES.iter().any(|subresource| segment[start..=last].eq_ignore_ascii_case(subresource.as_bytes()))
 }
 
 /// Resolves all valid escapes of a path. Invalid ones are kept, as some servers do.
-fn unescaped(text: &[u8]) -> Vec<u8> {
+fn unescape_once(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-    let mut undone = Vec::with_capacity(text.len());
+    let mut unescaped = Vec::with_capacity(text.len());
     let mut at = 0;
     while let Some(byte) = text.get(at) {
         let escape = if *byte == b'%' { digit(at + 1).zip(digit(at + 2)) } else { None };
         let read = escape.and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
-        undone.push(read.unwrap_or(*byte));
+        unescaped.push(read.unwrap_or(*byte));
         at += if read.is_some() { 3 } else { 1 };
     }
-    undone
+    unescaped
 }
 
 #[cfg(test)]

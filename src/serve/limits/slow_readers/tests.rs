@@ -81,7 +81,7 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watch = |is_late| long_watch(&slow_readers, is_late);
     let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
-    let (under_way, began) = (drain.under_way(), Instant::now());
+    let (under_way, began) = (drain.in_flight(), Instant::now());
     let draining = tokio::spawn(trigger.drain(grace));
     tokio::time::sleep(Duration::from_millis(1)).await;
     let late = [watch(true), watch(true)];
@@ -110,7 +110,7 @@ async fn watches_end_immediately_once_listener_closes() {
     let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watches: Vec<_> = (0..20).map(|_| long_watch(&slow_readers, false)).collect();
-    let under_way = drain.under_way();
+    let under_way = drain.in_flight();
     tokio::spawn(trigger.drain(Duration::from_secs(20)));
     tokio::time::sleep(Duration::from_millis(1)).await;
     drop(under_way);

@@ -157,7 +157,7 @@ fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
         _ => return None,
     };
     let fields = match origin {
-        ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr, namespaced),
+        ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr),
         ResourceOrigin::Custom | ResourceOrigin::Aggregated => {
             SelectableFieldTable::of_custom(&[".spec.color".to_owned()], namespaced)
         }
@@ -234,7 +234,7 @@ fn start(start: WatchStart) -> String {
 
 /// Returns a view of pods. `""` means no namespace or no selector.
 pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> CollectionView {
-    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"), true);
+    let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&table)).expect("a field selector");

@@ -313,7 +313,7 @@ pub(super) fn app_x() -> CollectionView {
 
 fn pod_resource() -> UpstreamResource {
     let gvr = Gvr::new("", "v1", "pods");
-    let fields = Arc::new(SelectableFieldTable::of_builtin(&gvr, true));
+    let fields = Arc::new(SelectableFieldTable::of_builtin(&gvr));
     let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
     let (encoding, pages) = (FeedEncoding::Json, ListPageSource::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
