@@ -1,17 +1,21 @@
 mod owner_queue;
 
 use std::collections::HashMap;
-use std::pin::pin;
+use std::future::poll_fn;
+use std::ops::ControlFlow;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use http2::ConnectionWakeTarget;
 use parking_lot::Mutex;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::DownstreamConnection;
 use super::connection::EVERYBODY;
+use super::connection_driver::{BoxError, ConnectionDriver};
 use super::connections_by_owner::ConnectionOwner;
 use super::idle_connections::ConnectionSource;
 use base::PerCore;
@@ -60,7 +64,7 @@ const ALL: ConnectionOwner = ConnectionOwner::Caller(EVERYBODY);
 /// The permission to poll a connection, until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is over when it is dropped"]
-pub(super) struct ConnectionPollPermit<'a> {
+struct ConnectionPollPermit<'a> {
     core: &'a CoreScheduler,
     connection: &'a DownstreamConnection,
     /// The owner of the turn and the start time; `None` if the turn is not recorded.
@@ -87,8 +91,42 @@ fn owner(connection: &DownstreamConnection, source: ConnectionSource) -> Connect
 }
 
 impl ScheduledConnection {
+    /// Runs a connection until it ends (`Break`) or `aside` completes (`Continue`).
+    ///
+    /// The connection is polled when it has its owner's turn. `aside` is polled whenever it was woken, without a turn.
+    pub(super) async fn run_until<O>(
+        &mut self,
+        driver: &mut impl ConnectionDriver,
+        mut aside: Pin<&mut impl Future<Output = O>>,
+    ) -> ControlFlow<Result<(), BoxError>, O> {
+        let wake_set = driver.wake_set().clone();
+        let waker = wake_set.waker(ConnectionWakeTarget::Aside);
+        // `aside` may not have registered a waker yet, so it is polled at once.
+        wake_set.put(ConnectionWakeTarget::Aside);
+        poll_fn(|cx| {
+            match self.poll_turn(cx) {
+                Poll::Ready(turn) => {
+                    wake_set.limit_turn(turn.ends());
+                    let polled = driver.poll(cx);
+                    drop(turn);
+                    if let Poll::Ready(ended) = polled {
+                        return Poll::Ready(ControlFlow::Break(ended));
+                    }
+                }
+                // The wake-up consumed the registered waker, and `aside` may be woken next, so the waker is registered
+                // again.
+                Poll::Pending => wake_set.wait(cx),
+            }
+            if !wake_set.take(ConnectionWakeTarget::Aside) {
+                return Poll::Pending;
+            }
+            aside.as_mut().poll(&mut Context::from_waker(&waker)).map(ControlFlow::Continue)
+        })
+        .await
+    }
+
     /// Ready when the connection may be polled. If not, the task is woken when it may.
-    pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<ConnectionPollPermit<'_>> {
+    fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<ConnectionPollPermit<'_>> {
         let owner = owner(&self.connection, self.source);
         // A waiting connection keeps its owner, because its place belongs to that owner's line.
         if owner != self.owner && self.place.is_none() {
@@ -122,7 +160,7 @@ impl ScheduledConnection {
 
 impl ConnectionPollPermit<'_> {
     /// The time at which the slice ends; `None` if all connections of the core have one owner.
-    pub(super) fn ends(&self) -> Option<Instant> {
+    fn ends(&self) -> Option<Instant> {
         self.taken.map(|(_, began)| began + SLICE)
     }
 }

@@ -1,5 +1,6 @@
 use std::future::poll_fn;
 use std::io;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
 use super::connection::ConnectionState;
-use super::connection_driver::{BoxError, ConnectionDriver, FirstCompletedFuture, until};
+use super::connection_driver::{BoxError, ConnectionDriver};
 use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use super::connection_scheduler::{ConnectionScheduler, ScheduledConnection};
 use super::handshakes::TlsHandshakeQueue;
@@ -180,8 +181,8 @@ async fn http(
                 .await
         }
         DetectedProtocol::Http2(io) => {
-            let mut conversation = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            lead(&mut conversation, turns, ending, (&this, &cut, limits)).await
+            let mut driver = http2::Http2Connection::new(io, limits.into(), heads, requests);
+            lead(&mut driver, turns, ending, (&this, &cut, limits)).await
         }
     }
 }
@@ -191,20 +192,20 @@ async fn http(
 /// To close it, GOAWAY or `Connection: close` is sent. Running streams then continue and end at their own time, also in
 /// a drain.
 async fn lead(
-    conversation: &mut impl ConnectionDriver,
+    driver: &mut impl ConnectionDriver,
     mut turns: ScheduledConnection,
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
     (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
-    match until(conversation, &mut turns, ending.as_mut()).await {
-        FirstCompletedFuture::Ended(ended) => return ended,
-        FirstCompletedFuture::Other(over) => over?,
+    match turns.run_until(driver, ending.as_mut()).await {
+        ControlFlow::Break(ended) => return ended,
+        ControlFlow::Continue(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
-    conversation.begin_goaway();
-    match until(conversation, &mut turns, Box::pin(is_cut(this, cut, limits)).as_mut()).await {
-        FirstCompletedFuture::Ended(ended) => ended,
-        FirstCompletedFuture::Other(()) => Err(ForcedConnectionEnd::Cut.into()),
+    driver.begin_goaway();
+    match turns.run_until(driver, Box::pin(is_cut(this, cut, limits)).as_mut()).await {
+        ControlFlow::Break(ended) => ended,
+        ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Cut.into()),
     }
 }

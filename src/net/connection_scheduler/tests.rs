@@ -4,6 +4,8 @@ use std::task::ready;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use http2::WakeSet;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{advance, sleep, sleep_until, timeout};
 
@@ -338,4 +340,45 @@ fn owner_is_heavy_above_a_fifth_of_a_core() {
         });
         assert_eq!(has_waited, waits, "{poll:?} every {:?}", poll + pause);
     }
+}
+
+/// A connection on which no data arrives.
+struct Silence(Arc<WakeSet>);
+
+impl ConnectionDriver for Silence {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_codec(cx, Waker::noop(), |_| Poll::Pending)
+    }
+
+    fn begin_goaway(&mut self) {}
+
+    fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn side_future_completes_while_connection_waits_for_turn() {
+    let (all, connection) = (ConnectionScheduler::shared(), DownstreamConnection::default());
+    connection.found_known(Some(1));
+    let of = |connection: &DownstreamConnection| all.of(connection, ConnectionSource::Unix);
+    let _other = of(&DownstreamConnection::default());
+    let (mut first, mut turns) = (of(&connection), of(&connection));
+    let cx = Context::from_waker(Waker::noop());
+    let turn = first.poll_turn(&cx);
+    assert!(turn.is_ready() && advance(Duration::from_secs(1)).now_or_never().is_none());
+    drop(turn);
+    assert!(first.poll_turn(&cx).is_pending(), "its turn never comes, and that of the other neither");
+    let mut silence = Silence(WakeSet::shared());
+    let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
+    let talking = tokio::spawn(async move {
+        matches!(turns.run_until(&mut silence, Box::pin(left).as_mut()).await, ControlFlow::Continue(Ok(())))
+    });
+    for _ in 0..3 {
+        yield_now().await;
+        wake_set.waker(ConnectionWakeTarget::Codec).wake();
+    }
+    yield_now().await;
+    leave.send(()).expect("it is listened to");
+    assert!(talking.await.expect("no panic"));
 }
