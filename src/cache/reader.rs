@@ -6,9 +6,9 @@ use tokio::time::{Instant, timeout_at};
 #[cfg(test)]
 use super::FeedEvent;
 use super::follower::FeedProgressFollower;
+use super::lane::PendingWakeups;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
-use super::pending_wakeups::PendingWakeups;
 use super::shared::{FeedProgress, SharedFeedCache};
 use super::timeline::{CacheStats, FeedStateMark, FeedTimeline};
 use super::{
@@ -168,7 +168,7 @@ impl CacheReader {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
             // Wakes readers that wait for that version.
-            self.shared.publish(|_| {});
+            self.shared.progress.send_modify(|_| {});
         }
         is_present
     }
@@ -280,8 +280,8 @@ impl CacheReader {
         view: CollectionView,
         key: &LaneKey,
     ) -> FeedCursor {
-        let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
-        let lane = timeline.ring.lanes.open(key, next_seq);
+        let next = timeline.ring.seq_after(after);
+        let lane = timeline.ring.open_lane(key);
         if timeline.is_over {
             lane.close(&mut PendingWakeups::default());
         }
@@ -355,14 +355,14 @@ impl CacheReader {
     /// Wakes every reader of the feed, so that it checks its conditions again.
     pub fn nudge(&self) {
         let mut wakes = PendingWakeups::default();
-        self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+        self.shared.timeline.read().ring.nudge(&mut wakes);
         wakes.wake();
     }
 
     /// Returns the events in the history ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<FeedEvent>> {
-        self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())
+        self.shared.timeline.read().ring.all.with_events(|events| events.iter().cloned().collect())
     }
 
     pub fn stats(&self) -> CacheStats {

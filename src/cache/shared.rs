@@ -66,16 +66,6 @@ impl SharedFeedCache {
         self.shrink_ring(bytes, SHRINK_EVENTS_MAX);
     }
 
-    /// Changes the progress and wakes its followers. Only the writer changes it; other callers only wake.
-    pub(super) fn publish(&self, change: impl FnOnce(&mut FeedProgress)) {
-        self.progress.send_modify(|progress| {
-            change(progress);
-            // The version is stored first: a reader that sees a bookmark sees its version or a later one.
-            self.reached.rv.store(progress.rv.0, Ordering::Release);
-            self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
-        });
-    }
-
     pub(super) fn progress(&self) -> FeedProgress {
         let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
         FeedProgress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::backfilled_events::EventRingHeadroom;
 use super::budget::FeedMemoryAccounts;
 use super::change::{ObjectChange, OutOfOrderChange};
-use super::pending_wakeups::PendingWakeups;
+use super::lane::PendingWakeups;
 use super::ring::EventRing;
 use super::store::FeedObjectStore;
 use super::{BackfilledEvents, CacheConfig, FeedEvent, FeedSnapshot, MemoryKind};
@@ -278,7 +278,7 @@ impl FeedTimeline {
             memory_bytes: 0,
             floor: self.ring.floor,
             progress: self.progress,
-            lanes: self.ring.lanes.len(),
+            lanes: self.ring.narrow_lanes(),
             span_seconds: self.ring.span_seconds(),
         }
     }

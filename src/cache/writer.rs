@@ -1,3 +1,4 @@
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -7,9 +8,9 @@ use super::budget::MemoryBudget;
 use super::change::{ObjectChange, OutOfOrderChange};
 use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
+use super::lane::PendingWakeups;
 use super::lifecycle::{FeedEndReason, FeedState};
 use super::paging_snapshots::PagingSnapshots;
-use super::pending_wakeups::PendingWakeups;
 use super::shared::{AtomicFeedProgress, FeedProgress, SharedFeedCache};
 use super::timeline::FeedTimeline;
 use super::{
@@ -89,7 +90,7 @@ impl CacheWriter {
         let mut wakes = PendingWakeups::default();
         let gone = {
             let mut timeline = self.shared.timeline.write();
-            let events = timeline.ring.lanes.close(&mut wakes);
+            let events = timeline.ring.close_lanes(&mut wakes);
             let objects = timeline.restart(list);
             self.shared.paging.lock().clear();
             self.shared.chunks.clear();
@@ -98,7 +99,7 @@ impl CacheWriter {
         drop(gone);
         self.shared.kept.clear();
         self.shared.share.admit();
-        self.shared.publish(|progress| progress.rv = rv);
+        self.publish(|progress| progress.rv = rv);
         wakes.wake();
     }
 
@@ -128,7 +129,7 @@ impl CacheWriter {
             };
             if fresh > 0 {
                 self.shared.chunks.expire(now);
-                self.shared.publish(|shown| shown.rv = progress);
+                self.publish(|published| published.rv = progress);
                 wakes.wake();
                 self.enforce_budget();
             }
@@ -149,7 +150,7 @@ impl CacheWriter {
             timeline.progress
         };
         self.shared.chunks.expire(now);
-        self.shared.publish(|progress| {
+        self.publish(|progress| {
             progress.rv = rv;
             if announce {
                 progress.bookmarks += 1;
@@ -159,7 +160,7 @@ impl CacheWriter {
             // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
             // are woken.
             let mut wakes = PendingWakeups::default();
-            self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+            self.shared.timeline.read().ring.nudge(&mut wakes);
             wakes.wake();
         }
         self.enforce_budget();
@@ -214,6 +215,17 @@ impl CacheWriter {
             self.enforce_budget();
         }
         renewed
+    }
+
+    /// Changes the progress and wakes its followers.
+    fn publish(&self, change: impl FnOnce(&mut FeedProgress)) {
+        let SharedFeedCache { progress, reached, .. } = &*self.shared;
+        progress.send_modify(|progress| {
+            change(progress);
+            // The version is stored first: a reader that sees a bookmark sees its version or a later one.
+            reached.rv.store(progress.rv.0, Ordering::Release);
+            reached.bookmarks.store(progress.bookmarks, Ordering::Release);
+        });
     }
 
     /// Returns whether the feed has outgrown the memory limit and must end.
