@@ -76,11 +76,11 @@ fn write_memory(memory: &MemoryUse, out: &mut String) {
     head(out, budget, "gauge", of_budget);
     let _ = writeln!(out, "{budget} {}", memory.bytes_max);
     head(out, held, "gauge", of_held);
-    for (kind, bytes) in memory.held {
+    for (kind, bytes) in memory.used {
         let _ = writeln!(out, "{held}{{kind=\"{}\"}} {bytes}", kind.as_str());
     }
     head(out, gone, "counter", of_gone);
-    for (what, times) in memory.gone {
+    for (what, times) in memory.reclaimed {
         let _ = writeln!(out, "{gone}{{what=\"{}\"}} {times}", what.as_str());
     }
 }

@@ -129,7 +129,7 @@ impl FeedCursor {
 
     /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `scan_budget` is the budget for events
     /// that are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive), events
-    /// that are sent count as well. `filter` decides about each event that the view sees.
+    /// that are sent count as well. `filter` decides about each event that the view matches.
     pub fn pull_filtered(
         &mut self,
         until: Option<&SnapshotWithPosition>,
@@ -166,12 +166,12 @@ impl FeedCursor {
                     stop = Some(CursorStopReason::MarkReached);
                     break;
                 }
-                let event_type = if self.skips(event.rv) { None } else { event.seen_by(&self.view) };
+                let event_type = if self.skips(event.rv) { None } else { event.event_type_for(&self.view) };
                 let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
                     Some((EventFilterDecision::Send, event_type)) => {
                         event.frame_as(event_type, &self.renderer, &self.shared.made).map(Some)
                     }
-                    Some((EventFilterDecision::SendDeleted, _)) => event.frame_gone(&self.renderer),
+                    Some((EventFilterDecision::SendDeleted, _)) => event.deleted_frame(&self.renderer),
                     Some((EventFilterDecision::Skip, _)) | None => Ok(None),
                     Some((EventFilterDecision::Undecided, _)) => {
                         stop = Some(CursorStopReason::Undecided);
@@ -216,7 +216,7 @@ impl FeedCursor {
     /// Returns whether the next event that this reader processes has version `rv`.
     pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
         // The writer holds this lock while it adds the events of one version to the lanes, one by one. Once the lock is
-        // free, all events of a version that this reader has seen are there.
+        // free, the lanes have all events of a version that this reader has processed.
         drop(self.shared.timeline.read());
         let mut events = Vec::new();
         if self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, None), &mut events) == LaneReadResult::Behind {

@@ -73,7 +73,7 @@ impl CacheReader {
             let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
             let beginning = HistoryStart {
                 at: timeline.ring.floor,
-                room: timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes()),
+                room: timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes()),
                 first,
                 since: Instant::now(),
                 state: timeline.snapshot(),

@@ -135,7 +135,7 @@ impl EventLane {
     /// Replaces the lane's event that has the same `seq`, if it is still there. Returns the replaced event.
     pub(super) fn exchange(&self, event: Arc<FeedEvent>) -> Option<Arc<FeedEvent>> {
         let mut log = self.log.lock();
-        let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
+        let at = log.events.binary_search_by_key(&event.seq, |event| event.seq).ok()?;
         Some(std::mem::replace(&mut log.events[at], event))
     }
 

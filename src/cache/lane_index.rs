@@ -1,5 +1,3 @@
-use std::borrow::Borrow;
-use std::hash::Hash;
 use std::sync::Arc;
 
 use super::FeedEvent;
@@ -131,7 +129,7 @@ impl LaneIndex {
     /// Drops the lane for a term if it has no readers. Returns whether it was dropped.
     fn release(&mut self, term: &LaneSelectorTerm) -> bool {
         match term {
-            LaneSelectorTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
+            LaneSelectorTerm::Whole => self.whole.take_if(|lane| !lane.has_readers()).is_some(),
             LaneSelectorTerm::Name(name) => drop_unread(&mut self.names, name),
             LaneSelectorTerm::Field(position, value) => {
                 let Some(at) = self.fields.iter().position(|(field, _)| field == position) else { return false };
@@ -241,7 +239,7 @@ impl LabelLanes {
                 }
                 true
             }
-            _ => unread(self.present.as_ref()) && self.present.take().is_some(),
+            _ => self.present.take_if(|lane| !lane.has_readers()).is_some(),
         }
     }
 
@@ -274,14 +272,6 @@ fn find(lanes: &LanesByValue, key: &str, visit: &mut impl FnMut(&EventLane)) {
     }
 }
 
-fn unread(lane: Option<&Arc<EventLane>>) -> bool {
-    lane.is_some_and(|lane| !lane.has_readers())
-}
-
-fn drop_unread<K, Q>(lanes: &mut IndexMap<K, Arc<EventLane>>, key: &Q) -> bool
-where
-    K: Hash + Eq + Borrow<Q>,
-    Q: Hash + Eq + ?Sized,
-{
-    unread(lanes.get(key)) && lanes.swap_remove(key).is_some()
+fn drop_unread(lanes: &mut LanesByValue, key: &str) -> bool {
+    lanes.get(key).is_some_and(|lane| !lane.has_readers()) && lanes.swap_remove(key).is_some()
 }

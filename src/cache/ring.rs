@@ -57,17 +57,17 @@ impl EventRing {
         self.all = new_lane_of_all(self.next_seq);
         self.narrow.clear();
         (self.floor, self.known) = (rv, rv);
-        self.empty();
+        self.reset();
     }
 
     /// Drops everything permanently. Returns the dropped events.
     pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<FeedEvent>>> {
         let events = self.close_lanes(wakes);
-        self.empty();
+        self.reset();
         events
     }
 
-    fn empty(&mut self) {
+    fn reset(&mut self) {
         (self.events, self.bytes) = (0, 0);
         self.charge.set(0);
     }
@@ -137,7 +137,7 @@ impl EventRing {
     }
 
     /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
-    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
+    pub(super) fn headroom(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
         EventRingHeadroom {
             events: config.window_events_max.saturating_sub(self.events),
             bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
@@ -160,16 +160,16 @@ impl EventRing {
     /// Replaces events with copies that have their previous state. After that, the previous state of every event after
     /// `known` is known. Returns the replaced events.
     pub(super) fn explain(&mut self, events: Vec<Arc<FeedEvent>>, known: ResourceVersion) -> Vec<Arc<FeedEvent>> {
-        let mut gone = Vec::new();
+        let mut replaced = Vec::new();
         for event in events {
             let charge = event.charge();
             if let Some(before) = self.all.exchange(event) {
                 self.bytes = self.bytes + charge - before.charge();
-                gone.push(before);
+                replaced.push(before);
             }
         }
         self.known = self.known.min(known);
-        gone
+        replaced
     }
 
     /// Returns whether the ring has an event of the object `key` at version `rv`.
@@ -189,7 +189,7 @@ impl EventRing {
     }
 
     /// Returns the events after `rv`, if there are at most `events_max`.
-    pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<FeedEvent>>> {
+    pub(super) fn events_after(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<FeedEvent>>> {
         self.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv <= rv);
             (events.len() - first <= events_max).then(|| events.range(first..).cloned().collect())
@@ -199,10 +199,10 @@ impl EventRing {
     /// Evicts events beyond the bounds. `alternates` is the size of the frames derived from events.
     pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         while let Some(oldest) = self.oldest() {
-            let over = self.events > config.window_events_max
+            let is_over_limit = self.events > config.window_events_max
                 || self.bytes + alternates > config.window_bytes()
                 || now.duration_since(oldest.at) > config.window_age_max;
-            if !over {
+            if !is_over_limit {
                 return;
             }
             self.evict_one(&oldest);
@@ -213,13 +213,13 @@ impl EventRing {
     /// Shortens the history to `bytes`, by up to `events_max` events, and never evicts the last one. Returns the
     /// evicted events.
     pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<FeedEvent>> {
-        let mut gone = Vec::new();
-        while gone.len() < events_max && self.bytes > bytes && self.events > 1 {
+        let mut evicted = Vec::new();
+        while evicted.len() < events_max && self.bytes > bytes && self.events > 1 {
             let Some(oldest) = self.oldest() else { break };
             self.evict_one(&oldest);
-            gone.push(oldest);
+            evicted.push(oldest);
         }
-        gone
+        evicted
     }
 
     fn oldest(&self) -> Option<Arc<FeedEvent>> {

@@ -189,7 +189,7 @@ fn recreated_lane_includes_events_missed_while_dropped() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply([added(&POD, 11)]).expect("in order");
     drop(open(&reader, 11, view("a", "", "")));
-    writer.apply([added(&POD, 12)]).expect("nobody follows the lane now");
+    writer.apply([added(&POD, 12)]).expect("the lane has no readers now");
     let mut cursor = open(&reader, 11, view("a", "", ""));
     writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reported(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);

@@ -225,7 +225,7 @@ impl World {
             let PullResult::CaughtUp { progress } = pull else {
                 panic!("{pull:?}, but there is nothing to tell: {got:?}")
             };
-            assert!(got.is_empty(), "told {got:?} for nothing");
+            assert!(got.is_empty(), "received {got:?} for no event");
             assert_eq!((progress.rv.0, progress.bookmarks), (self.model.progress, self.bookmarks));
             follower.at = self.model.facts.len();
             follower.parked = true;

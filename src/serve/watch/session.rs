@@ -364,7 +364,7 @@ impl WatchSessionContext {
         } else {
             let (limits, waker) = ((room, self.scan_budget.left()), Some(cx.waker()));
             let pull = self.cursor.pull_filtered(None, limits, waker, batch, |_, _| EventFilterDecision::Send);
-            self.pulled(pull, batch)?;
+            self.handle_pull(pull, batch)?;
         }
         drop(slice);
         if batch.is_empty() && !self.scan_budget.are_used_up() && self.timers.fired(cx).is_none() {
@@ -397,11 +397,11 @@ impl WatchSessionContext {
                     if pull == PullResult::Stopped(CursorStopReason::Undecided) {
                         partial.wait();
                     }
-                    return self.pulled(pull, batch);
+                    return self.handle_pull(pull, batch);
                 }
             }
             let mut out = FrameBatch { cursor, reader: &feed.reader, room, scan_budget: scan_budget.left(), batch };
-            if let InitialStateSendProgress::Last(end) = partial.send_change(&mut out)? {
+            if let Some(end) = partial.send_change(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
                 if self.bookmarks && end.reported_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
@@ -414,7 +414,7 @@ impl WatchSessionContext {
     }
 
     /// Acts on what was pulled. Puts a bookmark that is due if no events are pending.
-    fn pulled(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
+    fn handle_pull(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         match pull {
             PullResult::Frames { last, applied, caught_up } => {
                 self.last_sent_rv = self.last_sent_rv.max(last);

@@ -188,16 +188,17 @@ impl NamespaceFilteredView {
         })
     }
 
-    /// Sends the frames of the current change at the mark. The watch must have been read up to the mark.
+    /// Sends the frames of the current change at the mark. The watch must have been read up to the mark. Returns the
+    /// result once the last frame is sent.
     pub(super) fn send_change(
         &mut self,
         out: &mut FrameBatch<'_>,
-    ) -> Result<InitialStateSendProgress<NamespaceViewChangeResult>, TranscodeError> {
+    ) -> Result<Option<NamespaceViewChangeResult>, TranscodeError> {
         let Self { readable, namespaces, change, stale, .. } = self;
-        let Some(change) = change else { return Ok(InitialStateSendProgress::More) };
+        let Some(change) = change else { return Ok(None) };
         change.pin.progressed();
         if change.send_added(readable, namespaces, out)? == InitialStateSendProgress::More {
-            return Ok(InitialStateSendProgress::More);
+            return Ok(None);
         }
         let at = change.mark.snapshot.rv;
         if change.end_bookmark {
@@ -205,13 +206,13 @@ impl NamespaceFilteredView {
             change.end_bookmark = false;
         }
         if change.send_removed(namespaces, out)? == InitialStateSendProgress::More {
-            return Ok(InitialStateSendProgress::More);
+            return Ok(None);
         }
         let end = NamespaceViewChangeResult { at, reported_older: change.reported_older };
         self.change = None;
         // Decisions that have changed during this change need another one.
         *stale = true;
-        Ok(InitialStateSendProgress::Last(end))
+        Ok(Some(end))
     }
 }
 
@@ -252,7 +253,7 @@ impl NamespaceViewChange {
             namespaces.insert(namespace, NamespaceVisibility::Shown);
             self.adding.pop_front();
         }
-        Ok(InitialStateSendProgress::Last(()))
+        Ok(InitialStateSendProgress::Last)
     }
 
     /// Sends the objects of removed namespaces as DELETED events.
@@ -287,7 +288,7 @@ impl NamespaceViewChange {
             namespaces.insert(namespace, NamespaceVisibility::Hidden);
             removing.pop_front();
         }
-        Ok(InitialStateSendProgress::Last(()))
+        Ok(InitialStateSendProgress::Last)
     }
 }
 
