@@ -14,7 +14,6 @@
 
 mod backfilled_events;
 mod budget;
-mod change;
 mod chunk_cache;
 mod chunks;
 mod cursor;
@@ -25,11 +24,9 @@ mod history_start;
 mod lane;
 mod lane_index;
 mod lane_key;
-mod lanes;
 mod lifecycle;
 mod paging_snapshots;
 mod past_state_accounting;
-mod pending_wakeups;
 mod pinned;
 mod reader;
 mod resume_marker;
@@ -47,7 +44,6 @@ pub(crate) mod tests;
 
 pub use backfilled_events::{BackfillMismatch, BackfilledEvents, EventRingHeadroom, MissingPreviousState};
 pub use budget::{MemoryBudget, MemoryKind, MemoryUse, ReclaimableMemoryKind};
-pub use change::{ObjectChange, OutOfOrderChange};
 pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, PlainChunk};
 pub use chunks::{ObjectChunk, ObjectChunkBuilder};
 pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, PullResult, SnapshotWithPosition};
@@ -62,7 +58,7 @@ pub use resume_marker::ResumeMarker;
 pub use shared::FeedProgress;
 pub use snapshot::FeedSnapshot;
 pub use staging::{OverMemoryBudget, SnapshotStaging};
-pub use timeline::{CacheStats, FeedStateMark};
+pub use timeline::{CacheStats, FeedStateMark, ObjectChange, OutOfOrderChange};
 pub use view::CollectionView;
 pub use writer::CacheWriter;
 

@@ -76,11 +76,11 @@ fn write_memory(memory: &MemoryUse, out: &mut String) {
     head(out, budget, "gauge", budget_help);
     let _ = writeln!(out, "{budget} {}", memory.bytes_max);
     head(out, used, "gauge", used_help);
-    for (kind, bytes) in memory.held {
+    for (kind, bytes) in memory.used {
         let _ = writeln!(out, "{used}{{kind=\"{}\"}} {bytes}", kind.as_str());
     }
     head(out, evicted, "counter", evicted_help);
-    for (what, times) in memory.gone {
+    for (what, times) in memory.reclaimed {
         let _ = writeln!(out, "{evicted}{{what=\"{}\"}} {times}", what.as_str());
     }
 }

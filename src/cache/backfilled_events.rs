@@ -69,8 +69,8 @@ impl MissingPreviousState {
         self.event.rv
     }
 
-    pub(super) fn by(&self, previous: Arc<ObjectRevision>) -> Arc<FeedEvent> {
-        Arc::new(self.event.explained(previous))
+    pub(super) fn with_previous(&self, previous: Arc<ObjectRevision>) -> Arc<FeedEvent> {
+        Arc::new(self.event.with_previous(previous))
     }
 }
 

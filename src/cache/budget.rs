@@ -32,7 +32,7 @@ pub struct MemoryBudget {
     pins: SnapshotPins,
     making_room: Mutex<PendingMemoryRelease>,
     /// The number of evictions of each kind.
-    gone: [AtomicU64; ReclaimableMemoryKind::ALL.len()],
+    reclaimed: [AtomicU64; ReclaimableMemoryKind::ALL.len()],
 }
 
 /// Memory that is about to become free.
@@ -93,8 +93,8 @@ pub enum ReclaimableMemoryKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryUse {
     pub bytes_max: usize,
-    pub held: [(MemoryKind, usize); MemoryKind::ALL.len()],
-    pub gone: [(ReclaimableMemoryKind, u64); ReclaimableMemoryKind::ALL.len()],
+    pub used: [(MemoryKind, usize); MemoryKind::ALL.len()],
+    pub reclaimed: [(ReclaimableMemoryKind, u64); ReclaimableMemoryKind::ALL.len()],
 }
 
 /// A cache that drops its least recently used entry first.
@@ -115,7 +115,7 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     fn ring_bytes(&self) -> usize;
     /// Returns roughly how many bytes become free if only the current state is kept. `pinned` is the size of older
     /// states that are still being sent to watches.
-    fn may_go(&self, pinned: usize) -> usize;
+    fn reclaimable(&self, pinned: usize) -> usize;
     /// Shortens the history to `bytes`. It holds the lock for `events_at_once` events at a time.
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
     /// Returns the time at which the oldest snapshot of a paging client was last used.
@@ -125,7 +125,7 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
 }
 
 /// The time to wait for ended watches to release their states.
-const AWAITED_FOR: Duration = Duration::from_millis(250);
+const PENDING_MAX: Duration = Duration::from_millis(250);
 /// The divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
 /// when the budget is full.
 const SLACK: usize = 16;
@@ -146,7 +146,7 @@ impl MemoryBudget {
             feeds: Mutex::default(),
             pins,
             making_room: Mutex::new(PendingMemoryRelease { bytes: 0, since: Instant::now() }),
-            gone: Default::default(),
+            reclaimed: Default::default(),
         })
     }
 
@@ -173,18 +173,18 @@ impl MemoryBudget {
         if self.fits(bytes) {
             return true;
         }
-        let mut awaited = self.making_room.lock();
-        let held = self.total.bytes().saturating_add(bytes);
+        let mut pending = self.making_room.lock();
+        let used = self.total.bytes().saturating_add(bytes);
         // Watches release the states being sent to them within moments. Only a small excess can wait for that.
-        let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
+        let pinned = if used <= self.tolerable() { self.pins.bytes_by_feed() } else { HashMap::new() };
         let pinned = |feed: &Arc<dyn BudgetedFeed>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
         let feeds = self.feeds();
-        let may_go: usize = feeds.iter().map(|feed| feed.may_go(pinned(feed))).sum();
-        if held.saturating_sub(may_go) > self.bytes_max {
+        let reclaimable: usize = feeds.iter().map(|feed| feed.reclaimable(pinned(feed))).sum();
+        if used.saturating_sub(reclaimable) > self.bytes_max {
             return false;
         }
-        self.make_room(&feeds, self.goal().saturating_sub(bytes), &mut awaited);
-        self.fits(bytes) || self.is_bearable(bytes, &awaited)
+        self.make_room(&feeds, self.goal().saturating_sub(bytes), &mut pending);
+        self.fits(bytes) || self.is_tolerable(bytes, &pending)
     }
 
     /// Frees memory until the total fits again after the growth of `by`. If nothing else is left to drop, it ends a
@@ -193,14 +193,14 @@ impl MemoryBudget {
         if self.fits(0) {
             return;
         }
-        let mut awaited = self.making_room.lock();
+        let mut pending = self.making_room.lock();
         if self.fits(0) {
             return;
         }
         let feeds = self.feeds();
-        self.make_room(&feeds, self.goal(), &mut awaited);
+        self.make_room(&feeds, self.goal(), &mut pending);
         if !self.fits(0) {
-            self.end_one(&feeds, by, &awaited);
+            self.end_one(&feeds, by, &pending);
         }
     }
 
@@ -220,12 +220,13 @@ impl MemoryBudget {
     }
 
     pub fn memory(&self) -> MemoryUse {
-        let mut held = MemoryKind::ALL.map(|kind| (kind, 0));
+        let mut used = MemoryKind::ALL.map(|kind| (kind, 0));
         for (kind, account) in &*self.accounts.lock() {
-            held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
+            used[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
         }
-        let gone = ReclaimableMemoryKind::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
-        MemoryUse { bytes_max: self.bytes_max, held, gone }
+        let reclaimed = ReclaimableMemoryKind::ALL
+            .map(|kind: ReclaimableMemoryKind| (kind, self.reclaimed[kind as usize].load(Ordering::Relaxed)));
+        MemoryUse { bytes_max: self.bytes_max, used, reclaimed }
     }
 
     fn fits(&self, bytes: usize) -> bool {
@@ -233,12 +234,12 @@ impl MemoryBudget {
     }
 
     /// Returns whether `bytes` more are a small excess that memory about to become free will cover.
-    fn is_bearable(&self, bytes: usize, awaited: &PendingMemoryRelease) -> bool {
-        let held = self.total.bytes().saturating_add(bytes);
-        held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
+    fn is_tolerable(&self, bytes: usize, pending: &PendingMemoryRelease) -> bool {
+        let used = self.total.bytes().saturating_add(bytes);
+        used.saturating_sub(pending.bytes) <= self.bytes_max && used <= self.tolerable()
     }
 
-    fn bearable(&self) -> usize {
+    fn tolerable(&self) -> usize {
         self.bytes_max + self.bytes_max / SLACK
     }
 
@@ -260,11 +261,11 @@ impl MemoryBudget {
     /// The order is by what clients lose: derived bytes are rendered again, the next pages of a paging client pass
     /// through, watches with an old initial state start over, and watches that lag behind the shortened history get
     /// 410. Only [`enforce`](Self::enforce) ends a feed, and only if none of this is enough.
-    fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, awaited: &mut PendingMemoryRelease) {
+    fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, pending: &mut PendingMemoryRelease) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
-        self.end_watches(goal, awaited);
-        self.shrink_rings(feeds, goal.saturating_add(awaited.bytes));
+        self.end_watches(goal, pending);
+        self.shrink_rings(feeds, goal.saturating_add(pending.bytes));
     }
 
     fn drop_derived(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
@@ -291,18 +292,18 @@ impl MemoryBudget {
 
     /// Ends watches that are still receiving an older state, oldest first, until enough memory is about to become free.
     /// They release it when their tasks run next.
-    fn end_watches(&self, goal: usize, awaited: &mut PendingMemoryRelease) {
+    fn end_watches(&self, goal: usize, pending: &mut PendingMemoryRelease) {
         let now = Instant::now();
-        if now.duration_since(awaited.since) >= AWAITED_FOR {
-            awaited.bytes = 0;
+        if now.duration_since(pending.since) >= PENDING_MAX {
+            pending.bytes = 0;
         }
-        let over = self.total.bytes().saturating_sub(goal).saturating_sub(awaited.bytes);
-        if over == 0 {
+        let excess = self.total.bytes().saturating_sub(goal).saturating_sub(pending.bytes);
+        if excess == 0 {
             return;
         }
-        let bytes = self.pins.free(over);
+        let bytes = self.pins.free(excess);
         if bytes > 0 {
-            *awaited = PendingMemoryRelease { bytes: awaited.bytes + bytes, since: now };
+            *pending = PendingMemoryRelease { bytes: pending.bytes + bytes, since: now };
             self.count(ReclaimableMemoryKind::Watches);
         }
     }
@@ -318,8 +319,8 @@ impl MemoryBudget {
             }
             let next = rings.get(level).map_or(0, |(bytes, _)| *bytes);
             // An event may share its bytes with the store, so less memory may become free than was dropped.
-            let over = self.total.bytes().saturating_sub(goal).div_ceil(level).max(rings[0].0 / SHRINK_PART);
-            let to = rings[0].0.saturating_sub(over).max(next).max(HISTORY_BYTES_MIN);
+            let excess = self.total.bytes().saturating_sub(goal).div_ceil(level).max(rings[0].0 / SHRINK_PART);
+            let to = rings[0].0.saturating_sub(excess).max(next).max(HISTORY_BYTES_MIN);
             for (bytes, feed) in &mut rings[..level] {
                 feed.shrink_ring(to, SHRINK_EVENTS_MAX);
                 *bytes = to;
@@ -329,9 +330,9 @@ impl MemoryBudget {
     }
 
     /// Ends the feed that has outgrown the others, unless a feed is already ending or memory is about to become free.
-    fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedMemoryShare, awaited: &PendingMemoryRelease) {
-        if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
-            || self.is_bearable(0, awaited)
+    fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedMemoryShare, pending: &PendingMemoryRelease) {
+        if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.used() > 0)
+            || self.is_tolerable(0, pending)
         {
             return;
         }
@@ -344,25 +345,25 @@ impl MemoryBudget {
         }
     }
 
-    fn count(&self, gone: ReclaimableMemoryKind) {
-        self.gone[gone as usize].fetch_add(1, Ordering::Relaxed);
+    fn count(&self, kind: ReclaimableMemoryKind) {
+        self.reclaimed[kind as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl FeedMemoryShare {
     /// Returns the number of bytes of everything of the feed that is alive.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn used(&self) -> usize {
         self.accounts.0.iter().map(|account| account.bytes()).sum()
     }
 
     /// Records that the feed's state is complete. Growth counts from here.
     pub(super) fn admit(&self) {
-        self.admitted.store(self.held(), Ordering::Relaxed);
+        self.admitted.store(self.used(), Ordering::Relaxed);
     }
 
     /// Records the bytes that the feed would hold with `more` bytes added and `less` bytes freed, which did not fit.
     pub(super) fn weigh(&self, more: usize, less: usize) {
-        let weight = self.held().saturating_add(more).saturating_sub(less);
+        let weight = self.used().saturating_add(more).saturating_sub(less);
         self.weighed.fetch_max(weight, Ordering::Relaxed);
     }
 
@@ -372,7 +373,7 @@ impl FeedMemoryShare {
     }
 
     fn weight(&self, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { held: self.held(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
+        FeedMemoryWeight { used: self.used(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
     }
 }
 
@@ -416,7 +417,7 @@ impl ReclaimableMemoryKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FeedMemoryWeight {
     /// The number of bytes that the feed holds.
-    held: usize,
+    used: usize,
     /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     admitted: usize,
     /// Whether the growth of this feed exceeded the limit.
@@ -427,10 +428,10 @@ struct FeedMemoryWeight {
 /// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
 /// feeds that have. If none has grown, the largest ends.
 fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
-    let grown = |feed: &FeedMemoryWeight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
+    let grown = |feed: &FeedMemoryWeight| (feed.used.saturating_sub(feed.admitted), feed.crossed, feed.used);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
-    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
-    let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.held > 0);
+    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.used, feed.crossed, 0) };
+    let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.used > 0);
     holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
 }
 
@@ -438,8 +439,8 @@ fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn weight(held: usize, admitted: usize, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { held, admitted, crossed }
+    fn weight(used: usize, admitted: usize, crossed: bool) -> FeedMemoryWeight {
+        FeedMemoryWeight { used, admitted, crossed }
     }
 
     #[test]

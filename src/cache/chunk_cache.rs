@@ -72,10 +72,10 @@ impl ChunkCache {
         make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
     ) -> Poll<Result<PlainChunk, E>> {
         let flight = if verbatim { &self.copies } else { &self.derived };
-        let made = flight.poll_get_or_make(format, cx, make);
+        let result = flight.poll_get_or_make(format, cx, make);
         // Frees memory if the new entry does not fit beside the rest.
         self.budget.trim_derived();
-        made
+        result
     }
 
     /// Returns a compressed piece of a list, if it is cached.
@@ -95,9 +95,9 @@ impl ChunkCache {
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
-        let made = self.deflated.poll_get_or_make(format, cx, make);
+        let result = self.deflated.poll_get_or_make(format, cx, make);
         self.budget.trim_derived();
-        made
+        result
     }
 
     pub(super) fn least_used(&self) -> [&dyn LruEviction; 3] {
@@ -132,12 +132,12 @@ impl ChunkCache {
 pub(super) struct SingleFlightCache<T> {
     bytes_max: usize,
     age_max: Option<Duration>,
-    kept: Mutex<SingleFlightTable<T>>,
+    table: Mutex<SingleFlightTable<T>>,
 }
 
 #[derive(Debug)]
 struct SingleFlightTable<T> {
-    places: HashMap<EncodedChunkKey, SingleFlightSlot<T>>,
+    slots: HashMap<EncodedChunkKey, SingleFlightSlot<T>>,
     /// Each cached key with the time of its last known use. The time is checked again before an eviction.
     order: VecDeque<(EncodedChunkKey, Instant)>,
     bytes: usize,
@@ -154,9 +154,9 @@ enum SingleFlightSlot<T> {
         waiting: Vec<Waker>,
     },
     Made {
-        thing: T,
+        value: T,
         bytes: usize,
-        wanted: Instant,
+        last_used: Instant,
     },
 }
 
@@ -193,15 +193,15 @@ struct SingleFlightMaker<'a, T> {
 
 impl<T: Clone> SingleFlightCache<T> {
     pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
-        Self { bytes_max, age_max, kept: Mutex::default() }
+        Self { bytes_max, age_max, table: Mutex::default() }
     }
 
     /// Returns the value of `format`, if it is cached.
     pub(super) fn get(&self, format: EncodedChunkKey) -> Option<T> {
-        match self.kept.lock().places.get_mut(&format) {
-            Some(SingleFlightSlot::Made { thing, wanted, .. }) => {
-                *wanted = Instant::now();
-                Some(thing.clone())
+        match self.table.lock().slots.get_mut(&format) {
+            Some(SingleFlightSlot::Made { value, last_used, .. }) => {
+                *last_used = Instant::now();
+                Some(value.clone())
             }
             _ => None,
         }
@@ -217,11 +217,11 @@ impl<T: Clone> SingleFlightCache<T> {
     ) -> Poll<Result<T, E>> {
         let now = Instant::now();
         let maker = {
-            let mut kept = self.kept.lock();
-            match kept.places.get_mut(&format) {
-                Some(SingleFlightSlot::Made { thing, wanted, .. }) => {
-                    *wanted = now;
-                    return Poll::Ready(Ok(thing.clone()));
+            let mut table = self.table.lock();
+            match table.slots.get_mut(&format) {
+                Some(SingleFlightSlot::Made { value, last_used, .. }) => {
+                    *last_used = now;
+                    return Poll::Ready(Ok(value.clone()));
                 }
                 Some(SingleFlightSlot::Making { waiting, .. }) => {
                     waiting.push(cx.waker().clone());
@@ -229,54 +229,54 @@ impl<T: Clone> SingleFlightCache<T> {
                 }
                 None => {}
             }
-            kept.tickets += 1;
-            let ticket = kept.tickets;
-            kept.places.insert(format, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
+            table.tickets += 1;
+            let ticket = table.tickets;
+            table.slots.insert(format, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
             SingleFlightMaker { flight: self, format, ticket }
         };
-        Poll::Ready(make().map(|(thing, bytes)| {
-            maker.put(thing.clone(), bytes, now);
-            thing
+        Poll::Ready(make().map(|(value, bytes)| {
+            maker.put(value.clone(), bytes, now);
+            value
         }))
     }
 
     /// Drops all cached values, including those that are being made.
     pub(super) fn clear(&self) {
-        let gone = {
-            let mut kept = self.kept.lock();
-            let tickets = kept.tickets;
-            std::mem::replace(&mut *kept, SingleFlightTable { tickets, ..SingleFlightTable::default() })
+        let dropped = {
+            let mut table = self.table.lock();
+            let tickets = table.tickets;
+            std::mem::replace(&mut *table, SingleFlightTable { tickets, ..SingleFlightTable::default() })
         };
-        gone.places.into_values().for_each(SingleFlightSlot::wake);
+        dropped.slots.into_values().for_each(SingleFlightSlot::wake);
     }
 
     /// Drops cached values that have not been used for too long.
     pub(super) fn expire(&self, now: Instant) {
         let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
-        let mut kept = self.kept.lock();
-        while kept.order.front().is_some_and(|(_, wanted)| *wanted < oldest) {
-            kept.drop_oldest(Some(oldest));
+        let mut table = self.table.lock();
+        while table.order.front().is_some_and(|(_, last_used)| *last_used < oldest) {
+            table.drop_oldest(Some(oldest));
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.kept.lock().bytes
+        self.table.lock().bytes
     }
 }
 
 impl<T: Clone> LruEviction for SingleFlightCache<T> {
     fn oldest(&self) -> Option<Instant> {
-        self.kept.lock().order.front().map(|(_, since)| *since)
+        self.table.lock().order.front().map(|(_, since)| *since)
     }
 
     fn drop_oldest(&self) {
-        self.kept.lock().drop_oldest(None);
+        self.table.lock().drop_oldest(None);
     }
 }
 
 impl<T> Default for SingleFlightTable<T> {
     fn default() -> Self {
-        Self { places: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
+        Self { slots: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
     }
 }
 
@@ -284,15 +284,15 @@ impl<T> SingleFlightTable<T> {
     /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((format, since)) = self.order.pop_front() else { return };
-        match self.places.get(&format) {
-            Some(SingleFlightSlot::Made { wanted, .. })
-                if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) =>
+        match self.slots.get(&format) {
+            Some(SingleFlightSlot::Made { last_used, .. })
+                if *last_used > since && oldest.is_none_or(|oldest| *last_used >= oldest) =>
             {
-                self.order.push_back((format, *wanted));
+                self.order.push_back((format, *last_used));
             }
             Some(SingleFlightSlot::Made { bytes, .. }) => {
                 self.bytes -= bytes;
-                self.places.remove(&format);
+                self.slots.remove(&format);
             }
             _ => {}
         }
@@ -308,31 +308,31 @@ impl<T> SingleFlightSlot<T> {
 }
 
 impl<T> SingleFlightMaker<'_, T> {
-    fn put(&self, thing: T, bytes: usize, now: Instant) {
-        let mut kept = self.flight.kept.lock();
-        if !self.has_place(&kept) || bytes > self.flight.bytes_max {
+    fn put(&self, value: T, bytes: usize, now: Instant) {
+        let mut table = self.flight.table.lock();
+        if !self.has_slot(&table) || bytes > self.flight.bytes_max {
             return;
         }
-        let place = kept.places.insert(self.format, SingleFlightSlot::Made { thing, bytes, wanted: now });
-        kept.order.push_back((self.format, now));
-        kept.bytes += bytes;
-        while kept.bytes > self.flight.bytes_max {
-            kept.drop_oldest(None);
+        let slot = table.slots.insert(self.format, SingleFlightSlot::Made { value, bytes, last_used: now });
+        table.order.push_back((self.format, now));
+        table.bytes += bytes;
+        while table.bytes > self.flight.bytes_max {
+            table.drop_oldest(None);
         }
-        drop(kept);
-        place.into_iter().for_each(SingleFlightSlot::wake);
+        drop(table);
+        slot.into_iter().for_each(SingleFlightSlot::wake);
     }
 
-    fn has_place(&self, kept: &SingleFlightTable<T>) -> bool {
-        matches!(kept.places.get(&self.format), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
+    fn has_slot(&self, table: &SingleFlightTable<T>) -> bool {
+        matches!(table.slots.get(&self.format), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
 impl<T> Drop for SingleFlightMaker<'_, T> {
     fn drop(&mut self) {
-        let mut kept = self.flight.kept.lock();
-        let place = if self.has_place(&kept) { kept.places.remove(&self.format) } else { None };
-        drop(kept);
-        place.into_iter().for_each(SingleFlightSlot::wake);
+        let mut table = self.flight.table.lock();
+        let slot = if self.has_slot(&table) { table.slots.remove(&self.format) } else { None };
+        drop(table);
+        slot.into_iter().for_each(SingleFlightSlot::wake);
     }
 }

@@ -118,25 +118,25 @@ impl FeedCursor {
     /// If there is a frame, at least one is pulled, however small the room. If there is none, the next event of this
     /// reader's lane, upstream's next bookmark, or the end of the history wakes `waker`.
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> PullResult {
-        let mut looks = usize::MAX;
         loop {
-            match self.pull_sifted(None, (room, &mut looks), waker, batch, |_, _| EventFilterDecision::Send) {
-                PullResult::Stopped(CursorStopReason::ScanBudgetSpent) => looks = usize::MAX,
+            let mut scan_budget = usize::MAX;
+            match self.pull_filtered(None, (room, &mut scan_budget), waker, batch, |_, _| EventFilterDecision::Send) {
+                PullResult::Stopped(CursorStopReason::ScanBudgetSpent) => {}
                 pull => return pull,
             }
         }
     }
 
-    /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `looks` is the budget for events that
-    /// are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive), events that
-    /// are sent count as well. `sift` decides about each event that the view sees.
-    pub fn pull_sifted(
+    /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `scan_budget` is the budget for events
+    /// that are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive), events
+    /// that are sent count as well. `filter` decides about each event that the view matches.
+    pub fn pull_filtered(
         &mut self,
         until: Option<&SnapshotWithPosition>,
-        (room, looks): (usize, &mut usize),
+        (room, scan_budget): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
-        mut sift: impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
+        mut filter: impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
     ) -> PullResult {
         let before = batch.len();
         let mut bytes = 0;
@@ -146,16 +146,17 @@ impl FeedCursor {
             // Progress is read before the lane, so everything published up to `progress` is already in the lane.
             let progress = self.shared.progress();
             events.clear();
-            let read = self.read(waker, &mut events);
+            let read = self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), &mut events);
             match read {
-                LaneReadResult::Expired => {
+                LaneReadResult::Events { .. } => {}
+                LaneReadResult::Behind if self.read_ring(&mut events) => {}
+                LaneReadResult::Behind | LaneReadResult::Expired => {
                     return PullResult::Expired { oldest: self.shared.timeline.read().ring.floor };
                 }
                 LaneReadResult::CaughtUp if until.is_some() => {
                     return PullResult::Stopped(CursorStopReason::MarkReached);
                 }
                 LaneReadResult::CaughtUp => return PullResult::CaughtUp { progress },
-                LaneReadResult::Events { .. } | LaneReadResult::Behind => {}
             }
             let mut last = self.after;
             let mut applied = None;
@@ -165,24 +166,33 @@ impl FeedCursor {
                     stop = Some(CursorStopReason::MarkReached);
                     break;
                 }
-                let taken = match self.take(event, batch, &mut sift) {
-                    Ok(Some(taken)) => taken,
-                    Ok(None) => {
+                let event_type = if self.skips(event.rv) { None } else { event.event_type_for(&self.view) };
+                let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
+                    Some((EventFilterDecision::Send, event_type)) => {
+                        event.frame_as(event_type, &self.renderer, &self.shared.made).map(Some)
+                    }
+                    Some((EventFilterDecision::SendDeleted, _)) => event.deleted_frame(&self.renderer),
+                    Some((EventFilterDecision::Skip, _)) | None => Ok(None),
+                    Some((EventFilterDecision::Undecided, _)) => {
                         stop = Some(CursorStopReason::Undecided);
                         break;
                     }
+                };
+                let frame = match frame {
+                    Ok(frame) => frame,
                     Err(refused) => return PullResult::Refused(refused),
                 };
                 self.next = event.seq + 1;
-                if taken > 0 {
+                if is_expensive || frame.is_none() {
+                    *scan_budget = scan_budget.saturating_sub(event.cost_for(&self.view));
+                }
+                if let Some(frame) = frame {
                     last = event.rv;
                     applied.get_or_insert(event.at);
+                    bytes += frame.len();
+                    batch.push(frame);
                 }
-                bytes += taken;
-                if is_expensive || taken == 0 {
-                    *looks = looks.saturating_sub(event.cost_for(&self.view));
-                }
-                if bytes >= room || (is_expensive && *looks == 0) {
+                if bytes >= room || (is_expensive && *scan_budget == 0) {
                     break;
                 }
             }
@@ -197,7 +207,7 @@ impl FeedCursor {
                 return PullResult::Stopped(stop);
             }
             // A reader that has reached the end reports it, because its waker is registered.
-            if *looks == 0 && !is_at_end {
+            if *scan_budget == 0 && !is_at_end {
                 return PullResult::Stopped(CursorStopReason::ScanBudgetSpent);
             }
         }
@@ -206,27 +216,22 @@ impl FeedCursor {
     /// Returns whether the next event that this reader processes has version `rv`.
     pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
         // The writer holds this lock while it adds the events of one version to the lanes, one by one. Once the lock is
-        // free, all events of a version that this reader has seen are there.
+        // free, the lanes have all events of a version that this reader has processed.
         drop(self.shared.timeline.read());
         let mut events = Vec::new();
-        self.read(None, &mut events);
+        if self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, None), &mut events) == LaneReadResult::Behind {
+            self.read_ring(&mut events);
+        }
         events.first().is_some_and(|event| event.rv == rv)
     }
 
-    /// Reads the next events of the lane, or of the ring while the position is [`LaneReadResult::Behind`] the lane's
-    /// beginning.
-    fn read(&mut self, waker: Option<&Waker>, events: &mut Vec<Arc<FeedEvent>>) -> LaneReadResult {
-        match self.lane.read(self.next, BATCH_EVENTS_MAX, (self.slot, waker), events) {
-            LaneReadResult::Behind => {
-                let timeline = self.shared.timeline.read();
-                match timeline.ring.lanes.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events) {
-                    Some(next) => self.next = next,
-                    None => return LaneReadResult::Expired,
-                }
-                LaneReadResult::Behind
-            }
-            read => read,
-        }
+    /// Reads the next events of the ring, while the position is [`LaneReadResult::Behind`] the lane's beginning.
+    /// Returns false if it has expired.
+    fn read_ring(&mut self, events: &mut Vec<Arc<FeedEvent>>) -> bool {
+        let timeline = self.shared.timeline.read();
+        let next = timeline.ring.all.read_for(&self.lane, self.next, BATCH_EVENTS_MAX, events);
+        self.next = next.unwrap_or(self.next);
+        next.is_some()
     }
 
     /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
@@ -267,34 +272,12 @@ impl FeedCursor {
     pub fn renderer(&self) -> &ObjectRenderer {
         &self.renderer
     }
-
-    /// Adds an event's frame to the batch and returns its length; `None` if the reader must read the event again later.
-    fn take(
-        &self,
-        event: &FeedEvent,
-        batch: &mut Vec<Bytes>,
-        sift: &mut impl FnMut(&FeedEvent, EventType) -> EventFilterDecision,
-    ) -> Result<Option<usize>, TranscodeError> {
-        if event.rv <= self.skip {
-            return Ok(Some(0));
-        }
-        let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
-        let frame = match sift(event, event_type) {
-            EventFilterDecision::Send => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
-            EventFilterDecision::SendDeleted => event.frame_gone(&self.renderer)?,
-            EventFilterDecision::Skip => None,
-            EventFilterDecision::Undecided => return Ok(None),
-        };
-        let len = frame.as_ref().map_or(0, Bytes::len);
-        batch.extend(frame);
-        Ok(Some(len))
-    }
 }
 
 impl Drop for FeedCursor {
     fn drop(&mut self) {
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
-            self.shared.timeline.write().ring.lanes.release(self.lane.key());
+            self.shared.timeline.write().ring.release_lane(self.lane.key());
         }
     }
 }

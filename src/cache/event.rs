@@ -25,7 +25,7 @@ pub struct FeedEvent {
     /// which can be backfilled events.
     pub previous: Option<Arc<ObjectRevision>>,
     pub(super) at: Instant,
-    /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
+    /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes exist once.
     frame: Bytes,
     alternates: NextAlternateFrame,
 }
@@ -43,7 +43,7 @@ struct AlternateFrame {
     release: u32,
     frame: Bytes,
     /// The counter of the bytes of all alternate frames of the feed, which count towards the ring's limit.
-    held: Arc<AtomicUsize>,
+    total_bytes: Arc<AtomicUsize>,
     next: NextAlternateFrame,
 }
 
@@ -72,13 +72,13 @@ impl FeedEvent {
     }
 
     /// Returns the same event with the previous state of its object.
-    pub(super) fn explained(&self, previous: Arc<ObjectRevision>) -> Self {
+    pub(super) fn with_previous(&self, previous: Arc<ObjectRevision>) -> Self {
         let Self { seq, event_type, object, frame, at, .. } = self;
         Self::new(*seq, *event_type, object.clone(), Some(previous), frame.clone(), *at)
     }
 
     /// Returns the event type that a watch with the view receives for the change, or `None` if it receives none.
-    pub fn seen_by(&self, view: &CollectionView) -> Option<EventType> {
+    pub fn event_type_for(&self, view: &CollectionView) -> Option<EventType> {
         if view.is_everything() {
             return Some(self.event_type);
         }
@@ -86,7 +86,7 @@ impl FeedEvent {
             (Some(previous), _) => view.matches(previous),
             (None, EventType::Added) => false,
             // The previous state is unknown. For a deletion the last content is the best approximation. A modification
-            // is only shown to views that select by key.
+            // is only sent to views that select by key.
             (None, _) => view.matches(&self.object),
         };
         let now = self.event_type != EventType::Deleted && view.matches(&self.object);
@@ -123,14 +123,14 @@ impl FeedEvent {
             _ => renderer.frame(event_type, self.object.body())?,
         };
         // Frames of one release only are kept, so that their number is bounded.
-        if known.is_none() {
-            let frame = made.account.keep(frame);
-            made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
-            let (release, held, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-            let kept = AlternateFrame { representation, event_type, release, frame: frame.clone(), held, next };
-            self.keep(kept);
+        if known.is_some() {
             return Ok(frame);
         }
+        let frame = made.account.keep(frame);
+        made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
+        let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
+        let kept = AlternateFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
+        self.keep(kept);
         Ok(frame)
     }
 
@@ -138,9 +138,9 @@ impl FeedEvent {
         let (representation, event_type) = (alternate.representation, alternate.event_type);
         let mut alternate = Box::new(alternate);
         let mut next = &self.alternates;
-        while let Err(mine) = next.set(alternate) {
-            let Some(there) = next.get().filter(|there| !there.is(representation, event_type)) else { return };
-            (alternate, next) = (mine, &there.next);
+        while let Err(rejected) = next.set(alternate) {
+            let Some(other) = next.get().filter(|other| !other.is(representation, event_type)) else { return };
+            (alternate, next) = (rejected, &other.next);
         }
     }
 
@@ -150,7 +150,7 @@ impl FeedEvent {
 
     /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
     /// event, at the version of the event, so the reader sees nothing newer. `None` if no previous state is known.
-    pub(super) fn frame_gone(&self, renderer: &ObjectRenderer) -> Result<Option<Bytes>, TranscodeError> {
+    pub(super) fn deleted_frame(&self, renderer: &ObjectRenderer) -> Result<Option<Bytes>, TranscodeError> {
         let frame = |previous: &Arc<ObjectRevision>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
         self.previous.as_ref().map(frame).transpose()
     }
@@ -180,7 +180,7 @@ impl AlternateFrame {
 
 impl Drop for AlternateFrame {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.frame.len(), Ordering::Relaxed);
+        self.total_bytes.fetch_sub(self.frame.len(), Ordering::Relaxed);
     }
 }
 

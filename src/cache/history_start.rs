@@ -55,7 +55,7 @@ impl CacheReader {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
             let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
-            (timeline.ring.lanes.all.clone(), seqs)
+            (timeline.ring.all.clone(), seqs)
         };
         let mut found = Vec::new();
         // Events that have left the ring during the read need no previous state.
@@ -73,14 +73,14 @@ impl CacheReader {
             let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
             let beginning = HistoryStart {
                 at: timeline.ring.floor,
-                room: timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes()),
+                room: timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes()),
                 first,
                 since: Instant::now(),
                 state: timeline.snapshot(),
                 changed: HashMap::new(),
                 shared: self.shared.clone(),
             };
-            (beginning, timeline.ring.lanes.all.clone(), first..end, timeline.base)
+            (beginning, timeline.ring.all.clone(), first..end, timeline.base)
         };
         read_all(&all, seqs, |event| {
             beginning.since = beginning.since.min(event.at);

@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::lane_key::LaneKey;
-use super::pending_wakeups::PendingWakeups;
 use super::{CollectionView, FeedEvent};
 use base::CoreWaker;
 
@@ -52,6 +51,21 @@ struct ParkedReader {
     waker: Waker,
     /// The index in [`LaneLog::parked`], so that removing one of ten thousand readers does not search the list.
     at: usize,
+}
+
+/// The readers to wake once no lock is held, grouped by core.
+#[derive(Debug, Default)]
+pub(super) struct PendingWakeups {
+    /// Readers that belong to no core.
+    elsewhere: WokenReaders,
+    cores: Vec<Option<(Arc<CoreWaker>, WokenReaders)>>,
+}
+
+/// Proxies are woken first, because other clients wait for them.
+#[derive(Debug, Default)]
+struct WokenReaders {
+    proxies: Vec<Waker>,
+    others: Vec<Waker>,
 }
 
 /// The result of [`EventLane::read`] at a position.
@@ -121,7 +135,7 @@ impl EventLane {
     /// Replaces the lane's event that has the same `seq`, if it is still there. Returns the replaced event.
     pub(super) fn exchange(&self, event: Arc<FeedEvent>) -> Option<Arc<FeedEvent>> {
         let mut log = self.log.lock();
-        let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
+        let at = log.events.binary_search_by_key(&event.seq, |event| event.seq).ok()?;
         Some(std::mem::replace(&mut log.events[at], event))
     }
 
@@ -279,9 +293,42 @@ impl LaneLog {
     fn take_parked(&mut self, wakes: &mut PendingWakeups) {
         for slot in self.parked.drain(..) {
             let Some(reader) = self.readers.get_mut(slot) else { continue };
-            if let Some(parked) = reader.parked.take() {
-                wakes.add(parked.waker, reader.is_proxy, reader.core.as_ref());
-            }
+            let Some(parked) = reader.parked.take() else { continue };
+            let woken = wakes.of_core(reader.core.as_ref());
+            if reader.is_proxy { woken.proxies.push(parked.waker) } else { woken.others.push(parked.waker) }
         }
+    }
+}
+
+impl PendingWakeups {
+    fn of_core(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut WokenReaders {
+        let Some(core) = core else { return &mut self.elsewhere };
+        let number = core.number();
+        if number >= self.cores.len() {
+            self.cores.resize_with(number + 1, || None);
+        }
+        match self.cores[number].get_or_insert_with(|| (core.clone(), WokenReaders::default())) {
+            (known, readers) if Arc::ptr_eq(known, core) => readers,
+            // The core belongs to another application in the same process.
+            _ => &mut self.elsewhere,
+        }
+    }
+
+    pub(super) fn wake(self) {
+        for (core, readers) in self.cores.into_iter().flatten() {
+            core.notify(readers.in_order());
+        }
+        self.elsewhere.in_order().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl WokenReaders {
+    fn in_order(self) -> Vec<Waker> {
+        let Self { mut proxies, others } = self;
+        if proxies.is_empty() {
+            return others;
+        }
+        proxies.extend(others);
+        proxies
     }
 }

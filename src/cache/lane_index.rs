@@ -1,12 +1,23 @@
-use std::borrow::Borrow;
-use std::hash::Hash;
 use std::sync::Arc;
 
 use super::FeedEvent;
 use super::lane::EventLane;
-use super::lane_key::LaneSelectorTerm;
+use super::lane_key::{LaneKey, LaneSelectorTerm};
 use indexmap::IndexMap;
 use kubeapi::SelectableAttributes;
+
+/// The lanes of one feed that hold only a part of its events. They find the readers of an event in a few look-ups,
+/// independent of the number of readers.
+#[derive(Debug)]
+pub(super) struct NarrowLanes {
+    /// The lanes that span all namespaces.
+    everywhere: LaneIndex,
+    namespaces: IndexMap<Box<str>, LaneIndex>,
+    /// The number of open lanes.
+    open: usize,
+    /// The number of events that each lane holds.
+    events_max: usize,
+}
 
 /// The narrow lanes of one namespace, or those of all namespaces, indexed by the terms that an event can match.
 ///
@@ -14,7 +25,7 @@ use kubeapi::SelectableAttributes;
 /// The object bounds the number of look-ups, not the lanes. It needs one for its name, two for each field of the table,
 /// and two for each of its labels.
 #[derive(Debug, Default)]
-pub(super) struct LaneIndex {
+struct LaneIndex {
     whole: Option<Arc<EventLane>>,
     names: LanesByValue,
     /// The lanes by the field's index in the table. A table has a dozen fields at most.
@@ -34,9 +45,69 @@ struct LabelLanes {
     members: IndexMap<Box<str>, Vec<Arc<EventLane>>>,
 }
 
+impl NarrowLanes {
+    pub(super) fn new(events_max: usize) -> Self {
+        Self { everywhere: LaneIndex::default(), namespaces: IndexMap::default(), open: 0, events_max }
+    }
+
+    /// Drops all lanes.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.events_max);
+    }
+
+    /// Returns the lane for `key`, created on demand. A new lane begins at `next_seq`.
+    pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<EventLane> {
+        let fresh = || {
+            self.open += 1;
+            Arc::new(EventLane::new(key.clone(), next_seq, self.events_max))
+        };
+        match &key.namespace {
+            None => self.everywhere.open(&key.term, fresh),
+            Some(namespace) => self.namespaces.entry(namespace.clone()).or_default().open(&key.term, fresh),
+        }
+    }
+
+    /// Drops the lane if it has no readers left.
+    pub(super) fn release(&mut self, key: &LaneKey) {
+        let dropped = match &key.namespace {
+            None => self.everywhere.release(&key.term),
+            Some(namespace) => {
+                let Some(index) = self.namespaces.get_mut(namespace) else { return };
+                let dropped = index.release(&key.term);
+                if index.is_empty() {
+                    self.namespaces.swap_remove(namespace);
+                }
+                dropped
+            }
+        };
+        self.open -= usize::from(dropped);
+    }
+
+    /// Returns the number of open lanes.
+    pub(super) fn len(&self) -> usize {
+        self.open
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<EventLane>> {
+        std::iter::once(&self.everywhere).chain(self.namespaces.values()).flat_map(LaneIndex::iter)
+    }
+
+    /// Visits the lanes of an event. A lane of a value set may be visited twice.
+    pub(super) fn for_each_of(&self, event: &FeedEvent, mut visit: impl FnMut(&EventLane)) {
+        if self.open == 0 {
+            return;
+        }
+        let (namespace, name) = event.object.key.parts();
+        self.everywhere.visit(event, name, &mut visit);
+        if let Some(index) = (!self.namespaces.is_empty()).then(|| self.namespaces.get(namespace)).flatten() {
+            index.visit(event, name, &mut visit);
+        }
+    }
+}
+
 impl LaneIndex {
     /// Returns the lane for a term; if there is none, it is created with `fresh`.
-    pub(super) fn open(&mut self, term: &LaneSelectorTerm, fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
+    fn open(&mut self, term: &LaneSelectorTerm, fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
         match term {
             LaneSelectorTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
             LaneSelectorTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
@@ -56,9 +127,9 @@ impl LaneIndex {
     }
 
     /// Drops the lane for a term if it has no readers. Returns whether it was dropped.
-    pub(super) fn release(&mut self, term: &LaneSelectorTerm) -> bool {
+    fn release(&mut self, term: &LaneSelectorTerm) -> bool {
         match term {
-            LaneSelectorTerm::Whole => unread(self.whole.as_ref()) && self.whole.take().is_some(),
+            LaneSelectorTerm::Whole => self.whole.take_if(|lane| !lane.has_readers()).is_some(),
             LaneSelectorTerm::Name(name) => drop_unread(&mut self.names, name),
             LaneSelectorTerm::Field(position, value) => {
                 let Some(at) = self.fields.iter().position(|(field, _)| field == position) else { return false };
@@ -79,19 +150,19 @@ impl LaneIndex {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.whole.is_none() && self.names.is_empty() && self.fields.is_empty() && self.labels.is_empty()
     }
 
     /// Iterates over every lane once.
-    pub(super) fn each(&self) -> impl Iterator<Item = &Arc<EventLane>> {
+    fn iter(&self) -> impl Iterator<Item = &Arc<EventLane>> {
         let fields = self.fields.iter().flat_map(|(_, lanes)| lanes.values());
-        let labels = self.labels.values().flat_map(LabelLanes::each);
+        let labels = self.labels.values().flat_map(LabelLanes::iter);
         self.whole.iter().chain(self.names.values()).chain(fields).chain(labels)
     }
 
     /// Visits the lanes that the object matches before or after the event. A lane of a value set may be visited twice.
-    pub(super) fn visit(&self, event: &FeedEvent, name: &str, visit: &mut impl FnMut(&EventLane)) {
+    fn visit(&self, event: &FeedEvent, name: &str, visit: &mut impl FnMut(&EventLane)) {
         self.whole.iter().for_each(|lane| visit(lane));
         find(&self.names, name, visit);
         let (now, before) = (&event.object.attributes, event.previous.as_ref().map(|before| &before.attributes));
@@ -168,7 +239,7 @@ impl LabelLanes {
                 }
                 true
             }
-            _ => unread(self.present.as_ref()) && self.present.take().is_some(),
+            _ => self.present.take_if(|lane| !lane.has_readers()).is_some(),
         }
     }
 
@@ -176,7 +247,7 @@ impl LabelLanes {
         self.present.is_none() && self.equal.is_empty() && self.sets.is_empty()
     }
 
-    fn each(&self) -> impl Iterator<Item = &Arc<EventLane>> {
+    fn iter(&self) -> impl Iterator<Item = &Arc<EventLane>> {
         self.present.iter().chain(self.equal.values()).chain(self.sets.values())
     }
 
@@ -201,14 +272,6 @@ fn find(lanes: &LanesByValue, key: &str, visit: &mut impl FnMut(&EventLane)) {
     }
 }
 
-fn unread(lane: Option<&Arc<EventLane>>) -> bool {
-    lane.is_some_and(|lane| !lane.has_readers())
-}
-
-fn drop_unread<K, Q>(lanes: &mut IndexMap<K, Arc<EventLane>>, key: &Q) -> bool
-where
-    K: Hash + Eq + Borrow<Q>,
-    Q: Hash + Eq + ?Sized,
-{
-    unread(lanes.get(key)) && lanes.swap_remove(key).is_some()
+fn drop_unread(lanes: &mut LanesByValue, key: &str) -> bool {
+    lanes.get(key).is_some_and(|lane| !lane.has_readers()) && lanes.swap_remove(key).is_some()
 }

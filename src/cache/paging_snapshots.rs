@@ -33,7 +33,7 @@ impl PagingSnapshots {
 
     fn take(&mut self, rv: ResourceVersion, now: Instant, config: &CacheConfig) -> Option<(FeedSnapshot, Instant)> {
         self.snapshots.retain(|(_, since)| now.duration_since(*since) < config.held_snapshot_age_max);
-        let at = self.snapshots.iter().position(|(held, _)| held.rv == rv)?;
+        let at = self.snapshots.iter().position(|(snapshot, _)| snapshot.rv == rv)?;
         self.snapshots.remove(at)
     }
 

@@ -5,10 +5,11 @@ use tokio::time::{Instant, timeout_at};
 
 #[cfg(test)]
 use super::FeedEvent;
+use super::budget::{BudgetedFeed, SHRINK_EVENTS_MAX};
 use super::follower::FeedProgressFollower;
+use super::lane::PendingWakeups;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
-use super::pending_wakeups::PendingWakeups;
 use super::shared::{FeedProgress, SharedFeedCache};
 use super::timeline::{CacheStats, FeedStateMark, FeedTimeline};
 use super::{
@@ -61,7 +62,9 @@ const TAKEN_BACK_MAX: usize = 2_000;
 impl CacheReader {
     /// Applies new history limits to the feed.
     pub fn tune(&self, config: CacheConfig) {
-        self.shared.tune(config);
+        let bytes = config.window_bytes();
+        self.shared.config.set(config);
+        self.shared.shrink_ring(bytes, SHRINK_EVENTS_MAX);
     }
 
     pub fn gvr(&self) -> &Gvr {
@@ -96,7 +99,7 @@ impl CacheReader {
 
     /// Returns the number of the feed's history. Facts about one history do not apply to the next.
     pub fn history(&self) -> u64 {
-        self.shared.timeline.read().number
+        self.shared.timeline.read().history
     }
 
     /// Returns a mark of the current objects, to detect later whether they have changed.
@@ -154,7 +157,7 @@ impl CacheReader {
     /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
     pub fn current(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
-        (!timeline.is_over).then(|| timeline.shown())
+        (!timeline.has_ended).then(|| timeline.served())
     }
 
     /// Returns the version of the state that [`current`](Self::current) returns.
@@ -168,7 +171,7 @@ impl CacheReader {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
             // Wakes readers that wait for that version.
-            self.shared.publish(|_| {});
+            self.shared.progress.send_modify(|_| {});
         }
         is_present
     }
@@ -181,7 +184,7 @@ impl CacheReader {
     /// Returns the state at the version that upstream's watch has reached; `None` if the feed has ended.
     pub fn applied(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
-        (!timeline.is_over).then(|| timeline.snapshot())
+        (!timeline.has_ended).then(|| timeline.snapshot())
     }
 
     /// Starts to assemble the feed's next state.
@@ -247,13 +250,13 @@ impl CacheReader {
             }
             WatchStartPosition::Current if timeline.confirmed_at().is_some() => {
                 // Later events below that version cancel each other out, so the watch skips them.
-                let snapshot = timeline.shown();
+                let snapshot = timeline.served();
                 let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
                 Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
             }
             WatchStartPosition::Current | WatchStartPosition::UpstreamProgress => {
                 // A feed that has ended has no state: the watch ends before it has sent anything.
-                let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
+                let snapshot = (!timeline.has_ended).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
             }
         }
@@ -280,9 +283,9 @@ impl CacheReader {
         view: CollectionView,
         key: &LaneKey,
     ) -> FeedCursor {
-        let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
-        let lane = timeline.ring.lanes.open(key, next_seq);
-        if timeline.is_over {
+        let next = timeline.ring.seq_after(after);
+        let lane = timeline.ring.open_lane(key);
+        if timeline.has_ended {
             lane.close(&mut PendingWakeups::default());
         }
         FeedCursor::new(self.shared.clone(), lane, view, next, after, skip)
@@ -355,20 +358,20 @@ impl CacheReader {
     /// Wakes every reader of the feed, so that it checks its conditions again.
     pub fn nudge(&self) {
         let mut wakes = PendingWakeups::default();
-        self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+        self.shared.timeline.read().ring.nudge(&mut wakes);
         wakes.wake();
     }
 
     /// Returns the events in the history ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<FeedEvent>> {
-        self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())
+        self.shared.timeline.read().ring.all.with_events(|events| events.iter().cloned().collect())
     }
 
     pub fn stats(&self) -> CacheStats {
         let SharedFeedCache { kept, chunks, .. } = &*self.shared;
         let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + chunks.bytes();
-        let memory_bytes = self.shared.share.held();
+        let memory_bytes = self.shared.share.used();
         CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }
     }
 }

@@ -5,16 +5,19 @@ use tokio::time::Instant;
 
 use super::backfilled_events::EventRingHeadroom;
 use super::budget::FeedMemoryAccounts;
-use super::lanes::FeedLanes;
-use super::pending_wakeups::PendingWakeups;
+use super::lane::{EventLane, PendingWakeups};
+use super::lane_index::NarrowLanes;
+use super::lane_key::LaneKey;
 use super::{BackfilledEvents, CacheConfig, CollectionView, FeedEvent, MemoryKind};
 use base::MemoryCharge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// A feed's recent events, oldest first, and the lanes in which readers follow them. Bounded in number, bytes and age.
+/// A feed's recent events, and the lanes in which readers follow them. Bounded in number, bytes and age.
 #[derive(Debug)]
 pub(super) struct EventRing {
-    pub(super) lanes: FeedLanes,
+    /// The lane of every event: the ring's own sequence, oldest first.
+    pub(super) all: Arc<EventLane>,
+    narrow: NarrowLanes,
     pub(super) next_seq: u64,
     /// The oldest version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
@@ -30,10 +33,15 @@ pub(super) struct EventRing {
 /// The first `seq` of a ring. Lower numbers are reserved for backfilled events.
 const FIRST_SEQ: u64 = 1 << 40;
 
+fn new_lane_of_all(from: u64) -> Arc<EventLane> {
+    Arc::new(EventLane::new(LaneKey::all(), from, usize::MAX))
+}
+
 impl EventRing {
     pub(super) fn new(accounts: &FeedMemoryAccounts, config: &CacheConfig) -> Self {
         Self {
-            lanes: FeedLanes::new(FIRST_SEQ, config.lane_events_max),
+            all: new_lane_of_all(FIRST_SEQ),
+            narrow: NarrowLanes::new(config.lane_events_max),
             next_seq: FIRST_SEQ,
             floor: ResourceVersion::default(),
             known: ResourceVersion::default(),
@@ -43,27 +51,29 @@ impl EventRing {
         }
     }
 
-    /// Restarts the ring after a list at version `rv`. The caller has already closed the lanes of the old history.
+    /// Restarts the ring with new lanes after a list at version `rv`. The caller has already closed the lanes of the old
+    /// history, which their readers keep.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
-        self.lanes.reopen(self.next_seq);
+        self.all = new_lane_of_all(self.next_seq);
+        self.narrow.clear();
         (self.floor, self.known) = (rv, rv);
-        self.empty();
+        self.reset();
     }
 
     /// Drops everything permanently. Returns the dropped events.
     pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<FeedEvent>>> {
-        let events = self.lanes.close(wakes);
-        self.empty();
+        let events = self.close_lanes(wakes);
+        self.reset();
         events
     }
 
-    fn empty(&mut self) {
+    fn reset(&mut self) {
         (self.events, self.bytes) = (0, 0);
         self.charge.set(0);
     }
 
     /// Adds an event after all others, and evicts events beyond the bounds before. `alternates` is the size of the
-    /// frames derived from events. Adds parked readers to `wakes`.
+    /// frames derived from events. Adds parked readers of the event's lanes to `wakes`.
     pub(super) fn push(
         &mut self,
         event: &Arc<FeedEvent>,
@@ -77,7 +87,38 @@ impl EventRing {
         self.bytes += event.charge();
         self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
         self.evict(config, now, alternates);
-        self.lanes.push(event, wakes);
+        self.all.push(event, wakes);
+        self.narrow.for_each_of(event, |lane| lane.push(event, wakes));
+    }
+
+    /// Returns the lane for `key`, created on demand. A new lane begins with the next event: earlier ones are in the
+    /// ring.
+    pub(super) fn open_lane(&mut self, key: &LaneKey) -> Arc<EventLane> {
+        if key.is_all() { self.all.clone() } else { self.narrow.open(key, self.next_seq) }
+    }
+
+    /// Drops a narrow lane if it has no readers left.
+    pub(super) fn release_lane(&mut self, key: &LaneKey) {
+        self.narrow.release(key);
+    }
+
+    /// Returns the number of open narrow lanes.
+    pub(super) fn narrow_lanes(&self) -> usize {
+        self.narrow.len()
+    }
+
+    /// Wakes every reader that waits for an event, for a bookmark or the end.
+    pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
+        self.lanes().for_each(|lane| lane.nudge(wakes));
+    }
+
+    /// Ends every lane. Returns the lanes' events, for the caller to drop without holding a lock.
+    pub(super) fn close_lanes(&self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<FeedEvent>>> {
+        self.lanes().map(|lane| lane.close(wakes)).collect()
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Arc<EventLane>> {
+        std::iter::once(&self.all).chain(self.narrow.iter())
     }
 
     /// Returns the oldest version that a watch with the view may start from.
@@ -96,7 +137,7 @@ impl EventRing {
     }
 
     /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
-    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
+    pub(super) fn headroom(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
         EventRingHeadroom {
             events: config.window_events_max.saturating_sub(self.events),
             bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
@@ -109,7 +150,7 @@ impl EventRing {
         self.events += events.len();
         self.bytes += events.iter().map(|event| event.charge()).sum::<usize>();
         self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
-        self.lanes.all.prepend(events);
+        self.all.prepend(events);
         self.floor = from;
         if self.known <= until {
             self.known = known;
@@ -119,21 +160,21 @@ impl EventRing {
     /// Replaces events with copies that have their previous state. After that, the previous state of every event after
     /// `known` is known. Returns the replaced events.
     pub(super) fn explain(&mut self, events: Vec<Arc<FeedEvent>>, known: ResourceVersion) -> Vec<Arc<FeedEvent>> {
-        let mut gone = Vec::new();
+        let mut replaced = Vec::new();
         for event in events {
             let charge = event.charge();
-            if let Some(before) = self.lanes.all.exchange(event) {
+            if let Some(before) = self.all.exchange(event) {
                 self.bytes = self.bytes + charge - before.charge();
-                gone.push(before);
+                replaced.push(before);
             }
         }
         self.known = self.known.min(known);
-        gone
+        replaced
     }
 
     /// Returns whether the ring has an event of the object `key` at version `rv`.
     pub(super) fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
-        self.lanes.all.with_events(|events| {
+        self.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv < rv);
             events.range(first..).take_while(|event| event.rv == rv).any(|event| event.object.key == *key)
         })
@@ -141,15 +182,15 @@ impl EventRing {
 
     /// Returns the position after every event up to `rv`.
     pub(super) fn seq_after(&self, rv: ResourceVersion) -> u64 {
-        self.lanes.all.with_events(|events| {
+        self.all.with_events(|events| {
             let at = events.partition_point(|event| event.rv <= rv);
             events.get(at).map_or(self.next_seq, |event| event.seq)
         })
     }
 
     /// Returns the events after `rv`, if there are at most `events_max`.
-    pub(super) fn behind(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<FeedEvent>>> {
-        self.lanes.all.with_events(|events| {
+    pub(super) fn events_after(&self, rv: ResourceVersion, events_max: usize) -> Option<Vec<Arc<FeedEvent>>> {
+        self.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv <= rv);
             (events.len() - first <= events_max).then(|| events.range(first..).cloned().collect())
         })
@@ -158,10 +199,10 @@ impl EventRing {
     /// Evicts events beyond the bounds. `alternates` is the size of the frames derived from events.
     pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
         while let Some(oldest) = self.oldest() {
-            let over = self.events > config.window_events_max
+            let is_over_limit = self.events > config.window_events_max
                 || self.bytes + alternates > config.window_bytes()
                 || now.duration_since(oldest.at) > config.window_age_max;
-            if !over {
+            if !is_over_limit {
                 return;
             }
             self.evict_one(&oldest);
@@ -172,21 +213,22 @@ impl EventRing {
     /// Shortens the history to `bytes`, by up to `events_max` events, and never evicts the last one. Returns the
     /// evicted events.
     pub(super) fn shrink(&mut self, bytes: usize, events_max: usize) -> Vec<Arc<FeedEvent>> {
-        let mut gone = Vec::new();
-        while gone.len() < events_max && self.bytes > bytes && self.events > 1 {
+        let mut evicted = Vec::new();
+        while evicted.len() < events_max && self.bytes > bytes && self.events > 1 {
             let Some(oldest) = self.oldest() else { break };
             self.evict_one(&oldest);
-            gone.push(oldest);
+            evicted.push(oldest);
         }
-        gone
+        evicted
     }
 
     fn oldest(&self) -> Option<Arc<FeedEvent>> {
-        self.lanes.all.with_events(|events| events.front().cloned())
+        self.all.with_events(|events| events.front().cloned())
     }
 
     fn evict_one(&mut self, oldest: &FeedEvent) {
-        self.lanes.evict(oldest);
+        self.all.evict(oldest.seq);
+        self.narrow.for_each_of(oldest, |lane| lane.evict(oldest.seq));
         self.floor = oldest.rv;
         self.events -= 1;
         self.bytes -= oldest.charge();
@@ -195,7 +237,7 @@ impl EventRing {
 
     /// Returns the seconds between the oldest and the newest event.
     pub(super) fn span_seconds(&self) -> f64 {
-        self.lanes.all.with_events(|events| match (events.front(), events.back()) {
+        self.all.with_events(|events| match (events.front(), events.back()) {
             (Some(first), Some(last)) => last.at.duration_since(first.at).as_secs_f64(),
             _ => 0.0,
         })

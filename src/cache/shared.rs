@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use super::budget::{BudgetedFeed, FeedMemoryShare, LruEviction, SHRINK_EVENTS_MAX};
+use super::budget::{BudgetedFeed, FeedMemoryShare, LruEviction};
 use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
 use super::lifecycle::FeedState;
@@ -59,23 +59,6 @@ pub struct FeedProgress {
 }
 
 impl SharedFeedCache {
-    /// Applies new history limits to the feed.
-    pub(super) fn tune(&self, config: CacheConfig) {
-        let bytes = config.window_bytes();
-        self.config.set(config);
-        self.shrink_ring(bytes, SHRINK_EVENTS_MAX);
-    }
-
-    /// Changes the progress and wakes its followers. Only the writer changes it; other callers only wake.
-    pub(super) fn publish(&self, change: impl FnOnce(&mut FeedProgress)) {
-        self.progress.send_modify(|progress| {
-            change(progress);
-            // The version is stored first: a reader that sees a bookmark sees its version or a later one.
-            self.reached.rv.store(progress.rv.0, Ordering::Release);
-            self.reached.bookmarks.store(progress.bookmarks, Ordering::Release);
-        });
-    }
-
     pub(super) fn progress(&self) -> FeedProgress {
         let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
         FeedProgress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
@@ -100,7 +83,7 @@ impl BudgetedFeed for SharedFeedCache {
         self.timeline.read().ring.bytes
     }
 
-    fn may_go(&self, pinned: usize) -> usize {
+    fn reclaimable(&self, pinned: usize) -> usize {
         let first = self.paging.lock().first_taken();
         let (ring, paging) = {
             let timeline = self.timeline.read();
@@ -113,8 +96,8 @@ impl BudgetedFeed for SharedFeedCache {
 
     fn shrink_ring(&self, bytes: usize, events_at_once: usize) {
         loop {
-            let gone = self.timeline.write().ring.shrink(bytes, events_at_once);
-            if gone.len() < events_at_once {
+            let evicted = self.timeline.write().ring.shrink(bytes, events_at_once);
+            if evicted.len() < events_at_once {
                 return;
             }
         }
@@ -125,8 +108,8 @@ impl BudgetedFeed for SharedFeedCache {
     }
 
     fn drop_oldest_paging(&self) {
-        let gone = self.paging.lock().take_oldest();
-        drop(gone);
+        let oldest = self.paging.lock().take_oldest();
+        drop(oldest);
     }
 }
 

@@ -15,7 +15,7 @@ pub struct FeedSnapshot {
     pub rv: ResourceVersion,
     pub(super) objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
     /// The chunks of this state, shared by its clones.
-    pub(super) cut: Arc<ChunkIndex>,
+    pub(super) chunk_index: Arc<ChunkIndex>,
     pub(super) taken: SnapshotCapturePoint,
 }
 
@@ -33,7 +33,7 @@ const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl FeedSnapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<ObjectRevision>>) -> Self {
-        Self { rv, objects, cut: Arc::default(), taken: SnapshotCapturePoint::default() }
+        Self { rv, objects, chunk_index: Arc::default(), taken: SnapshotCapturePoint::default() }
     }
 
     /// Returns the state before `events`, which must be the last events that led to this state.
@@ -95,7 +95,7 @@ impl FeedSnapshot {
 
     /// Returns all objects as chunks, computed once for all readers.
     pub async fn chunks(&self) -> Arc<[ObjectChunk]> {
-        self.cut.chunks(self.iter()).await
+        self.chunk_index.chunks(self.iter()).await
     }
 
     /// Iterates over the state's objects that belong to a chunk.
@@ -105,7 +105,7 @@ impl FeedSnapshot {
 
     /// Returns a chunker for a subset of the state's objects.
     pub fn chunker(&self) -> ObjectChunkBuilder {
-        self.cut.chunker()
+        self.chunk_index.chunker()
     }
 
     /// Iterates over the objects that match `view`, in key order, from the first key that is not before `start`

@@ -67,9 +67,9 @@ impl FeedObjectStore {
 
     /// Applies an event to the stored objects.
     pub(super) fn apply(&mut self, event: &FeedEvent) {
-        let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
-        self.bytes = self.bytes.saturating_sub(gone);
-        self.left_bytes += gone as u64;
+        let left = event.previous.as_ref().map_or(0, |previous| previous.body().len());
+        self.bytes = self.bytes.saturating_sub(left);
+        self.left_bytes += left as u64;
         if event.event_type == EventType::Deleted {
             self.objects.remove(&event.object.key);
         } else {
@@ -87,7 +87,9 @@ impl FeedObjectStore {
     /// Replaces bodies with re-encoded ones of the same version. Returns the previous objects.
     pub(super) fn renew(&mut self, objects: Vec<Arc<ObjectRevision>>) -> Vec<Arc<ObjectRevision>> {
         let fits = |object: &Arc<ObjectRevision>| {
-            self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
+            self.objects
+                .get(&object.key)
+                .is_some_and(|current| current.rv == object.rv && current.body() != object.body())
         };
         let objects: Vec<_> = objects.into_iter().filter(fits).collect();
         if objects.is_empty() {
@@ -96,23 +98,23 @@ impl FeedObjectStore {
         self.leave_state();
         self.content += 1;
         self.chunks = Arc::new(ChunkIndex::of_content(self.content));
-        let mut gone = Vec::with_capacity(objects.len());
+        let mut replaced = Vec::with_capacity(objects.len());
         for object in objects {
             self.bytes += object.body().len();
             if let Some(before) = self.objects.insert(object.key.clone(), object) {
                 self.bytes -= before.body().len();
                 self.left_bytes += before.body().len() as u64;
-                gone.push(before);
+                replaced.push(before);
             }
             self.states.changed(self.objects.len());
         }
-        gone
+        replaced
     }
 
     /// Returns the current state under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> FeedSnapshot {
         let taken = SnapshotCapturePoint { left: self.left_bytes, bytes: self.bytes };
-        FeedSnapshot { rv, objects: self.objects.clone(), cut: self.chunks.clone(), taken }
+        FeedSnapshot { rv, objects: self.objects.clone(), chunk_index: self.chunks.clone(), taken }
     }
 
     /// Returns an empty chunk index for a state that is no longer the current one.

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
+use bytes::Bytes;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
 use super::backfilled_events::EventRingHeadroom;
 use super::budget::FeedMemoryAccounts;
-use super::change::{ObjectChange, OutOfOrderChange};
-use super::pending_wakeups::PendingWakeups;
+use super::lane::PendingWakeups;
 use super::ring::EventRing;
 use super::store::FeedObjectStore;
 use super::{BackfilledEvents, CacheConfig, FeedEvent, FeedSnapshot, MemoryKind};
@@ -31,9 +31,29 @@ pub(super) struct FeedTimeline {
     /// The memory account for frames that upstream did not send.
     frames: Arc<MemoryAccount>,
     /// The number of times that the feed has started a history.
-    pub(super) number: u64,
+    pub(super) history: u64,
     /// Whether the feed has ended. A feed that has ended has no state and no history.
-    pub(super) is_over: bool,
+    pub(super) has_ended: bool,
+}
+
+/// One change, as received from upstream's watch.
+#[derive(Debug)]
+pub struct ObjectChange {
+    /// The event type: `Added`, `Modified` or `Deleted`.
+    pub event_type: EventType,
+    pub object: ObjectRevision,
+    /// The frame in which the change was received, if any; `object.body()` is a slice of it.
+    pub frame: Option<Bytes>,
+}
+
+/// A change that contradicts the known state: it is older than a version that upstream has confirmed, and is not a
+/// duplicate. The stream that delivered it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("event out of order: {key} at resourceVersion {rv}, but everything up to {progress} was already received")]
+pub struct OutOfOrderChange {
+    pub key: ObjectKey,
+    pub rv: ResourceVersion,
+    pub progress: ResourceVersion,
 }
 
 /// A version that upstream's stream has not reached yet, at which upstream had exactly the feed's objects
@@ -90,8 +110,8 @@ impl FeedTimeline {
             last_event: ResourceVersion::default(),
             confirmed: None,
             frames: accounts.of(MemoryKind::Objects).clone(),
-            number: 0,
-            is_over: false,
+            history: 0,
+            has_ended: false,
         }
     }
 
@@ -99,7 +119,7 @@ impl FeedTimeline {
     pub(super) fn restart(&mut self, list: FeedSnapshot) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         let rv = list.rv;
         self.confirmed = None;
-        self.number += 1;
+        self.history += 1;
         (self.base, self.begins) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
         self.ring.restart(rv);
@@ -108,7 +128,7 @@ impl FeedTimeline {
 
     /// Drops everything permanently. Returns the dropped objects and events.
     pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> impl Sized + use<> {
-        self.is_over = true;
+        self.has_ended = true;
         self.confirmed = None;
         (self.ring.end(wakes), self.store.end())
     }
@@ -126,7 +146,7 @@ impl FeedTimeline {
     ) -> Result<Option<Arc<FeedEvent>>, OutOfOrderChange> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
-        let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(&change));
+        let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.has_result_of(&change));
         if !is_new {
             let is_known = self.ring.has(key, rv) || rv <= self.reported_from();
             let out_of_order = || OutOfOrderChange { key: key.clone(), rv, progress: self.progress };
@@ -168,7 +188,7 @@ impl FeedTimeline {
     /// evicted. It must be the feed's first history: a later one began because continuity with the previous one could
     /// not be proven, or did not exist.
     pub(super) fn may_begin_earlier(&self) -> bool {
-        !self.is_over && self.number == 1 && self.ring.floor == self.begins
+        !self.has_ended && self.history == 1 && self.ring.floor == self.begins
     }
 
     /// Prepends events to the history.
@@ -178,9 +198,9 @@ impl FeedTimeline {
     pub(super) fn begin_earlier(
         &mut self,
         past: BackfilledEvents,
-        room: EventRingHeadroom,
+        headroom: EventRingHeadroom,
     ) -> Result<(), BackfilledEvents> {
-        if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
+        if !self.may_begin_earlier() || past.until != self.begins || !headroom.has(&past) {
             return Err(past);
         }
         self.begins = past.from;
@@ -190,7 +210,7 @@ impl FeedTimeline {
 
     /// Returns whether the store has the result of the change. This recognises a change whose event was evicted before
     /// others of its version.
-    fn shows(&self, change: &ObjectChange) -> bool {
+    fn has_result_of(&self, change: &ObjectChange) -> bool {
         match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
             None => change.event_type == EventType::Deleted && change.object.rv <= self.reported_from(),
@@ -200,7 +220,7 @@ impl FeedTimeline {
     /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
     /// current state.
     pub(super) fn confirm(&mut self, mark: FeedStateMark, at: ResourceVersion) -> bool {
-        let is_present = !self.is_over && mark == self.mark();
+        let is_present = !self.has_ended && mark == self.mark();
         if is_present && at > self.shown_at() {
             self.confirmed = Some(ConfirmedVersion { rv: at, kept: None });
         }
@@ -219,7 +239,7 @@ impl FeedTimeline {
     }
 
     /// Discards a confirmed state whose objects have been replaced by newly encoded ones.
-    pub(super) fn forget_kept(&mut self) {
+    pub(super) fn discard_kept(&mut self) {
         self.confirmed.take_if(|confirmed| confirmed.kept.is_some());
     }
 
@@ -234,7 +254,7 @@ impl FeedTimeline {
     }
 
     /// Returns the state that readers get, at the latest version that it is known to have.
-    pub(super) fn shown(&self) -> FeedSnapshot {
+    pub(super) fn served(&self) -> FeedSnapshot {
         match &self.confirmed {
             Some(ConfirmedVersion { rv, kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
             None => self.store.state(self.progress),
@@ -248,24 +268,24 @@ impl FeedTimeline {
 
     /// Returns the state of exactly `rv`, if nothing has changed since.
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
-        if !self.is_over && self.confirmed_at() == Some(rv) {
-            return Some(self.shown());
+        if !self.has_ended && self.confirmed_at() == Some(rv) {
+            return Some(self.served());
         }
-        (!self.is_over && self.last_event <= rv && rv <= self.progress).then(|| self.store.state(rv))
+        (!self.has_ended && self.last_event <= rv && rv <= self.progress).then(|| self.store.state(rv))
     }
 
     /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
     pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<FeedSnapshot> {
-        if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.progress {
+        if self.has_ended || rv < self.ring.known() || rv < self.base || rv > self.progress {
             return None;
         }
-        let since = self.ring.behind(rv, events_max)?;
-        let state = FeedSnapshot { cut: self.store.chunks_of_past_state(), ..self.store.state(rv) };
+        let since = self.ring.events_after(rv, events_max)?;
+        let state = FeedSnapshot { chunk_index: self.store.chunks_of_past_state(), ..self.store.state(rv) };
         Some(state.without(&since))
     }
 
     pub(super) fn mark(&self) -> FeedStateMark {
-        FeedStateMark { history: self.number, next_seq: self.ring.next_seq }
+        FeedStateMark { history: self.history, next_seq: self.ring.next_seq }
     }
 
     pub(super) fn stats(&self) -> CacheStats {
@@ -278,7 +298,7 @@ impl FeedTimeline {
             memory_bytes: 0,
             floor: self.ring.floor,
             progress: self.progress,
-            lanes: self.ring.lanes.len(),
+            lanes: self.ring.narrow_lanes(),
             span_seconds: self.ring.span_seconds(),
         }
     }

@@ -1,17 +1,17 @@
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::budget::MemoryBudget;
-use super::change::{ObjectChange, OutOfOrderChange};
 use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
+use super::lane::PendingWakeups;
 use super::lifecycle::{FeedEndReason, FeedState};
 use super::paging_snapshots::PagingSnapshots;
-use super::pending_wakeups::PendingWakeups;
 use super::shared::{AtomicFeedProgress, FeedProgress, SharedFeedCache};
-use super::timeline::FeedTimeline;
+use super::timeline::{FeedTimeline, ObjectChange, OutOfOrderChange};
 use super::{
     BackfilledEvents, CacheConfig, CacheReader, ChunkCache, FeedSnapshot, MemoryKind, MissingPreviousState,
     SnapshotPins,
@@ -68,8 +68,8 @@ impl CacheWriter {
             state: watch::Sender::new(FeedState::Syncing),
             share,
         });
-        let holder: Weak<SharedFeedCache> = Arc::downgrade(&shared);
-        budget.add(holder);
+        let weak: Weak<SharedFeedCache> = Arc::downgrade(&shared);
+        budget.add(weak);
         (Self { shared: shared.clone() }, CacheReader { shared })
     }
 
@@ -87,18 +87,18 @@ impl CacheWriter {
     pub fn replace(&mut self, list: FeedSnapshot) {
         let rv = list.rv;
         let mut wakes = PendingWakeups::default();
-        let gone = {
+        let dropped = {
             let mut timeline = self.shared.timeline.write();
-            let events = timeline.ring.lanes.close(&mut wakes);
+            let events = timeline.ring.close_lanes(&mut wakes);
             let objects = timeline.restart(list);
             self.shared.paging.lock().clear();
             self.shared.chunks.clear();
             (events, objects)
         };
-        drop(gone);
+        drop(dropped);
         self.shared.kept.clear();
         self.shared.share.admit();
-        self.shared.publish(|progress| progress.rv = rv);
+        self.publish(|progress| progress.rv = rv);
         wakes.wake();
     }
 
@@ -128,7 +128,7 @@ impl CacheWriter {
             };
             if fresh > 0 {
                 self.shared.chunks.expire(now);
-                self.shared.publish(|shown| shown.rv = progress);
+                self.publish(|published| published.rv = progress);
                 wakes.wake();
                 self.enforce_budget();
             }
@@ -149,7 +149,7 @@ impl CacheWriter {
             timeline.progress
         };
         self.shared.chunks.expire(now);
-        self.shared.publish(|progress| {
+        self.publish(|progress| {
             progress.rv = rv;
             if announce {
                 progress.bookmarks += 1;
@@ -159,7 +159,7 @@ impl CacheWriter {
             // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
             // are woken.
             let mut wakes = PendingWakeups::default();
-            self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
+            self.shared.timeline.read().ring.nudge(&mut wakes);
             wakes.wake();
         }
         self.enforce_budget();
@@ -170,8 +170,8 @@ impl CacheWriter {
     pub fn begin_earlier(&mut self, past: BackfilledEvents) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
-            let room = timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes());
-            timeline.begin_earlier(past, room).err()
+            let headroom = timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes());
+            timeline.begin_earlier(past, headroom).err()
         };
         self.enforce_budget();
         refused.is_none()
@@ -180,16 +180,16 @@ impl CacheWriter {
     /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
     /// `known`.
     pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>) {
-        let events = before.into_iter().map(|(change, before)| change.by(before)).collect();
-        let gone = {
+        let events = before.into_iter().map(|(change, before)| change.with_previous(before)).collect();
+        let dropped = {
             let mut timeline = self.shared.timeline.write();
             if timeline.may_begin_earlier() { timeline.ring.explain(events, known) } else { Vec::new() }
         };
-        drop(gone);
+        drop(dropped);
         self.enforce_budget();
     }
 
-    /// Replaces objects that are held under the same key at the same version, and returns how many had different bytes.
+    /// Replaces objects that are stored under the same key at the same version, and returns how many had different bytes.
     /// A server of another release writes other bytes; that is no event and no new version.
     ///
     /// Snapshots of paging clients are dropped, because their continue tokens would lead to bodies of the old server;
@@ -198,14 +198,14 @@ impl CacheWriter {
         let mut renewed = 0;
         let mut objects = objects.into_iter().peekable();
         while objects.peek().is_some() {
-            let some: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
-            let gone = {
+            let batch: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
+            let dropped = {
                 let mut timeline = self.shared.timeline.write();
-                timeline.forget_kept();
-                timeline.store.renew(some)
+                timeline.discard_kept();
+                timeline.store.renew(batch)
             };
-            renewed += gone.len();
-            drop(gone);
+            renewed += dropped.len();
+            drop(dropped);
             tokio::task::yield_now().await;
         }
         if renewed > 0 {
@@ -214,6 +214,17 @@ impl CacheWriter {
             self.enforce_budget();
         }
         renewed
+    }
+
+    /// Changes the progress and wakes its followers.
+    fn publish(&self, change: impl FnOnce(&mut FeedProgress)) {
+        let SharedFeedCache { progress, reached, .. } = &*self.shared;
+        progress.send_modify(|progress| {
+            change(progress);
+            // The version is stored first: a reader that sees a bookmark sees its version or a later one.
+            reached.rv.store(progress.rv.0, Ordering::Release);
+            reached.bookmarks.store(progress.bookmarks, Ordering::Release);
+        });
     }
 
     /// Returns whether the feed has outgrown the memory limit and must end.
@@ -253,9 +264,9 @@ impl Drop for CacheWriter {
             self.set_state(FeedState::Ended(FeedEndReason::Shutdown));
         }
         let mut wakes = PendingWakeups::default();
-        let gone = self.shared.timeline.write().end(&mut wakes);
+        let dropped = self.shared.timeline.write().end(&mut wakes);
         wakes.wake();
-        drop(gone);
+        drop(dropped);
         self.shared.paging.lock().clear();
         self.shared.chunks.clear();
         self.shared.kept.clear();

@@ -1,5 +1,6 @@
 use std::future::poll_fn;
 use std::io;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
 use super::connection::ConnectionState;
-use super::connection_driver::{BoxError, ConnectionDriver, FirstCompletedFuture, until};
+use super::connection_driver::{BoxError, ConnectionDriver};
 use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use super::connection_scheduler::{ConnectionScheduler, ScheduledConnection};
 use super::handshakes::TlsHandshakeQueue;
@@ -197,15 +198,15 @@ async fn drive(
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
     (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
-    match until(connection, &mut scheduler, ending.as_mut()).await {
-        FirstCompletedFuture::Ended(ended) => return ended,
-        FirstCompletedFuture::Other(over) => over?,
+    match scheduler.run_until(connection, ending.as_mut()).await {
+        ControlFlow::Break(ended) => return ended,
+        ControlFlow::Continue(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
     connection.begin_goaway();
-    match until(connection, &mut scheduler, Box::pin(abort(this, cut, limits)).as_mut()).await {
-        FirstCompletedFuture::Ended(ended) => ended,
-        FirstCompletedFuture::Other(()) => Err(ForcedConnectionEnd::Cut.into()),
+    match scheduler.run_until(connection, Box::pin(abort(this, cut, limits)).as_mut()).await {
+        ControlFlow::Break(ended) => ended,
+        ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Cut.into()),
     }
 }

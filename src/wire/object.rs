@@ -9,9 +9,9 @@ use base::MemoryAccount;
 use kubeapi::protobuf::{self, put_varint, varint_len};
 use kubeapi::{ObjectKey, ResourceVersion, SelectableAttributes};
 
-/// One revision of one object, immutable. Its body is held once: store, ring, LIST and every frame share it.
+/// One revision of one object, immutable. Its body is stored once: store, ring, LIST and every frame share it.
 ///
-/// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
+/// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers keep it in an
 /// `Arc`.
 pub struct ObjectRevision {
     /// The key of the object; empty for a bookmark, which has no name.
@@ -24,7 +24,7 @@ pub struct ObjectRevision {
     encoding: FeedEncoding,
     /// The number of bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that contains
     /// it.
-    held: u32,
+    allocated: u32,
     /// A bit for each representation in which the object has been written.
     written: AtomicU8,
     /// The object's derived JSON while it is cached; boxed, because most objects have none.
@@ -55,8 +55,8 @@ pub(super) struct DecodedObjectFields {
 
 impl DecodedObjectFields {
     /// Returns the memory of the object besides its body, in bytes.
-    pub(super) fn beside_bytes(&self) -> usize {
-        beside(&self.key, &self.attributes)
+    pub(super) fn bytes_without_body(&self) -> usize {
+        bytes_without_body(&self.key, &self.attributes)
     }
 
     /// Returns the same reading for a body in which everything is shifted by `by` bytes.
@@ -67,18 +67,28 @@ impl DecodedObjectFields {
     }
 }
 
-fn beside(key: &ObjectKey, attributes: &SelectableAttributes) -> usize {
+fn bytes_without_body(key: &ObjectKey, attributes: &SelectableAttributes) -> usize {
     size_of::<ObjectRevision>() + key.as_str().len() + attributes.held_bytes() + OVERHEAD_BYTES
 }
 
 impl ObjectRevision {
-    /// Creates an object. `held` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
+    /// Creates an object. `allocated` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
     /// `body`.
-    pub(super) fn new(encoding: FeedEncoding, body: Bytes, held: usize, reading: DecodedObjectFields) -> Self {
+    pub(super) fn new(encoding: FeedEncoding, body: Bytes, allocated: usize, reading: DecodedObjectFields) -> Self {
         let DecodedObjectFields { key, rv, rv_at, attributes } = reading;
-        debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
-        let held = u32::try_from(held).unwrap_or(u32::MAX);
-        Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
+        debug_assert!(allocated >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
+        let allocated = u32::try_from(allocated).unwrap_or(u32::MAX);
+        Self {
+            key,
+            rv,
+            attributes,
+            body,
+            rv_at,
+            encoding,
+            allocated,
+            written: AtomicU8::new(0),
+            json: Mutex::new(None),
+        }
     }
 
     /// Splits the object into its body and the values read from it.
@@ -89,7 +99,7 @@ impl ObjectRevision {
 
     /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.
     pub fn charged_bytes(&self) -> usize {
-        self.held as usize + MemoryAccount::KEPT_BYTES + beside(&self.key, &self.attributes)
+        self.allocated as usize + MemoryAccount::KEPT_BYTES + bytes_without_body(&self.key, &self.attributes)
     }
 
     /// Returns upstream's bytes in the normal form described in [`wire`](super).
@@ -143,7 +153,7 @@ impl ObjectRevision {
     /// attributes, and itself. If it came by watch, the allocation is the whole frame. The estimate excludes allocator
     /// overhead.
     pub fn size(&self) -> usize {
-        size_of::<Self>() + self.held as usize + self.key.as_str().len() + self.attributes.held_bytes()
+        size_of::<Self>() + self.allocated as usize + self.key.as_str().len() + self.attributes.held_bytes()
     }
 
     fn restamped_protobuf(&self, start: usize, end: usize, digits: &[u8]) -> Bytes {

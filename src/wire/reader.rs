@@ -19,6 +19,8 @@ use kubeapi::{EventType, ResourceVersion, SelectableFieldTable, Status};
 /// cause takes much more memory than an encoded one, the limit of a frame does not suffice.
 const STATUS_BYTES_MAX: usize = 1 << 20;
 
+const ROW_WITHOUT_TYPE_META: &str = "a row whose object has no kind and apiVersion";
+
 /// Decoder for the objects of one feed.
 ///
 /// It is created once per feed and compiles the table's paths, so that each object is read in one pass. All methods
@@ -46,7 +48,7 @@ pub enum WatchItem {
     Change {
         /// The event type: Added, Modified or Deleted.
         event_type: EventType,
-        /// The object as the event has it. Its body is a slice of `frame`, so the event's bytes are held once.
+        /// The object as the event has it. Its body is a slice of `frame`, so the event's bytes exist once.
         object: ObjectRevision,
         /// The frame as received, without a Table's columns; equal to
         /// [`FrameEnvelope::frame`](super::FrameEnvelope::frame) of `event_type` and the body.
@@ -215,14 +217,7 @@ impl ObjectReader {
         match &self.paths {
             ObjectPaths::Json(paths) => {
                 let found = json_found(paths, document, named)?;
-                let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
-                    return Err(WireError::Layout("an object without kind and apiVersion"));
-                };
-                self.check_kind(api_version, kind)?;
-                let body_at = match self.shape {
-                    JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version)?,
-                    JsonLayout::Custom => 0,
-                };
+                let body_at = self.check_type_meta(&found, "an object without kind and apiVersion")?;
                 let initial_events_end = found.is_initial_events_end();
                 Ok((&document[body_at..], paths.reading(found, body_at)?, initial_events_end))
             }
@@ -269,7 +264,7 @@ impl ObjectReader {
     fn row_event(&self, paths: &JsonPaths, columns: &TableColumns, frame: Bytes) -> Result<WatchItem, WireError> {
         let frame = table::without_columns(&frame, columns)?.unwrap_or(frame);
         let SingleRowTable { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
-        self.check_row(&found)?;
+        self.check_type_meta(&found, ROW_WITHOUT_TYPE_META)?;
         let initial_events_end = found.is_initial_events_end();
         let reading = paths.reading(found, 0)?.moved(object_at)?;
         let (object, frame) = self.within(frame, body, reading);
@@ -284,22 +279,23 @@ impl ObjectReader {
         let items = rows.into_iter().map(|row| {
             check_size(row.as_bytes())?;
             let (found, object_at, body) = table::listed_row(row, paths)?;
-            self.check_row(&found)?;
-            let (reading, held) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
-            Ok(self.within(body, 0..held, reading).0)
+            self.check_type_meta(&found, ROW_WITHOUT_TYPE_META)?;
+            let (reading, len) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
+            Ok(self.within(body, 0..len, reading).0)
         });
         ListPage::of(metadata, items.collect(), table::KIND, table::API_VERSION)
     }
 
-    /// Checks the object of a row, which has the same layout as an object outside of lists.
-    fn check_row(&self, found: &ParsedObjectParts<'_>) -> Result<(), WireError> {
+    /// Checks the `TypeMeta` of an object outside of lists, or of a row's object. Returns the offset of the object's
+    /// body.
+    fn check_type_meta(&self, found: &ParsedObjectParts<'_>, missing: &'static str) -> Result<usize, WireError> {
         let (Some(kind), Some(api_version)) = (found.kind(), found.api_version()) else {
-            return Err(WireError::Layout("a row whose object has no kind and apiVersion"));
+            return Err(WireError::Layout(missing));
         };
         self.check_kind(api_version, kind)?;
         match self.shape {
-            JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version).map(drop),
-            JsonLayout::Custom => Ok(()),
+            JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version),
+            JsonLayout::Custom => Ok(0),
         }
     }
 
@@ -342,12 +338,12 @@ impl ObjectReader {
 
     /// Returns an object whose body is a part of `frame`, and the frame, which is charged together with it.
     fn within(&self, frame: Bytes, body: Range<usize>, reading: DecodedObjectFields) -> (ObjectRevision, Bytes) {
-        let held = frame.len();
+        let allocated = frame.len();
         let frame = match &self.account {
-            Some(account) => account.keep_with(frame, reading.beside_bytes()),
+            Some(account) => account.keep_with(frame, reading.bytes_without_body()),
             None => frame,
         };
-        (ObjectRevision::new(self.encoding(), frame.slice(body), held, reading), frame)
+        (ObjectRevision::new(self.encoding(), frame.slice(body), allocated, reading), frame)
     }
 
     /// Returns an object with its own copy of the body.

@@ -20,7 +20,7 @@ struct ObjectRendererState {
     representation: Representation,
     /// The envelope of the rendered output.
     envelope: FrameEnvelope,
-    means: RenderMethod,
+    method: RenderMethod,
     /// The minor version of the release for which the renderer writes; 0 if the output does not depend on the release.
     release: u32,
     revoked: AtomicBool,
@@ -48,9 +48,9 @@ impl ObjectRenderer {
         Self::new(representation, feed.clone(), RenderMethod::Verbatim, 0)
     }
 
-    fn new(representation: Representation, envelope: FrameEnvelope, means: RenderMethod, release: u32) -> Self {
+    fn new(representation: Representation, envelope: FrameEnvelope, method: RenderMethod, release: u32) -> Self {
         let [revoked, disproven] = std::array::from_fn(|_| AtomicBool::new(false));
-        Self(Arc::new(ObjectRendererState { representation, envelope, means, release, revoked, disproven }))
+        Self(Arc::new(ObjectRendererState { representation, envelope, method, release, revoked, disproven }))
     }
 
     /// Returns a renderer for another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
@@ -63,7 +63,7 @@ impl ObjectRenderer {
             return Some(Self::verbatim(feed));
         }
         let rows = feed.encoding() == FeedEncoding::Table;
-        let (means, envelope) = match representation {
+        let (method, envelope) = match representation {
             Representation::Table(_) if !rows => return None,
             Representation::Table(IncludeObjectPolicy::None) => (RenderMethod::Cells, feed.clone()),
             Representation::Table(IncludeObjectPolicy::Metadata | IncludeObjectPolicy::Object) => {
@@ -86,7 +86,7 @@ impl ObjectRenderer {
                 (RenderMethod::Metadata(metadata, feed.encoding()), envelope)
             }
         };
-        Some(Self::new(representation, envelope, means, minor))
+        Some(Self::new(representation, envelope, method, minor))
     }
 
     /// Returns the representation that the renderer writes.
@@ -101,7 +101,7 @@ impl ObjectRenderer {
 
     /// Returns whether bodies are sent as received.
     pub fn is_verbatim(&self) -> bool {
-        matches!(self.0.means, RenderMethod::Verbatim)
+        matches!(self.0.method, RenderMethod::Verbatim)
     }
 
     /// Returns the release whose bodies it writes. Callers that cache a body must store the release with it, because
@@ -132,7 +132,7 @@ impl ObjectRenderer {
     /// Returns the body in the renderer's representation, in the normal form of [`wire`](super). It shares `body`'s
     /// bytes where possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        match (self.0.means, self.0.representation.encoding()) {
+        match (self.0.method, self.0.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Protobuf) => {
                 metadata.protobuf(body)
@@ -142,7 +142,7 @@ impl ObjectRenderer {
             }
             _ => {
                 // JSON is up to twice its protobuf, metadata is most of a small object.
-                let growth = if matches!(self.0.means, RenderMethod::Json(_)) { 2 } else { 1 };
+                let growth = if matches!(self.0.method, RenderMethod::Json(_)) { 2 } else { 1 };
                 let mut out = Vec::with_capacity(body.len() * growth);
                 self.put_body(body, &mut out)?;
                 Ok(out.into())
@@ -152,7 +152,7 @@ impl ObjectRenderer {
 
     /// Appends the rendered body. If the body is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
-        match (self.0.means, self.0.representation.encoding()) {
+        match (self.0.method, self.0.representation.encoding()) {
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Json) => metadata.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Json), FeedEncoding::Json) => {
@@ -180,7 +180,7 @@ impl ObjectRenderer {
 
     /// Returns a whole BOOKMARK frame around a bookmark's body.
     pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        let body = match self.0.means {
+        let body = match self.0.method {
             RenderMethod::Json(transcoder) => {
                 let mut out = Vec::new();
                 transcoder.bookmark_json(body, &mut out)?;
@@ -216,13 +216,13 @@ impl fmt::Debug for ObjectRenderer {
 fn put_row(
     body: &[u8],
     out: &mut Vec<u8>,
-    instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), TranscodeError>,
+    write_object: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), TranscodeError>,
 ) -> Result<(), TranscodeError> {
     let start = out.len();
     let object = table::object_of(body)
         .ok_or_else(|| TranscodeError::new(&[], TranscodeRefusal::Malformed("not a Table row")))?;
     out.extend_from_slice(&body[..object.start]);
-    instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
+    write_object(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);
     Ok(())
 }

@@ -19,7 +19,7 @@ fn tells(model: &Model, from: u64, until: u64) -> Vec<ObjectChange> {
 }
 
 fn reported_to_all(fact: &Fact) -> ObjectChange {
-    let seen = fact.reported_to(Want::Everything).expect("everybody is told");
+    let seen = fact.reported_to(Want::Everything).expect("every watch receives it");
     change(seen.event_type, &seen.pod, seen.rv)
 }
 
@@ -168,7 +168,7 @@ fn backfill_inconsistent_with_the_snapshot_is_rejected() {
         ("an object was added", 80, vec![added(&Q, 90)], None),
         ("one came and went", 80, vec![added(&r, 85), changed(Q, 90), deleted(&r, 91)], None),
         ("one that was there went", 80, vec![deleted(&r, 85), changed(Q, 90)], None),
-        ("it was made anew", 80, vec![deleted(&Q, 85), added(&Q, 90)], None),
+        ("it was created again", 80, vec![deleted(&Q, 85), added(&Q, 90)], None),
         ("nothing happened", 90, vec![], None),
         ("several share a version", 80, vec![changed(Q, 90), deleted(&r, 90)], None),
         ("at the version of the list", 90, vec![deleted(&r, 100)], None),

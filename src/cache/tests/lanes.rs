@@ -189,7 +189,7 @@ fn recreated_lane_includes_events_missed_while_dropped() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply([added(&POD, 11)]).expect("in order");
     drop(open(&reader, 11, view("a", "", "")));
-    writer.apply([added(&POD, 12)]).expect("nobody follows the lane now");
+    writer.apply([added(&POD, 12)]).expect("the lane has no readers now");
     let mut cursor = open(&reader, 11, view("a", "", ""));
     writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reported(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);
@@ -243,8 +243,8 @@ fn narrow_lane_keeps_at_most_the_configured_events() {
         let versions =
             |lane: &EventLane| lane.with_events(|events| events.iter().map(|event| event.rv.0).collect::<Vec<_>>());
         let held = u64::try_from(lane_events_max).expect("a few");
-        assert_eq!(versions(&timeline.ring.lanes.open(&LaneKey::of(&narrow), 0)), (31 - held..31).collect::<Vec<_>>());
-        assert_eq!(versions(&timeline.ring.lanes.all), (11..31).collect::<Vec<_>>());
+        assert_eq!(versions(&timeline.ring.open_lane(&LaneKey::of(&narrow))), (31 - held..31).collect::<Vec<_>>());
+        assert_eq!(versions(&timeline.ring.all), (11..31).collect::<Vec<_>>());
     }
 }
 
@@ -303,7 +303,7 @@ fn cluster_scoped_object_watch_by_name_uses_a_lane() {
 fn among_all(reader: &CacheReader, view: CollectionView) -> FeedCursor {
     let (after, next, all) = {
         let timeline = reader.shared.timeline.read();
-        (timeline.progress, timeline.ring.next_seq, timeline.ring.lanes.all.clone())
+        (timeline.progress, timeline.ring.next_seq, timeline.ring.all.clone())
     };
     FeedCursor::new(reader.shared.clone(), all, view, next, after, after)
 }

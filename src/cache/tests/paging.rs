@@ -151,7 +151,7 @@ fn pinned_snapshot_serves_the_next_page() {
     writer.apply([deleted(&POD, 12)]).expect("in order");
     let held = reader.snapshot_at(rv(11)).expect("it is held");
     assert_eq!((held.rv, shown(&held, &CollectionView::everything())), (rv(11), vec!["a/p 11".to_owned()]));
-    assert!(reader.snapshot_at(rv(10)).is_none(), "nobody holds that one");
+    assert!(reader.snapshot_at(rv(10)).is_none(), "no client pages through it");
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     assert_eq!(renew(&mut writer, &reader, &list), 2);
     let after = reader.snapshot();
     assert!(after.iter().all(|object| is_new(object)), "{after:?}");
-    assert!(!before.iter().any(|object| is_new(object)), "who was being told a state goes on with it");
+    assert!(!before.iter().any(|object| is_new(object)), "a client that receives a state continues with it");
     assert_eq!(after.iter().map(|object| object.rv.0).collect::<Vec<_>>(), [5, 6]);
     assert_ne!(names(&after), old_names);
     assert_eq!(names(&after), names(&reader.snapshot()), "from here on they are the same");
@@ -56,7 +56,7 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     assert_eq!((reader.progress(), reader.history()), (progress, history), "nothing has happened");
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
-    assert!(frames.is_empty(), "nobody is told");
+    assert!(frames.is_empty(), "no watch receives an event");
     assert_eq!(renew(&mut writer, &reader, &list), 0, "there is no more to do");
     assert_eq!(names(&after), names(&reader.snapshot()));
 }

@@ -56,7 +56,7 @@ async fn unused_values_expire() {
     assert_eq!((is_kept(&flight, 1), flight.bytes()), (true, 20));
     advance(Duration::from_secs(8)).await;
     flight.expire(Instant::now());
-    assert_eq!(flight.bytes(), 10, "the other was wanted eight seconds ago");
+    assert_eq!(flight.bytes(), 10, "the other was used eight seconds ago");
     advance(Duration::from_secs(8)).await;
     flight.expire(Instant::now());
     assert_eq!(flight.bytes(), 0);
@@ -81,7 +81,7 @@ fn concurrent_caller_waits_for_the_value_in_flight() {
 fn waiting_caller_is_woken_when_the_computation_fails() {
     let (flight, wakes) = (SingleFlightCache::<u128>::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
-    let never = || -> Result<(u128, usize), &str> { panic!("somebody else makes it") };
+    let never = || -> Result<(u128, usize), &str> { panic!("another task makes it") };
     let wait = || assert!(flight.poll_get_or_make(format(1), &Context::from_waker(&waker), never).is_pending());
     let fail = || {
         wait();

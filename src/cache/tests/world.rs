@@ -225,7 +225,7 @@ impl World {
             let PullResult::CaughtUp { progress } = pull else {
                 panic!("{pull:?}, but there is nothing to tell: {got:?}")
             };
-            assert!(got.is_empty(), "told {got:?} for nothing");
+            assert!(got.is_empty(), "received {got:?} for no event");
             assert_eq!((progress.rv.0, progress.bookmarks), (self.model.progress, self.bookmarks));
             follower.at = self.model.facts.len();
             follower.parked = true;
@@ -294,7 +294,7 @@ impl World {
         assert_eq!((stats.floor.0, stats.progress.0), (self.model.floor(), self.model.progress));
         assert_eq!(stats.object_bytes, self.model.now.values().map(|(pod, rv)| pod.body(*rv).len()).sum::<usize>());
         let charged = |events: &VecDeque<Arc<FeedEvent>>| events.iter().map(|event| event.charge()).sum::<usize>();
-        assert_eq!(stats.event_bytes, self.reader.shared.timeline.read().ring.lanes.all.with_events(charged));
+        assert_eq!(stats.event_bytes, self.reader.shared.timeline.read().ring.all.with_events(charged));
         assert!(stats.event_bytes >= held.iter().map(frame_len).sum::<usize>());
         assert_eq!(stats.lanes, self.lanes_in_use());
         let now = self.reader.snapshot();

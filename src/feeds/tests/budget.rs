@@ -113,15 +113,15 @@ fn large(event_type: EventType, name: &str, version: u64, bytes: usize) -> Bytes
 }
 
 fn bytes_of(memory: &MemoryUse, kind: MemoryKind) -> usize {
-    memory.held[kind as usize].1
+    memory.used[kind as usize].1
 }
 
 fn gone(feeds: &FeedRegistry) -> Vec<ReclaimableMemoryKind> {
-    feeds.memory().gone.into_iter().filter(|(_, times)| *times > 0).map(|(gone, _)| gone).collect()
+    feeds.memory().reclaimed.into_iter().filter(|(_, times)| *times > 0).map(|(gone, _)| gone).collect()
 }
 
 fn total(feeds: &FeedRegistry) -> usize {
-    feeds.memory().held.iter().map(|(_, bytes)| bytes).sum()
+    feeds.memory().used.iter().map(|(_, bytes)| bytes).sum()
 }
 
 /// Returns the bytes of every reachable object, each counted once.

@@ -15,7 +15,7 @@ pub(super) struct ConnectionOwnerQueues {
     /// The owners with a waiting connection, the next one first.
     order: VecDeque<ConnectionOwner>,
     /// The waker of the next connection, while all other tasks run before it.
-    back: Option<Arc<WakeRecorder>>,
+    yielding: Option<Arc<WakeRecorder>>,
     tickets: u64,
     waiting: usize,
     /// The number of queues at which those without state are removed.
@@ -28,7 +28,7 @@ struct ConnectionOwnerQueue {
     /// The CPU time that the owner had used and not regained at `at`.
     spent: Duration,
     at: Instant,
-    /// The waiting connections by ticket, in ascending order. The next one is first.
+    /// The waiting connections by their tickets' numbers, in ascending order. The next one is first.
     waiting: VecDeque<(u64, Waker)>,
 }
 
@@ -36,7 +36,7 @@ struct ConnectionOwnerQueue {
 #[derive(Debug)]
 pub(super) struct OwnerQueueTicket {
     owner: ConnectionOwner,
-    ticket: u64,
+    number: u64,
 }
 
 /// The decision about a connection that requests a turn.
@@ -56,7 +56,7 @@ pub(super) enum PollDecision {
 /// A waker that wakes a task and records that it did.
 #[derive(Debug)]
 pub(super) struct WakeRecorder {
-    is_back: AtomicBool,
+    has_woken: AtomicBool,
     task: Waker,
 }
 
@@ -68,7 +68,7 @@ pub(super) const SLICE: Duration = Duration::from_micros(100);
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
 /// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
 /// So an owner that uses less than a fifth of a core never waits.
-const GIVEN_BACK_IN: u32 = 4;
+const REGAINED_IN: u32 = 4;
 /// The minimum number of queues before some are removed.
 const SWEEP_MIN: usize = 64;
 
@@ -77,54 +77,54 @@ impl ConnectionOwnerQueues {
         self.waiting
     }
 
-    /// Handles a connection that requests a turn. `place` is its position in its owner's queue, if any; it is set or
+    /// Handles a connection that requests a turn. `ticket` is its position in its owner's queue, if any; it is set or
     /// cleared here.
     pub(super) fn enter(
         &mut self,
         owner: ConnectionOwner,
         now: Instant,
-        place: &mut Option<OwnerQueueTicket>,
+        ticket: &mut Option<OwnerQueueTicket>,
         waker: &Waker,
     ) -> PollDecision {
-        let ticket = match place {
-            Some(has) => has.ticket,
+        let number = match ticket {
+            Some(ticket) => ticket.number,
             None => {
-                let line = self.line(owner, now);
-                line.give_back(now);
-                if line.waiting.is_empty() && line.spent < SLICE {
+                let queue = self.queue(owner, now);
+                queue.regain(now);
+                if queue.waiting.is_empty() && queue.spent < SLICE {
                     return PollDecision::Run;
                 }
-                let ticket = self.join(owner, now, waker);
-                *place = Some(OwnerQueueTicket { owner, ticket });
-                ticket
+                let number = self.join(owner, now, waker);
+                *ticket = Some(OwnerQueueTicket { owner, number });
+                number
             }
         };
-        let Some(line) = self.all.get_mut(&owner) else { return PollDecision::Wait };
-        let Ok(at) = line.place(ticket) else { return PollDecision::Wait };
+        let Some(queue) = self.all.get_mut(&owner) else { return PollDecision::Wait };
+        let Ok(at) = queue.index_of(number) else { return PollDecision::Wait };
         if at > 0 || self.order.front() != Some(&owner) {
-            line.waiting[at].1.clone_from(waker);
+            queue.waiting[at].1.clone_from(waker);
             return PollDecision::Wait;
         }
-        if let Some(back) = &self.back {
-            if !back.is_back() {
+        if let Some(yielding) = &self.yielding {
+            if !yielding.has_woken() {
                 // Another waker has woken the task.
                 return PollDecision::Wait;
             }
-            self.back = None;
-            line.spent = line.spent.saturating_sub(SLICE);
-            if line.spent >= SLICE && self.order.len() > 1 {
-                line.waiting[0].1.clone_from(waker);
+            self.yielding = None;
+            queue.spent = queue.spent.saturating_sub(SLICE);
+            if queue.spent >= SLICE && self.order.len() > 1 {
+                queue.waiting[0].1.clone_from(waker);
                 self.order.rotate_left(1);
                 return self.next().map_or(PollDecision::Wait, PollDecision::WakeNext);
             }
         }
-        if line.spent >= SLICE {
-            let back = WakeRecorder::of(waker);
-            self.back = Some(back.clone());
-            return PollDecision::YieldToOthers(back);
+        if queue.spent >= SLICE {
+            let yielding = WakeRecorder::of(waker);
+            self.yielding = Some(yielding.clone());
+            return PollDecision::YieldToOthers(yielding);
         }
         self.remove(owner, 0);
-        *place = None;
+        *ticket = None;
         PollDecision::Run
     }
 
@@ -133,62 +133,62 @@ impl ConnectionOwnerQueues {
         let spent = self.charge(owner, began, now);
         if spent >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
             self.order.rotate_left(1);
-            self.back = None;
+            self.yielding = None;
         }
         self.next()
     }
 
     /// Charges an owner for a period of CPU time. Returns the owner's recent use.
     pub(super) fn charge(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Duration {
-        let line = self.line(owner, now);
-        line.give_back(began);
-        line.spent = (line.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
-        line.at = now;
-        line.spent
+        let queue = self.queue(owner, now);
+        queue.regain(began);
+        queue.spent = (queue.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
+        queue.at = now;
+        queue.spent
     }
 
     /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
-    pub(super) fn leave(&mut self, place: &OwnerQueueTicket) -> Option<Waker> {
-        let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
-        if at == 0 && self.order.front() == Some(&place.owner) {
-            self.back = None;
+    pub(super) fn leave(&mut self, ticket: &OwnerQueueTicket) -> Option<Waker> {
+        let at = self.all.get(&ticket.owner)?.index_of(ticket.number).ok()?;
+        if at == 0 && self.order.front() == Some(&ticket.owner) {
+            self.yielding = None;
         }
-        self.remove(place.owner, at);
+        self.remove(ticket.owner, at);
         self.next()
     }
 
     /// Returns the waker of the next connection, unless all other tasks run before it now.
     fn next(&self) -> Option<Waker> {
-        let first = self.order.front().filter(|_| self.back.is_none())?;
+        let first = self.order.front().filter(|_| self.yielding.is_none())?;
         self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
     }
 
-    /// Adds a connection at the end of its owner's queue. Returns its ticket.
+    /// Adds a connection at the end of its owner's queue. Returns its ticket's number.
     fn join(&mut self, owner: ConnectionOwner, now: Instant, waker: &Waker) -> u64 {
         self.tickets += 1;
         self.waiting += 1;
-        let ticket = self.tickets;
-        let line = self.line(owner, now);
-        line.waiting.push_back((ticket, waker.clone()));
-        if line.waiting.len() == 1 {
+        let number = self.tickets;
+        let queue = self.queue(owner, now);
+        queue.waiting.push_back((number, waker.clone()));
+        if queue.waiting.len() == 1 {
             self.order.push_back(owner);
         }
-        ticket
+        number
     }
 
     /// Removes the connection at position `at` of its owner's queue.
     fn remove(&mut self, owner: ConnectionOwner, at: usize) {
-        let Some(line) = self.all.get_mut(&owner) else { return };
-        line.waiting.remove(at);
+        let Some(queue) = self.all.get_mut(&owner) else { return };
+        queue.waiting.remove(at);
         self.waiting -= 1;
-        if line.waiting.is_empty() {
+        if queue.waiting.is_empty() {
             self.order.retain(|waits| *waits != owner);
         }
     }
 
-    fn line(&mut self, owner: ConnectionOwner, now: Instant) -> &mut ConnectionOwnerQueue {
+    fn queue(&mut self, owner: ConnectionOwner, now: Instant) -> &mut ConnectionOwnerQueue {
         if self.all.len() >= self.sweep_at {
-            self.all.retain(|_, line| !line.says_nothing(now));
+            self.all.retain(|_, queue| !queue.has_no_state(now));
             self.sweep_at = SWEEP_MIN.max(2 * self.all.len());
         }
         self.all.entry(owner).or_insert_with(|| ConnectionOwnerQueue {
@@ -207,36 +207,36 @@ impl ConnectionOwnerQueues {
 impl Default for ConnectionOwnerQueues {
     fn default() -> Self {
         let (all, order) = (HashMap::new(), VecDeque::new());
-        Self { all, order, back: None, tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
+        Self { all, order, yielding: None, tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
     }
 }
 
 impl ConnectionOwnerQueue {
-    fn give_back(&mut self, now: Instant) {
+    fn regain(&mut self, now: Instant) {
         if self.waiting.is_empty() {
-            self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / GIVEN_BACK_IN);
+            self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / REGAINED_IN);
         }
         self.at = now;
     }
 
     /// Whether the queue has no state worth keeping, so that it equals a new one.
-    fn says_nothing(&mut self, now: Instant) -> bool {
-        self.give_back(now);
+    fn has_no_state(&mut self, now: Instant) -> bool {
+        self.regain(now);
         self.waiting.is_empty() && self.spent.is_zero()
     }
 
-    fn place(&self, ticket: u64) -> Result<usize, usize> {
-        self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket)
+    fn index_of(&self, number: u64) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&number, |(number, _)| *number)
     }
 }
 
 impl WakeRecorder {
     fn of(task: &Waker) -> Arc<Self> {
-        Arc::new(Self { is_back: AtomicBool::new(false), task: task.clone() })
+        Arc::new(Self { has_woken: AtomicBool::new(false), task: task.clone() })
     }
 
-    fn is_back(&self) -> bool {
-        self.is_back.load(Ordering::Acquire)
+    fn has_woken(&self) -> bool {
+        self.has_woken.load(Ordering::Acquire)
     }
 }
 
@@ -246,7 +246,7 @@ impl Wake for WakeRecorder {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.is_back.store(true, Ordering::Release);
+        self.has_woken.store(true, Ordering::Release);
         self.task.wake_by_ref();
     }
 }

@@ -4,6 +4,8 @@ use std::task::ready;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use http2::WakeSet;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{advance, sleep, sleep_until, timeout};
 
@@ -96,11 +98,11 @@ impl Scene {
     /// Returns the number of connections that completed without a panic.
     async fn end(&mut self) -> usize {
         let mut ended = 0;
-        while let Some(joined) = timeout(LONG, self.all.join_next()).await.expect("nobody waits for ever") {
+        while let Some(joined) = timeout(LONG, self.all.join_next()).await.expect("no connection waits forever") {
             ended += usize::from(joined.is_ok());
         }
         let state = self.turns.0.here().state.lock();
-        assert_eq!((state.open.len(), state.lines.waiting()), (0, 0), "nothing is kept of those who are gone");
+        assert_eq!((state.open.len(), state.queues.waiting()), (0, 0), "no state is kept for dropped connections");
         ended
     }
 
@@ -265,12 +267,12 @@ async fn dropped_or_panicked_connection_does_not_block_others() {
     }));
     for gone in &some[..15] {
         for _ in 0..100 {
-            if scene.turns.0.here().state.lock().lines.waiting() > 0 {
+            if scene.turns.0.here().state.lock().queues.waiting() > 0 {
                 break;
             }
             yield_now().await;
         }
-        // One after the other while some wait, among them the first in line.
+        // One after the other while some wait, among them the first in the queue.
         gone.abort();
         yield_now().await;
     }
@@ -296,23 +298,23 @@ async fn spurious_wake_does_not_bypass_yield_to_others() {
 
 #[test]
 fn caller_table_keeps_only_recent_and_waiting_callers() {
-    let (mut lines, now) = (ConnectionOwnerQueues::default(), Instant::now());
+    let (mut queues, now) = (ConnectionOwnerQueues::default(), Instant::now());
     let waker = Waker::noop();
-    lines.end(ConnectionOwner::Caller(STORM), now, now + SLICE);
-    lines.end(ConnectionOwner::Caller(2), now, now + SLICE);
-    let mut place = None;
+    queues.end(ConnectionOwner::Caller(STORM), now, now + SLICE);
+    queues.end(ConnectionOwner::Caller(2), now, now + SLICE);
+    let mut ticket = None;
     assert!(matches!(
-        lines.enter(ConnectionOwner::Caller(STORM), now + SLICE, &mut place, waker),
+        queues.enter(ConnectionOwner::Caller(STORM), now + SLICE, &mut ticket, waker),
         PollDecision::YieldToOthers(_)
     ));
     let late = now + Duration::from_secs(1);
     for caller in 10..10_000 {
-        assert!(matches!(lines.enter(ConnectionOwner::Caller(caller), late, &mut None, waker), PollDecision::Run));
+        assert!(matches!(queues.enter(ConnectionOwner::Caller(caller), late, &mut None, waker), PollDecision::Run));
     }
-    assert!(lines.len() < 200, "{}", lines.len());
-    let entered = lines.enter(ConnectionOwner::Caller(STORM), late, &mut place, waker);
+    assert!(queues.len() < 200, "{}", queues.len());
+    let entered = queues.enter(ConnectionOwner::Caller(STORM), late, &mut ticket, waker);
     assert!(matches!(entered, PollDecision::Wait), "others are not in yet");
-    assert!(lines.leave(&place.expect("it waits")).is_none());
+    assert!(queues.leave(&ticket.expect("it waits")).is_none());
 }
 
 /// The CPU use of an owner over a second, as the poll time and the pause between polls, and whether the owner then
@@ -329,13 +331,54 @@ fn owner_is_heavy_above_a_fifth_of_a_core() {
         (Duration::from_secs(1), Duration::from_millis(4), false),
         (Duration::from_millis(1), Duration::from_millis(3), true),
     ] {
-        let (mut lines, mut now) = (ConnectionOwnerQueues::default(), Instant::now());
+        let (mut queues, mut now) = (ConnectionOwnerQueues::default(), Instant::now());
         let has_waited = (0..1_000).any(|_| {
-            let entered = lines.enter(ConnectionOwner::Caller(1), now, &mut None, Waker::noop());
-            lines.end(ConnectionOwner::Caller(1), now, now + poll);
+            let entered = queues.enter(ConnectionOwner::Caller(1), now, &mut None, Waker::noop());
+            queues.end(ConnectionOwner::Caller(1), now, now + poll);
             now += poll + pause;
             !matches!(entered, PollDecision::Run)
         });
         assert_eq!(has_waited, waits, "{poll:?} every {:?}", poll + pause);
     }
+}
+
+/// A connection on which no data arrives.
+struct Silence(Arc<WakeSet>);
+
+impl ConnectionDriver for Silence {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_codec(cx, Waker::noop(), |_| Poll::Pending)
+    }
+
+    fn begin_goaway(&mut self) {}
+
+    fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.0
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn side_future_completes_while_connection_waits_for_turn() {
+    let (all, connection) = (ConnectionScheduler::shared(), DownstreamConnection::default());
+    connection.authenticated(Some(1));
+    let of = |connection: &DownstreamConnection| all.of(connection, ConnectionSource::Unix);
+    let _other = of(&DownstreamConnection::default());
+    let (mut first, mut turns) = (of(&connection), of(&connection));
+    let cx = Context::from_waker(Waker::noop());
+    let turn = first.poll_turn(&cx);
+    assert!(turn.is_ready() && advance(Duration::from_secs(1)).now_or_never().is_none());
+    drop(turn);
+    assert!(first.poll_turn(&cx).is_pending(), "its turn never comes, and that of the other neither");
+    let mut silence = Silence(WakeSet::shared());
+    let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
+    let talking = tokio::spawn(async move {
+        matches!(turns.run_until(&mut silence, Box::pin(left).as_mut()).await, ControlFlow::Continue(Ok(())))
+    });
+    for _ in 0..3 {
+        yield_now().await;
+        wake_set.waker(ConnectionWakeTarget::Codec).wake();
+    }
+    yield_now().await;
+    leave.send(()).expect("it is listened to");
+    assert!(talking.await.expect("no panic"));
 }

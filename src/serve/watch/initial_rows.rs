@@ -39,7 +39,7 @@ impl WatchOpener {
                 tracing::debug!(%error, "cannot list the initial rows of a Table watch; forwarding");
                 ForwardReason::Table
             })?;
-        // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.
+        // The request to upstream had the proxy's identity, so the result is checked against the caller's view.
         if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
             return Err(ForwardReason::Table);
         }

@@ -28,9 +28,9 @@ use base::{AbortSignal, BackgroundTasks};
 use kubeapi::{Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
-/// How long a watch from before the history is held. After that, the client receives the error that it would have
+/// The maximum time that a watch from before the history waits. After that, the client receives the error that it would have
 /// received at once.
-const HELD_MAX: Duration = Duration::from_secs(8);
+const BACKFILL_WAIT_MAX: Duration = Duration::from_secs(8);
 
 /// Opens downstream watches on feeds.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl WatchOpener {
         mut read: RoutedWatch,
     ) -> CacheReadResult {
         let kind = |read: &RoutedWatch| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
-        let (name, asked) = (read.view.name(), request as &ReadRequest);
-        let mut need = FeedRequirements::of(asked, &permit, resource, name, read.representation, kind(&read))?;
+        let (name, read_request) = (read.view.name(), request as &ReadRequest);
+        let mut need = FeedRequirements::of(read_request, &permit, resource, name, read.representation, kind(&read))?;
         if !cost::is_for_watch(read.view.selector()) {
             return too_expensive(request, &permit);
         }
@@ -191,7 +191,7 @@ impl WatchOpener {
 }
 
 impl FeedResolver {
-    /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
+    /// Opens a watch at its start version. If the version precedes the feed's history, the watch waits for a while,
     /// because the history may be extended from upstream. Its client does not receive "too old" because a feed or the
     /// proxy ends: the next one may have the history. `is_part` marks a partial view; if the watch `follows` the
     /// stream, it starts at the stream's version.
@@ -218,7 +218,7 @@ impl FeedResolver {
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
             if !is_table && !reader.reaches(from, &view) && reader.may_begin_earlier() {
                 let history = feed.resume_backfills.wait(from, &view, reader);
-                self.hold(feed, WatchTimeout::of(read.timeout_seconds).within(HELD_MAX), history).await?;
+                self.hold(feed, WatchTimeout::of(read.timeout_seconds).within(BACKFILL_WAIT_MAX), history).await?;
             }
             opened = open();
         }
@@ -300,7 +300,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn resume_before_history_waits_for_backfill_up_to_limit() {
         for (event, comes_to, held) in [
-            (Event::Nothing, "too old", HELD_MAX),
+            (Event::Nothing, "too old", BACKFILL_WAIT_MAX),
             (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
             (Event::Refusal, "too old", Duration::from_secs(1)),
             (Event::Drain, "refused with 503, again in 1 s", Duration::from_secs(1)),

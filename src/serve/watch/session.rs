@@ -15,7 +15,7 @@ mod tests;
 mod timers;
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -288,6 +288,45 @@ impl WatchSessionContext {
         }
     }
 
+    /// Decides whether the watch ends before it sends more, and why. Otherwise, returns the state to continue with.
+    ///
+    /// A revocation comes first, even if frames are pending (A4), except for the rest of a chunk of the initial state.
+    /// A live watch then ends for its renderer, its timeout or the drain, unless it must first send the rest of a
+    /// version.
+    fn decide(&mut self, state: WatchSessionState, cx: &Context<'_>) -> Result<WatchSessionState, WatchExit> {
+        if matches!(state, WatchSessionState::Last(_) | WatchSessionState::Ended) {
+            return Ok(state);
+        }
+        // A watch ends between two events (W13). Its timers are not read here, so a client that does not read the rest
+        // of the chunk is cut after the grace period.
+        if matches!(&state, WatchSessionState::Initial(initial) if initial.is_within_chunk()) {
+            return Ok(state);
+        }
+        if let Some(exit) = self.timers.revocation() {
+            return Err(exit);
+        }
+        match state {
+            WatchSessionState::Initial(_) => return self.timers.exit(cx).map_or(Ok(state), Err),
+            WatchSessionState::Live => {}
+            state => return Ok(state),
+        }
+        // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
+        let is_revoked = self.cursor.renderer().is_revoked();
+        if self.cursor.renderer().is_disproven() {
+            // What this client holds may be wrong, and would stay so if it went on from here.
+            let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
+            return Err(WatchExit::error(status, WatchEndReason::NotDerivable));
+        }
+        let exit =
+            if is_revoked { Some(WatchExit::Silent(WatchEndReason::NotDerivable)) } else { self.timers.exit(cx) };
+        match exit {
+            None => Ok(WatchSessionState::Live),
+            Some(WatchExit::Silent(_)) if self.is_amid() => Ok(WatchSessionState::Live),
+            Some(WatchExit::Silent(WatchEndReason::Drained)) if self.bookmarks => Err(self.drained()),
+            Some(exit) => Err(exit),
+        }
+    }
+
     /// Puts a portion of the initial state.
     fn send_initial(
         &mut self,
@@ -320,7 +359,13 @@ impl WatchSessionContext {
     /// Puts events, or a bookmark that is due. If there are none, the watch waits for its waker.
     fn send_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> WatchSessionStepResult {
         let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, WatchSessionState::Live)) };
-        self.put_events(cx, room, batch)?;
+        if self.partial.is_some() {
+            self.send_visible_namespaces(cx, room, batch)?;
+        } else {
+            let (limits, waker) = ((room, self.scan_budget.left()), Some(cx.waker()));
+            let pull = self.cursor.pull_filtered(None, limits, waker, batch, |_, _| EventFilterDecision::Send);
+            self.handle_pull(pull, batch)?;
+        }
         drop(slice);
         if batch.is_empty() && !self.scan_budget.is_used_up() && self.timers.fired(cx).is_none() {
             self.is_parked = true;
@@ -330,62 +375,46 @@ impl WatchSessionContext {
         Ok((Poll::Ready(batch.len()), WatchSessionState::Live))
     }
 
-    fn put_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
+    /// Puts the events of a partial view, and the frames of namespaces whose permission has changed.
+    fn send_visible_namespaces(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> Result<(), WatchExit> {
         loop {
-            if self.turn(cx, room, batch)? {
-                return Ok(());
-            }
-            let pull = self.pull(room, Some(cx.waker()), batch);
-            if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent) && batch.is_empty() && !self.is_settled()
-            {
-                continue;
-            }
-            return self.pulled(pull, batch);
-        }
-    }
-
-    /// Puts the frames of namespaces whose permission has changed. Returns false if there are none.
-    fn turn(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<bool, WatchExit> {
-        if let Some(partial) = &mut self.partial {
-            partial.notice(cx);
-        }
-        loop {
-            let Self { partial: Some(partial), cursor, feed, timers, .. } = self else { return Ok(false) };
-            if !partial.turns(cursor, |state| timers.pin(feed, state)) {
-                return Ok(false);
-            }
-            match partial.pull(cursor, (room, self.scan_budget.left()), None, batch) {
+            let Self { partial: Some(partial), cursor, feed, timers, scan_budget, .. } = self else { return Ok(()) };
+            partial.update(cx, cursor, |state| timers.pin(feed, state));
+            match partial.pull(cursor, (room, scan_budget.left()), Some(cx.waker()), batch) {
                 PullResult::Stopped(CursorStopReason::MarkReached) => {}
+                pull if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent)
+                    && batch.is_empty()
+                    && partial.needs_update() =>
+                {
+                    continue;
+                }
                 pull => {
                     if pull == PullResult::Stopped(CursorStopReason::Undecided) {
                         partial.wait();
                     }
-                    return self.pulled(pull, batch).map(|()| true);
+                    return self.handle_pull(pull, batch);
                 }
             }
-            let reader = &feed.reader;
-            let mut out = FrameBatch { cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
-            if let InitialStateSendProgress::Last(end) = partial.tell(&mut out)? {
+            let mut out = FrameBatch { cursor, reader: &feed.reader, room, scan_budget: scan_budget.left(), batch };
+            if let Some(end) = partial.send_change(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
                 if self.bookmarks && end.reported_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
                 }
             }
             if !batch.is_empty() || self.scan_budget.is_used_up() {
-                return Ok(true);
+                return Ok(());
             }
         }
     }
 
-    fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> PullResult {
-        let limits = (room, self.scan_budget.left());
-        match &mut self.partial {
-            Some(partial) => partial.pull(&mut self.cursor, limits, waker, batch),
-            None => self.cursor.pull_sifted(None, limits, waker, batch, |_, _| EventFilterDecision::Send),
-        }
-    }
-
-    fn pulled(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
+    /// Acts on what was pulled. Puts a bookmark that is due if no events are pending.
+    fn handle_pull(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         match pull {
             PullResult::Frames { last, applied, caught_up } => {
                 self.last_sent_rv = self.last_sent_rv.max(last);
@@ -476,7 +505,7 @@ impl std::fmt::Debug for WatchSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchSession")
             .field("feed", &self.common.feed.spec.key)
-            .field("told", &self.common.last_sent_rv)
+            .field("last_sent_rv", &self.common.last_sent_rv)
             .finish_non_exhaustive()
     }
 }

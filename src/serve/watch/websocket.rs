@@ -349,7 +349,7 @@ mod tests {
         let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
         let slices = CallerCpuSlices::new(1);
         let mut scan_budget = ScanBudget::new(slices.clone(), None, true);
-        let others = slices.take(&None).expect("nobody has it");
+        let others = slices.take(&None).expect("no slice is taken");
         assert_eq!(read_now(&mut socket, &mut scan_budget).await, FREE);
         advance(Duration::from_secs(1)).await;
         assert_eq!(read_now(&mut socket, &mut scan_budget).await, 0, "another watch has the only slice");

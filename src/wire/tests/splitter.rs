@@ -53,7 +53,7 @@ fn frame_allocation_matches_its_length() {
         let frames = stream_of(3, encoding, shape);
         for frame in split(encoding, [frames.concat().as_slice()]) {
             let len = frame.len();
-            let owned = frame.try_into_mut().expect("nobody else holds it");
+            let owned = frame.try_into_mut().expect("it is the only reference");
             assert_eq!(owned.capacity(), len);
         }
     }

@@ -87,7 +87,7 @@ impl InitialEvents {
             InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out),
             InitialEventsEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
-                let portion = more.map_or(InitialStateSendProgress::Last(()), |key| {
+                let portion = more.map_or(InitialStateSendProgress::Last, |key| {
                     *next = key;
                     InitialStateSendProgress::More
                 });
@@ -139,18 +139,18 @@ impl SharedInitialFrames {
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
         Poll::Ready(Ok((
             frames,
-            if bytes > *room { InitialStateSendProgress::More } else { InitialStateSendProgress::Last(()) },
+            if bytes > *room { InitialStateSendProgress::More } else { InitialStateSendProgress::Last },
         )))
     }
 }
 
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InitialStateSendProgress<T = ()> {
+pub(super) enum InitialStateSendProgress {
     /// More portions of the state follow.
     More,
     /// This was the last portion of the state.
-    Last(T),
+    Last,
 }
 
 /// The batch that receives the frames of a state, and its limits.

@@ -23,8 +23,8 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 /// The namespaces that a watch shows, and those that are being added or removed.
 pub(super) struct NamespaceFilteredView {
     readable: ReadableNamespaces,
-    places: BTreeMap<Arc<str>, NamespaceVisibility>,
-    turn: Option<NamespaceViewChange>,
+    namespaces: BTreeMap<Arc<str>, NamespaceVisibility>,
+    change: Option<NamespaceViewChange>,
     /// Whether decisions have changed since the namespaces were last checked.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = NamespaceAccessChanges> + Send>>,
@@ -53,12 +53,12 @@ struct NamespaceRemoval {
 struct NamespaceViewChange {
     mark: SnapshotWithPosition,
     pin: TimedSnapshotPin,
-    coming: VecDeque<Arc<str>>,
-    going: Option<VecDeque<Arc<str>>>,
+    adding: VecDeque<Arc<str>>,
+    removing: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
     /// Whether the mark is the initial state.
-    begins: bool,
+    is_initial: bool,
     /// Whether a bookmark must follow the objects of the initial state.
     end_bookmark: bool,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
@@ -98,173 +98,180 @@ impl NamespaceFilteredView {
         state: Option<(TimedSnapshotPin, FeedSnapshot)>,
         end_bookmark: bool,
     ) -> Self {
-        let mut coming = VecDeque::new();
-        let mut places = BTreeMap::new();
+        let mut adding = VecDeque::new();
+        let mut known = BTreeMap::new();
         for namespace in namespaces {
             match readable.verdict(&namespace) {
                 Some(NamespaceAccess::Allowed) if state.is_some() => {
-                    coming.push_back(namespace.clone());
-                    places.insert(namespace, NamespaceVisibility::Hidden)
+                    adding.push_back(namespace.clone());
+                    known.insert(namespace, NamespaceVisibility::Hidden)
                 }
-                Some(NamespaceAccess::Allowed) => places.insert(namespace, NamespaceVisibility::Shown),
+                Some(NamespaceAccess::Allowed) => known.insert(namespace, NamespaceVisibility::Shown),
                 Some(NamespaceAccess::Denied | NamespaceAccess::Unclear) => {
-                    places.insert(namespace, NamespaceVisibility::Hidden)
+                    known.insert(namespace, NamespaceVisibility::Hidden)
                 }
                 // The namespace appeared after the watch's position.
                 None => None,
             };
         }
-        let turn = state.map(|(pin, snapshot)| {
-            let turn = NamespaceViewChange::new(cursor.mark_here(snapshot), pin, coming);
-            NamespaceViewChange { begins: true, end_bookmark, ..turn }
+        let change = state.map(|(pin, snapshot)| {
+            let change = NamespaceViewChange::new(cursor.mark_here(snapshot), pin, adding);
+            NamespaceViewChange { is_initial: true, end_bookmark, ..change }
         });
         let changed = Box::pin(readable.verdicts().changed());
-        Self { readable, places, turn, stale: true, changed }
+        Self { readable, namespaces: known, change, stale: true, changed }
     }
 
-    /// Records changed verdicts on namespaces. Later changes wake the task that polls.
-    pub(super) fn notice(&mut self, cx: &mut Context<'_>) {
+    /// Checks changed verdicts on namespaces; later changes wake the task that polls. If namespaces must be added or
+    /// removed, the watch must be read up to a mark, where their frames are sent.
+    pub(super) fn update(
+        &mut self,
+        cx: &mut Context<'_>,
+        cursor: &FeedCursor,
+        pin: impl FnOnce(&FeedSnapshot) -> TimedSnapshotPin,
+    ) {
         while let Poll::Ready(verdicts) = self.changed.as_mut().poll(cx) {
             self.changed = Box::pin(verdicts.changed());
             self.stale = true;
         }
-    }
-
-    /// Whether namespaces are being added or removed. If so, the watch must be read up to the mark, where their frames
-    /// are sent.
-    pub(super) fn turns(&mut self, cursor: &FeedCursor, pin: impl FnOnce(&FeedSnapshot) -> TimedSnapshotPin) -> bool {
         if !std::mem::take(&mut self.stale) {
-            return self.turn.is_some();
+            return;
         }
-        let mut goes = false;
-        let mut coming = VecDeque::new();
-        for (namespace, place) in &mut self.places {
+        let mut is_removed = false;
+        let mut adding = VecDeque::new();
+        for (namespace, visibility) in &mut self.namespaces {
             let allowed = self.readable.verdict(namespace) == Some(NamespaceAccess::Allowed);
-            match place {
+            match visibility {
                 NamespaceVisibility::Shown if !allowed => {
-                    *place = NamespaceVisibility::Leaving(NamespaceRemoval::default());
-                    goes = true;
+                    *visibility = NamespaceVisibility::Leaving(NamespaceRemoval::default());
+                    is_removed = true;
                 }
-                NamespaceVisibility::Hidden if allowed => coming.push_back(namespace.clone()),
-                NamespaceVisibility::Leaving(_) => goes = true,
+                NamespaceVisibility::Hidden if allowed => adding.push_back(namespace.clone()),
+                NamespaceVisibility::Leaving(_) => is_removed = true,
                 NamespaceVisibility::Shown | NamespaceVisibility::Hidden => {}
             }
         }
-        if self.turn.is_none() && (goes || !coming.is_empty()) {
+        if self.change.is_none() && (is_removed || !adding.is_empty()) {
             let mark = cursor.mark();
             let pin = pin(&mark.snapshot);
-            self.turn = Some(NamespaceViewChange::new(mark, pin, coming));
+            self.change = Some(NamespaceViewChange::new(mark, pin, adding));
         }
-        self.turn.is_some()
+    }
+
+    /// Whether an event has changed which namespaces must be added or removed, since the last update.
+    pub(super) fn needs_update(&self) -> bool {
+        self.change.is_none() && self.stale
     }
 
     /// Records that the watch waits for a verdict, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
-        self.turn.iter().for_each(|turn| turn.pin.pause());
+        self.change.iter().for_each(|change| change.pin.pause());
     }
 
     /// Whether no namespaces are known to be added or removed.
     pub(super) fn is_settled(&self) -> bool {
-        self.turn.is_none() && !self.stale
+        self.change.is_none() && !self.stale
     }
 
     /// Reads events, up to the mark of the current view change if there is one.
     pub(super) fn pull(
         &mut self,
         cursor: &mut FeedCursor,
-        places_left: (usize, &mut usize),
+        limits: (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
     ) -> PullResult {
-        let Self { readable, places, turn, stale, .. } = self;
-        let until = turn.as_ref().map(|turn| &turn.mark);
-        cursor.pull_sifted(until, places_left, waker.filter(|_| until.is_none()), batch, |event, seen| {
-            sift(places, readable, event, seen, stale)
+        let Self { readable, namespaces, change, stale, .. } = self;
+        let until = change.as_ref().map(|change| &change.mark);
+        cursor.pull_filtered(until, limits, waker.filter(|_| until.is_none()), batch, |event, seen| {
+            decide(namespaces, readable, event, seen, stale)
         })
     }
 
-    /// Sends the frames of the current turn at the mark. The watch must have been read up to the mark.
-    pub(super) fn tell(
+    /// Sends the frames of the current change at the mark. The watch must have been read up to the mark. Returns the
+    /// result once the last frame is sent.
+    pub(super) fn send_change(
         &mut self,
         out: &mut FrameBatch<'_>,
-    ) -> Result<InitialStateSendProgress<NamespaceViewChangeResult>, TranscodeError> {
-        let Self { readable, places, turn, stale, .. } = self;
-        let Some(turn) = turn else { return Ok(InitialStateSendProgress::More) };
-        turn.pin.progressed();
-        if turn.come(readable, places, out)? == InitialStateSendProgress::More {
-            return Ok(InitialStateSendProgress::More);
+    ) -> Result<Option<NamespaceViewChangeResult>, TranscodeError> {
+        let Self { readable, namespaces, change, stale, .. } = self;
+        let Some(change) = change else { return Ok(None) };
+        change.pin.progressed();
+        if change.send_added(readable, namespaces, out)? == InitialStateSendProgress::More {
+            return Ok(None);
         }
-        let at = turn.mark.snapshot.rv;
-        if turn.end_bookmark {
+        let at = change.mark.snapshot.rv;
+        if change.end_bookmark {
             out.batch.push(out.reader.bookmark(at, true, out.cursor.renderer())?);
-            turn.end_bookmark = false;
+            change.end_bookmark = false;
         }
-        if turn.go(places, out)? == InitialStateSendProgress::More {
-            return Ok(InitialStateSendProgress::More);
+        if change.send_removed(namespaces, out)? == InitialStateSendProgress::More {
+            return Ok(None);
         }
-        let end = NamespaceViewChangeResult { at, reported_older: turn.reported_older };
-        self.turn = None;
-        // Decisions that have changed during this turn need another one.
+        let end = NamespaceViewChangeResult { at, reported_older: change.reported_older };
+        self.change = None;
+        // Decisions that have changed during this change need another one.
         *stale = true;
-        Ok(InitialStateSendProgress::Last(end))
+        Ok(Some(end))
     }
 }
 
 impl NamespaceViewChange {
-    fn new(mark: SnapshotWithPosition, pin: TimedSnapshotPin, coming: VecDeque<Arc<str>>) -> Self {
-        let (going, next) = (None, String::new());
-        Self { mark, pin, coming, going, next, begins: false, end_bookmark: false, reported_older: false }
+    fn new(mark: SnapshotWithPosition, pin: TimedSnapshotPin, adding: VecDeque<Arc<str>>) -> Self {
+        let (removing, next) = (None, String::new());
+        Self { mark, pin, adding, removing, next, is_initial: false, end_bookmark: false, reported_older: false }
     }
 
     /// Sends the objects of added namespaces as ADDED events.
-    fn come(
+    fn send_added(
         &mut self,
         readable: &ReadableNamespaces,
-        places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+        namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
         out: &mut FrameBatch<'_>,
     ) -> Result<InitialStateSendProgress, TranscodeError> {
-        while let Some(namespace) = self.coming.front().cloned() {
+        while let Some(namespace) = self.adding.front().cloned() {
             let started = std::mem::take(&mut self.next);
             if readable.verdict(&namespace) != Some(NamespaceAccess::Allowed) {
-                let place = match started.as_str() {
+                let visibility = match started.as_str() {
                     "" => NamespaceVisibility::Hidden,
                     _ => NamespaceVisibility::Leaving(NamespaceRemoval {
                         before: Some(started),
                         ..NamespaceRemoval::default()
                     }),
                 };
-                places.insert(namespace, place);
-                self.coming.pop_front();
+                namespaces.insert(namespace, visibility);
+                self.adding.pop_front();
                 continue;
             }
             let before = out.batch.len();
             let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, FrameBatch::added)?;
-            self.reported_older |= !self.begins && out.batch.len() > before;
+            self.reported_older |= !self.is_initial && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
             }
-            places.insert(namespace, NamespaceVisibility::Shown);
-            self.coming.pop_front();
+            namespaces.insert(namespace, NamespaceVisibility::Shown);
+            self.adding.pop_front();
         }
-        Ok(InitialStateSendProgress::Last(()))
+        Ok(InitialStateSendProgress::Last)
     }
 
     /// Sends the objects of removed namespaces as DELETED events.
-    fn go(
+    fn send_removed(
         &mut self,
-        places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+        namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
         out: &mut FrameBatch<'_>,
     ) -> Result<InitialStateSendProgress, TranscodeError> {
-        let leaving = |places: &BTreeMap<Arc<str>, NamespaceVisibility>| {
-            let leaving = places.iter().filter(|(_, place)| matches!(place, NamespaceVisibility::Leaving(_)));
+        let leaving = |namespaces: &BTreeMap<Arc<str>, NamespaceVisibility>| {
+            let leaving =
+                namespaces.iter().filter(|(_, visibility)| matches!(visibility, NamespaceVisibility::Leaving(_)));
             leaving.map(|(namespace, _)| namespace.clone()).collect()
         };
-        let going = self.going.get_or_insert_with(|| leaving(places));
+        let removing = self.removing.get_or_insert_with(|| leaving(namespaces));
         let at = self.mark.snapshot.rv;
-        while let Some(namespace) = going.front().cloned() {
-            let Some(NamespaceVisibility::Leaving(left)) = places.get(&namespace) else {
-                going.pop_front();
+        while let Some(namespace) = removing.front().cloned() {
+            let Some(NamespaceVisibility::Leaving(left)) = namespaces.get(&namespace) else {
+                removing.pop_front();
                 continue;
             };
             self.reported_older = true;
@@ -278,10 +285,10 @@ impl NamespaceViewChange {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
             }
-            places.insert(namespace, NamespaceVisibility::Hidden);
-            going.pop_front();
+            namespaces.insert(namespace, NamespaceVisibility::Hidden);
+            removing.pop_front();
         }
-        Ok(InitialStateSendProgress::Last(()))
+        Ok(InitialStateSendProgress::Last)
     }
 }
 
@@ -297,36 +304,37 @@ impl NamespaceRemoval {
     }
 }
 
-fn sift(
-    places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+fn decide(
+    namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
     readable: &ReadableNamespaces,
     event: &FeedEvent,
     seen: EventType,
     stale: &mut bool,
 ) -> EventFilterDecision {
     let (key, namespace) = (&event.object.key, event.object.key.namespace());
-    match fate(places.get(namespace), readable.verdict(namespace)) {
+    match disposition(namespaces.get(namespace), readable.verdict(namespace)) {
         EventDisposition::Send => EventFilterDecision::Send,
         EventDisposition::SendAdded => {
-            places.insert(namespace.into(), NamespaceVisibility::Shown);
+            namespaces.insert(namespace.into(), NamespaceVisibility::Shown);
             EventFilterDecision::Send
         }
         EventDisposition::Hidden => {
-            if !places.contains_key(namespace) {
-                places.insert(namespace.into(), NamespaceVisibility::Hidden);
+            if !namespaces.contains_key(namespace) {
+                namespaces.insert(namespace.into(), NamespaceVisibility::Hidden);
             }
             EventFilterDecision::Skip
         }
         EventDisposition::SendDeleted => {
             *stale = true;
             let touched = HashSet::from([key.clone()]);
-            places.insert(namespace.into(), NamespaceVisibility::Leaving(NamespaceRemoval { touched, before: None }));
-            taken_back(seen)
+            namespaces
+                .insert(namespace.into(), NamespaceVisibility::Leaving(NamespaceRemoval { touched, before: None }));
+            retraction(seen)
         }
-        EventDisposition::Retract => match places.get_mut(namespace) {
+        EventDisposition::Retract => match namespaces.get_mut(namespace) {
             Some(NamespaceVisibility::Leaving(left)) => {
                 if left.touched.insert(key.clone()) {
-                    taken_back(seen)
+                    retraction(seen)
                 } else {
                     EventFilterDecision::Skip
                 }
@@ -342,12 +350,12 @@ fn sift(
 
 /// Returns what the client receives for an object's first change after its permission was revoked: a deletion, if the
 /// client knew the object.
-fn taken_back(seen: EventType) -> EventFilterDecision {
+fn retraction(seen: EventType) -> EventFilterDecision {
     if seen == EventType::Added { EventFilterDecision::Skip } else { EventFilterDecision::SendDeleted }
 }
 
-fn fate(place: Option<&NamespaceVisibility>, verdict: Option<NamespaceAccess>) -> EventDisposition {
-    match (place, verdict) {
+fn disposition(visibility: Option<&NamespaceVisibility>, verdict: Option<NamespaceAccess>) -> EventDisposition {
+    match (visibility, verdict) {
         (None, None) => EventDisposition::Undecided,
         (None, Some(NamespaceAccess::Allowed)) => EventDisposition::SendAdded,
         (Some(NamespaceVisibility::Shown), Some(NamespaceAccess::Allowed)) => EventDisposition::Send,
@@ -367,7 +375,7 @@ mod tests {
         const DENIED: Option<NamespaceAccess> = Some(NamespaceAccess::Denied);
         const UNCLEAR: Option<NamespaceAccess> = Some(NamespaceAccess::Unclear);
         let leaving = NamespaceVisibility::Leaving(NamespaceRemoval::default());
-        for (place, verdict, expected) in [
+        for (visibility, verdict, expected) in [
             (None, None, EventDisposition::Undecided),
             (None, ALLOWED, EventDisposition::SendAdded),
             (None, DENIED, EventDisposition::Hidden),
@@ -383,7 +391,7 @@ mod tests {
             (Some(&leaving), ALLOWED, EventDisposition::Retract),
             (Some(&leaving), DENIED, EventDisposition::Retract),
         ] {
-            assert_eq!(fate(place, verdict), expected, "{place:?} {verdict:?}");
+            assert_eq!(disposition(visibility, verdict), expected, "{visibility:?} {verdict:?}");
         }
     }
 }

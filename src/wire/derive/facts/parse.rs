@@ -23,14 +23,14 @@ pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     let mut messages: Vec<MessageSchema> = Vec::with_capacity(ids.len());
     let mut name = "";
     for line in lines(text) {
-        let words: Vec<_> = line.split(' ').collect();
-        match *words {
+        let columns: Vec<_> = line.split(' ').collect();
+        match *columns {
             ["message:", message] => {
                 name = message;
                 messages.push(MessageSchema::default());
             }
             ["minors:", ..] => {}
-            _ if words.get(4).is_some_and(|minors| !range(minors, '-').contains(&minor)) => {}
+            _ if columns.get(4).is_some_and(|minors| !range(minors, '-').contains(&minor)) => {}
             ["kind:", api_version, kind, message, ..] => {
                 kinds.push(SchemaKindEntry { api_version, kind, message: ids[message] });
             }

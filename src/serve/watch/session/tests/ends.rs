@@ -195,7 +195,7 @@ async fn drain_spreads_watch_ends_over_grace_period() {
     assert!(clients.is_empty(), "all within the grace period: {ended:?}");
     assert!(ended[8..].iter().all(|ended| *ended == 0), "and some time before its end: {ended:?}");
     assert!(ended[..8].iter().filter(|ended| **ended > 0).count() >= 4, "not all at once: {ended:?}");
-    assert!(drained.await.expect("no panic"), "nobody was left behind");
+    assert!(drained.await.expect("no panic"), "the drain has ended");
 }
 
 /// This also holds when a bookmark is due that the watch has not reached yet.

@@ -179,9 +179,10 @@ impl Stage {
 
     fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[ObjectChunk]>>, terms: WatchOptions) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("watch=1")).expect("a plain path");
-        let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
+        let grant =
+            Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("no review is needed");
         self.permitted(
-            &ReadPermission::Whole(grant.expect("whoever asks is us")),
+            &ReadPermission::Whole(grant.expect("the caller is the proxy")),
             opened,
             (chunks, ObjectRenderer::verbatim(self.reader.envelope())),
             &terms,
@@ -227,7 +228,7 @@ impl Stage {
 
     /// Takes the only slice, as another task would.
     pub(super) fn take_slice(&self) -> CpuSlice {
-        self.slices.take(&None).expect("nobody has it")
+        self.slices.take(&None).expect("no slice is taken")
     }
 
     /// Returns how many more watches can be opened.

@@ -31,7 +31,7 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
     let part = stage.watch_part(&readable, WatchStartPosition::Current, CollectionView::everything(), lasting(20));
     let mut polled = stage.watch_current(CollectionView::everything(), lasting(20));
     assert_eq!(polled.reported(), ["ADDED p 5", "ADDED q 6"]);
-    assert_eq!(stage.feeds.pins().len(), 2, "who has been told its state has none any more");
+    assert_eq!(stage.feeds.pins().len(), 2, "a watch that has sent its state has no pin");
     seconds(24).await;
     assert!([&state, &live, &part, &polled].iter().all(|client| client.cut.why().is_none()), "it may end by itself");
     assert_eq!(polled.reported(), ["over"]);
@@ -86,7 +86,7 @@ async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
     assert!(stuck.iter().all(cut) && cut(&behind));
     assert!(!cut(&reads), "it ends by itself");
     drop((stuck, behind, reads));
-    assert!(ending.await.expect("no panic"), "nobody holds it up");
+    assert!(ending.await.expect("no panic"), "the drain waits for no watch");
 }
 
 #[tokio::test(start_paused = true)]
