@@ -44,7 +44,7 @@ use crate::net::{self, ListenAddress, Listener, ListenerTls, TlsError};
 use crate::reflect::{self, ReflectorSupervisor};
 use crate::serve::{self, ActiveWatches, AuditLog, HttpFrontend};
 use crate::upstream::{
-    self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostLedger,
+    self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostTotals,
     UpstreamEndpoints,
 };
 use base::{self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, RuntimeHeartbeat};
@@ -56,7 +56,7 @@ pub struct BoundApp {
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
     feeds: FeedRegistry,
-    retrier: permission_retrier::PermissionRetrier,
+    retrier: permission_retrier::ProxyPermissions,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
     ready: ReadinessTracker,
@@ -95,7 +95,7 @@ pub enum StartError {
 /// A required task that panicked. The proxy then ends without a shutdown request.
 #[derive(Debug, thiserror::Error)]
 #[error("the required task {0:?} panicked")]
-pub struct TaskLostError(&'static str);
+pub struct TaskPanicError(&'static str);
 
 impl BoundApp {
     /// Reads the credentials, binds every address and wires the parts. No connection is accepted or opened yet.
@@ -126,7 +126,7 @@ impl BoundApp {
         let exporter =
             (config.admin.is_some() || config.metrics.is_some()).then(|| admin::exporter(describe)).transpose();
         let exporter = exporter.map_err(StartError::Metrics)?;
-        let costs = UpstreamCostLedger::default();
+        let costs = UpstreamCostTotals::default();
         let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
         let tasks = BackgroundTasks::beside(CoreRuntimes::beside_runtime().map_err(StartError::Threads)?);
         let client = UpstreamClient::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
@@ -240,7 +240,7 @@ impl BoundApp {
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
         at_once: impl Future<Output = ()> + Send + 'a,
-    ) -> BoxFuture<'a, Result<(), TaskLostError>> {
+    ) -> BoxFuture<'a, Result<(), TaskPanicError>> {
         self.run_boxed(Box::pin(shutdown), Box::pin(at_once))
     }
 
@@ -249,11 +249,11 @@ impl BoundApp {
         self,
         shutdown: BoxFuture<'a, ()>,
         at_once: BoxFuture<'a, ()>,
-    ) -> BoxFuture<'a, Result<(), TaskLostError>> {
+    ) -> BoxFuture<'a, Result<(), TaskPanicError>> {
         Box::pin(self.run_until(shutdown, at_once))
     }
 
-    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskLostError> {
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
         let Self {
             listeners,
             ops,
@@ -349,11 +349,11 @@ async fn until_stopped(
     shutdown: BoxFuture<'_, ()>,
     tasks: &BackgroundTasks,
     audit_tasks: &BackgroundTasks,
-) -> Result<(), TaskLostError> {
+) -> Result<(), TaskPanicError> {
     let lost = tokio::select! {
         () = shutdown => return Ok(()),
-        name = tasks.lost() => TaskLostError(name),
-        name = audit_tasks.lost() => TaskLostError(name),
+        name = tasks.lost() => TaskPanicError(name),
+        name = audit_tasks.lost() => TaskPanicError(name),
     };
     tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
@@ -412,9 +412,9 @@ fn retrier(
     config: &ServeSettings,
     client: &UpstreamClient,
     feeds: &FeedRegistry,
-) -> permission_retrier::PermissionRetrier {
+) -> permission_retrier::ProxyPermissions {
     let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
-    permission_retrier::PermissionRetrier {
+    permission_retrier::ProxyPermissions {
         client: client.clone(),
         catalog,
         feeds: feeds.clone(),

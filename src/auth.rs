@@ -45,7 +45,7 @@ pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
     CaOverlapChecker, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole, CertificateChain,
-    CertificateHolder, CertificateRejection, PeerCertChain, SharedCaError, named_in,
+    CertificateIdentity, CertificateRejection, PeerCertChain, SharedCaError, named_in,
 };
 pub use credential::{BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, asserted, token_of};
 pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};

@@ -48,7 +48,7 @@ pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChu
 pub use chunks::{ObjectChunk, ObjectChunkBuilder};
 pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, PullResult, SnapshotWithPosition};
 pub use event::{FeedEvent, seen_as};
-pub use follower::{FeedProgressFollower, LaneFollower};
+pub use follower::{FeedProgressReceiver, LaneObserver};
 pub use history_start::HistoryStart;
 pub use lane::PendingEventCount;
 pub use lifecycle::{FeedEndReason, FeedState};
@@ -58,7 +58,7 @@ pub use resume_marker::ResumeMarker;
 pub use shared::FeedProgress;
 pub use snapshot::FeedSnapshot;
 pub use staging::{OverMemoryBudget, SnapshotStaging};
-pub use timeline::{CacheStats, FeedStateMark, ObjectChange, OutOfOrderChange};
+pub use timeline::{CacheStats, FeedStateId, ObjectChange, OutOfOrderChange};
 pub use view::CollectionView;
 pub use writer::CacheWriter;
 

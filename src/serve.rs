@@ -36,7 +36,7 @@ pub use audit::{AuditDestination, AuditLog, AuditWriter, source_ips, without_tok
 pub use frontend::{HttpFrontend, HttpFrontendDeps, ScrapeAuthorizer};
 pub use limits::{ConcurrencyConfig, SlowReaderLimits};
 pub use read::spec as feed_spec;
-pub use response::ReplyBody;
+pub use response::ResponseBody;
 pub use route::{CacheCoverage, NotCoveredReason, SensitiveKind};
 pub use serve_config::{ReadConsistency, ServeConfig};
 pub use watch::websocket;

@@ -35,12 +35,12 @@ mod token_file;
 pub use build::{KubernetesRelease, ServerBuild};
 pub(crate) use client::encoding_of;
 pub use client::{CachedDocument, UpstreamClient, UpstreamRequestKind, read_status};
-pub use cost::{UpstreamCause, UpstreamCost, UpstreamCostLedger};
+pub use cost::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 pub use credentials::{CredentialError, CredentialSource};
 pub use dial::InMemoryUpstream;
 pub use discovery::{
-    ApiDeclaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, DocumentRefusalBackoff,
-    PerDeclaringResource, ResourceCatalog, ResourceOrigin, UpstreamResource,
+    ApiDefinition, ApiDefinitionKind, DiscoveryDocuments, DiscoveryFailure, DocumentRefusalBackoff,
+    PerApiDefinitionKind, ResourceCatalog, ResourceOrigin, UpstreamResource,
 };
 pub use endpoints::{EndpointTimings, UpstreamEndpoints, UpstreamEndpointsConfig};
 pub use error::{UnsendableRequest, UpstreamError};
@@ -62,7 +62,7 @@ pub const BODY_BYTES_MAX: usize = 512 << 20;
 /// The header that lists the proxies a request has passed through, so that a proxy that is its own upstream detects the
 /// loop (R-DOWNSTREAM-16).
 pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-hops");
-/// The header in which a proxy states the [`UpstreamCause`] of a request that it sends for itself. Requests of
+/// The header in which a proxy states the [`UpstreamRequestCause`] of a request that it sends for itself. Requests of
 /// clients do not have it.
 pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
 /// The response header in which a proxy names the apiserver build that encoded the bodies.

@@ -16,7 +16,7 @@ use crate::preflight::{
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
 use crate::upstream::{
-    CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostLedger, UpstreamEndpoints, UpstreamResource,
+    CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints, UpstreamResource,
 };
 use base::{BackgroundTasks, WallClock};
 
@@ -68,7 +68,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     let client = UpstreamClient::connect_to(
         &config.upstream,
         endpoints.clone(),
-        UpstreamCostLedger::default(),
+        UpstreamCostTotals::default(),
         BackgroundTasks::new(),
     );
     let client = match client {
@@ -87,7 +87,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     if let Some(path) = &config.delegated.impersonator {
         let source = CredentialSource::File(path.clone());
         let impersonator =
-            UpstreamClient::connect_to(&source, endpoints, UpstreamCostLedger::default(), BackgroundTasks::new());
+            UpstreamClient::connect_to(&source, endpoints, UpstreamCostTotals::default(), BackgroundTasks::new());
         let name = match impersonator {
             Ok(client) => client.who_am_i().await.map(|user| user.name).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

@@ -14,18 +14,18 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::listener::{DeclarationListener, DeclarationListenerEvent};
-use self::schedule::{ChangeCoverage, DiscoverySchedule, PostChangeChecks};
-use super::permission_retrier::PermissionRetrier;
+use self::listener::{ApiDefinitionWatcher, ApiDefinitionWatcherEvent};
+use self::schedule::{DefinitionWatchCoverage, DiscoverySchedule, PostChangeChecks};
+use super::permission_retrier::ProxyPermissions;
 use crate::serve::feed_spec;
-use crate::upstream::{DeclaringResource, PerDeclaringResource};
+use crate::upstream::{ApiDefinitionKind, PerApiDefinitionKind};
 use crate::wire::JsonLayout;
 use base::{BackgroundTasks, Backoff, ReadinessGuard, until};
 
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
-    pub(super) permissions: PermissionRetrier,
+    pub(super) permissions: ProxyPermissions,
     pub(super) tasks: BackgroundTasks,
     /// The pause before a feed of CustomResourceDefinitions or APIServices is retried after a failure.
     pub(super) retry_after: Duration,
@@ -53,7 +53,7 @@ impl DiscoveryLoop {
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        let PermissionRetrier { client, catalog, .. } = &self.permissions;
+        let ProxyPermissions { client, catalog, .. } = &self.permissions;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
         let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
@@ -71,12 +71,12 @@ impl DiscoveryLoop {
     /// or `LISTENING_MAX` has passed, and the catalog was refreshed once more.
     pub(super) async fn run(&self, starting: ReadinessGuard) {
         let (sender, mut messages) = mpsc::channel(MESSAGES_MAX);
-        for from in DeclaringResource::ALL {
+        for from in ApiDefinitionKind::ALL {
             let (permissions, messages) = (self.permissions.clone(), sender.clone());
-            let listener = DeclarationListener { from, permissions, messages, retry_after: self.retry_after };
+            let listener = ApiDefinitionWatcher { from, permissions, messages, retry_after: self.retry_after };
             self.tasks.spawn_needed("definitions", listener.run());
         }
-        let mut states = DeclarationListenerStates::default();
+        let mut states = ApiDefinitionWatcherStates::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
             while !states.have_all_reported() {
@@ -128,7 +128,7 @@ impl DiscoveryLoop {
 
     /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
     async fn refresh(&self, is_prompted: bool) -> bool {
-        let PermissionRetrier { catalog, feeds, .. } = &self.permissions;
+        let ProxyPermissions { catalog, feeds, .. } = &self.permissions;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
                 tracing::info!(resources = catalog.len(), "upstream's API resources changed");
@@ -148,13 +148,13 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn coverage(&self, is_success: bool, states: &DeclarationListenerStates) -> ChangeCoverage {
+    fn coverage(&self, is_success: bool, states: &ApiDefinitionWatcherStates) -> DefinitionWatchCoverage {
         let catalog = &self.permissions.catalog;
         let reads = catalog.reads();
         match (is_success, states.are_all_listening(), reads.definitions || reads.services) {
-            (false, ..) | (true, false, true) => ChangeCoverage::Part,
-            (true, true, _) => ChangeCoverage::All,
-            (true, false, false) => ChangeCoverage::Nothing { retry_after: catalog.refused_until() },
+            (false, ..) | (true, false, true) => DefinitionWatchCoverage::Part,
+            (true, true, _) => DefinitionWatchCoverage::All,
+            (true, false, false) => DefinitionWatchCoverage::Nothing { retry_after: catalog.refused_until() },
         }
     }
 
@@ -162,7 +162,7 @@ impl DiscoveryLoop {
     /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
     /// objects differently.
     fn retire_outdated(&self) {
-        let PermissionRetrier { catalog, feeds, .. } = &self.permissions;
+        let ProxyPermissions { catalog, feeds, .. } = &self.permissions;
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {
@@ -179,7 +179,7 @@ impl DiscoveryLoop {
 
 /// The last state of each listener.
 #[derive(Debug, Default)]
-struct DeclarationListenerStates(PerDeclaringResource<Option<DeclarationListenerEvent>>);
+struct ApiDefinitionWatcherStates(PerApiDefinitionKind<Option<ApiDefinitionWatcherEvent>>);
 
 /// The reaction to a listener's message.
 #[derive(Debug, PartialEq, Eq)]
@@ -190,15 +190,15 @@ enum DiscoveryAction {
     CompareFeeds,
 }
 
-impl DeclarationListenerStates {
-    fn record(&mut self, message: Option<(DeclaringResource, DeclarationListenerEvent)>) -> Option<DiscoveryAction> {
+impl ApiDefinitionWatcherStates {
+    fn record(&mut self, message: Option<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>) -> Option<DiscoveryAction> {
         let (from, message) = message?;
         let last = self.0.of_mut(from);
         match message {
-            DeclarationListenerEvent::Changed => Some(DiscoveryAction::CompareFeeds),
-            DeclarationListenerEvent::Unparsable => Some(DiscoveryAction::Rediscover),
-            DeclarationListenerEvent::Listening | DeclarationListenerEvent::Disconnected => {
-                let is_new = last.replace(message) != Some(message) && message == DeclarationListenerEvent::Listening;
+            ApiDefinitionWatcherEvent::Changed => Some(DiscoveryAction::CompareFeeds),
+            ApiDefinitionWatcherEvent::Unparsable => Some(DiscoveryAction::Rediscover),
+            ApiDefinitionWatcherEvent::Listening | ApiDefinitionWatcherEvent::Disconnected => {
+                let is_new = last.replace(message) != Some(message) && message == ApiDefinitionWatcherEvent::Listening;
                 is_new.then_some(DiscoveryAction::Rediscover)
             }
         }
@@ -206,11 +206,11 @@ impl DeclarationListenerStates {
 
     /// Whether every discovery listener has reported.
     fn have_all_reported(&self) -> bool {
-        DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
+        ApiDefinitionKind::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
 
     /// Whether every discovery listener observes all changes.
     fn are_all_listening(&self) -> bool {
-        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(DeclarationListenerEvent::Listening))
+        ApiDefinitionKind::ALL.iter().all(|from| *self.0.of(*from) == Some(ApiDefinitionWatcherEvent::Listening))
     }
 }

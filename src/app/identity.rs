@@ -9,7 +9,7 @@ use crate::auth::{
     DelegatedAuthDeps, FrontProxyConfig, ReloadableAuthorities,
 };
 use crate::config::ServeSettings;
-use crate::upstream::{CredentialSource, RequestForwarder, UpstreamClient, UpstreamCostLedger};
+use crate::upstream::{CredentialSource, RequestForwarder, UpstreamClient, UpstreamCostTotals};
 use base::{BackgroundTasks, WallClock, WatchedFile};
 
 /// The authorizers, which authenticate and authorize callers.
@@ -70,7 +70,7 @@ fn delegation(
 pub(super) fn forwarder(
     config: &ServeSettings,
     client: &UpstreamClient,
-    costs: &UpstreamCostLedger,
+    costs: &UpstreamCostTotals,
     tasks: &BackgroundTasks,
 ) -> Result<RequestForwarder, StartError> {
     let connect = |path: &PathBuf| {

@@ -24,7 +24,7 @@ use crate::net::{
     self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody, bind_tcp_beside_peers,
     bind_unix,
 };
-use crate::upstream::{UpstreamCause, UpstreamCost, UpstreamCostLedger};
+use crate::upstream::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 use base::{BackgroundTasks, DrainTrigger, Reloadable};
 
 /// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
@@ -71,8 +71,8 @@ const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 
 /// Returns a reader of the ledger for the admin pages, which do not depend on the upstream module.
-pub(super) fn cost_reader(costs: UpstreamCostLedger) -> UpstreamCostReader {
-    let row = |(cause, cost): (UpstreamCause, UpstreamCost)| UpstreamCostRow {
+pub(super) fn cost_reader(costs: UpstreamCostTotals) -> UpstreamCostReader {
+    let row = |(cause, cost): (UpstreamRequestCause, UpstreamCost)| UpstreamCostRow {
         cause: cause.as_str(),
         requests: cost.requests,
         streams_opened: cost.streams_opened,

@@ -7,7 +7,7 @@ use kubeapi::Gvr;
 
 /// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
 #[derive(Debug, Clone)]
-pub(super) struct PermissionRetrier {
+pub(super) struct ProxyPermissions {
     pub(super) client: UpstreamClient,
     pub(super) catalog: ResourceCatalog,
     pub(super) feeds: FeedRegistry,
@@ -15,7 +15,7 @@ pub(super) struct PermissionRetrier {
     pub(super) on_node: bool,
 }
 
-impl PermissionRetrier {
+impl ProxyPermissions {
     /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
     fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)

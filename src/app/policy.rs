@@ -2,7 +2,7 @@
 //! again within seconds.
 //!
 //! A proxy without such watches does not follow RBAC, so that it causes no load on upstream. A lease that starts before
-//! the listeners are synced is checked again shortly after they are (`PolicyListener::begin`), as after any loss of
+//! the listeners are synced is checked again shortly after they are (`RbacWatcher::begin`), as after any loss of
 //! history.
 
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::permission_retrier::PermissionRetrier;
+use super::permission_retrier::ProxyPermissions;
 use crate::auth::{AffectedUsers, Authorizer, RbacBindings, RbacEvent, RbacKind};
 use crate::cache::{CollectionView, FeedCursor, FeedState, PullResult, WatchStartPosition};
 use crate::feeds::FeedHandle;
@@ -24,16 +24,16 @@ use kubeapi::{EventType, Gvr};
 use tokio::sync::watch;
 
 /// Follows one kind of RBAC objects through an ordinary feed.
-struct PolicyListener {
+struct RbacWatcher {
     kind: RbacKind,
-    permissions: PermissionRetrier,
-    shared: Arc<PolicyListenerState>,
+    permissions: ProxyPermissions,
+    shared: Arc<RbacWatcherState>,
     is_needed: watch::Receiver<bool>,
     retry_after: Duration,
 }
 
 /// The state that all listeners share.
-struct PolicyListenerState {
+struct RbacWatcherState {
     authorizer: Authorizer,
     policy: Mutex<RbacBindings>,
     kinds: Mutex<Vec<RbacKind>>,
@@ -50,22 +50,21 @@ const ROOM: usize = 256 << 10;
 /// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
 /// ended. A random part of up to a half is cut off. Then the feeds are idle, and end like others.
 pub(super) fn start_listeners(
-    permissions: &PermissionRetrier,
+    permissions: &ProxyPermissions,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &BackgroundTasks,
     retry_after: Duration,
     linger: Duration,
 ) {
-    let shared =
-        PolicyListenerState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
+    let shared = RbacWatcherState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
     shared.authorizer.hears_policy(false);
     let shared = Arc::new(shared);
     let (need_sender, is_needed) = watch::channel(false);
     tasks.spawn_needed("policy", publish_need(leases, need_sender, linger));
     for kind in RbacKind::ALL {
         let (permissions, shared, is_needed) = (permissions.clone(), shared.clone(), is_needed.clone());
-        let listener = PolicyListener { kind, permissions, shared, is_needed, retry_after };
+        let listener = RbacWatcher { kind, permissions, shared, is_needed, retry_after };
         tasks.spawn_needed("policy", listener.run());
     }
 }
@@ -89,7 +88,7 @@ async fn publish_need(mut leases: watch::Receiver<usize>, need_sender: watch::Se
     }
 }
 
-impl PolicyListener {
+impl RbacWatcher {
     async fn run(self) {
         let (mut starts, mut ends) = (self.is_needed.clone(), self.is_needed.clone());
         let (mut is_reported, mut continues) = (false, true);

@@ -30,12 +30,12 @@ pub(super) struct FeedPreload {
 }
 
 /// The guards of the feeds that are kept running, by name. Dropping a guard stops keeping the feed.
-type KeptFeeds = HashMap<String, DropGuard>;
+type PreloadGuards = HashMap<String, DropGuard>;
 
 impl FeedPreload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self) {
-        let (mut config, mut running_feeds) = (self.running.get(), KeptFeeds::new());
+        let (mut config, mut running_feeds) = (self.running.get(), PreloadGuards::new());
         self.start_missing(&config, &mut running_feeds);
         self.tasks.clone().spawn("preloads", async move {
             loop {
@@ -51,7 +51,7 @@ impl FeedPreload {
         });
     }
 
-    fn start_missing(&self, config: &ServeSettings, running_feeds: &mut KeptFeeds) {
+    fn start_missing(&self, config: &ServeSettings, running_feeds: &mut PreloadGuards) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
             tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");

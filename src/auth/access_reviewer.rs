@@ -7,12 +7,12 @@ use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_permission::ReviewTopic;
+use super::review_permission::ReviewResource;
 use super::review_queue::{
-    LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit,
+    LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
 };
 use super::{AffectedUsers, AuthConfig, GrantError};
-use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamCause};
+use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -81,13 +81,13 @@ impl AccessReviewer {
         let key = AccessDecisionKey::of(user, access);
         let review = || async {
             let (class, cause) = class_and_cause(user, purpose);
-            let charge = ReviewCharge { class, payer: ReviewPayer::User(FlowDistinguisher::of(user)) };
+            let charge = ReviewCharge { class, payer: ReviewRateLimitKey::User(FlowDistinguisher::of(user)) };
             let (sent, verdict) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
             self.queue.count(if verdict.allowed { "allowed" } else { "denied" });
             let decision = AccessDecision::new(sent, verdict, user.clone(), access);
             // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
             // return one that is too old for requests.
-            if cause == UpstreamCause::LeaseReview && !decision.is_allowed {
+            if cause == UpstreamRequestCause::LeaseReview && !decision.is_allowed {
                 self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
             }
             Ok(decision)
@@ -132,7 +132,7 @@ impl AccessReviewer {
     pub(super) async fn learns(
         &self,
         (user, access): (User, AccessAttributes),
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         sent: Instant,
         verdict: AccessReviewResult,
     ) {
@@ -141,7 +141,7 @@ impl AccessReviewer {
         }
         let key = AccessDecisionKey::of(&user, &access);
         let decision = AccessDecision::new(sent, verdict, Arc::new(user), &access);
-        if cause == UpstreamCause::AccessReview {
+        if cause == UpstreamRequestCause::AccessReview {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
@@ -159,15 +159,15 @@ impl AccessReviewer {
 }
 
 /// Returns the class of a review, and the cause that an upstream proxy receives.
-fn class_and_cause(user: &User, purpose: ReviewPurpose) -> (ReviewClass, UpstreamCause) {
+fn class_and_cause(user: &User, purpose: ReviewPurpose) -> (ReviewClass, UpstreamRequestCause) {
     match purpose {
         ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
-            (ReviewClass::Guess, UpstreamCause::AccessReview)
+            (ReviewClass::Guess, UpstreamRequestCause::AccessReview)
         }
-        ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamCause::AccessReview),
-        ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamCause::AccessReview),
-        ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamCause::LeaseReview),
-        ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamCause::LeaseReview),
+        ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamRequestCause::AccessReview),
+        ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamRequestCause::AccessReview),
+        ReviewPurpose::Lease => (ReviewClass::Lease, UpstreamRequestCause::LeaseReview),
+        ReviewPurpose::Namespace => (ReviewClass::Namespace, UpstreamRequestCause::LeaseReview),
     }
 }
 
@@ -180,7 +180,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
     let leases = Arc::new(ReviewRateLimit::of_leases(config.lease_reviews));
-    ReviewQueue::new(ReviewTopic::ACCESS, |class| match class {
+    ReviewQueue::new(ReviewResource::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),
         ReviewClass::Known | ReviewClass::Guess => requests.clone(),

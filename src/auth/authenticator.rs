@@ -6,7 +6,7 @@ use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
-use super::certificate::{CertificateAuthorities, CertificateHolder, CertificateRejection};
+use super::certificate::{CertificateAuthorities, CertificateIdentity, CertificateRejection};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
 use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
@@ -165,7 +165,7 @@ impl Authenticator {
     /// Returns the time until which a chain authenticates a front proxy; `None` if it does not.
     fn front_proxy(&self, chain: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
-        let CertificateHolder { user, until } =
+        let CertificateIdentity { user, until } =
             chain.holder(CertificateAuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
@@ -198,7 +198,7 @@ impl Authenticator {
     }
 
     /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.
-    fn holder(&self, chain: &PeerCertChain) -> Result<Option<CertificateHolder>, GrantError> {
+    fn holder(&self, chain: &PeerCertChain) -> Result<Option<CertificateIdentity>, GrantError> {
         let authorities = self.client_authorities.as_ref().ok_or(GrantError::Unauthenticated)?.current();
         match chain.holder(CertificateAuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),

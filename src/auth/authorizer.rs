@@ -19,7 +19,7 @@ use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,
 };
 use crate::upstream::{
-    AccessReviewResult, KubernetesRelease, RequestIdentity, ReviewClient, UpstreamCause, UpstreamClient,
+    AccessReviewResult, KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient, UpstreamRequestCause,
 };
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
 use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
@@ -248,7 +248,7 @@ impl Authorizer {
     pub async fn learns(
         &self,
         of: (User, AccessAttributes),
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         sent: Instant,
         verdict: AccessReviewResult,
     ) {

@@ -71,7 +71,7 @@ struct SignatureCheckCache<'a> {
 
 /// The user that a chain authenticates, until a given time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CertificateHolder {
+pub struct CertificateIdentity {
     pub user: Arc<User>,
     /// The time at which the first certificate of the path expires, including the authority's.
     pub until: SystemTime,
@@ -93,7 +93,7 @@ struct CachedVerdict {
     edition: CertificateAuthoritiesId,
     from: SystemTime,
     until: SystemTime,
-    holder: Result<CertificateHolder, CertificateRejection>,
+    holder: Result<CertificateIdentity, CertificateRejection>,
 }
 
 /// The reason that a file contains no usable authorities.
@@ -185,7 +185,11 @@ impl CertificateAuthorities {
     }
 
     /// Verifies a chain, and returns the holder of its first certificate.
-    pub fn verify(&self, chain: &CertificateChain, now: SystemTime) -> Result<CertificateHolder, CertificateRejection> {
+    pub fn verify(
+        &self,
+        chain: &CertificateChain,
+        now: SystemTime,
+    ) -> Result<CertificateIdentity, CertificateRejection> {
         let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejection::None)?;
         let invalid = |error: &dyn fmt::Display| CertificateRejection::Invalid(error.to_string());
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
@@ -204,7 +208,7 @@ impl CertificateAuthorities {
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
         let last = between.chain([root, ValiditySeconds::of(&parsed).to]).min().unwrap_or(0);
         // A certificate is valid to the end of its last second.
-        Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
+        Ok(CertificateIdentity { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
     /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
@@ -297,7 +301,7 @@ impl PeerCertChain {
         role: CertificateAuthorityRole,
         authorities: &CertificateAuthorities,
         now: SystemTime,
-    ) -> Result<CertificateHolder, CertificateRejection> {
+    ) -> Result<CertificateIdentity, CertificateRejection> {
         let mut kept = match role {
             CertificateAuthorityRole::Client => self.as_client.lock(),
             CertificateAuthorityRole::FrontProxy => self.as_proxy.lock(),

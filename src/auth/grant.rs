@@ -188,7 +188,7 @@ impl ReadableNamespaces {
     /// Never: no review is sent.
     pub fn reported(reported: &[(&str, NamespaceAccess)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
-        let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default())
+        let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostTotals::default())
             .expect("nothing is sent");
         let authenticator = super::authenticator::Authenticator::new(
             Arc::new(client),

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::review_permission::ReviewTopic;
+use super::review_permission::ReviewResource;
 use crate::upstream::UpstreamError;
 use kubeapi::{AccessAttributes, User};
 
@@ -40,7 +40,7 @@ const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl GrantError {
     /// Returns the error for a review without an answer.
-    pub(super) fn unanswered(error: &UpstreamError, topic: ReviewTopic) -> Self {
+    pub(super) fn unanswered(error: &UpstreamError, topic: ReviewResource) -> Self {
         match error.code() {
             Some(401 | 403) => Self::ReviewsForbidden(topic.resource),
             Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal)),
@@ -95,7 +95,7 @@ mod tests {
             (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
             (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {
-            let why = GrantError::unanswered(&error, ReviewTopic::TOKEN);
+            let why = GrantError::unanswered(&error, ReviewResource::TOKEN);
             assert_eq!(why.as_str(), expected, "{error}");
             // Details of the failure are for the log, and not for callers.
             assert!(!why.to_string().contains(&error.to_string()), "{why}");

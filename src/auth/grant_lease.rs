@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::access_reviewer::AccessDecision;
 use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
-use super::lease_terms::{DecisionTtls, GrantLeaseTerms, LastReviewTimes};
+use super::lease_terms::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{LOOKED_AT, PolicyChanges};
 use super::review_cache::ReviewPurpose;
@@ -93,12 +93,12 @@ struct UncertainLeaseGuard<'a> {
 }
 
 /// Checks a lease repeatedly until it ends.
-struct GrantLeaseKeeper {
+struct GrantLeaseRevalidator {
     leases: Arc<GrantLeases>,
     state: Arc<GrantLeaseState>,
     /// Cancelled when the lease is dropped.
     ended: CancellationToken,
-    terms: GrantLeaseTerms,
+    terms: GrantLeaseTtls,
     until: Option<SystemTime>,
     reviewed: LastReviewTimes,
     /// The times before which no decision is accepted for the lease.
@@ -161,8 +161,8 @@ impl GrantLeases {
         if is_another {
             self.count_lease(true);
         }
-        let terms = GrantLeaseTerms::of(&self.config, &caller.credential, &caller.user);
-        let keeper = GrantLeaseKeeper {
+        let terms = GrantLeaseTtls::of(&self.config, &caller.credential, &caller.user);
+        let keeper = GrantLeaseRevalidator {
             leases: self.clone(),
             state,
             ended: ended.clone(),
@@ -305,7 +305,7 @@ impl GrantLeaseState {
     }
 }
 
-impl GrantLeaseKeeper {
+impl GrantLeaseRevalidator {
     /// Checks the lease until it has ended.
     async fn keep(mut self) {
         let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.terms.grace);
@@ -452,7 +452,7 @@ impl GrantLeaseKeeper {
     }
 }
 
-impl Drop for GrantLeaseKeeper {
+impl Drop for GrantLeaseRevalidator {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if !self.ended.is_cancelled() && self.state.revoked().is_none() {

@@ -12,7 +12,7 @@ use kubeapi::User;
 /// Each period is shortened by up to a fifth at random, and the first one by up to four fifths. So leases that began
 /// together are checked at different times.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GrantLeaseTerms {
+pub(super) struct GrantLeaseTtls {
     /// How long an access decision stays valid.
     pub(super) of_right: Duration,
     /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
@@ -47,7 +47,7 @@ const NEARLY: f64 = 0.9;
 /// The maximum age of a shared decision, as a fraction of the period.
 const SHARED: f64 = 0.75;
 
-impl GrantLeaseTerms {
+impl GrantLeaseTtls {
     pub(super) fn of(config: &AuthConfig, credential: &Credential, user: &User) -> Self {
         let of_right = config.recheck_of(user);
         // A certificate needs no review: it has its own identity and expiry.

@@ -20,12 +20,12 @@ use base::{random, until};
 /// The policy changes that the policy watches report, and whether they report all.
 #[derive(Debug)]
 pub(super) struct PolicyChanges {
-    state: Mutex<WatchState>,
+    state: Mutex<PolicyWatchState>,
     came: Notify,
 }
 
 #[derive(Debug)]
-struct WatchState {
+struct PolicyWatchState {
     /// Policy changes that were received and not yet applied.
     fresh: AffectedUsers,
     /// When the watches began; `None` once everything has been reviewed after that.
@@ -72,7 +72,7 @@ const GATHERED_MAX: Duration = Duration::from_secs(1);
 impl PolicyChanges {
     pub(super) fn new() -> Self {
         let (fresh, now) = (AffectedUsers::none(), Instant::now());
-        let state = WatchState { fresh, began: None, is_open: false, moved: now, whole_since: now };
+        let state = PolicyWatchState { fresh, began: None, is_open: false, moved: now, whole_since: now };
         Self { state: Mutex::new(state), came: Notify::new() }
     }
 
@@ -157,7 +157,7 @@ impl PolicyChanges {
     }
 }
 
-impl WatchState {
+impl PolicyWatchState {
     /// The changes since the last call, and everyone if everything must be reviewed now, because of changes that were
     /// missed before the watches began.
     fn take_due(&mut self) -> (AffectedUsers, AffectedUsers) {

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// The topic of a review about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ReviewTopic {
+pub(super) struct ReviewResource {
     /// The topic as a metric label.
     pub(super) label: &'static str,
     /// The API group and the resource of its reviews.
@@ -23,7 +23,7 @@ pub(super) struct ReviewTopic {
 /// Whether the proxy's account may create reviews of one topic, according to the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewPermission {
-    pub(super) topic: ReviewTopic,
+    pub(super) topic: ReviewResource,
     state: watch::Sender<ReviewPermissionState>,
 }
 
@@ -40,7 +40,7 @@ enum ReviewPermissionState {
 /// the permission is granted.
 const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
-impl ReviewTopic {
+impl ReviewResource {
     pub(super) const TOKEN: Self = Self {
         label: "token",
         group: "authentication.k8s.io",
@@ -67,7 +67,7 @@ impl ReviewTopic {
 }
 
 impl ReviewPermission {
-    pub(super) fn new(topic: ReviewTopic) -> Self {
+    pub(super) fn new(topic: ReviewResource) -> Self {
         Self { topic, state: watch::Sender::new(ReviewPermissionState::Unproven) }
     }
 
@@ -168,7 +168,7 @@ impl ReviewPermission {
             ReviewPermissionState::Granted => "being checked".to_owned(),
             ReviewPermissionState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             ReviewPermissionState::Refused(code) => {
-                let ReviewTopic { group, resource, .. } = self.topic;
+                let ReviewResource { group, resource, .. } = self.topic;
                 format!("upstream rejects them ({code}): grant the proxy's account create on {resource}.{group}")
             }
         }

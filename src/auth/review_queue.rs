@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::review_permission::{ReviewPermission, ReviewTopic};
+use super::review_permission::{ReviewPermission, ReviewResource};
 use super::{GrantError, metrics};
 use crate::upstream::ReviewFuture;
 use base::{KeyedSemaphores, LogRateLimit};
@@ -44,19 +44,19 @@ struct ReviewClassLimits {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
     /// The limits per payer: one payer may use half of the slots.
-    shares: KeyedSemaphores<ReviewPayer>,
+    shares: KeyedSemaphores<ReviewRateLimitKey>,
 }
 
 /// The limits against which a review counts.
 #[derive(Debug)]
 pub(super) struct ReviewCharge {
     pub(super) class: ReviewClass,
-    pub(super) payer: ReviewPayer,
+    pub(super) payer: ReviewRateLimitKey,
 }
 
 /// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum ReviewPayer {
+pub(super) enum ReviewRateLimitKey {
     User(FlowDistinguisher),
     /// The address from which an unknown token was sent.
     Address(IpAddr),
@@ -72,13 +72,13 @@ pub(super) struct ReviewRateLimit {
     each_wait_max: Duration,
     all_wait_max: Duration,
     /// One lock suffices: a look-up takes 0.1 µs and a review 1,000 µs.
-    next: Mutex<NextReviewTurns>,
+    next: Mutex<ReviewRateLimitState>,
 }
 
 #[derive(Debug, Default)]
-struct NextReviewTurns {
+struct ReviewRateLimitState {
     /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together.
-    by_payer: HashMap<Option<ReviewPayer>, Instant>,
+    by_payer: HashMap<Option<ReviewRateLimitKey>, Instant>,
     /// The number of payers at which those without a waiting turn are forgotten.
     len_max: usize,
 }
@@ -123,7 +123,7 @@ impl ReviewClass {
 }
 
 impl ReviewQueue {
-    pub(super) fn new(topic: ReviewTopic, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
+    pub(super) fn new(topic: ReviewResource, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
         let lanes = ReviewClass::ALL.map(|class| {
             let slots = class.slots();
             ReviewClassLimits {
@@ -220,7 +220,7 @@ impl ReviewRateLimit {
     }
 
     /// Reserves the payer's next turn; `None` if it comes too late.
-    fn reserve(&self, payer: ReviewPayer) -> Option<ReviewReservation> {
+    fn reserve(&self, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
         let now = Instant::now();
         let at = self.take(Some(payer), self.each, now + self.each_wait_max)?;
         Some(ReviewReservation { at, by: now + self.all_wait_max })
@@ -240,11 +240,11 @@ impl ReviewRateLimit {
     /// `by`.
     fn take(
         &self,
-        payer: Option<ReviewPayer>,
+        payer: Option<ReviewRateLimitKey>,
         ReviewRate { interval, ahead }: ReviewRate,
         by: Instant,
     ) -> Option<Instant> {
-        let NextReviewTurns { by_payer, len_max } = &mut *self.next.lock();
+        let ReviewRateLimitState { by_payer, len_max } = &mut *self.next.lock();
         let now = Instant::now();
         let at = by_payer.get(&payer).copied().unwrap_or(now).max(now);
         let turn = at.checked_sub(ahead).unwrap_or(now).max(now);
@@ -283,9 +283,9 @@ mod tests {
 
     const LATE: Duration = Duration::from_secs(60);
 
-    fn payer(number: usize) -> ReviewPayer {
+    fn payer(number: usize) -> ReviewRateLimitKey {
         let [.., a, b] = number.to_be_bytes();
-        ReviewPayer::Address([10, 0, a, b].into())
+        ReviewRateLimitKey::Address([10, 0, a, b].into())
     }
 
     fn limit(each: ReviewRate, wait_max: Duration) -> ReviewRateLimit {

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_permission::ReviewTopic;
-use super::review_queue::{ReviewCharge, ReviewClass, ReviewPayer, ReviewQueue, ReviewRate, ReviewRateLimit};
+use super::review_permission::ReviewResource;
+use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::{AuthConfig, GrantError};
 use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult};
 use base::WallClock;
@@ -114,12 +114,13 @@ impl TokenReviewer {
         let charge = |class, payer| ReviewCharge { class, payer };
         match purpose {
             TokenReviewPurpose::Lease { payer, .. } => {
-                vec![charge(ReviewClass::Lease, ReviewPayer::User(payer.clone()))]
+                vec![charge(ReviewClass::Lease, ReviewRateLimitKey::User(payer.clone()))]
             }
             TokenReviewPurpose::Request { source } => {
-                let known = self.regulars.get(id).map(|user| charge(ReviewClass::Known, ReviewPayer::User(user)));
+                let known =
+                    self.regulars.get(id).map(|user| charge(ReviewClass::Known, ReviewRateLimitKey::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
-                let unknown = charge(ReviewClass::Guess, ReviewPayer::Address(network(source)));
+                let unknown = charge(ReviewClass::Guess, ReviewRateLimitKey::Address(network(source)));
                 known.into_iter().chain([unknown]).collect()
             }
         }
@@ -150,7 +151,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let &AuthConfig { reviews, reviews_per_source, reviews_burst_per_source, .. } = config;
     let share = reviews.div_ceil(2);
     let limit = |each| ReviewRateLimit::new(each, ReviewRate::new(reviews, reviews), Duration::ZERO, Duration::ZERO);
-    ReviewQueue::new(ReviewTopic::TOKEN, |class| {
+    ReviewQueue::new(ReviewResource::TOKEN, |class| {
         Arc::new(match class {
             // Tokens are not reviewed in the last two.
             ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {

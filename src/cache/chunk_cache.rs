@@ -185,7 +185,7 @@ pub enum ChunkObjectEncoding {
 }
 
 /// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
-struct SingleFlightMaker<'a, T> {
+struct SingleFlightLeader<'a, T> {
     flight: &'a SingleFlightCache<T>,
     format: EncodedChunkKey,
     ticket: u64,
@@ -232,7 +232,7 @@ impl<T: Clone> SingleFlightCache<T> {
             table.tickets += 1;
             let ticket = table.tickets;
             table.slots.insert(format, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
-            SingleFlightMaker { flight: self, format, ticket }
+            SingleFlightLeader { flight: self, format, ticket }
         };
         Poll::Ready(make().map(|(value, bytes)| {
             maker.put(value.clone(), bytes, now);
@@ -307,7 +307,7 @@ impl<T> SingleFlightSlot<T> {
     }
 }
 
-impl<T> SingleFlightMaker<'_, T> {
+impl<T> SingleFlightLeader<'_, T> {
     fn put(&self, value: T, bytes: usize, now: Instant) {
         let mut table = self.flight.table.lock();
         if !self.has_slot(&table) || bytes > self.flight.bytes_max {
@@ -328,7 +328,7 @@ impl<T> SingleFlightMaker<'_, T> {
     }
 }
 
-impl<T> Drop for SingleFlightMaker<'_, T> {
+impl<T> Drop for SingleFlightLeader<'_, T> {
     fn drop(&mut self) {
         let mut table = self.flight.table.lock();
         let slot = if self.has_slot(&table) { table.slots.remove(&self.format) } else { None };

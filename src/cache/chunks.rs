@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
-use super::past_state_accounting::PastStateGuard;
+use super::past_state_accounting::RetainedSnapshotGuard;
 use crate::wire::{ListItemLengths, ObjectRevision, Representation};
 use kubeapi::ObjectKey;
 
@@ -31,7 +31,7 @@ pub(super) struct ChunkIndex {
     content: u64,
     chunks: OnceCell<Arc<[ObjectChunk]>>,
     /// The registration as a past state, set once the state is no longer the current one.
-    past: OnceLock<PastStateGuard>,
+    past: OnceLock<RetainedSnapshotGuard>,
 }
 
 /// Divides a sorted state into chunks, object by object.
@@ -109,7 +109,7 @@ impl ChunkIndex {
     }
 
     /// Records that the state is no longer the current one.
-    pub(super) fn left(&self, past: PastStateGuard) {
+    pub(super) fn left(&self, past: RetainedSnapshotGuard) {
         let _ = self.past.set(past);
     }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::lane::{EventLane, LaneReadResult};
 use super::shared::{FeedProgress, SharedFeedCache};
-use super::{CollectionView, FeedEvent, FeedSnapshot, LaneFollower};
+use super::{CollectionView, FeedEvent, FeedSnapshot, LaneObserver};
 use crate::wire::{ObjectRenderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
 
@@ -251,8 +251,8 @@ impl FeedCursor {
     }
 
     /// Returns an observer of the reader's lane.
-    pub fn follower(&self) -> LaneFollower {
-        LaneFollower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
+    pub fn follower(&self) -> LaneObserver {
+        LaneObserver::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
     /// Returns whether this reader skips events of version `rv`, because it requested later ones.

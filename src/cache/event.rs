@@ -27,7 +27,7 @@ pub struct FeedEvent {
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes exist once.
     frame: Bytes,
-    alternates: NextAlternateFrame,
+    alternates: NextDerivedFrame,
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
@@ -36,7 +36,7 @@ pub struct FeedEvent {
 /// Alternates form a list, because an event has one or two of many possible ones. The list only grows, so readers never
 /// block.
 #[derive(Debug)]
-struct AlternateFrame {
+struct DerivedFrame {
     representation: Representation,
     event_type: EventType,
     /// The server release for which the frame was written.
@@ -44,10 +44,10 @@ struct AlternateFrame {
     frame: Bytes,
     /// The counter of the bytes of all alternate frames of the feed, which count towards the ring's limit.
     total_bytes: Arc<AtomicUsize>,
-    next: NextAlternateFrame,
+    next: NextDerivedFrame,
 }
 
-type NextAlternateFrame = OnceLock<Box<AlternateFrame>>;
+type NextDerivedFrame = OnceLock<Box<DerivedFrame>>;
 
 /// The memory accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]
@@ -129,12 +129,12 @@ impl FeedEvent {
         let frame = made.account.keep(frame);
         made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-        let kept = AlternateFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
+        let kept = DerivedFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
         self.keep(kept);
         Ok(frame)
     }
 
-    fn keep(&self, alternate: AlternateFrame) {
+    fn keep(&self, alternate: DerivedFrame) {
         let (representation, event_type) = (alternate.representation, alternate.event_type);
         let mut alternate = Box::new(alternate);
         let mut next = &self.alternates;
@@ -144,7 +144,7 @@ impl FeedEvent {
         }
     }
 
-    fn alternates(&self) -> impl Iterator<Item = &AlternateFrame> {
+    fn alternates(&self) -> impl Iterator<Item = &DerivedFrame> {
         std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
     }
 
@@ -172,13 +172,13 @@ impl FeedEvent {
     }
 }
 
-impl AlternateFrame {
+impl DerivedFrame {
     fn is(&self, representation: Representation, event_type: EventType) -> bool {
         self.representation == representation && self.event_type == event_type
     }
 }
 
-impl Drop for AlternateFrame {
+impl Drop for DerivedFrame {
     fn drop(&mut self) {
         self.total_bytes.fetch_sub(self.frame.len(), Ordering::Relaxed);
     }

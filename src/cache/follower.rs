@@ -8,13 +8,13 @@ use tokio::sync::watch;
 
 /// A read-only observer of a reader's lane. It keeps no event alive and never delays the reader.
 #[derive(Debug, Clone)]
-pub struct LaneFollower {
+pub struct LaneObserver {
     shared: Arc<SharedFeedCache>,
     lane: Arc<EventLane>,
     view: Arc<CollectionView>,
 }
 
-impl LaneFollower {
+impl LaneObserver {
     pub(super) fn new(shared: Arc<SharedFeedCache>, lane: Arc<EventLane>, view: Arc<CollectionView>) -> Self {
         Self { shared, lane, view }
     }
@@ -42,12 +42,12 @@ impl LaneFollower {
 
 /// Follows the progress of a feed.
 #[derive(Debug)]
-pub struct FeedProgressFollower {
+pub struct FeedProgressReceiver {
     shared: Arc<SharedFeedCache>,
     progress: watch::Receiver<FeedProgress>,
 }
 
-impl FeedProgressFollower {
+impl FeedProgressReceiver {
     pub(super) fn new(shared: &Arc<SharedFeedCache>) -> Self {
         Self { shared: shared.clone(), progress: shared.progress.subscribe() }
     }

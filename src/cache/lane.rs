@@ -57,13 +57,13 @@ struct ParkedReader {
 #[derive(Debug, Default)]
 pub(super) struct PendingWakeups {
     /// Readers that belong to no core.
-    elsewhere: WokenReaders,
-    cores: Vec<Option<(Arc<CoreWaker>, WokenReaders)>>,
+    elsewhere: ReaderWakers,
+    cores: Vec<Option<(Arc<CoreWaker>, ReaderWakers)>>,
 }
 
 /// Proxies are woken first, because other clients wait for them.
 #[derive(Debug, Default)]
-struct WokenReaders {
+struct ReaderWakers {
     proxies: Vec<Waker>,
     others: Vec<Waker>,
 }
@@ -301,13 +301,13 @@ impl LaneLog {
 }
 
 impl PendingWakeups {
-    fn of_core(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut WokenReaders {
+    fn of_core(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut ReaderWakers {
         let Some(core) = core else { return &mut self.elsewhere };
         let number = core.number();
         if number >= self.cores.len() {
             self.cores.resize_with(number + 1, || None);
         }
-        match self.cores[number].get_or_insert_with(|| (core.clone(), WokenReaders::default())) {
+        match self.cores[number].get_or_insert_with(|| (core.clone(), ReaderWakers::default())) {
             (known, readers) if Arc::ptr_eq(known, core) => readers,
             // The core belongs to another application in the same process.
             _ => &mut self.elsewhere,
@@ -322,7 +322,7 @@ impl PendingWakeups {
     }
 }
 
-impl WokenReaders {
+impl ReaderWakers {
     fn in_order(self) -> Vec<Waker> {
         let Self { mut proxies, others } = self;
         if proxies.is_empty() {

@@ -76,7 +76,7 @@ impl LaneSelectorTerm {
 
 /// The estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum LaneTermWidth {
+enum LaneTermSelectivity {
     /// A field that identifies objects, by its index in `TELLING`.
     Identifying(usize),
     Label,
@@ -86,29 +86,29 @@ enum LaneTermWidth {
     HasLabel,
 }
 
-fn fields(selector: &Selector) -> impl Iterator<Item = (LaneTermWidth, LaneSelectorTerm)> {
+fn fields(selector: &Selector) -> impl Iterator<Item = (LaneTermSelectivity, LaneSelectorTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
         // An empty value identifies nothing, because most objects may have none.
         let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
         (
-            telling.map_or(LaneTermWidth::Field, LaneTermWidth::Identifying),
+            telling.map_or(LaneTermSelectivity::Field, LaneTermSelectivity::Identifying),
             LaneSelectorTerm::Field(position, value.into()),
         )
     })
 }
 
-fn labels(selector: &Selector) -> impl Iterator<Item = (LaneTermWidth, LaneSelectorTerm)> {
+fn labels(selector: &Selector) -> impl Iterator<Item = (LaneTermSelectivity, LaneSelectorTerm)> {
     selector.labels.requirements().iter().filter_map(|requirement| {
         let key: Box<str> = requirement.key().into();
         match (requirement.operator(), requirement.values()) {
             (LabelOperator::Equals | LabelOperator::DoubleEquals | LabelOperator::In, [value]) => {
-                Some((LaneTermWidth::Label, LaneSelectorTerm::Label(key, value.clone())))
+                Some((LaneTermSelectivity::Label, LaneSelectorTerm::Label(key, value.clone())))
             }
             (LabelOperator::In, values) if values.len() <= LANE_VALUES_MAX => {
-                Some((LaneTermWidth::LabelIn(values.len()), LaneSelectorTerm::LabelIn(key, values.into())))
+                Some((LaneTermSelectivity::LabelIn(values.len()), LaneSelectorTerm::LabelIn(key, values.into())))
             }
             (LabelOperator::In | LabelOperator::Exists | LabelOperator::GreaterThan | LabelOperator::LessThan, _) => {
-                Some((LaneTermWidth::HasLabel, LaneSelectorTerm::HasLabel(key)))
+                Some((LaneTermSelectivity::HasLabel, LaneSelectorTerm::HasLabel(key)))
             }
             _ => None,
         }

@@ -11,12 +11,12 @@ use base::{MemoryAccount, MemoryCharge};
 /// as that state. They are charged to the newest state that is older than the change. When that state is dropped, the
 /// charge moves to the state before it, which may share the nodes. So the charge is never too small.
 #[derive(Debug)]
-pub(super) struct PastStateAccounting {
-    alive: Mutex<LivePastStates>,
+pub(super) struct RetainedSnapshotAccounting {
+    alive: Mutex<RetainedSnapshots>,
 }
 
 #[derive(Debug)]
-struct LivePastStates {
+struct RetainedSnapshots {
     /// The bytes of tree nodes that each past state keeps, in the order of the states.
     bytes: BTreeMap<u64, usize>,
     next: u64,
@@ -25,8 +25,8 @@ struct LivePastStates {
 
 /// A state that is no longer the current one, but still referenced.
 #[derive(Debug)]
-pub(super) struct PastStateGuard {
-    states: Arc<PastStateAccounting>,
+pub(super) struct RetainedSnapshotGuard {
+    states: Arc<RetainedSnapshotAccounting>,
     id: u64,
 }
 
@@ -36,19 +36,19 @@ const BRANCH_BYTES: usize = 464;
 /// The bytes of an object's share in half-full tree nodes.
 const NODE_BYTES_PER_OBJECT: usize = 64;
 
-impl PastStateAccounting {
+impl RetainedSnapshotAccounting {
     pub(super) fn new(account: &Arc<MemoryAccount>) -> Arc<Self> {
-        let alive = LivePastStates { bytes: BTreeMap::new(), next: 0, charge: account.charge(0) };
+        let alive = RetainedSnapshots { bytes: BTreeMap::new(), next: 0, charge: account.charge(0) };
         Arc::new(Self { alive: Mutex::new(alive) })
     }
 
     /// Registers a referenced state that is about to become a past one.
-    pub(super) fn left(self: &Arc<Self>) -> PastStateGuard {
+    pub(super) fn left(self: &Arc<Self>) -> RetainedSnapshotGuard {
         let mut alive = self.alive.lock();
         let id = alive.next;
         alive.next += 1;
         alive.bytes.insert(id, 0);
-        PastStateGuard { states: self.clone(), id }
+        RetainedSnapshotGuard { states: self.clone(), id }
     }
 
     /// Records a change of one object in a state of `objects` objects.
@@ -73,7 +73,7 @@ impl PastStateAccounting {
     }
 }
 
-impl Drop for PastStateGuard {
+impl Drop for RetainedSnapshotGuard {
     fn drop(&mut self) {
         let mut alive = self.states.alive.lock();
         let Some(bytes) = alive.bytes.remove(&self.id) else { return };
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn retained_nodes_are_charged_until_older_snapshots_drop() {
         let account = MemoryAccount::new();
-        let states = PastStateAccounting::new(&account);
+        let states = RetainedSnapshotAccounting::new(&account);
         states.changed(1_000);
         assert_eq!(account.bytes(), 0, "there is no older state");
         let path = path_bytes(1_000);
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn snapshot_charge_is_capped_at_its_own_nodes() {
         let account = MemoryAccount::new();
-        let states = PastStateAccounting::new(&account);
+        let states = RetainedSnapshotAccounting::new(&account);
         let _state = states.left();
         (0..1_000).for_each(|_| states.changed(100));
         assert_eq!(account.bytes(), all_bytes(100));

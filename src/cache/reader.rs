@@ -6,12 +6,12 @@ use tokio::time::{Instant, timeout_at};
 #[cfg(test)]
 use super::FeedEvent;
 use super::budget::{BudgetedFeed, SHRINK_EVENTS_MAX};
-use super::follower::FeedProgressFollower;
+use super::follower::FeedProgressReceiver;
 use super::lane::PendingWakeups;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::shared::{FeedProgress, SharedFeedCache};
-use super::timeline::{CacheStats, FeedStateMark, FeedTimeline};
+use super::timeline::{CacheStats, FeedStateId, FeedTimeline};
 use super::{
     CacheConfig, ChunkCache, CollectionView, FeedCursor, FeedSnapshot, MemoryKind, SnapshotPin, SnapshotPins,
     SnapshotStaging,
@@ -103,7 +103,7 @@ impl CacheReader {
     }
 
     /// Returns a mark of the current objects, to detect later whether they have changed.
-    pub fn state_mark(&self) -> FeedStateMark {
+    pub fn state_mark(&self) -> FeedStateId {
         self.shared.timeline.read().mark()
     }
 
@@ -123,8 +123,8 @@ impl CacheReader {
     }
 
     /// Subscribes to the feed's progress.
-    pub fn follow_progress(&self) -> FeedProgressFollower {
-        FeedProgressFollower::new(&self.shared)
+    pub fn follow_progress(&self) -> FeedProgressReceiver {
+        FeedProgressReceiver::new(&self.shared)
     }
 
     /// Completes when everything up to `rv` has been applied. It may never complete.
@@ -167,7 +167,7 @@ impl CacheReader {
 
     /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
     /// on. Returns false if the feed has changed since `mark`.
-    pub fn confirm(&self, mark: FeedStateMark, at: ResourceVersion) -> bool {
+    pub fn confirm(&self, mark: FeedStateId, at: ResourceVersion) -> bool {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
             // Wakes readers that wait for that version.

@@ -4,7 +4,7 @@ use imbl::OrdMap;
 
 use super::budget::FeedMemoryAccounts;
 use super::chunks::ChunkIndex;
-use super::past_state_accounting::PastStateAccounting;
+use super::past_state_accounting::RetainedSnapshotAccounting;
 use super::snapshot::SnapshotCapturePoint;
 use super::{FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::ObjectRevision;
@@ -23,7 +23,7 @@ pub(super) struct FeedObjectStore {
     /// The chunks of the current state.
     chunks: Arc<ChunkIndex>,
     /// The accounting of the memory that older states keep alive.
-    states: Arc<PastStateAccounting>,
+    states: Arc<RetainedSnapshotAccounting>,
 }
 
 impl FeedObjectStore {
@@ -34,7 +34,7 @@ impl FeedObjectStore {
             left_bytes: 0,
             content: 0,
             chunks: Arc::default(),
-            states: PastStateAccounting::new(accounts.of(MemoryKind::States)),
+            states: RetainedSnapshotAccounting::new(accounts.of(MemoryKind::States)),
         }
     }
 

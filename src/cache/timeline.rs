@@ -92,7 +92,7 @@ pub struct CacheStats {
 
 /// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FeedStateMark {
+pub struct FeedStateId {
     /// The number of the history, which increases when the feed starts a new one.
     pub history: u64,
     /// The `seq` of the next change. Duplicates do not count.
@@ -219,7 +219,7 @@ impl FeedTimeline {
 
     /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
     /// current state.
-    pub(super) fn confirm(&mut self, mark: FeedStateMark, at: ResourceVersion) -> bool {
+    pub(super) fn confirm(&mut self, mark: FeedStateId, at: ResourceVersion) -> bool {
         let is_present = !self.has_ended && mark == self.mark();
         if is_present && at > self.shown_at() {
             self.confirmed = Some(ConfirmedVersion { rv: at, kept: None });
@@ -284,8 +284,8 @@ impl FeedTimeline {
         Some(state.without(&since))
     }
 
-    pub(super) fn mark(&self) -> FeedStateMark {
-        FeedStateMark { history: self.history, next_seq: self.ring.next_seq }
+    pub(super) fn mark(&self) -> FeedStateId {
+        FeedStateId { history: self.history, next_seq: self.ring.next_seq }
     }
 
     pub(super) fn stats(&self) -> CacheStats {

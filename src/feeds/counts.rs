@@ -36,12 +36,12 @@ pub struct LabelledMetric {
 
 /// The counters of all running feeds, and for a while of ended ones.
 #[derive(Debug, Default)]
-pub(super) struct FeedTrafficLedger {
-    accounts: BTreeMap<FeedKey, FeedTrafficAccount>,
+pub(super) struct FeedTrafficRegistry {
+    accounts: BTreeMap<FeedKey, FeedTrafficEntry>,
 }
 
 #[derive(Debug, Default)]
-struct FeedTrafficAccount {
+struct FeedTrafficEntry {
     counts: Arc<FeedTrafficCounts>,
     /// The number of running feeds with this key: a retired feed may end after its successor has started.
     running: usize,
@@ -76,7 +76,7 @@ impl FeedTrafficCounts {
     }
 }
 
-impl FeedTrafficLedger {
+impl FeedTrafficRegistry {
     /// Records the start of a feed. Returns its counters.
     pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedTrafficCounts> {
         self.forget(kept);
@@ -131,7 +131,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn feed_counts_expire_later_and_resume_if_feed_returns() {
-        let mut ledger = FeedTrafficLedger::default();
+        let mut ledger = FeedTrafficRegistry::default();
         let counts = ledger.open(&key(1), KEPT);
         FeedTrafficCounts::add(&counts.events, 7);
         ledger.close(&key(1), KEPT);
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ended_feed_counts_are_capped() {
-        let mut ledger = FeedTrafficLedger::default();
+        let mut ledger = FeedTrafficRegistry::default();
         for namespace in 0..10_000 {
             ledger.open(&key(namespace), KEPT);
             tokio::time::advance(Duration::from_millis(1)).await;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::counts::FeedTrafficLedger;
+use super::counts::FeedTrafficRegistry;
 use super::refused_feeds::RefusedFeeds;
 use super::{
     DerivedRepresentationMode, DerivedRepresentationRefusal, DerivedRepresentations, FEEDS_MAX, Feed, FeedHandle,
@@ -46,7 +46,7 @@ struct FeedRegistryState {
     renderings: Mutex<BTreeMap<FeedKey, DerivedRepresentations>>,
     /// The retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
-    counts: Mutex<FeedTrafficLedger>,
+    counts: Mutex<FeedTrafficRegistry>,
     demand: mpsc::Sender<FeedStartRequest>,
 }
 

@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 
 use self::deflate::{deflated, piece, pieces};
 use self::member::GzipMember;
-use self::text::SlicedText;
+use self::text::SegmentedBytes;
 
 /// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
 /// quality.
@@ -32,7 +32,7 @@ pub(crate) async fn whole(plain: Bytes) -> Bytes {
     for index in 0..pieces(plain.len()) {
         let range = piece(plain.len(), index);
         let made = deflated(&plain[..range.start], &plain[range.clone()], false);
-        member.put(&made, || SlicedText::from_iter([plain.slice(range)]));
+        member.put(&made, || SegmentedBytes::from_iter([plain.slice(range)]));
         tokio::task::yield_now().await;
     }
     member.end();

@@ -14,7 +14,7 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::head_check::{CheckedReads, HeadCheckedIo, Http1HeadCheck, Http1PipelinePolicy};
+use self::head_check::{HeadCheckFilter, HeadCheckedIo, Http1HeadCheck, Http1PipelinePolicy};
 use self::offer::take_h2c_offer;
 use super::ConnectionLimits;
 use super::connection_driver::{BoxError, ConnectionDriver};
@@ -63,7 +63,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Co
         let check = Http1HeadCheck::new(heads);
         let wake_set = WakeSet::shared();
         let (connection, wake_set_of_reads) = (requests.peer.connection.clone(), wake_set.clone());
-        let filter = CheckedReads { connection, wake_set: wake_set_of_reads, check: check.clone() };
+        let filter = HeadCheckFilter { connection, wake_set: wake_set_of_reads, check: check.clone() };
         let service = Http1RequestService { requests, check };
         let connection =
             Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), service).with_upgrades());

@@ -3,7 +3,7 @@ use std::cmp::Reverse;
 use serde::Deserialize;
 
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{UpstreamCause, UpstreamClient, UpstreamError};
+use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause};
 
 /// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,7 +93,7 @@ async fn size(client: &UpstreamClient, item: &CachedResource) -> Result<Option<R
     let selected = selector.unwrap_or_default();
     let path = item.gvr.path();
     let fetch = async |limit: usize, accept: &str| match client
-        .fetch(UpstreamCause::List, &format!("{path}?limit={limit}{selected}"), accept)
+        .fetch(UpstreamRequestCause::List, &format!("{path}?limit={limit}{selected}"), accept)
         .await
     {
         Ok((_, body)) => Ok(Some(body)),

@@ -10,15 +10,15 @@ use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 /// The servers that encoded the bodies of one feed. The reflector records the server that it reads from; the
-/// [`BodyRenewer`](super::renew) finds out which release each server runs.
+/// [`BodyEncodingRefresher`](super::renew) finds out which release each server runs.
 #[derive(Debug)]
 pub(super) struct BodyEncoderTracker {
     feed: Arc<Feed>,
-    by: watch::Sender<BodyEncoderCounts>,
+    by: watch::Sender<BodyEncoderState>,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct BodyEncoderCounts {
+pub(super) struct BodyEncoderState {
     /// The servers that may have encoded at least one of the bodies.
     bodies: Vec<UpstreamServer>,
     /// The server whose stream the feed follows, or followed last.
@@ -54,7 +54,7 @@ impl BodyEncoderTracker {
         feed.spec.key.encoding != FeedEncoding::Table
     }
 
-    pub(super) fn follow(&self) -> watch::Receiver<BodyEncoderCounts> {
+    pub(super) fn follow(&self) -> watch::Receiver<BodyEncoderState> {
         self.by.subscribe()
     }
 
@@ -75,7 +75,7 @@ impl BodyEncoderTracker {
     /// Records that `servers` encoded all bodies and that no stream is open.
     pub(super) fn listed(&self, servers: Vec<UpstreamServer>) {
         let since = self.feed.reader.progress().rv;
-        self.change(|by| *by = BodyEncoderCounts { bodies: servers, stream: None, since, count: by.count });
+        self.change(|by| *by = BodyEncoderState { bodies: servers, stream: None, since, count: by.count });
     }
 
     /// Records that a stream from `server` is open. No state is served until the other servers are known to produce the
@@ -134,7 +134,7 @@ impl BodyEncoderTracker {
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut BodyEncoderCounts)) {
+    fn change(&self, change: impl FnOnce(&mut BodyEncoderState)) {
         self.by.send_modify(|by| {
             change(by);
             by.count += 1;
@@ -196,7 +196,7 @@ impl BodyEncoderTracker {
     }
 }
 
-impl BodyEncoderCounts {
+impl BodyEncoderState {
     pub(super) fn authorship(&self) -> BodyEncoderMatch {
         // If a server does not report its release, a change of its release cannot be detected.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.reports_no_build()) else {

@@ -13,7 +13,7 @@ use crate::wire::ObjectReader;
 /// What the reflector of a feed and the tasks beside it share: the connection to upstream, and the feed. Clones share
 /// all parts.
 #[derive(Clone)]
-pub(super) struct FeedUpstreamClient {
+pub(super) struct FeedTaskContext {
     pub(super) client: UpstreamClient,
     pub(super) feed: Arc<Feed>,
     pub(super) reader: Arc<ObjectReader>,
@@ -24,7 +24,7 @@ pub(super) struct FeedUpstreamClient {
     pub(super) findings: mpsc::Sender<ReflectorFinding>,
 }
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Completes when the feed has a stream.
     pub(super) async fn live(&self) {
         // The sender lives as long as the feed.

@@ -70,7 +70,7 @@ impl RelistPlanner {
 /// - The events after such a state, until they reach the position that upstream's storage had when the feed began.
 /// - A bookmark that repeats a version, because an apiserver that has lost its storage sends those too.
 #[derive(Debug, Default)]
-pub(super) struct FeedCompleteness {
+pub(super) struct FeedAsOfTracker {
     as_of: Option<Instant>,
     /// The position of upstream's storage when the state was requested.
     awaited: Option<ObservedResourceVersion>,
@@ -78,7 +78,7 @@ pub(super) struct FeedCompleteness {
     caught_up: bool,
 }
 
-impl FeedCompleteness {
+impl FeedAsOfTracker {
     /// Records that the current state was listed by a request sent at `requested_at`.
     pub(super) fn listed(&mut self, requested_at: Instant) {
         (self.as_of, self.awaited) = (Some(requested_at), None);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn state_at_a_client_version_has_no_age_until_caught_up() {
-        let (mut known, start) = (FeedCompleteness::default(), Instant::now());
+        let (mut known, start) = (FeedAsOfTracker::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [a, b, c, d] = [5, 6, 7, 8].map(ResourceVersion);
         known.begins_at(a, None);
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn events_up_to_the_checked_version_get_the_check_time() {
-        let (mut known, requested_at) = (FeedCompleteness::default(), Instant::now());
+        let (mut known, requested_at) = (FeedAsOfTracker::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
         known.begins_at(a, Some(ObservedResourceVersion { requested_at, at: c }));
         known.opened(false);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn streams_that_never_catch_up_do_not_reset_gap_age() {
-        let (mut known, start) = (FeedCompleteness::default(), Instant::now());
+        let (mut known, start) = (FeedAsOfTracker::default(), Instant::now());
         known.listed(start);
         known.opened(true);
         let second = Duration::from_secs(1);

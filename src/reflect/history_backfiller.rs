@@ -5,14 +5,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use super::gap_recovery;
-use super::metrics::SideRequestReason;
+use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::{StreamItem, WatchStreamEnd};
 use crate::cache::{HistoryStart, MissingPreviousState, ObjectChange};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
-use crate::upstream::{UpstreamCause, UpstreamError};
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use base::Backoff;
 use kubeapi::ResourceVersion;
 
@@ -23,7 +23,7 @@ use kubeapi::ResourceVersion;
 /// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
 /// lead to exactly the listed state ([`HistoryStart::joined_by`]).
 pub(super) struct HistoryBackfiller {
-    pub(super) upstream: FeedUpstreamClient,
+    pub(super) upstream: FeedTaskContext,
 }
 
 /// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
@@ -156,12 +156,12 @@ impl HistoryBackfiller {
 
     /// Reads the changes after `from`, up to the beginning of the history.
     async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<ObjectChange>, BackfillError> {
-        self.upstream.count_request(SideRequestReason::Prehistory);
+        self.upstream.count_request(FeedRequestPurpose::Prehistory);
         let spec = &self.upstream.feed.spec;
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = self.upstream.watch(UpstreamCause::Past, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamRequestCause::Past, &path).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {
@@ -190,11 +190,12 @@ impl HistoryBackfiller {
         }
         let requested = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
-        let (lister, mut before) = (self.upstream.lister(SideRequestReason::Past), Vec::with_capacity(requested.len()));
+        let (lister, mut before) =
+            (self.upstream.lister(FeedRequestPurpose::Past), Vec::with_capacity(requested.len()));
         // Newest first, because storage compacts the oldest versions.
         for change in requested.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.count_request(SideRequestReason::Past);
+            self.upstream.count_request(FeedRequestPurpose::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,

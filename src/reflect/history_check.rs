@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use super::initial_state::{FeedInitialState, RequestedListVersion};
-use super::metrics::SideRequestReason;
+use super::metrics::FeedRequestPurpose;
 use super::recurrence::RecurrenceBackoff;
 use super::stream::WatchStreamEnd;
 use base::random;
@@ -61,16 +61,16 @@ pub(super) enum HistoryCheckOutcome {
     /// Upstream has the feed's history.
     Continues,
     /// Upstream has another history; the value is its current state.
-    Other(Box<DatedInitialState>),
+    Other(Box<TimestampedInitialState>),
     /// The histories can no longer be compared; the value is upstream's current state.
-    Unproven(HistoryCheckReason, Box<DatedInitialState>),
+    Unproven(HistoryCheckReason, Box<TimestampedInitialState>),
     /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
 
 /// A current state and the time at which it was requested.
 #[derive(Debug)]
-pub(super) struct DatedInitialState {
+pub(super) struct TimestampedInitialState {
     pub(super) requested_at: Instant,
     pub(super) initial: FeedInitialState,
 }
@@ -113,7 +113,7 @@ impl HistoryChecks {
     }
 
     /// Completes with the next outcome of a history check. Cancel-safe.
-    pub(super) async fn next(&mut self, upstream: &FeedUpstreamClient) -> HistoryCheckOutcome {
+    pub(super) async fn next(&mut self, upstream: &FeedTaskContext) -> HistoryCheckOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {
                 let outcome = running.await;
@@ -137,13 +137,13 @@ impl HistoryChecks {
     }
 }
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Sends the requests of one history check to upstream.
     async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         if why == HistoryCheckReason::Reopened {
             let reached = self.feed.reader.progress().rv;
-            self.count_request(SideRequestReason::Position);
-            match timeout(REQUEST_TIMEOUT, self.lister(SideRequestReason::Position).position_beside(reached)).await {
+            self.count_request(FeedRequestPurpose::Position);
+            match timeout(REQUEST_TIMEOUT, self.lister(FeedRequestPurpose::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.feed.spec.key;
@@ -159,7 +159,7 @@ impl FeedUpstreamClient {
     }
 
     async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.count_request(SideRequestReason::Doubt);
+        self.count_request(FeedRequestPurpose::Doubt);
         let known = self.feed.reader.snapshot();
         let requested_at = Instant::now();
         let initial = match self.current_beside(known.rv).await {
@@ -174,7 +174,7 @@ impl FeedUpstreamClient {
         let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
-                match self.lister(SideRequestReason::Doubt).list(RequestedListVersion::Exact(known.rv)).await {
+                match self.lister(FeedRequestPurpose::Doubt).list(RequestedListVersion::Exact(known.rv)).await {
                     Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
                     Err(_) => HistoryComparison::Later,
                 }
@@ -184,7 +184,7 @@ impl FeedUpstreamClient {
         let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
-        let listed = Box::new(DatedInitialState { requested_at, initial });
+        let listed = Box::new(TimestampedInitialState { requested_at, initial });
         match finding {
             HistoryComparison::Same => HistoryCheckOutcome::Continues,
             HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
@@ -195,7 +195,7 @@ impl FeedUpstreamClient {
     /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
     /// case a list at `ours` or later is requested (`UpstreamLister::position_beside`).
     async fn current_beside(&self, ours: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
-        let lister = self.lister(SideRequestReason::Doubt);
+        let lister = self.lister(FeedRequestPurpose::Doubt);
         let current = lister.current().await?;
         if current.snapshot.rv >= ours || !current.is_from_memory {
             return Ok(current);

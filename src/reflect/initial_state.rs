@@ -10,13 +10,13 @@ use tokio::time::timeout;
 
 use crate::cache::{FeedSnapshot, OverMemoryBudget, SnapshotStaging};
 use crate::feeds::FeedSpec;
-use crate::upstream::{UpstreamCause, UpstreamError, UpstreamRequestKind, UpstreamServer};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamServer};
 use crate::wire::{BookmarkTemplate, ListPage, ObjectRevision};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
-use super::feed_client::FeedUpstreamClient;
-use super::metrics::SideRequestReason;
+use super::feed_client::FeedTaskContext;
+use super::metrics::FeedRequestPurpose;
 use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, ask};
 
 /// A complete state, and the stream that continues it if one came with it.
@@ -81,9 +81,9 @@ const PAGED_TRIES_MAX: usize = 2;
 /// The maximum number of consecutive empty pages with a continue token. An apiserver fills a page or ends the list.
 const EMPTY_PAGES_MAX: usize = 8;
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Returns a lister whose requests are accounted to `why`.
-    pub(super) fn lister(&self, why: SideRequestReason) -> UpstreamLister<'_> {
+    pub(super) fn lister(&self, why: FeedRequestPurpose) -> UpstreamLister<'_> {
         let spec = &self.feed.spec;
         UpstreamLister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
     }
@@ -91,9 +91,9 @@ impl FeedUpstreamClient {
 
 /// Fetches states of one feed.
 pub(super) struct UpstreamLister<'a> {
-    pub(super) upstream: &'a FeedUpstreamClient,
+    pub(super) upstream: &'a FeedTaskContext,
     pub(super) spec: &'a FeedSpec,
-    cause: UpstreamCause,
+    cause: UpstreamRequestCause,
 }
 
 impl UpstreamLister<'_> {
@@ -187,7 +187,7 @@ impl UpstreamLister<'_> {
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
-        let mut stream = match self.upstream.watch(UpstreamCause::Proof, &path).await {
+        let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let at = least.map_or(RequestedListVersion::Current, RequestedListVersion::NotOlderThan);
@@ -273,7 +273,7 @@ impl UpstreamLister<'_> {
     /// Opens the watch that continues from version `at`.
     async fn watch_from(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        self.upstream.watch(UpstreamCause::Watch, &self.spec.key.url(&query)).await
+        self.upstream.watch(UpstreamRequestCause::Watch, &self.spec.key.url(&query)).await
     }
 
     /// Reads one object exactly as it was at `rv`; `None` if it did not exist.

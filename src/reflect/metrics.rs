@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use metrics::{counter, describe_counter};
 
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use crate::feeds::{FeedKey, FeedTrafficCounts, LabelledMetric};
-use crate::upstream::UpstreamCause;
+use crate::upstream::UpstreamRequestCause;
 use crate::wire::Representation;
 
 /// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
@@ -20,7 +20,7 @@ pub fn describe() {
 
 /// The reason for an upstream request besides the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SideRequestReason {
+pub(super) enum FeedRequestPurpose {
     /// The first state of a feed.
     Initial,
     /// A list after the history was lost.
@@ -52,14 +52,14 @@ impl Drop for OpenUpstreamWatchGuard {
     }
 }
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Counts the upstream watch as open until the result is dropped.
     pub(super) fn watch_open(&self) -> OpenUpstreamWatchGuard {
         FeedTrafficCounts::add(&self.feed.counts.watches, 1);
         OpenUpstreamWatchGuard(self.feed.counts.clone())
     }
 
-    pub(super) fn count_request(&self, what: SideRequestReason) {
+    pub(super) fn count_request(&self, what: FeedRequestPurpose) {
         self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
     }
 
@@ -85,25 +85,25 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
     counter!("kube_fanout_representation_checks_total", &labels).increment(1);
 }
 
-impl SideRequestReason {
+impl FeedRequestPurpose {
     /// Returns the cause to which the cost of the request is accounted.
-    pub(super) fn cause(self) -> UpstreamCause {
+    pub(super) fn cause(self) -> UpstreamRequestCause {
         self.facts().1
     }
 
     /// The label value in metrics, and the cause.
-    fn facts(self) -> (&'static str, UpstreamCause) {
+    fn facts(self) -> (&'static str, UpstreamRequestCause) {
         match self {
-            Self::Initial => ("initial", UpstreamCause::List),
-            Self::Relist => ("relist", UpstreamCause::List),
-            Self::Renewal => ("release_change", UpstreamCause::List),
-            Self::Doubt => ("mismatch", UpstreamCause::List),
-            Self::Position => ("position", UpstreamCause::Proof),
-            Self::Equality => ("equality", UpstreamCause::Proof),
-            Self::CatchUp => ("catch_up", UpstreamCause::Proof),
-            Self::Past => ("past_object", UpstreamCause::Past),
-            Self::Prehistory => ("backfill", UpstreamCause::Past),
-            Self::SelfCheck => ("self_check", UpstreamCause::SelfCheck),
+            Self::Initial => ("initial", UpstreamRequestCause::List),
+            Self::Relist => ("relist", UpstreamRequestCause::List),
+            Self::Renewal => ("release_change", UpstreamRequestCause::List),
+            Self::Doubt => ("mismatch", UpstreamRequestCause::List),
+            Self::Position => ("position", UpstreamRequestCause::Proof),
+            Self::Equality => ("equality", UpstreamRequestCause::Proof),
+            Self::CatchUp => ("catch_up", UpstreamRequestCause::Proof),
+            Self::Past => ("past_object", UpstreamRequestCause::Past),
+            Self::Prehistory => ("backfill", UpstreamRequestCause::Past),
+            Self::SelfCheck => ("self_check", UpstreamRequestCause::SelfCheck),
         }
     }
 }

@@ -33,16 +33,16 @@ use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
-use crate::upstream::{BODY_BYTES_MAX, UpstreamCause, UpstreamError};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
+use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use super::gap::ObservedResourceVersion;
 use super::initial_state::not_older_than;
-use super::metrics::SideRequestReason;
+use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::WatchStreamEnd;
 use super::unproven_versions::UnprovenVersions;
@@ -50,11 +50,11 @@ use super::versions::ObjectVersionPage;
 
 /// Proves one feed current, for readers that require it.
 pub(super) struct FreshnessProver {
-    upstream: FeedUpstreamClient,
+    upstream: FeedTaskContext,
     last_equality: Mutex<Option<Instant>>,
     /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
     /// the feed counts as quiet.
-    quiet_at: Mutex<Option<FeedStateMark>>,
+    quiet_at: Mutex<Option<FeedStateId>>,
     /// Whether upstream is a proxy, according to the last response that shows it. A proxy's feed may advance only on
     /// request.
     behind_a_proxy: AtomicBool,
@@ -130,7 +130,7 @@ async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
 }
 
 impl FreshnessProver {
-    pub(super) fn new(upstream: FeedUpstreamClient) -> Self {
+    pub(super) fn new(upstream: FeedTaskContext) -> Self {
         Self {
             upstream,
             last_equality: Mutex::new(None),
@@ -216,8 +216,8 @@ impl FreshnessProver {
         }
         // Requests the version that upstream's storage has reached.
         let (requested_at, served) = (Instant::now(), reader.shown_at());
-        self.upstream.count_request(SideRequestReason::Position);
-        let lister = self.upstream.lister(SideRequestReason::Position);
+        self.upstream.count_request(FeedRequestPurpose::Position);
+        let lister = self.upstream.lister(FeedRequestPurpose::Position);
         let at = self.run_request(served, lister.position_beside(served), |at| *at).await?;
         Some(FreshnessProofResult::Position(ObservedResourceVersion { requested_at, at }))
     }
@@ -274,9 +274,9 @@ impl FreshnessProver {
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
     async fn listed(&self, query: &str) -> Result<ListedResourceVersions, UpstreamError> {
-        self.upstream.count_request(SideRequestReason::Equality);
+        self.upstream.count_request(FeedRequestPurpose::Equality);
         let before = self.upstream.feed.reader.snapshot();
-        let page = self.upstream.versions(UpstreamCause::Proof, query, BODY_BYTES_MAX).await?;
+        let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
         let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
         let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
@@ -405,13 +405,13 @@ impl FreshnessProver {
     /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
     /// applies the changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), WatchStreamEnd> {
-        self.upstream.count_request(SideRequestReason::CatchUp);
+        self.upstream.count_request(FeedRequestPurpose::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         let path = self.upstream.feed.spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
-        let mut stream = self.upstream.watch(UpstreamCause::Proof, &path).await?;
+        let mut stream = self.upstream.watch(UpstreamRequestCause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.

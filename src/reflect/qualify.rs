@@ -17,9 +17,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
-use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
 use crate::feeds::DerivedRepresentationRefusal;
-use crate::upstream::{ServerBuild, UpstreamCause, UpstreamError, UpstreamRequestKind, encoding_of};
+use crate::upstream::{ServerBuild, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
 use crate::wire::{
     IncludeObjectPolicy, ListMeta, ObjectRenderer, ObjectRevision, Representation, TranscodeError, same_items,
     same_rows,
@@ -28,24 +28,24 @@ use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
 use super::continuity::is_same;
-use super::feed_client::FeedUpstreamClient;
-use super::metrics::{self, SideRequestReason};
+use super::feed_client::FeedTaskContext;
+use super::metrics::{self, FeedRequestPurpose};
 
 /// Qualifies the representations of one feed, and keeps comparing them.
-pub(super) struct RepresentationQualifier {
-    pub(super) upstream: FeedUpstreamClient,
+pub(super) struct RepresentationVerifier {
+    pub(super) upstream: FeedTaskContext,
 }
 
 /// The state of the qualifier.
 #[derive(Debug, Default)]
-struct RepresentationQualifierState {
+struct RepresentationVerifierState {
     /// The build that upstream reported last, if its release differs from the current one.
     other: Option<ServerBuild>,
     /// The release that objects were compared with, and the number of compared objects.
     release: Option<u32>,
     compared: usize,
     /// The state from which objects were sampled last.
-    sampled: Option<FeedStateMark>,
+    sampled: Option<FeedStateId>,
 }
 
 /// The result of a comparison with upstream.
@@ -76,10 +76,10 @@ const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), 
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
 
-impl RepresentationQualifier {
+impl RepresentationVerifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let (mut known, mut retries) = (RepresentationQualifierState::default(), Backoff::new(RETRY));
+        let (mut known, mut retries) = (RepresentationVerifierState::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
@@ -138,7 +138,7 @@ impl RepresentationQualifier {
 
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
-    async fn qualify(&self, representation: Representation, known: &mut RepresentationQualifierState) -> bool {
+    async fn qualify(&self, representation: Representation, known: &mut RepresentationVerifierState) -> bool {
         let feed = &self.upstream.feed;
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
@@ -227,7 +227,7 @@ impl RepresentationQualifier {
 
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
-    async fn sample(&self, known: &mut RepresentationQualifierState) {
+    async fn sample(&self, known: &mut RepresentationVerifierState) {
         let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
@@ -259,7 +259,7 @@ impl RepresentationQualifier {
 
     /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
     /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
-    fn may_be_upgraded(&self, known: &RepresentationQualifierState) -> bool {
+    fn may_be_upgraded(&self, known: &RepresentationVerifierState) -> bool {
         known.other.is_some() || !self.upstream.written.is_certain()
     }
 
@@ -269,7 +269,7 @@ impl RepresentationQualifier {
     /// The request uses the connection of the stream's server, and its response takes effect at once
     /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
     /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
-    async fn release(&self, known: &mut RepresentationQualifierState) -> Result<Option<u32>, UpstreamError> {
+    async fn release(&self, known: &mut RepresentationVerifierState) -> Result<Option<u32>, UpstreamError> {
         let build = match self.upstream.written.reported_by_a_proxy() {
             Some(build) => ServerBuild::clone(&build),
             None => self.upstream.client.build().await?,
@@ -336,7 +336,7 @@ impl RepresentationQualifier {
         if verdict != BodyComparison::Different {
             return verdict;
         }
-        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(SideRequestReason::Past));
+        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(FeedRequestPurpose::Past));
         for object in objects {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
@@ -361,7 +361,7 @@ impl RepresentationQualifier {
         let response = self
             .upstream
             .client
-            .open(UpstreamCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
+            .open(UpstreamRequestCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
         if self.upstream.written.writes_otherwise(response.body().server()) {
             return Err(UpstreamError::OtherDocument(path));

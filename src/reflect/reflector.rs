@@ -17,22 +17,22 @@ use tokio::sync::watch;
 
 use super::continuity::HistoryContinuity;
 use super::failure::{ReflectorFailureKind, ReflectorStepError, over};
-use super::feed_client::FeedUpstreamClient;
-use super::gap::{FeedCompleteness, ObservedResourceVersion, RelistPlanner};
+use super::feed_client::FeedTaskContext;
+use super::gap::{FeedAsOfTracker, ObservedResourceVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
 use super::initial_state::{ContinuingWatch, FeedInitialState, RequestedListVersion};
-use super::metrics::SideRequestReason;
-use super::reflector_findings::{HistoryOrigin, ReflectorFinding, StorageRewindNotices};
+use super::metrics::FeedRequestPurpose;
+use super::reflector_findings::{HistoryOrigin, ReflectorFinding, StorageRollbackNotifier};
 use super::stream::{UpstreamWatchStream, WatchStreamEnd};
 
 /// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
-    upstream: FeedUpstreamClient,
+    upstream: FeedTaskContext,
     writer: CacheWriter,
     /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     findings: mpsc::Receiver<ReflectorFinding>,
     /// Exchanges rewind notices between the feeds of one upstream.
-    rewinds: Arc<StorageRewindNotices>,
+    rewinds: Arc<StorageRollbackNotifier>,
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
@@ -49,7 +49,7 @@ pub(super) struct Reflector {
     relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
     rests_until: Option<Instant>,
-    complete: FeedCompleteness,
+    complete: FeedAsOfTracker,
     continuity: HistoryContinuity,
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
@@ -100,10 +100,10 @@ const WOKEN_WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(1)
 
 impl Reflector {
     pub(super) fn new(
-        upstream: FeedUpstreamClient,
+        upstream: FeedTaskContext,
         writer: CacheWriter,
         findings: mpsc::Receiver<ReflectorFinding>,
-        rewinds: Arc<StorageRewindNotices>,
+        rewinds: Arc<StorageRollbackNotifier>,
         waits: BackoffBounds,
     ) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Reflector {
             woken_early: 0,
             relists: RelistPlanner::default(),
             rests_until: None,
-            complete: FeedCompleteness::default(),
+            complete: FeedAsOfTracker::default(),
             continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
             begun: HistoryOrigin { requested_at: Instant::now(), rewound: false },
@@ -236,7 +236,7 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
-        let (requested_at, lister) = (Instant::now(), self.upstream.lister(SideRequestReason::Initial));
+        let (requested_at, lister) = (Instant::now(), self.upstream.lister(FeedRequestPurpose::Initial));
         let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
         let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
@@ -262,9 +262,9 @@ impl Reflector {
     /// upstream's own bookmark may take a minute.
     async fn position(&self) -> Option<(ObservedResourceVersion, Option<BookmarkTemplate>)> {
         let requested_at = Instant::now();
-        self.upstream.count_request(SideRequestReason::Position);
+        self.upstream.count_request(FeedRequestPurpose::Position);
         let reported =
-            timeout(POSITION_MAX, self.upstream.lister(SideRequestReason::Position).position(None)).await.ok()?;
+            timeout(POSITION_MAX, self.upstream.lister(FeedRequestPurpose::Position).position(None)).await.ok()?;
         let feed = &self.upstream.feed.spec.key;
         let failed =
             |error: &WatchStreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
@@ -277,8 +277,8 @@ impl Reflector {
             return Ok(resumed);
         }
         let requested_at = Instant::now();
-        self.upstream.count_request(SideRequestReason::Initial);
-        let initial = self.upstream.lister(SideRequestReason::Initial).current().await.map_err(ended)?;
+        self.upstream.count_request(FeedRequestPurpose::Initial);
+        let initial = self.upstream.lister(FeedRequestPurpose::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than served data");

@@ -68,12 +68,12 @@ pub(super) struct ObjectDivergence {
 /// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
 /// upstream check their history.
 #[derive(Debug, Default)]
-pub(super) struct StorageRewindNotices(watch::Sender<Option<Instant>>);
+pub(super) struct StorageRollbackNotifier(watch::Sender<Option<Instant>>);
 
 /// The time within which rewinds that several feeds find count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
-impl StorageRewindNotices {
+impl StorageRollbackNotifier {
     /// Notifies the other feeds, unless another feed did so within the same incident.
     pub(super) fn announce(&self, now: Instant) {
         self.0.send_if_modified(|last| {

@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep};
 use crate::upstream::UpstreamServer;
 use base::{Backoff, random};
 
-use super::body_encoder_tracker::{BodyEncoderCounts, BodyEncoderMatch, BodyEncoderTracker};
-use super::feed_client::FeedUpstreamClient;
-use super::metrics::SideRequestReason;
+use super::body_encoder_tracker::{BodyEncoderMatch, BodyEncoderState, BodyEncoderTracker};
+use super::feed_client::FeedTaskContext;
+use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::WatchStreamEnd;
 
@@ -30,8 +30,8 @@ use super::stream::WatchStreamEnd;
 pub(super) type ListMutex = Arc<Mutex<()>>;
 
 /// Keeps the bodies of one feed in the encoding of the followed server.
-pub(super) struct BodyRenewer {
-    pub(super) upstream: FeedUpstreamClient,
+pub(super) struct BodyEncodingRefresher {
+    pub(super) upstream: FeedTaskContext,
     pub(super) turns: ListMutex,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct BodyRenewer {
 /// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are needed only for states. A
 /// request for a state does not wait for the pause, unless the servers behind one address alternate.
 #[derive(Debug, Default)]
-struct BodyRenewalRateLimit {
+struct BodyEncodingRefreshLimit {
     last: Option<Instant>,
     doublings: u32,
 }
 
-impl BodyRenewalRateLimit {
+impl BodyEncodingRefreshLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
     /// The time between two renewals above which they are treated as unrelated.
@@ -65,14 +65,14 @@ impl BodyRenewalRateLimit {
     }
 }
 
-impl BodyRenewer {
+impl BodyEncodingRefresher {
     /// Renews bodies for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
         if !BodyEncoderTracker::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
         let mut changes = self.upstream.written.follow();
-        let mut pace = BodyRenewalRateLimit::default();
+        let mut pace = BodyEncodingRefreshLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
             let settled = async {
@@ -89,7 +89,7 @@ impl BodyRenewer {
 
     /// Finds the releases of the servers that encoded the bodies and of the followed one, and renews the bodies if they
     /// differ.
-    async fn settle(&self, by: &BodyEncoderCounts, pace: &mut BodyRenewalRateLimit) {
+    async fn settle(&self, by: &BodyEncoderState, pace: &mut BodyEncodingRefreshLimit) {
         let mut retries = Backoff::default();
         loop {
             let unknown = by.unknown();
@@ -144,8 +144,8 @@ impl BodyRenewer {
     async fn renew(&self, count: u64) -> Result<(), WatchStreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.count_request(SideRequestReason::Renewal);
-        let listed = self.upstream.lister(SideRequestReason::Renewal).current().await?;
+        self.upstream.count_request(FeedRequestPurpose::Renewal);
+        let listed = self.upstream.lister(FeedRequestPurpose::Renewal).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn body_renewal_backs_off_if_servers_alternate() {
-        let (mut pace, start) = (BodyRenewalRateLimit::default(), Instant::now());
+        let (mut pace, start) = (BodyEncodingRefreshLimit::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {
             let (longest, may_be_cut) = pace.next(at);

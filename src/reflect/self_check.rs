@@ -28,17 +28,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cache::{FeedSnapshot, FeedState, FeedStateMark};
+use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
 use crate::feeds::FeedScope;
-use crate::upstream::{UpstreamCause, UpstreamError};
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use crate::wire::{FeedEncoding, ObjectRevision};
 use base::{Reloadable, random};
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
 
 use super::ReflectConfig;
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use super::initial_state::PastObject;
-use super::metrics::SideRequestReason;
+use super::metrics::FeedRequestPurpose;
 use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use super::versions::ObjectVersionPage;
@@ -46,7 +46,7 @@ use compare::{ObjectDiscrepancy, ObjectKeyRange, contradictions};
 
 /// Compares one feed with upstream periodically.
 pub(super) struct FeedSelfChecker {
-    pub(super) upstream: FeedUpstreamClient,
+    pub(super) upstream: FeedTaskContext,
     /// The configuration, with the mean interval between rounds, which varies by half. Without an interval, there are
     /// no rounds.
     pub(super) config: Reloadable<ReflectConfig>,
@@ -56,7 +56,7 @@ pub(super) struct FeedSelfChecker {
 #[derive(Debug)]
 struct SelfCheckState {
     /// The last state that was compared completely.
-    proven: FeedStateMark,
+    proven: FeedStateId,
     sweep: Option<SelfCheckSweep>,
     /// The number of keys in one request.
     keys: usize,
@@ -74,7 +74,7 @@ struct SelfCheckState {
 /// A walk over all keys, continued round by round.
 #[derive(Debug, Clone)]
 struct SelfCheckSweep {
-    began: FeedStateMark,
+    began: FeedStateId,
     /// The last key that was compared. The next round resumes after this key.
     behind: Option<ObjectKey>,
 }
@@ -146,7 +146,7 @@ impl FeedSelfChecker {
         matches!(self.upstream.feed.spec.key.scope, FeedScope::Selected { .. })
     }
 
-    async fn round(&self, mark: FeedStateMark, known: &mut SelfCheckState) {
+    async fn round(&self, mark: FeedStateId, known: &mut SelfCheckState) {
         let state = self.upstream.feed.reader.snapshot();
         if known.forgotten == Some((mark.history, state.rv)) {
             return;
@@ -177,7 +177,7 @@ impl FeedSelfChecker {
     /// Compares a part of the state. Returns an object that is certain to differ.
     async fn compare(
         &self,
-        mark: FeedStateMark,
+        mark: FeedStateId,
         state: &FeedSnapshot,
         known: &mut SelfCheckState,
     ) -> Result<Option<ObjectDivergence>, UpstreamError> {
@@ -198,7 +198,7 @@ impl FeedSelfChecker {
     /// Compares the versions of the next keys of the cached state with upstream. Returns the keys that differ.
     async fn against_page(
         &self,
-        mark: FeedStateMark,
+        mark: FeedStateId,
         state: &FeedSnapshot,
         known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
@@ -257,7 +257,7 @@ impl FeedSelfChecker {
     /// Compares all versions of the current state. Returns the keys that differ.
     async fn against_current(
         &self,
-        mark: FeedStateMark,
+        mark: FeedStateId,
         before: &FeedSnapshot,
         known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
@@ -311,7 +311,7 @@ impl FeedSelfChecker {
     /// Checks a differing object again. Returns the difference if it persists.
     async fn looked_at_again(
         &self,
-        mark: FeedStateMark,
+        mark: FeedStateId,
         key: &ObjectKey,
     ) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let reader = &self.upstream.feed.reader;
@@ -390,13 +390,13 @@ impl FeedSelfChecker {
     }
 
     async fn versions(&self, query: &str) -> Result<ObjectVersionPage, UpstreamError> {
-        self.upstream.count_request(SideRequestReason::SelfCheck);
-        self.upstream.versions(UpstreamCause::SelfCheck, query, KEYS_BYTES_MAX).await
+        self.upstream.count_request(FeedRequestPurpose::SelfCheck);
+        self.upstream.versions(UpstreamRequestCause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
     async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {
-        self.upstream.count_request(SideRequestReason::SelfCheck);
-        let then = self.upstream.lister(SideRequestReason::SelfCheck).object_then(key, rv).await?;
+        self.upstream.count_request(FeedRequestPurpose::SelfCheck);
+        let then = self.upstream.lister(FeedRequestPurpose::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }
 }
@@ -408,7 +408,7 @@ fn other_version(rv: ResourceVersion) -> UpstreamError {
 
 impl SelfCheckState {
     /// Returns the initial results, for a state that was just listed.
-    fn since(proven: FeedStateMark) -> Self {
+    fn since(proven: FeedStateId) -> Self {
         Self {
             proven,
             sweep: None,
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn failed_self_check_backs_off_and_oversized_pages_shrink() {
-        let mark = FeedStateMark::default();
+        let mark = FeedStateId::default();
         let mut known = SelfCheckState::since(mark);
         for (error, expected) in [
             (refused(403), (1, KEYS_MAX, None)),

@@ -6,10 +6,10 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use crate::cache::ObjectChange;
 use crate::upstream::{
-    UpstreamCause, UpstreamClient, UpstreamError, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
+    UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
 };
 use crate::wire::{FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError};
 use kubeapi::ResourceVersion;
@@ -68,10 +68,14 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The maximum size of the changes that are collected until a bookmark, in bytes. Above it, a relist is cheaper.
 const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
     /// [`UpstreamError::OtherRepresentation`].
-    pub(super) async fn watch(&self, cause: UpstreamCause, path: &str) -> Result<UpstreamWatchStream, UpstreamError> {
+    pub(super) async fn watch(
+        &self,
+        cause: UpstreamRequestCause,
+        path: &str,
+    ) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
         let response = ask(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
@@ -176,7 +180,7 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
 /// [`UpstreamError::OtherRepresentation`].
 pub(super) async fn ask(
     client: &UpstreamClient,
-    cause: UpstreamCause,
+    cause: UpstreamRequestCause,
     question: UpstreamRequestKind,
     path_and_query: &str,
     encoding: FeedEncoding,

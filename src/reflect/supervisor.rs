@@ -15,13 +15,13 @@ use base::{BackgroundTasks, Reloadable};
 
 use super::ReflectConfig;
 use super::body_encoder_tracker::BodyEncoderTracker;
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 use super::history_backfiller::HistoryBackfiller;
 use super::prover::FreshnessProver;
-use super::qualify::RepresentationQualifier;
+use super::qualify::RepresentationVerifier;
 use super::reflector::Reflector;
-use super::reflector_findings::StorageRewindNotices;
-use super::renew::{BodyRenewer, ListMutex};
+use super::reflector_findings::StorageRollbackNotifier;
+use super::renew::{BodyEncodingRefresher, ListMutex};
 use super::self_check::FeedSelfChecker;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
@@ -32,7 +32,7 @@ pub struct ReflectorSupervisor {
     config: Reloadable<ReflectConfig>,
     tasks: BackgroundTasks,
     lists_only: Arc<AtomicBool>,
-    rewinds: Arc<StorageRewindNotices>,
+    rewinds: Arc<StorageRollbackNotifier>,
     turns: ListMutex,
 }
 
@@ -67,7 +67,7 @@ impl ReflectorSupervisor {
             if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
         let (findings, found) = mpsc::channel(1);
-        let upstream = FeedUpstreamClient {
+        let upstream = FeedTaskContext {
             client: self.client.clone(),
             feed: feed.clone(),
             reader,
@@ -75,8 +75,8 @@ impl ReflectorSupervisor {
             written: Arc::new(BodyEncoderTracker::new(feed.clone())),
             findings,
         };
-        let qualifier = RepresentationQualifier { upstream: upstream.clone() };
-        let renewer = BodyRenewer { upstream: upstream.clone(), turns: self.turns.clone() };
+        let qualifier = RepresentationVerifier { upstream: upstream.clone() };
+        let renewer = BodyEncodingRefresher { upstream: upstream.clone(), turns: self.turns.clone() };
         let checker = FeedSelfChecker { upstream: upstream.clone(), config: self.config.clone() };
         let backfiller = HistoryBackfiller { upstream: upstream.clone() };
         let prover = FreshnessProver::new(upstream.clone());

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{ReflectConfig, ReflectorSupervisor};
 use crate::cache::{CacheConfig, FeedEndReason, FeedState};
 use crate::feeds::{FeedHandle, FeedKey, FeedRegistry, FeedScope, FeedSpec};
-use crate::upstream::{UpstreamCause, UpstreamClient};
+use crate::upstream::{UpstreamClient, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
 use base::BackgroundTasks;
 use demo::{DemoApiserver, RunningDemoApiserver, upstream};
@@ -158,7 +158,7 @@ impl Scene {
 
     /// Sends an unrelated request to upstream. Returns whether it succeeded.
     async fn ask(&self) -> bool {
-        self.client.fetch(UpstreamCause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
+        self.client.fetch(UpstreamRequestCause::List, "/api/v1/configmaps?limit=1", "application/json").await.is_ok()
     }
 
     /// The sum of the feed's counts whose label has this value.

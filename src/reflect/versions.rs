@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::upstream::{UpstreamCause, UpstreamError, UpstreamRequestKind, encoding_of};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, encoding_of};
 use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::feed_client::FeedUpstreamClient;
+use super::feed_client::FeedTaskContext;
 
 /// Keys and versions of a part of a collection.
 #[derive(Debug, Clone, Default)]
@@ -31,12 +31,12 @@ impl ObjectVersionPage {
     }
 }
 
-impl FeedUpstreamClient {
+impl FeedTaskContext {
     /// Lists the versions that upstream returns for `query`, as metadata only where it can. Fails with
     /// [`UpstreamError::TooLarge`] if the response exceeds `bytes_max`.
     pub(super) async fn versions(
         &self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         query: &str,
         bytes_max: usize,
     ) -> Result<ObjectVersionPage, UpstreamError> {

@@ -32,7 +32,8 @@ use crate::serve::limits::{
     BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
 };
 use crate::serve::response::{
-    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ReplyBody, ResponseContext, bad_timeout, not_granted, too_many, unavailable,
+    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, bad_timeout, not_granted, too_many,
+    unavailable,
 };
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
@@ -82,7 +83,7 @@ impl ForwardHandler {
         query: &UrlQuery,
         context: &ResponseContext,
         reason: ForwardReason,
-    ) -> Response<ReplyBody> {
+    ) -> Response<ResponseBody> {
         metrics::forwarded(reason);
         let carried = self.carry(request, caller, info, query, context, reason).await;
         let mut response = carried.unwrap_or_else(|status| context.status(&status));
@@ -98,7 +99,7 @@ impl ForwardHandler {
         query: &UrlQuery,
         context: &ResponseContext,
         reason: ForwardReason,
-    ) -> Result<Response<ReplyBody>, Status> {
+    ) -> Result<Response<ResponseBody>, Status> {
         let (payer, lane) = (caller.payer(), lane_of(request.headers(), request.method(), info));
         let acting_as = {
             let acting_as = pin!(self.acting_as(caller, request.headers(), info));
@@ -179,10 +180,10 @@ impl ForwardHandler {
         is_short: bool,
         permit: Arc<ConcurrencyPermit>,
         context: &ResponseContext,
-    ) -> Response<ReplyBody> {
+    ) -> Response<ResponseBody> {
         let is_short = is_short || !response.status().is_success();
         let deadline = is_short.then(|| (&self.slow_readers, context.cut.clone()));
-        response.map(|body| ReplyBody::forwarded(body, permit, deadline))
+        response.map(|body| ResponseBody::forwarded(body, permit, deadline))
     }
 
     /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is kept
@@ -197,7 +198,7 @@ impl ForwardHandler {
         acting_as: RequestIdentity,
         context: &ResponseContext,
         permit: &Arc<ConcurrencyPermit>,
-    ) -> Result<Option<Response<ReplyBody>>, Status> {
+    ) -> Result<Option<Response<ResponseBody>>, Status> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = CoalesceKey {
@@ -231,7 +232,7 @@ impl ForwardHandler {
         match self.coalesced.send(key, &self.tasks, Arc::new(send)).await {
             Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
                 let whole = BufferedResponseBody::of(body, vec![permit.clone(), bytes_permit]);
-                let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
+                let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all requests that share a response.
@@ -256,7 +257,7 @@ impl ForwardHandler {
         acting_as: &RequestIdentity,
         context: &ResponseContext,
         permit: Arc<ConcurrencyPermit>,
-    ) -> Result<Response<ReplyBody>, Status> {
+    ) -> Result<Response<ResponseBody>, Status> {
         let downstream = hyper::upgrade::on(&mut request);
         self.make_outgoing(request.headers_mut(), acting_as);
         let mut request = request.map(|_| no_body());
@@ -286,7 +287,7 @@ impl ForwardHandler {
             }
             drop((permit, drain_hold));
         });
-        Ok(response.map(|_| ReplyBody::empty()))
+        Ok(response.map(|_| ResponseBody::empty()))
     }
 
     /// Returns the identity with which a request is forwarded.

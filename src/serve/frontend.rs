@@ -29,7 +29,7 @@ use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::health;
 use crate::serve::read::{ReadRequest, UnauthenticatedRequest};
 use crate::serve::response::{
-    AUDIT_ID, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed, expects_the_impossible, malformed,
+    AUDIT_ID, REASON, REFUSED_BY, ResponseBody, ResponseContext, expectation_failed, expects_the_impossible, malformed,
     new_audit_id, too_many_wait, turned_away, unavailable,
 };
 use crate::serve::route::CacheCoverage;
@@ -109,7 +109,7 @@ impl HttpFrontend {
         self: Arc<Self>,
         peer: ConnectionPeer,
         request: Request<RequestBody>,
-    ) -> impl Future<Output = Response<ReplyBody>> + Send {
+    ) -> impl Future<Output = Response<ResponseBody>> + Send {
         let request = UnauthenticatedRequest::new(&peer, request);
         async move {
             // Moved, so that they are dropped with the response and not with the future.
@@ -146,7 +146,7 @@ impl HttpFrontend {
         peer: &ConnectionPeer,
         mut request: Box<UnauthenticatedRequest>,
         info: Result<Box<RequestInfo>, RequestInfoError>,
-    ) -> Result<ScreenedRequest, Response<ReplyBody>> {
+    ) -> Result<ScreenedRequest, Response<ResponseBody>> {
         let record = info.as_ref().ok().filter(|_| self.audit.is_on()).and_then(|info| {
             // The response names the record.
             let id = request.context.audit_id.get_or_insert_with(new_audit_id);
@@ -168,7 +168,7 @@ impl HttpFrontend {
         peer: &ConnectionPeer,
         UnauthenticatedRequest { http, context, .. }: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
-    ) -> Option<Response<ReplyBody>> {
+    ) -> Option<Response<ResponseBody>> {
         if let Err(looped) = self.router.forwarding.check_hops(http.headers()) {
             Some(context.status(&looped))
         } else if let Some(status) = &context.accept_refused {
@@ -211,7 +211,7 @@ impl HttpFrontend {
         &self,
         peer: &ConnectionPeer,
         AuthenticatedRequest { request, info, caller }: AuthenticatedRequest,
-    ) -> Result<AdmittedRequest, Response<ReplyBody>> {
+    ) -> Result<AdmittedRequest, Response<ResponseBody>> {
         match &caller {
             Ok(known @ (Caller::ProxyItself | Caller::Known(_))) => {
                 if !peer.connection.authenticated(known.payer().as_ref().map(FlowDistinguisher::number)) {
@@ -274,7 +274,7 @@ impl HttpFrontend {
 
     /// Writes the response to the audit log, the access log and the recent events of the debug pages. Returns the
     /// response, or a refusal if a required audit record cannot be written.
-    fn record(&self, log: &RequestLog, response: Response<ReplyBody>) -> Response<ReplyBody> {
+    fn record(&self, log: &RequestLog, response: Response<ResponseBody>) -> Response<ResponseBody> {
         let RequestLog { method, path, who, received, audited } = log;
         let mut response = match audited {
             Some(context) => recorded(context, response),
@@ -304,7 +304,7 @@ impl HttpFrontend {
 
     /// Completes a response. Responses of the proxy itself get upstream's `Strict-Transport-Security`, and its errors
     /// get a header that names the origin of the refusal.
-    fn finish(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
+    fn finish(&self, mut response: Response<ResponseBody>, without_body: bool) -> Response<ResponseBody> {
         if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
             metrics::refused(status.http_code());
         }
@@ -315,7 +315,7 @@ impl HttpFrontend {
         if is_ours && (response.status().is_client_error() || response.status().is_server_error()) {
             response.headers_mut().entry(REFUSED_BY).or_insert(HeaderValue::from_static("proxy"));
         }
-        if without_body { response.map(ReplyBody::of_head) } else { response }
+        if without_body { response.map(ResponseBody::of_head) } else { response }
     }
 }
 
@@ -334,7 +334,7 @@ impl RequestLog {
 }
 
 /// Writes the audit record of the response. Returns the response, or a refusal if a required record cannot be written.
-fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
+fn recorded(context: &ResponseContext, response: Response<ResponseBody>) -> Response<ResponseBody> {
     match &context.record {
         Some(record) if !record.answered(&response) => {
             metrics::records("refused", 1);

@@ -26,19 +26,19 @@ use crate::serve::forward::unreachable;
 use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::read::{CoalescingCache, ReadRequest, TimedResponse};
 use crate::serve::response::{
-    AUDIT_ID, LIST_RETRY_SECONDS, ReplyBody, TEXT, new_audit_id, plain, put_served, too_many,
+    AUDIT_ID, LIST_RETRY_SECONDS, ResponseBody, TEXT, new_audit_id, plain, put_served, too_many,
 };
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{
-    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamCause, UpstreamClient,
-    UpstreamError, is_impersonation,
+    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamClient, UpstreamError,
+    UpstreamRequestCause, is_impersonation,
 };
 use base::ReadinessTracker;
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
 
 /// The kind of a review that a downstream proxy requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum PeerReviewKind {
+enum DownstreamReviewKind {
     /// A `SubjectAccessReview` for a request.
     Access,
     /// A `SubjectAccessReview` for an open watch.
@@ -49,13 +49,13 @@ enum PeerReviewKind {
 /// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
 /// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct PeerReviewKey {
-    kind: PeerReviewKind,
+struct DownstreamReviewKey {
+    kind: DownstreamReviewKind,
     digest: [u8; 32],
 }
 
 #[derive(Debug, Clone)]
-struct CachedPeerReview {
+struct CachedDownstreamReview {
     answer: Bytes,
     /// How long the response serves requests.
     ttl: Duration,
@@ -75,10 +75,10 @@ struct LastPermissionChange {
 
 /// Creates reviews on behalf of downstream proxies, and shares the results.
 #[derive(Debug)]
-pub(crate) struct PeerReviewHandler {
+pub(crate) struct DownstreamReviewHandler {
     client: UpstreamClient,
     authorizer: Authorizer,
-    kept: CoalescingCache<PeerReviewKey, CachedPeerReview>,
+    kept: CoalescingCache<DownstreamReviewKey, CachedDownstreamReview>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
@@ -93,7 +93,7 @@ const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
 const UNREADABLE: &str = "the review body is too large or incomplete";
 
-impl PeerReviewHandler {
+impl DownstreamReviewHandler {
     pub(crate) fn new(
         client: UpstreamClient,
         authorizer: Authorizer,
@@ -101,7 +101,7 @@ impl PeerReviewHandler {
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedPeerReview| KEY_BYTES + kept.answer.len());
+        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedDownstreamReview| KEY_BYTES + kept.answer.len());
         Self { client, authorizer, kept, concurrency, body_max, lag_max }
     }
 
@@ -110,7 +110,7 @@ impl PeerReviewHandler {
         let headers = request.http.headers();
         let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
         request.context.by_proxy
-            && PeerReviewKind::of(request).is_some()
+            && DownstreamReviewKind::of(request).is_some()
             && *request.http.method() == Method::POST
             && request.http.uri().query().is_none()
             && (is_json(ACCEPT) && is_json(CONTENT_TYPE))
@@ -118,12 +118,15 @@ impl PeerReviewHandler {
     }
 
     /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
-    pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
-        let (kind, received, payer) = (PeerReviewKind::of(&request), request.received, request.caller.payer());
+    pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ResponseBody> {
+        let (kind, received, payer) = (DownstreamReviewKind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = *request;
-        match self.answered(kind.unwrap_or(PeerReviewKind::Access), http.into_body(), (received, payer), hops).await {
+        match self
+            .answered(kind.unwrap_or(DownstreamReviewKind::Access), http.into_body(), (received, payer), hops)
+            .await
+        {
             Ok(answer) => {
-                let mut response = Response::new(ReplyBody::full(answer));
+                let mut response = Response::new(ResponseBody::full(answer));
                 *response.status_mut() = StatusCode::CREATED;
                 let headers = response.headers_mut();
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
@@ -138,7 +141,7 @@ impl PeerReviewHandler {
 
     async fn answered(
         &self,
-        kind: PeerReviewKind,
+        kind: DownstreamReviewKind,
         body: RequestBody,
         (received, payer): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
@@ -149,7 +152,7 @@ impl PeerReviewHandler {
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
         let body = whole.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key = PeerReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key = DownstreamReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
         let ask = |_| self.ask(kind, hops, body);
         let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
         let answered = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(UpstreamError::Timeout(ANSWER_MAX)));
@@ -160,29 +163,29 @@ impl PeerReviewHandler {
 
     async fn ask(
         &self,
-        kind: PeerReviewKind,
+        kind: DownstreamReviewKind,
         hops: HeaderValue,
         body: Bytes,
-    ) -> Result<TimedResponse<CachedPeerReview>, UpstreamError> {
-        if kind != PeerReviewKind::Token {
+    ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
+        if kind != DownstreamReviewKind::Token {
             return self.ask_whether(kind, hops, body).await;
         }
         let requested_at = Instant::now();
-        let answer = self.client.review(UpstreamCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        let answer = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(TimedResponse { requested_at, value: CachedPeerReview { answer, ttl, lease_ttl: Duration::ZERO } })
+        Ok(TimedResponse { requested_at, value: CachedDownstreamReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
     /// review about its kubelet, and this proxy one about the node's proxy. These are the same review.
     async fn ask_whether(
         &self,
-        kind: PeerReviewKind,
+        kind: DownstreamReviewKind,
         hops: HeaderValue,
         body: Bytes,
-    ) -> Result<TimedResponse<CachedPeerReview>, UpstreamError> {
+    ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
         let requested = AccessReviewResult::requested(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&requested, since)
@@ -191,8 +194,11 @@ impl PeerReviewHandler {
         {
             return Ok(TimedResponse { requested_at, value: self.kept(answer, &verdict) });
         }
-        let cause =
-            if kind == PeerReviewKind::Lease { UpstreamCause::LeaseReview } else { UpstreamCause::AccessReview };
+        let cause = if kind == DownstreamReviewKind::Lease {
+            UpstreamRequestCause::LeaseReview
+        } else {
+            UpstreamRequestCause::AccessReview
+        };
         let requested_at = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
         let verdict = AccessReviewResult::read(&answer);
@@ -203,7 +209,7 @@ impl PeerReviewHandler {
         Ok(TimedResponse { requested_at, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
-    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedPeerReview {
+    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedDownstreamReview {
         let ages = self.authorizer.remembers_for();
         let ttl = match verdict {
             AccessReviewResult { allowed: true, .. } => ages.allowed_ttl,
@@ -213,7 +219,7 @@ impl PeerReviewHandler {
         // This proxy observes every change of RBAC, which not every proxy below it may.
         let is_by_rbac = verdict.allowed && AccessReviewResult::is_by_rbac(&verdict.reason);
         let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
-        CachedPeerReview { answer, ttl, lease_ttl }
+        CachedDownstreamReview { answer, ttl, lease_ttl }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
@@ -230,7 +236,7 @@ pub(crate) fn health<B>(
     request: &Request<B>,
     info: &RequestInfo,
     ready: &ReadinessTracker,
-) -> Option<Response<ReplyBody>> {
+) -> Option<Response<ResponseBody>> {
     if *request.method() != Method::GET || request.uri().query().is_some() || !info.is_canonical {
         return None;
     }
@@ -253,24 +259,25 @@ pub(crate) fn health<B>(
 
 impl LastPermissionChange {
     /// Whether responses to reviews of a kind must certainly reflect the change.
-    fn is_settled(self, kind: PeerReviewKind, now: Instant) -> bool {
-        kind == PeerReviewKind::Lease && now >= self.settled
+    fn is_settled(self, kind: DownstreamReviewKind, now: Instant) -> bool {
+        kind == DownstreamReviewKind::Lease && now >= self.settled
     }
 
     /// Returns the time before which no response may have been requested.
-    fn least(self, kind: PeerReviewKind, now: Instant) -> Instant {
+    fn least(self, kind: DownstreamReviewKind, now: Instant) -> Instant {
         if self.is_settled(kind, now) { self.settled } else { self.seen }
     }
 }
 
-impl PeerReviewKind {
+impl DownstreamReviewKind {
     /// Returns the kind of review that another proxy states.
     fn of(request: &ReadRequest) -> Option<Self> {
-        let says = |cause: UpstreamCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+        let says =
+            |cause: UpstreamRequestCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
         match request.http.uri().path() {
-            ACCESS_REVIEWS if says(UpstreamCause::AccessReview) => Some(Self::Access),
-            ACCESS_REVIEWS if says(UpstreamCause::LeaseReview) => Some(Self::Lease),
-            TOKEN_REVIEWS if says(UpstreamCause::TokenReview) => Some(Self::Token),
+            ACCESS_REVIEWS if says(UpstreamRequestCause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if says(UpstreamRequestCause::LeaseReview) => Some(Self::Lease),
+            TOKEN_REVIEWS if says(UpstreamRequestCause::TokenReview) => Some(Self::Token),
             _ => None,
         }
     }
@@ -278,7 +285,7 @@ impl PeerReviewKind {
     /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
     fn will_do(
         self,
-        last: &TimedResponse<CachedPeerReview>,
+        last: &TimedResponse<CachedDownstreamReview>,
         change: Option<LastPermissionChange>,
         now: Instant,
     ) -> bool {
@@ -307,30 +314,32 @@ mod tests {
         let change = LastPermissionChange { seen: at(5), settled: at(60) };
         let (by_rbac, by_others) = (600, 10);
         for (kind, requested_at, now, lease_ttl, expected) in [
-            (PeerReviewKind::Access, 4, 6, by_rbac, false),
-            (PeerReviewKind::Access, 6, 15, by_rbac, true),
-            (PeerReviewKind::Access, 6, 16, by_rbac, false),
-            (PeerReviewKind::Access, 100, 111, by_rbac, false),
-            (PeerReviewKind::Lease, 4, 6, by_rbac, false),
-            (PeerReviewKind::Lease, 6, 15, by_rbac, true),
+            (DownstreamReviewKind::Access, 4, 6, by_rbac, false),
+            (DownstreamReviewKind::Access, 6, 15, by_rbac, true),
+            (DownstreamReviewKind::Access, 6, 16, by_rbac, false),
+            (DownstreamReviewKind::Access, 100, 111, by_rbac, false),
+            (DownstreamReviewKind::Lease, 4, 6, by_rbac, false),
+            (DownstreamReviewKind::Lease, 6, 15, by_rbac, true),
             // Upstream may not know of the change yet.
-            (PeerReviewKind::Lease, 6, 17, by_rbac, false),
-            (PeerReviewKind::Lease, 55, 59, by_rbac, true),
-            (PeerReviewKind::Lease, 55, 60, by_rbac, false),
-            (PeerReviewKind::Lease, 60, 61, by_rbac, true),
-            (PeerReviewKind::Lease, 61, 660, by_rbac, true),
-            (PeerReviewKind::Lease, 61, 661, by_rbac, false),
-            (PeerReviewKind::Lease, 61, 70, by_others, true),
-            (PeerReviewKind::Lease, 61, 71, by_others, false),
-            (PeerReviewKind::Token, 1, 10, 0, true),
-            (PeerReviewKind::Token, 1, 11, 0, false),
+            (DownstreamReviewKind::Lease, 6, 17, by_rbac, false),
+            (DownstreamReviewKind::Lease, 55, 59, by_rbac, true),
+            (DownstreamReviewKind::Lease, 55, 60, by_rbac, false),
+            (DownstreamReviewKind::Lease, 60, 61, by_rbac, true),
+            (DownstreamReviewKind::Lease, 61, 660, by_rbac, true),
+            (DownstreamReviewKind::Lease, 61, 661, by_rbac, false),
+            (DownstreamReviewKind::Lease, 61, 70, by_others, true),
+            (DownstreamReviewKind::Lease, 61, 71, by_others, false),
+            (DownstreamReviewKind::Token, 1, 10, 0, true),
+            (DownstreamReviewKind::Token, 1, 11, 0, false),
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
-            let kept =
-                TimedResponse { requested_at: at(requested_at), value: CachedPeerReview { answer: Bytes::new(), ttl, lease_ttl } };
+            let kept = TimedResponse {
+                requested_at: at(requested_at),
+                value: CachedDownstreamReview { answer: Bytes::new(), ttl, lease_ttl },
+            };
             let case = format!("{kind:?}, requested_at at {requested_at} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
-            let of_token = kind == PeerReviewKind::Token && expected;
+            let of_token = kind == DownstreamReviewKind::Token && expected;
             assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
         }
     }

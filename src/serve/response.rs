@@ -4,7 +4,7 @@ mod body;
 mod context;
 mod refusals;
 
-pub use body::ReplyBody;
+pub use body::ResponseBody;
 
 pub(crate) use body::WatchFrameSource;
 pub(crate) use context::{

@@ -6,7 +6,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::credentials::UpstreamCredentials;
 use super::identity_headers::{CredentialId, RequestIdentity};
-use super::pool::{ConnectionPool, ForwardPoolKind, Traffic, UpstreamResponseBody};
+use super::pool::{ConnectionPool, ForwardPoolKind, PoolTrafficClass, UpstreamResponseBody};
 use super::retryable_request::CountedRequest;
 use super::{CredentialError, UpstreamError};
 use base::KeyedSemaphores;
@@ -50,7 +50,7 @@ impl CallerConnectionPools {
     /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let unpooled = ConnectionPool::new(&credentials, Traffic::Once)?;
+        let unpooled = ConnectionPool::new(&credentials, PoolTrafficClass::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
         Ok(Self { credentials, pools, permits_per_user: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), unpooled })
     }
@@ -99,8 +99,8 @@ impl CallerConnectionPools {
     }
 
     fn new_pools(&self, permit: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
-        let short = ConnectionPool::new(&self.credentials, Traffic::Forwards)?;
-        let streams = ConnectionPool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
+        let short = ConnectionPool::new(&self.credentials, PoolTrafficClass::Forwards)?;
+        let streams = ConnectionPool::new(&self.credentials, PoolTrafficClass::Streams { idle_max: IDLE_STREAMS_MAX })?;
         Ok(CallerPoolPair { short, streams, _permit: permit })
     }
 }

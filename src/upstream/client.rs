@@ -10,13 +10,13 @@ use tokio::time::timeout;
 
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
 use super::identity_headers::{RequestIdentity, set_proxy_credentials};
-use super::link::{UpstreamCredentialChanges, UpstreamLink, UpstreamLinks};
+use super::link::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_by};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCause, UpstreamCostLedger, UpstreamError,
-    UpstreamServer,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
+    UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
 use crate::wire::FeedEncoding;
@@ -32,8 +32,8 @@ pub struct UpstreamClient {
 
 #[derive(Debug)]
 struct UpstreamClientState {
-    links: UpstreamLinks,
-    costs: UpstreamCostLedger,
+    links: UpstreamTransports,
+    costs: UpstreamCostTotals,
     instance: String,
     /// The tasks for requests that outlive the callers that wait for them.
     tasks: BackgroundTasks,
@@ -53,7 +53,7 @@ pub enum UpstreamRequestKind {
 
 /// The connection of a request of the proxy.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Via<'a> {
+pub(super) enum ConnectionTarget<'a> {
     /// Any connection to the server in use.
     Any(UpstreamRequestKind),
     /// The one to this server, as long as it is in use.
@@ -75,7 +75,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 impl UpstreamClient {
     /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
     /// `costs`.
-    pub fn connect(source: &CredentialSource, costs: UpstreamCostLedger) -> Result<Self, CredentialError> {
+    pub fn connect(source: &CredentialSource, costs: UpstreamCostTotals) -> Result<Self, CredentialError> {
         Self::connect_to(
             source,
             UpstreamEndpoints::new(UpstreamEndpointsConfig::default()),
@@ -89,10 +89,10 @@ impl UpstreamClient {
     pub fn connect_to(
         source: &CredentialSource,
         endpoints: UpstreamEndpoints,
-        costs: UpstreamCostLedger,
+        costs: UpstreamCostTotals,
         tasks: BackgroundTasks,
     ) -> Result<Self, CredentialError> {
-        let links = UpstreamLinks::load(source, endpoints)?;
+        let links = UpstreamTransports::load(source, endpoints)?;
         let instance = format!("{:016x}", fastrand::u64(..));
         let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
         Ok(Self { shared: Arc::new(UpstreamClientState { links, costs, instance, tasks, answered, strict_transport }) })
@@ -102,7 +102,7 @@ impl UpstreamClient {
     #[cfg(test)]
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::InMemoryUpstream::new(connect, false).without_idle();
-        Self::connect(&CredentialSource::Memory(memory), UpstreamCostLedger::default()).expect("nothing is read")
+        Self::connect(&CredentialSource::Memory(memory), UpstreamCostTotals::default()).expect("nothing is read")
     }
 
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
@@ -162,24 +162,24 @@ impl UpstreamClient {
     /// success is [`UpstreamError::Refused`].
     pub async fn open(
         &self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         kind: UpstreamRequestKind,
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        self.ask(cause, Via::Any(kind), path_and_query, get(accept), Bytes::new()).await
+        self.ask(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(
         &self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         path: &str,
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<Bytes, UpstreamError> {
         let request = post_json().header(HOPS, hops);
-        let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, request, body).await?;
+        let response = self.ask(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, request, body).await?;
         self.read_at_most(response, REVIEW_BYTES_MAX).await
     }
 
@@ -187,15 +187,15 @@ impl UpstreamClient {
     /// as [`UpstreamError::Refused`].
     pub(super) async fn ask(
         &self,
-        cause: UpstreamCause,
-        via: Via<'_>,
+        cause: UpstreamRequestCause,
+        via: ConnectionTarget<'_>,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let (at, is_stream) = match via {
-            Via::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
-            Via::Beside(server) => (server.endpoint, false),
+            ConnectionTarget::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
+            ConnectionTarget::Beside(server) => (server.endpoint, false),
         };
         let counter = self.shared.costs.counter(cause, is_stream);
         let link = self.shared.links.at(at);
@@ -203,9 +203,9 @@ impl UpstreamClient {
         let outgoing = CountedRequest { request, counter };
         let answering = async {
             let pool = match via {
-                Via::Any(UpstreamRequestKind::Watch) => &link.watches,
-                Via::Any(UpstreamRequestKind::Short) => &link.short,
-                Via::Beside(server) => {
+                ConnectionTarget::Any(UpstreamRequestKind::Watch) => &link.watches,
+                ConnectionTarget::Any(UpstreamRequestKind::Short) => &link.short,
+                ConnectionTarget::Beside(server) => {
                     let place = link.watches.place_beside(server).or_else(|| link.short.place_beside(server));
                     return match place {
                         Some(place) => send_by(place, outgoing).await,
@@ -226,7 +226,7 @@ impl UpstreamClient {
         let (head, body) = response.into_parts();
         let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
         let status = read_status(&head, &body);
-        if status.code >= 500 && matches!(via, Via::Any(_)) {
+        if status.code >= 500 && matches!(via, ConnectionTarget::Any(_)) {
             self.endpoints().report_alarm(at);
         }
         Err(UpstreamError::Refused(Box::new(status)))
@@ -236,16 +236,17 @@ impl UpstreamClient {
     /// the response.
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
         let link = self.shared.links.at(endpoint);
-        let request = self.prepared(&link, UpstreamCause::Readiness, path, Request::builder(), Bytes::new()).await?;
-        let counter = self.shared.costs.counter(UpstreamCause::Readiness, false);
+        let request =
+            self.prepared(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
+        let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
     /// Builds a request with the credentials of a link to upstream.
     async fn prepared(
         &self,
-        link: &UpstreamLink,
-        cause: UpstreamCause,
+        link: &UpstreamTransport,
+        cause: UpstreamRequestCause,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
@@ -266,7 +267,7 @@ impl UpstreamClient {
     /// Sends a GET of the proxy and reads the whole body. Returns the encoding from Content-Type, and the body.
     pub async fn fetch(
         &self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         path_and_query: &str,
         accept: &str,
     ) -> Result<(Option<FeedEncoding>, Bytes), UpstreamError> {
@@ -285,7 +286,13 @@ impl UpstreamClient {
         let mut request = Request::builder();
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
         match self
-            .ask(UpstreamCause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new())
+            .ask(
+                UpstreamRequestCause::Discovery,
+                ConnectionTarget::Any(UpstreamRequestKind::Short),
+                path,
+                request,
+                Bytes::new(),
+            )
             .await
         {
             Ok(response) => {
@@ -335,7 +342,7 @@ impl UpstreamClient {
         if is_ours {
             set_proxy_credentials(request.headers_mut(), link.credentials.headers().await?)?;
         }
-        let counter = self.shared.costs.counter(UpstreamCause::PassedThrough, lane != ForwardPoolKind::Short);
+        let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {

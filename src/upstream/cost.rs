@@ -5,7 +5,7 @@ use kubeapi::Gvr;
 
 /// The purpose of an upstream request. Every request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpstreamCause {
+pub enum UpstreamRequestCause {
     /// Requests that load the state of a feed, in pages or streamed.
     List,
     /// Watches the objects of a feed.
@@ -53,12 +53,12 @@ pub struct UpstreamCost {
 
 /// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
-pub struct UpstreamCostLedger {
-    accounts: Arc<[UpstreamCostAccount; CAUSES.len()]>,
+pub struct UpstreamCostTotals {
+    accounts: Arc<[UpstreamCauseTotals; CAUSES.len()]>,
 }
 
 #[derive(Debug, Default)]
-struct UpstreamCostAccount {
+struct UpstreamCauseTotals {
     requests: AtomicU64,
     streams_opened: AtomicU64,
     streams_open: AtomicU64,
@@ -68,32 +68,32 @@ struct UpstreamCostAccount {
 /// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
 #[derive(Debug)]
 pub(super) struct UpstreamCostCounter {
-    costs: UpstreamCostLedger,
-    cause: UpstreamCause,
+    costs: UpstreamCostTotals,
+    cause: UpstreamRequestCause,
     is_stream: bool,
     is_open: bool,
 }
 
 /// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamCause, &str); 15] = [
-    (UpstreamCause::List, "list"),
-    (UpstreamCause::Watch, "watch"),
-    (UpstreamCause::Proof, "proof"),
-    (UpstreamCause::Past, "history"),
-    (UpstreamCause::Comparison, "representation_check"),
-    (UpstreamCause::SelfCheck, "self_check"),
-    (UpstreamCause::Discovery, "discovery"),
-    (UpstreamCause::Definitions, "definitions"),
-    (UpstreamCause::Rbac, "rbac"),
-    (UpstreamCause::AccessReview, "access_review"),
-    (UpstreamCause::LeaseReview, "lease_review"),
-    (UpstreamCause::TokenReview, "token_review"),
-    (UpstreamCause::SelfReview, "self_review"),
-    (UpstreamCause::Readiness, "readiness"),
-    (UpstreamCause::PassedThrough, "forwarded"),
+const CAUSES: [(UpstreamRequestCause, &str); 15] = [
+    (UpstreamRequestCause::List, "list"),
+    (UpstreamRequestCause::Watch, "watch"),
+    (UpstreamRequestCause::Proof, "proof"),
+    (UpstreamRequestCause::Past, "history"),
+    (UpstreamRequestCause::Comparison, "representation_check"),
+    (UpstreamRequestCause::SelfCheck, "self_check"),
+    (UpstreamRequestCause::Discovery, "discovery"),
+    (UpstreamRequestCause::Definitions, "definitions"),
+    (UpstreamRequestCause::Rbac, "rbac"),
+    (UpstreamRequestCause::AccessReview, "access_review"),
+    (UpstreamRequestCause::LeaseReview, "lease_review"),
+    (UpstreamRequestCause::TokenReview, "token_review"),
+    (UpstreamRequestCause::SelfReview, "self_review"),
+    (UpstreamRequestCause::Readiness, "readiness"),
+    (UpstreamRequestCause::PassedThrough, "forwarded"),
 ];
 
-impl UpstreamCause {
+impl UpstreamRequestCause {
     pub fn as_str(self) -> &'static str {
         CAUSES[self as usize].1
     }
@@ -116,23 +116,23 @@ impl UpstreamCause {
     }
 }
 
-impl UpstreamCostLedger {
+impl UpstreamCostTotals {
     /// Iterates over every cause with its cost.
-    pub fn all(&self) -> impl Iterator<Item = (UpstreamCause, UpstreamCost)> {
+    pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CAUSES.into_iter().map(move |(cause, _)| {
-            let UpstreamCostAccount { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
+            let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
             let (requests, body_bytes) = (read(requests), read(body_bytes));
             let (streams_opened, streams_open) = (read(streams_opened), read(streams_open));
             (cause, UpstreamCost { requests, streams_opened, streams_open, body_bytes })
         })
     }
 
-    pub(super) fn counter(&self, cause: UpstreamCause, is_stream: bool) -> UpstreamCostCounter {
+    pub(super) fn counter(&self, cause: UpstreamRequestCause, is_stream: bool) -> UpstreamCostCounter {
         UpstreamCostCounter { costs: self.clone(), cause, is_stream, is_open: false }
     }
 
-    fn account(&self, cause: UpstreamCause) -> &UpstreamCostAccount {
+    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCauseTotals {
         &self.accounts[cause as usize]
     }
 }
@@ -166,7 +166,7 @@ impl UpstreamCostCounter {
         self.cause = self.cause.of_stream();
     }
 
-    fn account_of_stream(&self) -> &UpstreamCostAccount {
+    fn account_of_stream(&self) -> &UpstreamCauseTotals {
         self.costs.account(self.cause.of_stream())
     }
 }
@@ -183,13 +183,13 @@ impl Drop for UpstreamCostCounter {
 mod tests {
     use super::*;
 
-    fn cost_of(costs: &UpstreamCostLedger, of: UpstreamCause) -> UpstreamCost {
+    fn cost_of(costs: &UpstreamCostTotals, of: UpstreamRequestCause) -> UpstreamCost {
         costs.all().find(|(cause, _)| *cause == of).expect("every cause").1
     }
 
     #[test]
     fn each_cost_cause_has_own_counter_and_label() {
-        let costs = UpstreamCostLedger::default();
+        let costs = UpstreamCostTotals::default();
         for (n, (cause, _)) in CAUSES.into_iter().enumerate() {
             let counter = costs.counter(cause, false);
             (0..=n).for_each(|_| counter.sent());
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn streamed_list_is_counted_as_list_request_and_watch_stream() {
-        let costs = UpstreamCostLedger::default();
-        let mut counter = costs.counter(UpstreamCause::List, true);
+        let costs = UpstreamCostTotals::default();
+        let mut counter = costs.counter(UpstreamRequestCause::List, true);
         counter.sent();
         counter.response_started(true);
         counter.received(70);
@@ -211,21 +211,24 @@ mod tests {
         counter.received(5);
         let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
         assert_eq!(
-            cost_of(&costs, UpstreamCause::List),
+            cost_of(&costs, UpstreamRequestCause::List),
             UpstreamCost { requests: 1, body_bytes: 70, ..UpstreamCost::default() }
         );
-        assert_eq!(cost_of(&costs, UpstreamCause::Watch), watch);
+        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), watch);
         drop(counter);
-        assert_eq!(cost_of(&costs, UpstreamCause::Watch), UpstreamCost { streams_open: 0, ..watch });
+        assert_eq!(cost_of(&costs, UpstreamRequestCause::Watch), UpstreamCost { streams_open: 0, ..watch });
     }
 
     #[test]
     fn refused_stream_is_counted_as_request_only() {
-        let costs = UpstreamCostLedger::default();
-        let mut counter = costs.counter(UpstreamCause::Rbac, true);
+        let costs = UpstreamCostTotals::default();
+        let mut counter = costs.counter(UpstreamRequestCause::Rbac, true);
         counter.sent();
         counter.response_started(false);
         drop(counter);
-        assert_eq!(cost_of(&costs, UpstreamCause::Rbac), UpstreamCost { requests: 1, ..UpstreamCost::default() });
+        assert_eq!(
+            cost_of(&costs, UpstreamRequestCause::Rbac),
+            UpstreamCost { requests: 1, ..UpstreamCost::default() }
+        );
     }
 }

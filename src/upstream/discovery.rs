@@ -14,14 +14,14 @@ use http::header::{ACCEPT, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-pub use self::definitions::{ApiDeclaration, DeclaringResource};
-use self::definitions::{CustomResourceDefinitions, DeclaredApis};
+pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
+use self::definitions::{CustomResourceDefinitions, DefinedApis};
 use self::documents::{AggregatedDiscoveryList, ApiGroupList, ApiResourceList, ApiServices, GroupVersionResources};
 pub use self::refusal_backoff::DocumentRefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
 pub use self::saved_documents::DiscoveryDocuments;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
-use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamCause, UpstreamClient, UpstreamError};
+use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
@@ -83,7 +83,7 @@ struct ResourceCatalogShared {
     policy: DocumentRefusalBackoff,
     state: RwLock<ResourceCatalogState>,
     attempts: tokio::sync::Mutex<DiscoveryAttempts>,
-    refused: Mutex<PerDeclaringResource<RefusedDocument>>,
+    refused: Mutex<PerApiDefinitionKind<RefusedDocument>>,
     /// The last time of a change that may affect discovery, or at which such a change could have been missed.
     changed_at: Mutex<Instant>,
     /// Whether upstream has responded at least once.
@@ -117,7 +117,7 @@ struct ResourceCatalogState {
 
 /// The documents that are requested in addition to discovery, and that upstream may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PerDeclaringResource<T> {
+pub struct PerApiDefinitionKind<T> {
     /// The value for `CustomResourceDefinitions`.
     pub definitions: T,
     /// The value for `APIServices`, which list the APIs of the aggregation layer.
@@ -184,7 +184,7 @@ impl ResourceCatalog {
     }
 
     /// Returns which documents the proxy's identity could read at the last discovery.
-    pub fn reads(&self) -> PerDeclaringResource<bool> {
+    pub fn reads(&self) -> PerApiDefinitionKind<bool> {
         self.shared.state.read().served.read
     }
 
@@ -203,7 +203,7 @@ impl ResourceCatalog {
     /// changed.
     pub fn permissions_changed(&self) {
         let mut refused = self.shared.refused.lock();
-        let PerDeclaringResource { definitions, services } = &mut *refused;
+        let PerApiDefinitionKind { definitions, services } = &mut *refused;
         for refused in [definitions, services] {
             refused.permissions_changed(self.shared.policy);
         }
@@ -276,7 +276,7 @@ impl ResourceCatalog {
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
-        let PerDeclaringResource { definitions, services } = self.shared.state.read().known.reported;
+        let PerApiDefinitionKind { definitions, services } = self.shared.state.read().known.reported;
         (definitions && services).then(|| *self.shared.changed_at.lock())
     }
 
@@ -290,19 +290,19 @@ impl ResourceCatalog {
 
     /// Applies the complete contents of one of the proxy's discovery feeds. After this, they are not requested from
     /// upstream. Returns whether anything changed.
-    pub fn apply_feed<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a ApiDeclaration>) -> bool {
+    pub fn apply_feed<'a>(&self, from: ApiDefinitionKind, all: impl Iterator<Item = &'a ApiDefinition>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
-        for ApiDeclaration(declaration) in all {
+        for ApiDefinition(declaration) in all {
             match declaration {
-                DeclaredApis::Customs(defined) => customs.extend(defined.iter().cloned()),
-                DeclaredApis::Remote(other) => remote.extend(other.clone()),
+                DefinedApis::Customs(defined) => customs.extend(defined.iter().cloned()),
+                DefinedApis::Remote(other) => remote.extend(other.clone()),
             }
         }
         self.note_change();
         let mut state = self.shared.state.write();
         match from {
-            DeclaringResource::Definitions => state.known.customs = Some(customs),
-            DeclaringResource::Services => state.known.remote = Some(remote),
+            ApiDefinitionKind::Definitions => state.known.customs = Some(customs),
+            ApiDefinitionKind::Services => state.known.remote = Some(remote),
         }
         *state.known.reported.of_mut(from) = true;
         self.shared.refused.lock().of_mut(from).accepted();
@@ -310,7 +310,7 @@ impl ResourceCatalog {
     }
 
     /// Records that the feed of `from` is lost: the known contents stay, and they are requested from upstream again.
-    pub fn feed_lost(&self, from: DeclaringResource) {
+    pub fn feed_lost(&self, from: ApiDefinitionKind) {
         *self.shared.state.write().known.reported.of_mut(from) = false;
         self.note_change();
     }
@@ -322,18 +322,18 @@ impl ResourceCatalog {
             found.roots[at] = self.changed_root(at, root).await?;
         }
         if found.roots.iter().any(Option::is_some) {
-            let (encoding, _) = self.client.fetch(UpstreamCause::Discovery, "/api", PROTOBUF_FIRST).await?;
+            let (encoding, _) = self.client.fetch(UpstreamRequestCause::Discovery, "/api", PROTOBUF_FIRST).await?;
             found.protobuf = Some(encoding == Some(FeedEncoding::Protobuf));
         }
         let reported = self.shared.state.read().known.reported;
-        found.requested = PerDeclaringResource { definitions: !reported.definitions, services: !reported.services };
+        found.requested = PerApiDefinitionKind { definitions: !reported.definitions, services: !reported.services };
         // After discovery, so that a definition created or deleted in between takes effect.
         if !reported.definitions {
-            let read = self.optional::<CustomResourceDefinitions>(DeclaringResource::Definitions).await?;
+            let read = self.optional::<CustomResourceDefinitions>(ApiDefinitionKind::Definitions).await?;
             found.customs = read.map(CustomResourceDefinitions::served);
         }
         if !reported.services {
-            let read = self.optional::<ApiServices>(DeclaringResource::Services).await?;
+            let read = self.optional::<ApiServices>(ApiDefinitionKind::Services).await?;
             found.remote = read.map(ApiServices::remote);
         }
         // A failure is ignored, because continue tokens of either spelling are continued.
@@ -364,7 +364,7 @@ impl ResourceCatalog {
         let groups = read::<ApiGroupList>(body).ok_or_else(|| UpstreamError::OtherDocument(root.to_owned()))?;
         let mut versions = Vec::new();
         for group_version in groups.group_versions() {
-            match self.client.fetch(UpstreamCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
+            match self.client.fetch(UpstreamRequestCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<ApiResourceList>(&body).map(ApiResourceList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
                 Err(error) => {
@@ -382,7 +382,7 @@ impl ResourceCatalog {
     /// again soon.
     async fn optional<T: serde::de::DeserializeOwned>(
         &self,
-        from: DeclaringResource,
+        from: ApiDefinitionKind,
     ) -> Result<Option<T>, UpstreamError> {
         let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
         // A document that was readable last time is requested regardless of later refusals.
@@ -390,7 +390,7 @@ impl ResourceCatalog {
         if !is_known && refused.lock().of(from).is_backing_off(Instant::now(), *policy) {
             return Ok(None);
         }
-        match self.client.fetch(UpstreamCause::Definitions, &from.gvr().path(), JSON).await {
+        match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
                 refused.lock().of_mut(from).accepted();
                 Ok(read(&body))
@@ -415,18 +415,18 @@ impl ResourceCatalogState {
     }
 }
 
-impl<T> PerDeclaringResource<T> {
-    pub fn of(&self, which: DeclaringResource) -> &T {
+impl<T> PerApiDefinitionKind<T> {
+    pub fn of(&self, which: ApiDefinitionKind) -> &T {
         match which {
-            DeclaringResource::Definitions => &self.definitions,
-            DeclaringResource::Services => &self.services,
+            ApiDefinitionKind::Definitions => &self.definitions,
+            ApiDefinitionKind::Services => &self.services,
         }
     }
 
-    pub fn of_mut(&mut self, which: DeclaringResource) -> &mut T {
+    pub fn of_mut(&mut self, which: ApiDefinitionKind) -> &mut T {
         match which {
-            DeclaringResource::Definitions => &mut self.definitions,
-            DeclaringResource::Services => &mut self.services,
+            ApiDefinitionKind::Definitions => &mut self.definitions,
+            ApiDefinitionKind::Services => &mut self.services,
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 pub use self::choice::EndpointTimings;
-pub(super) use self::choice::{EndpointChoice, EndpointEvent, EndpointNextStep, EndpointSwitch, EndpointSwitchCause};
+pub(super) use self::choice::{EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause};
 use super::{ServerUrl, UpstreamError};
 use tokio::sync::watch;
 

@@ -7,7 +7,7 @@ use http::{Request, Uri};
 use super::caller_pools::CallerConnectionPools;
 use super::credentials::UpstreamCredentials;
 use super::endpoints::UpstreamEndpoints;
-use super::pool::{ConnectionPool, IDLE_CONNECTIONS_MAX, Traffic};
+use super::pool::{ConnectionPool, IDLE_CONNECTIONS_MAX, PoolTrafficClass};
 use super::{CredentialError, CredentialSource, UpstreamError};
 use base::{FileLoadError, PerCore, WatchedFile};
 
@@ -16,7 +16,7 @@ use base::{FileLoadError, PerCore, WatchedFile};
 /// When the files of the credentials change, a new link is made, which later requests use. Requests in progress
 /// continue on the old one, whose connections close after them.
 #[derive(Debug)]
-pub(super) struct UpstreamLink {
+pub(super) struct UpstreamTransport {
     pub(super) credentials: UpstreamCredentials,
     pub(super) watches: ConnectionPool,
     /// The pool for the proxy's own short requests.
@@ -34,17 +34,17 @@ pub(super) struct UpstreamLink {
 
 /// The links to all servers of upstream, with the current credentials.
 #[derive(Debug, Clone)]
-pub(super) struct UpstreamLinks {
-    links: WatchedFile<UpstreamLinkSet>,
+pub(super) struct UpstreamTransports {
+    links: WatchedFile<UpstreamTransportSet>,
     pub(super) endpoints: UpstreamEndpoints,
 }
 
 /// The links of all upstream servers, one per server and at least one.
-type UpstreamLinkSet = Vec<Arc<UpstreamLink>>;
+type UpstreamTransportSet = Vec<Arc<UpstreamTransport>>;
 
 /// Notifies the owner when the proxy's credentials were reloaded.
 #[derive(Debug)]
-pub struct UpstreamCredentialChanges(WatchedFile<UpstreamLinkSet>);
+pub struct UpstreamCredentialChanges(WatchedFile<UpstreamTransportSet>);
 
 impl UpstreamCredentialChanges {
     /// Completes when the credentials have changed since the last call. Credentials that are not in a file never
@@ -54,7 +54,7 @@ impl UpstreamCredentialChanges {
     }
 }
 
-impl UpstreamLinks {
+impl UpstreamTransports {
     pub(super) fn load(source: &CredentialSource, endpoints: UpstreamEndpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
             let links = WatchedFile::fixed(links(UpstreamCredentials::load(source, endpoints.servers())?)?);
@@ -77,12 +77,12 @@ impl UpstreamLinks {
     }
 
     /// Returns the link to the server in use.
-    pub(super) fn current(&self) -> Arc<UpstreamLink> {
+    pub(super) fn current(&self) -> Arc<UpstreamTransport> {
         self.at(self.endpoints.current())
     }
 
     /// Returns the link to one of the servers.
-    pub(super) fn at(&self, endpoint: usize) -> Arc<UpstreamLink> {
+    pub(super) fn at(&self, endpoint: usize) -> Arc<UpstreamTransport> {
         self.links.current()[endpoint].clone()
     }
 
@@ -95,18 +95,18 @@ impl UpstreamLinks {
     }
 }
 
-fn links(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamLinkSet, CredentialError> {
-    credentials.into_iter().map(|credentials| UpstreamLink::new(credentials).map(Arc::new)).collect()
+fn links(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamTransportSet, CredentialError> {
+    credentials.into_iter().map(|credentials| UpstreamTransport::new(credentials).map(Arc::new)).collect()
 }
 
-impl UpstreamLink {
+impl UpstreamTransport {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: ConnectionPool::new(&credentials, Traffic::Watches)?,
-            short: ConnectionPool::new(&credentials, Traffic::Short)?,
-            forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, Traffic::Forwards))?,
-            streams: ConnectionPool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
-            tunnels: ConnectionPool::new(&credentials, Traffic::Once)?,
+            watches: ConnectionPool::new(&credentials, PoolTrafficClass::Watches)?,
+            short: ConnectionPool::new(&credentials, PoolTrafficClass::Short)?,
+            forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, PoolTrafficClass::Forwards))?,
+            streams: ConnectionPool::new(&credentials, PoolTrafficClass::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
+            tunnels: ConnectionPool::new(&credentials, PoolTrafficClass::Once)?,
             caller_pools: CallerConnectionPools::new(&credentials)?,
             credentials,
         })
@@ -161,7 +161,7 @@ mod tests {
     fn readdressed(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
         let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let link = UpstreamLink::new(credentials.remove(0)).expect("no request is sent");
+        let link = UpstreamTransport::new(credentials.remove(0)).expect("no request is sent");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(requested);
         link.readdress(&mut request).expect("an address");

@@ -20,7 +20,7 @@ use super::stream_limit::{AnnouncedStreamLimit, FirstSettingsFrame};
 /// same, because a process cannot change its release.
 #[derive(Debug, Clone)]
 pub struct UpstreamServer {
-    peer: Arc<UpstreamPeer>,
+    peer: Arc<UpstreamServerInfo>,
     /// The number of streams on the connections to the server.
     pub(super) streams: Arc<AtomicU32>,
     /// The index of the server's address among upstream's servers.
@@ -31,8 +31,8 @@ pub struct UpstreamServer {
 
 /// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
 #[derive(Debug, Default)]
-pub(super) struct UpstreamPeer {
-    reported: Mutex<PeerBuildKnowledge>,
+pub(super) struct UpstreamServerInfo {
+    reported: Mutex<ServerBuildState>,
     /// A lock that allows one request for the build at a time.
     request_lock: Arc<tokio::sync::Mutex<()>>,
     /// A reference to a value that is dropped with the connection.
@@ -41,7 +41,7 @@ pub(super) struct UpstreamPeer {
 }
 
 #[derive(Debug, Clone, Default)]
-enum PeerBuildKnowledge {
+enum ServerBuildState {
     #[default]
     Pending,
     /// The server failed to respond: since when, how often, and the last time.
@@ -59,30 +59,35 @@ const FAILING_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-impl PeerBuildKnowledge {
+impl ServerBuildState {
     /// Returns what a response that reports `build`, or no build, shows.
     fn reported(build: Option<ServerBuild>, certain: bool) -> Self {
         build.map_or(Self::NotReported, |build| Self::Build { build: Arc::new(build), certain })
     }
 }
 
-impl UpstreamPeer {
+impl UpstreamServerInfo {
     /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: ServerBuild) -> Self {
-        let reported = Mutex::new(PeerBuildKnowledge::reported(Some(build), true));
+        let reported = Mutex::new(ServerBuildState::reported(Some(build), true));
         Self { reported, is_behind_a_proxy: true, ..Self::default() }
     }
 }
 
 impl UpstreamServer {
-    pub(super) fn new(peer: Arc<UpstreamPeer>, streams: Arc<AtomicU32>, endpoint: usize, multiplexes: bool) -> Self {
+    pub(super) fn new(
+        peer: Arc<UpstreamServerInfo>,
+        streams: Arc<AtomicU32>,
+        endpoint: usize,
+        multiplexes: bool,
+    ) -> Self {
         Self { peer, streams, endpoint, multiplexes }
     }
 
     /// Returns the build that the server reported, if it did.
     pub fn build(&self) -> Option<Arc<ServerBuild>> {
         match &*self.peer.reported.lock() {
-            PeerBuildKnowledge::Build { build, .. } => Some(build.clone()),
+            ServerBuildState::Build { build, .. } => Some(build.clone()),
             _ => None,
         }
     }
@@ -101,18 +106,18 @@ impl UpstreamServer {
     #[must_use]
     pub fn known(&self) -> Self {
         let reported = Mutex::new(self.peer.reported.lock().clone());
-        Self { peer: Arc::new(UpstreamPeer { reported, ..UpstreamPeer::default() }), ..self.clone() }
+        Self { peer: Arc::new(UpstreamServerInfo { reported, ..UpstreamServerInfo::default() }), ..self.clone() }
     }
 
     /// Whether no request is needed to learn more about the server.
     pub fn is_known(&self) -> bool {
-        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported)
+        matches!(*self.peer.reported.lock(), ServerBuildState::Build { .. } | ServerBuildState::NotReported)
     }
 
     /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot receive a request
     /// while it streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
-        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::Build { certain: true, .. })
+        matches!(*self.peer.reported.lock(), ServerBuildState::Build { certain: true, .. })
     }
 
     /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
@@ -124,45 +129,45 @@ impl UpstreamServer {
         let ours = self.peer.reported.lock().clone();
         let theirs = other.peer.reported.lock().clone();
         match (ours, theirs) {
-            (PeerBuildKnowledge::Build { build: ours, .. }, PeerBuildKnowledge::Build { build: theirs, .. }) => {
+            (ServerBuildState::Build { build: ours, .. }, ServerBuildState::Build { build: theirs, .. }) => {
                 Some(ours == theirs)
             }
-            (PeerBuildKnowledge::NotReported, PeerBuildKnowledge::NotReported) => Some(true),
-            (PeerBuildKnowledge::Pending | PeerBuildKnowledge::Failed { .. }, _)
-            | (_, PeerBuildKnowledge::Pending | PeerBuildKnowledge::Failed { .. }) => None,
-            (PeerBuildKnowledge::NotReported, _) | (_, PeerBuildKnowledge::NotReported) => Some(false),
+            (ServerBuildState::NotReported, ServerBuildState::NotReported) => Some(true),
+            (ServerBuildState::Pending | ServerBuildState::Failed { .. }, _)
+            | (_, ServerBuildState::Pending | ServerBuildState::Failed { .. }) => None,
+            (ServerBuildState::NotReported, _) | (_, ServerBuildState::NotReported) => Some(false),
         }
     }
 
     /// Records that the servers at the same address now report another build.
     pub fn assume_build(&self, build: &ServerBuild) {
-        *self.peer.reported.lock() = PeerBuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
+        *self.peer.reported.lock() = ServerBuildState::Build { build: Arc::new(build.clone()), certain: false };
     }
 
     /// Whether a request showed that the server does not report its build.
     pub fn reports_no_build(&self) -> bool {
-        matches!(*self.peer.reported.lock(), PeerBuildKnowledge::NotReported)
+        matches!(*self.peer.reported.lock(), ServerBuildState::NotReported)
     }
 
     /// Records that the server failed to respond to a request for its build.
     pub fn failed(&self) {
         let (mut reported, now) = (self.peer.reported.lock(), Instant::now());
         *reported = match *reported {
-            PeerBuildKnowledge::Pending => PeerBuildKnowledge::Failed { since: now, times: 1, last: now },
-            PeerBuildKnowledge::Failed { since, .. } if now.duration_since(since) >= FAILING_MAX => {
-                PeerBuildKnowledge::NotReported
+            ServerBuildState::Pending => ServerBuildState::Failed { since: now, times: 1, last: now },
+            ServerBuildState::Failed { since, .. } if now.duration_since(since) >= FAILING_MAX => {
+                ServerBuildState::NotReported
             }
-            PeerBuildKnowledge::Failed { since, times, .. } => {
-                PeerBuildKnowledge::Failed { since, times: times + 1, last: now }
+            ServerBuildState::Failed { since, times, .. } => {
+                ServerBuildState::Failed { since, times: times + 1, last: now }
             }
-            PeerBuildKnowledge::Build { .. } | PeerBuildKnowledge::NotReported => return,
+            ServerBuildState::Build { .. } | ServerBuildState::NotReported => return,
         };
     }
 
     /// Whether the server failed to report its build recently.
     pub(super) fn is_backing_off(&self) -> bool {
         match *self.peer.reported.lock() {
-            PeerBuildKnowledge::Failed { times, last, .. } => {
+            ServerBuildState::Failed { times, last, .. } => {
                 last.elapsed() < RETRY_AFTER.saturating_mul(1 << times.min(5))
             }
             _ => false,
@@ -175,7 +180,7 @@ impl UpstreamServer {
 
     /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
-        let reported = PeerBuildKnowledge::reported(build, by.multiplexes);
+        let reported = ServerBuildState::reported(build, by.multiplexes);
         *by.peer.reported.lock() = reported.clone();
         if self.is(by) {
             return;
@@ -184,17 +189,17 @@ impl UpstreamServer {
         let is_connected = self.peer.connection.strong_count() > 0;
         let known = is_connected || !self.multiplexes;
         *self.peer.reported.lock() = match reported {
-            PeerBuildKnowledge::Build { build, .. } if known => PeerBuildKnowledge::Build { build, certain: false },
+            ServerBuildState::Build { build, .. } if known => ServerBuildState::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
-            _ => PeerBuildKnowledge::NotReported,
+            _ => ServerBuildState::NotReported,
         };
     }
 
     /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn with_build(build: Option<ServerBuild>) -> Self {
-        let reported = Mutex::new(PeerBuildKnowledge::reported(build, true));
-        Self::new(Arc::new(UpstreamPeer { reported, ..UpstreamPeer::default() }), Arc::default(), 0, true)
+        let reported = Mutex::new(ServerBuildState::reported(build, true));
+        Self::new(Arc::new(UpstreamServerInfo { reported, ..UpstreamServerInfo::default() }), Arc::default(), 0, true)
     }
 
     /// Creates a server whose build is unknown.
@@ -221,7 +226,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub(super) struct PeerConnection<T> {
     io: T,
-    peer: Arc<UpstreamPeer>,
+    peer: Arc<UpstreamServerInfo>,
     settings: FirstSettingsFrame,
     is_h2: bool,
     _connection: Arc<()>,
@@ -250,7 +255,7 @@ where
         Box::pin(async move {
             let io = connecting.await.map_err(|error| UpstreamConnectError::new(&uri, error.into()))?;
             let connection = Arc::new(());
-            let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
+            let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
             let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
             let settings = FirstSettingsFrame::new(limit, is_h2);
             Ok(PeerConnection { io, peer: Arc::new(peer), settings, is_h2, _connection: connection })
@@ -340,7 +345,7 @@ mod tests {
     fn response_on_other_connection_identifies_only_that_server() {
         let by = UpstreamServer::with_unknown_build();
         let (connection, gone) = (Arc::new(()), UpstreamServer::with_unknown_build());
-        let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
+        let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
         let alive = UpstreamServer::new(Arc::new(peer), Arc::default(), 0, true);
         alive.answered(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.encodes_like(&by), alive.is_certain()), (true, Some(true), false));

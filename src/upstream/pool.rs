@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use super::cost::UpstreamCostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::{UpstreamDialer, dialer};
-use super::peer::{PeerConnector, UpstreamPeer, UpstreamServer};
+use super::peer::{PeerConnector, UpstreamServer, UpstreamServerInfo};
 use super::retryable_request::{CountedRequest, RetryableRequest, UpstreamBody};
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::AnnouncedStreamLimit;
@@ -45,7 +45,7 @@ pub enum ForwardPoolKind {
 
 /// The traffic of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Traffic {
+pub(super) enum PoolTrafficClass {
     /// The proxy's watches, over HTTP/2 if upstream offers it. They change nothing and have no body, so that they can
     /// be sent again on another connection.
     Watches,
@@ -59,7 +59,7 @@ pub(super) enum Traffic {
     Once,
 }
 
-impl Traffic {
+impl PoolTrafficClass {
     /// The number of response bytes that are received before they are read; `None` for HTTP/1.1. The proxy always reads
     /// the responses to its own requests. Callers may never read theirs, and received bytes are in no budget: with a
     /// window of 1 MiB, 600 such callers would occupy 600 MiB.
@@ -85,7 +85,7 @@ pub(super) const IDLE_CONNECTIONS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
     credentials: UpstreamCredentials,
-    traffic: Traffic,
+    traffic: PoolTrafficClass,
     shards: Mutex<Vec<PoolShard>>,
 }
 
@@ -136,7 +136,7 @@ impl ConnectionPool {
     /// HTTP/2.
     const FIELDS_MAX: usize = Self::BUFFER_BYTES_MAX / 32;
 
-    pub(super) fn new(credentials: &UpstreamCredentials, traffic: Traffic) -> Result<Self, CredentialError> {
+    pub(super) fn new(credentials: &UpstreamCredentials, traffic: PoolTrafficClass) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), traffic, shards: Mutex::new(Vec::new()) };
         let first = pool.shard(u32::MAX)?;
         pool.shards.lock().push(first);
@@ -156,7 +156,7 @@ impl ConnectionPool {
                     Err(error) if resendable.may_retry(&error).await => {}
                     answer => return answer,
                 },
-                () = limit.is_exceeded_by(before), if self.traffic == Traffic::Watches => {}
+                () = limit.is_exceeded_by(before), if self.traffic == PoolTrafficClass::Watches => {}
             }
         }
     }
@@ -206,9 +206,9 @@ impl ConnectionPool {
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
         let idle_max = match self.traffic {
-            Traffic::Streams { idle_max } => idle_max,
-            Traffic::Once => 0,
-            Traffic::Watches | Traffic::Short | Traffic::Forwards => IDLE_CONNECTIONS_MAX,
+            PoolTrafficClass::Streams { idle_max } => idle_max,
+            PoolTrafficClass::Once => 0,
+            PoolTrafficClass::Watches | PoolTrafficClass::Short | PoolTrafficClass::Forwards => IDLE_CONNECTIONS_MAX,
         };
         let memory = self.credentials.memory.as_ref();
         let idle_max = idle_max.min(memory.map_or(usize::MAX, InMemoryUpstream::idle_max));
@@ -219,8 +219,10 @@ impl ConnectionPool {
             None => tls.enable_http1().wrap_connector(dialer),
         };
         let runtime = match self.traffic {
-            Traffic::Watches | Traffic::Short => ConnectionRuntime::Home,
-            Traffic::Forwards | Traffic::Streams { .. } | Traffic::Once => ConnectionRuntime::Current,
+            PoolTrafficClass::Watches | PoolTrafficClass::Short => ConnectionRuntime::Home,
+            PoolTrafficClass::Forwards | PoolTrafficClass::Streams { .. } | PoolTrafficClass::Once => {
+                ConnectionRuntime::Current
+            }
         };
         let connections = legacy::Client::builder(runtime)
             .timer(TokioTimer::new())
@@ -273,8 +275,8 @@ impl UpstreamResponseBody {
         counter
             .response_started(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = match ServerBuild::named_in(response.headers()) {
-            Some(build) => Arc::new(UpstreamPeer::behind_a_proxy(build)),
-            None => response.extensions().get::<Arc<UpstreamPeer>>().cloned().unwrap_or_default(),
+            Some(build) => Arc::new(UpstreamServerInfo::behind_a_proxy(build)),
+            None => response.extensions().get::<Arc<UpstreamServerInfo>>().cloned().unwrap_or_default(),
         };
         let multiplexes = response.version() == Version::HTTP_2;
         let server = UpstreamServer::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);

@@ -2,7 +2,7 @@
 
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::endpoints::{EndpointChoice, EndpointEvent, EndpointNextStep, EndpointSwitch, UpstreamEndpoints};
+use super::endpoints::{EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, UpstreamEndpoints};
 use super::metrics::EndpointMetrics;
 use super::{UpstreamClient, UpstreamError};
 use base::random;
@@ -19,7 +19,7 @@ impl UpstreamClient {
         }
         let metrics = EndpointMetrics::new(endpoints.servers());
         let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
-        let mut choice = EndpointChoice::new(servers, timings, random::f64(), Instant::now());
+        let mut choice = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
         let mut alarms = endpoints.alarms();
         let mut event = EndpointEvent::Due;
         let mut why = String::new();

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::client::{Via, get};
-use super::{KubernetesRelease, ServerBuild, UpstreamCause, UpstreamClient, UpstreamError, UpstreamServer};
+use super::client::{ConnectionTarget, get};
+use super::{KubernetesRelease, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamServer};
 
 const VERSION: &str = "/version";
 /// The timeout after which a caller stops waiting for a server's build.
@@ -21,7 +21,7 @@ impl UpstreamClient {
 
     /// Requests the build that the responding server reports.
     pub async fn build(&self) -> Result<ServerBuild, UpstreamError> {
-        let (_, body) = self.fetch(UpstreamCause::Discovery, VERSION, "application/json").await?;
+        let (_, body) = self.fetch(UpstreamRequestCause::Discovery, VERSION, "application/json").await?;
         ServerBuild::parse(&body).ok_or_else(|| UpstreamError::OtherDocument(VERSION.to_owned()))
     }
 
@@ -54,8 +54,9 @@ impl UpstreamClient {
     async fn request_build(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
         let requesting = async {
             let request = get("application/json");
-            let response =
-                self.ask(UpstreamCause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
+            let response = self
+                .ask(UpstreamRequestCause::Discovery, ConnectionTarget::Beside(server), VERSION, request, Bytes::new())
+                .await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
             server.answered(&by, ServerBuild::parse(&body));

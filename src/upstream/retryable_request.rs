@@ -225,10 +225,10 @@ mod tests {
     use http_body_util::{Full, StreamBody};
 
     use super::*;
-    use crate::upstream::{UpstreamCause, UpstreamCostLedger};
+    use crate::upstream::{UpstreamCostTotals, UpstreamRequestCause};
 
     fn resendable(body: UpstreamBody) -> RetryableRequest {
-        let counter = UpstreamCostLedger::default().counter(UpstreamCause::PassedThrough, false);
+        let counter = UpstreamCostTotals::default().counter(UpstreamRequestCause::PassedThrough, false);
         RetryableRequest::new(CountedRequest { request: Request::post("/").body(body).expect("a request"), counter })
     }
 

@@ -13,8 +13,8 @@ use k8s_openapi::api::authorization::v1::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::client::{Via, post_json, read_whole};
-use super::{BODY_BYTES_MAX, UpstreamCause, UpstreamClient, UpstreamError, UpstreamRequestKind};
+use super::client::{ConnectionTarget, post_json, read_whole};
+use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
 /// The result of a token review.
@@ -55,7 +55,7 @@ pub trait ReviewClient: Send + Sync {
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     fn review_access<'a>(
         &'a self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         user: &'a User,
         access: &'a AccessAttributes,
     ) -> ReviewFuture<'a, AccessReviewResult>;
@@ -75,14 +75,14 @@ impl ReviewClient for UpstreamClient {
                 audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
             };
             let review = TokenReview { spec, ..TokenReview::default() };
-            let review = self.create(UpstreamCause::TokenReview, TOKEN_REVIEWS, &review).await?;
+            let review = self.create(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, &review).await?;
             Ok(TokenReviewResult::of(review.status.unwrap_or_default()))
         })
     }
 
     fn review_access<'a>(
         &'a self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         user: &'a User,
         access: &'a AccessAttributes,
     ) -> ReviewFuture<'a, AccessReviewResult> {
@@ -97,7 +97,7 @@ impl ReviewClient for UpstreamClient {
             let (resource_attributes, non_resource_attributes) = attributes(access);
             let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
             let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-            let review = self.create(UpstreamCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &review).await?;
+            let review = self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &review).await?;
             Ok(AccessReviewResult::of(review.status.unwrap_or_default()))
         })
     }
@@ -107,7 +107,7 @@ impl UpstreamClient {
     /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, UpstreamError> {
         let review =
-            self.create(UpstreamCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
+            self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = review.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
@@ -115,12 +115,13 @@ impl UpstreamClient {
     /// Creates a review, whose response is the same document with a status.
     async fn create<R: Serialize + DeserializeOwned>(
         &self,
-        cause: UpstreamCause,
+        cause: UpstreamRequestCause,
         path: &str,
         review: &R,
     ) -> Result<R, UpstreamError> {
         let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
-        let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
+        let response =
+            self.ask(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
         let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
         read(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
     }

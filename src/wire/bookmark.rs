@@ -7,7 +7,7 @@ use super::envelope::json_text;
 use super::object::DecimalDigits;
 use super::proto_reader::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectRevision, WireError, table};
-use kubeapi::protobuf::{self, Fields, map_entry, put_field, put_header};
+use kubeapi::protobuf::{self, FieldReader, map_entry, put_field, put_header};
 use kubeapi::{EventType, ResourceVersion};
 
 /// A template made from the last upstream bookmark, whose version is replaced for each bookmark sent.
@@ -166,7 +166,7 @@ impl BookmarkBodyTemplate {
         let metadata = &body[at..at + len];
         let (mut before, mut after) = (Vec::new(), Vec::new());
         let (mut version_seen, mut pending) = (false, end);
-        let mut fields = Fields::new(metadata);
+        let mut fields = FieldReader::new(metadata);
         while let Some(field) = fields.next_field()? {
             let annotation = if field.number == META_ANNOTATIONS { Some(map_entry(field.bytes()?)?.0) } else { None };
             if field.number == META_RESOURCE_VERSION {

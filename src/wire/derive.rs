@@ -32,7 +32,7 @@ pub use refused::{TranscodeError, TranscodeRefusal};
 
 use std::ops::RangeInclusive;
 
-use facts::{MessageSchema, TypeSchema};
+use facts::{MessageSchema, ReleaseSchema};
 use writer::JsonBodyWriter;
 
 /// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
@@ -40,7 +40,7 @@ use writer::JsonBodyWriter;
 /// Copies are cheap. The table of a release is parsed at its first use.
 #[derive(Clone, Copy)]
 pub struct ProtobufJsonTranscoder {
-    facts: &'static TypeSchema,
+    facts: &'static ReleaseSchema,
     message: &'static MessageSchema,
 }
 
@@ -50,13 +50,13 @@ impl ProtobufJsonTranscoder {
     /// differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp` until
     /// 1.33.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Option<Self> {
-        let facts = TypeSchema::of(minor)?;
+        let facts = ReleaseSchema::of(minor)?;
         facts.kind(api_version, kind).map(|message| Self { facts, message })
     }
 
     /// Returns the minor releases that the table covers.
     pub fn minors() -> RangeInclusive<u32> {
-        TypeSchema::minors()
+        ReleaseSchema::minors()
     }
 
     /// Appends the JSON body of an object to `out`, from its protobuf body. If the body is refused, `out` is unchanged.

@@ -12,7 +12,7 @@ use super::envelope::{
 use super::json_reader::check_name;
 use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
-use kubeapi::protobuf::{self, Fields, MAGIC, ProtobufFieldValue, map_entry, plain_field};
+use kubeapi::protobuf::{self, FieldReader, MAGIC, ProtobufFieldValue, map_entry, plain_field};
 use kubeapi::{EventType, FieldValueKind, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
 
 /// The parts of a protobuf document: `k8s\0` and Unknown.
@@ -27,7 +27,7 @@ impl<'a> ProtobufDocument<'a> {
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
         let (mut type_meta, mut raw) = (None, None);
-        let mut fields = Fields::new(unknown);
+        let mut fields = FieldReader::new(unknown);
         while let Some(field) = fields.next_field()? {
             let bytes = field.bytes()?;
             let number = u8::try_from(field.number).unwrap_or(u8::MAX);
@@ -63,7 +63,7 @@ pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError>
         return Err(WireError::Protobuf("bytes after the watch event"));
     }
     let (mut event_type, mut object) = (None, None);
-    let mut fields = Fields::new(message);
+    let mut fields = FieldReader::new(message);
     while let Some(field) = fields.next_field()? {
         let repeated = match u8::try_from(field.number).unwrap_or(u8::MAX) {
             EVENT_TYPE => event_type.replace(field.bytes()?).is_some(),
@@ -110,7 +110,7 @@ fn is_plain_event(message: &[u8]) -> bool {
 
 /// Returns the payload of field `number`, which must be the only field of `message`.
 fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
-    let mut fields = Fields::new(message);
+    let mut fields = FieldReader::new(message);
     match (fields.next_field()?, fields.next_field()?) {
         (Some(field), None) if field.number == u32::from(number) => Ok(field.bytes()?),
         _ => Err(WireError::Protobuf("not a plain RawExtension")),
@@ -136,7 +136,7 @@ impl ProtoPaths {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
         let (mut name, mut namespace, mut version) = ("", "", "");
         let (mut labels, mut initial_events_end) = (Vec::new(), false);
-        let mut metadata = Fields::new(&body[at..at + len]);
+        let mut metadata = FieldReader::new(&body[at..at + len]);
         while let Some(field) = metadata.next_field()? {
             match field.number {
                 META_NAME => name = field.text()?,
@@ -173,7 +173,7 @@ impl ProtoPaths {
     ) -> Result<(), WireError> {
         // The bits of the children seen: only the first element of a repeated field counts.
         let mut seen = 0_u64;
-        let mut fields = Fields::new(message);
+        let mut fields = FieldReader::new(message);
         while let Some(field) = fields.next_field()? {
             if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
                 return Err(WireError::Protobuf("object with two metadata fields"));

@@ -12,7 +12,7 @@ use super::proto_reader::{self, ProtoPaths, ProtobufDocument};
 use super::table::{self, SingleRowTable};
 use super::{FeedEncoding, JsonLayout, ObjectRevision, TableColumns, WireError};
 use base::MemoryAccount;
-use kubeapi::protobuf::Fields;
+use kubeapi::protobuf::FieldReader;
 use kubeapi::{EventType, ResourceVersion, SelectableFieldTable, Status};
 
 /// The maximum size of the Status in an ERROR event, in bytes: that of a Status in an error response. Because a decoded
@@ -303,12 +303,12 @@ impl ObjectReader {
         let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(page)?;
         let (mut resource_version, mut continue_token, mut remaining) = ("", "", None);
         let mut items = Vec::new();
-        let mut fields = Fields::new(raw);
+        let mut fields = FieldReader::new(raw);
         while let Some(field) = fields.next_field()? {
             let message = field.bytes()?;
             match u8::try_from(field.number).unwrap_or(u8::MAX) {
                 LIST_METADATA => {
-                    let mut fields = Fields::new(message);
+                    let mut fields = FieldReader::new(message);
                     while let Some(field) = fields.next_field()? {
                         match u8::try_from(field.number).unwrap_or(u8::MAX) {
                             LIST_META_RESOURCE_VERSION => resource_version = field.text()?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::now_ns;
 use demo::{self, RequestCounts, RunningDemoApiserver, StoreSubscription};
-use kube_fanout::app::{BoundApp, InheritedSockets, TaskLostError};
+use kube_fanout::app::{BoundApp, InheritedSockets, TaskPanicError};
 use kube_fanout::config::ServeSettings;
 use kube_fanout::net::{ListenAddress, Listener};
 use kube_fanout::upstream::{CredentialSource, InMemoryUpstream};
@@ -97,7 +97,7 @@ struct Simulation {
     to_application: Network,
     clientele: Arc<ClientFleet>,
     stop: Option<oneshot::Sender<()>>,
-    app: tokio::task::JoinHandle<Result<(), TaskLostError>>,
+    app: tokio::task::JoinHandle<Result<(), TaskPanicError>>,
 }
 
 /// A scheduled action.

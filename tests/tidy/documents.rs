@@ -56,7 +56,7 @@ fn reason_labels_are_documented() {
     let quoted: Names = in_backticks(&metrics).collect();
     for (file, of) in [
         ("src/serve/activity.rs", "WatchEndReason"),
-        ("src/reflect/metrics.rs", "SideRequestReason"),
+        ("src/reflect/metrics.rs", "FeedRequestPurpose"),
         ("src/reflect/failure.rs", "ReflectorFailureKind"),
     ] {
         let labels = labels(file, of);

@@ -16,7 +16,7 @@ pub enum ProtobufError {
 }
 
 /// A cursor over the fields of one message.
-pub struct Fields<'a> {
+pub struct FieldReader<'a> {
     message: &'a [u8],
     at: usize,
 }
@@ -40,7 +40,7 @@ pub enum ProtobufFieldValue<'a> {
     Fixed,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     #[inline]
     pub fn new(message: &'a [u8]) -> Self {
         Self { message, at: 0 }
@@ -149,7 +149,7 @@ pub fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> {
 #[inline]
 pub fn map_entry(entry: &[u8]) -> Result<(&str, &str), ProtobufError> {
     let (mut key, mut value) = ("", "");
-    let mut fields = Fields::new(entry);
+    let mut fields = FieldReader::new(entry);
     while let Some(field) = fields.next_field()? {
         match field.number {
             1 => key = field.text()?,

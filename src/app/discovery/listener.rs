@@ -6,19 +6,19 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::REACTION_DELAY;
-use crate::app::permission_retrier::PermissionRetrier;
+use crate::app::permission_retrier::ProxyPermissions;
 use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedState, PullResult};
 use crate::feeds::FeedHandle;
-use crate::upstream::{ApiDeclaration, DeclaringResource};
+use crate::upstream::{ApiDefinition, ApiDefinitionKind};
 use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// Follows a resource whose objects declare further resources, and passes the declarations to the catalog. It reads an
 /// ordinary feed, which it shares with clients that watch the resource.
-pub(super) struct DeclarationListener {
-    pub(super) from: DeclaringResource,
-    pub(super) permissions: PermissionRetrier,
-    pub(super) messages: mpsc::Sender<(DeclaringResource, DeclarationListenerEvent)>,
+pub(super) struct ApiDefinitionWatcher {
+    pub(super) from: ApiDefinitionKind,
+    pub(super) permissions: ProxyPermissions,
+    pub(super) messages: mpsc::Sender<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
     pub(super) retry_after: Duration,
@@ -26,7 +26,7 @@ pub(super) struct DeclarationListener {
 
 /// The messages of a discovery listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DeclarationListenerEvent {
+pub(super) enum ApiDefinitionWatcherEvent {
     /// The catalog is up to date, and will receive every later change.
     Listening,
     /// The declarations have changed, and the catalog has the change.
@@ -39,14 +39,14 @@ pub(super) enum DeclarationListenerEvent {
 
 /// The declarations of all objects. Each version of an object is parsed once.
 #[derive(Default)]
-struct ParsedApiDeclarations {
-    known: HashMap<ObjectKey, (ResourceVersion, ApiDeclaration)>,
+struct ParsedApiDefinitions {
+    known: HashMap<ObjectKey, (ResourceVersion, ApiDefinition)>,
 }
 
 /// The number of bytes pulled at a time. The frames are dropped; they only signal a change.
 const ROOM: usize = 1 << 20;
 
-impl DeclarationListener {
+impl ApiDefinitionWatcher {
     pub(super) async fn run(self) {
         loop {
             if let Some(feed) = self.permissions.feed(&self.from.gvr()) {
@@ -61,7 +61,7 @@ impl DeclarationListener {
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         let mut cursor = None;
-        let mut declarations = ParsedApiDeclarations::default();
+        let mut declarations = ParsedApiDefinitions::default();
         loop {
             let now = *state.borrow_and_update();
             match now {
@@ -77,7 +77,7 @@ impl DeclarationListener {
                     // is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(CollectionView::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
-                    self.send(DeclarationListenerEvent::Listening).await;
+                    self.send(ApiDefinitionWatcherEvent::Listening).await;
                     self.send_change(changed).await;
                 }
                 FeedState::Stale { .. } => {
@@ -112,7 +112,7 @@ impl DeclarationListener {
 
     /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
     /// object cannot be read.
-    fn read(&self, declarations: &mut ParsedApiDeclarations, reader: &CacheReader) -> Option<bool> {
+    fn read(&self, declarations: &mut ParsedApiDefinitions, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.permissions.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
             tracing::warn!(
@@ -127,28 +127,28 @@ impl DeclarationListener {
 
     async fn send_change(&self, changed: Option<bool>) {
         match changed {
-            Some(true) => self.send(DeclarationListenerEvent::Changed).await,
+            Some(true) => self.send(ApiDefinitionWatcherEvent::Changed).await,
             Some(false) => {}
-            None => self.send(DeclarationListenerEvent::Unparsable).await,
+            None => self.send(ApiDefinitionWatcherEvent::Unparsable).await,
         }
     }
 
     async fn disconnected(&self) {
         self.permissions.catalog.feed_lost(self.from);
-        self.send(DeclarationListenerEvent::Disconnected).await;
+        self.send(ApiDefinitionWatcherEvent::Disconnected).await;
     }
 
-    async fn send(&self, message: DeclarationListenerEvent) {
+    async fn send(&self, message: ApiDefinitionWatcherEvent) {
         // Sending fails only during shutdown, when the receiver is dropped.
         let _ = self.messages.send((self.from, message)).await;
     }
 }
 
-impl ParsedApiDeclarations {
+impl ParsedApiDefinitions {
     /// Parses the changed objects, or returns the reason that one cannot be parsed.
     fn update(
         &mut self,
-        from: DeclaringResource,
+        from: ApiDefinitionKind,
         reader: &CacheReader,
         minor: Option<u32>,
     ) -> Result<(), &'static str> {

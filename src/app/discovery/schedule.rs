@@ -18,7 +18,7 @@ pub(super) struct DiscoverySchedule {
     pending: Option<Instant>,
     /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
-    coverage: ChangeCoverage,
+    coverage: DefinitionWatchCoverage,
     /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
     /// of proxies that started together do not send their requests together.
     jitter: f64,
@@ -26,7 +26,7 @@ pub(super) struct DiscoverySchedule {
 
 /// How completely changes are observed between requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ChangeCoverage {
+pub(super) enum DefinitionWatchCoverage {
     All,
     /// Some changes may be missed, or the last discovery request failed.
     Part,
@@ -79,7 +79,7 @@ impl PostChangeChecks {
 impl DiscoverySchedule {
     /// Creates the schedule after a first discovery request.
     pub(super) fn new(sent: Instant, received: Instant) -> Self {
-        Self { sent, received, pending: None, changed: None, coverage: ChangeCoverage::Part, jitter: 1.0 }
+        Self { sent, received, pending: None, changed: None, coverage: DefinitionWatchCoverage::Part, jitter: 1.0 }
     }
 
     /// Records that upstream's resources have changed, or may have changed unobserved.
@@ -95,7 +95,7 @@ impl DiscoverySchedule {
     }
 
     /// Sets how completely changes are observed.
-    pub(super) fn set_coverage(&mut self, coverage: ChangeCoverage) {
+    pub(super) fn set_coverage(&mut self, coverage: DefinitionWatchCoverage) {
         self.coverage = coverage;
     }
 
@@ -108,9 +108,9 @@ impl DiscoverySchedule {
     pub(super) fn due(&self) -> Instant {
         let rarely = self.sent + PERIOD_OF_BUILT_INS.mul_f64(self.jitter);
         let routine = match self.coverage {
-            ChangeCoverage::All => rarely,
-            ChangeCoverage::Part => self.sent + PERIOD.mul_f64(self.jitter),
-            ChangeCoverage::Nothing { retry_after } => {
+            DefinitionWatchCoverage::All => rarely,
+            DefinitionWatchCoverage::Part => self.sent + PERIOD.mul_f64(self.jitter),
+            DefinitionWatchCoverage::Nothing { retry_after } => {
                 retry_after.map_or(rarely, |retry_after| retry_after.max(self.received + SPACING).min(rarely))
             }
         };
@@ -139,7 +139,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut schedule = DiscoverySchedule::new(start, start);
-        schedule.set_coverage(if is_reported { ChangeCoverage::All } else { ChangeCoverage::Part });
+        schedule.set_coverage(if is_reported { DefinitionWatchCoverage::All } else { DefinitionWatchCoverage::Part });
         let (mut changes, mut sent) = (changes.iter().copied().peekable(), Vec::new());
         loop {
             let due = u64::try_from(schedule.due().duration_since(start).as_millis()).expect("soon");
@@ -205,11 +205,11 @@ mod tests {
         let mut schedule = DiscoverySchedule::new(start, start);
         for _ in 0..100 {
             schedule.refresh(start, start);
-            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: None });
+            schedule.set_coverage(DefinitionWatchCoverage::Nothing { retry_after: None });
             assert!((after(2880)..=after(3600)).contains(&schedule.due()));
-            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: Some(after(30)) });
+            schedule.set_coverage(DefinitionWatchCoverage::Nothing { retry_after: Some(after(30)) });
             assert_eq!(schedule.due(), after(30));
-            schedule.set_coverage(ChangeCoverage::Nothing { retry_after: Some(after(7200)) });
+            schedule.set_coverage(DefinitionWatchCoverage::Nothing { retry_after: Some(after(7200)) });
             assert!(schedule.due() <= after(3600));
         }
     }
@@ -227,7 +227,7 @@ mod tests {
         let start = Instant::now();
         let mut schedule = DiscoverySchedule::new(start, start);
         // Otherwise the periodic request, whose time is random, may be due first.
-        schedule.set_coverage(ChangeCoverage::All);
+        schedule.set_coverage(DefinitionWatchCoverage::All);
         schedule.change(start);
         let (sent, received) = (schedule.due(), schedule.due() + Duration::from_secs(5));
         schedule.refresh(sent, received);

@@ -40,7 +40,7 @@ async fn process_is_ready_after_both_rights_pass_and_rechecks_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn missing_right_keeps_process_unready_and_is_named() {
-    for topic in [ReviewTopic::TOKEN, ReviewTopic::ACCESS] {
+    for topic in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
         let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
         stub.lack(topic, true);
         let ready = ReadinessTracker::new();
@@ -61,7 +61,7 @@ async fn missing_right_keeps_process_unready_and_is_named() {
 async fn rejected_review_makes_process_unready_until_one_succeeds() {
     let (ready, stub, _authorizer, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
-    let right = ReviewPermission::new(ReviewTopic::ACCESS);
+    let right = ReviewPermission::new(ReviewResource::ACCESS);
     let refused = |code| Err::<(), _>(refusal(code));
     for (code, is_about_the_right) in [(500, false), (429, false), (401, true), (403, true)] {
         right.set(ReviewPermissionState::Granted);
@@ -75,7 +75,7 @@ async fn rejected_review_makes_process_unready_until_one_succeeds() {
     tokio::spawn(right.clone().keep_ready(stub.clone(), ready.clone()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
-    stub.lack(ReviewTopic::ACCESS, true);
+    stub.lack(ReviewResource::ACCESS, true);
     let checks = stub.own_reviews();
     right.note(&refused(403));
     sleep(Duration::from_millis(1)).await;
@@ -87,7 +87,7 @@ async fn rejected_review_makes_process_unready_until_one_succeeds() {
     right.note(&refused(403));
     sleep(RECHECKED * 2).await;
     assert!(!ready.is_ready());
-    stub.lack(ReviewTopic::ACCESS, false);
+    stub.lack(ReviewResource::ACCESS, false);
     sleep(RECHECKED).await;
     assert!(ready.is_ready(), "no request comes to a process that is not ready, so it checks itself");
 }

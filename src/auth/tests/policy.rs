@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::NamespaceAccess;
-use crate::upstream::{AccessReviewResult, UpstreamCause};
+use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
 use kubeapi::{AccessAttributes, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
@@ -221,9 +221,9 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
         let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
         let question = || (User::clone(user), access.clone());
-        scene.authorizer.learns(question(), UpstreamCause::LeaseReview, before, verdict.clone()).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::LeaseReview, before, verdict.clone()).await;
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
-        scene.authorizer.learns(question(), UpstreamCause::AccessReview, before, verdict.clone()).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict.clone()).await;
         assert_eq!(scene.authorizer.recalls(user, &access, before).await, Some((before, verdict)));
         assert!(
             scene.authorizer.recalls(user, &access, before + seconds(1)).await.is_none(),
@@ -239,7 +239,7 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
             "forgotten"
         );
         let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
-        scene.authorizer.learns(question(), UpstreamCause::AccessReview, before, verdict).await;
+        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict).await;
         assert!(
             scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
             "it came late"

@@ -9,11 +9,11 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::auth::review_permission::ReviewTopic;
+use crate::auth::review_permission::ReviewResource;
 use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
 use crate::upstream::{
-    AccessReviewResult, CredentialSource, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamCause, UpstreamClient,
-    UpstreamError,
+    AccessReviewResult, CredentialSource, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamClient, UpstreamError,
+    UpstreamRequestCause,
 };
 use base::{BackgroundTasks, WallClock};
 use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, UrlQuery, User};
@@ -99,7 +99,7 @@ impl StubReviewClient {
     }
 
     /// Revokes the permission to create reviews of the topic, or restores it.
-    pub(in crate::auth) fn lack(&self, topic: ReviewTopic, lacks: bool) {
+    pub(in crate::auth) fn lack(&self, topic: ReviewResource, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
             rules.lacking.insert(topic.resource)
@@ -168,7 +168,7 @@ impl ReviewClient for StubReviewClient {
 
     fn review_access<'a>(
         &'a self,
-        _: UpstreamCause,
+        _: UpstreamRequestCause,
         user: &'a User,
         access: &'a AccessAttributes,
     ) -> ReviewFuture<'a, AccessReviewResult> {
@@ -203,7 +203,7 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
     let (stub, tasks) = (Arc::new(StubReviewClient::default()), BackgroundTasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client =
-        UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostLedger::default()).expect("nothing is sent");
+        UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostTotals::default()).expect("nothing is sent");
     let clock = stub.clock.clone();
     let parts = DelegatedAuthDeps { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
     (Authorizer::with_review_client(stub.clone(), config, parts), stub, tasks)

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
-use super::text::SlicedText;
+use super::text::SegmentedBytes;
 use crate::listing::chunk_writer::{ChunkBatchPiece, ListChunkWriter};
 use crate::listing::list_body::{ListSlices, PlainList};
 use crate::listing::page::ChunkBatch;
@@ -35,7 +35,7 @@ enum GzipListStage {
 struct ChunkBatchReader {
     /// The number of chunks that were read.
     chunks: usize,
-    text: SlicedText,
+    text: SegmentedBytes,
 }
 
 impl GzipList {

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
-use super::text::SlicedText;
+use super::text::SegmentedBytes;
 use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), assembled from separately compressed pieces.
@@ -12,7 +12,7 @@ pub(super) struct GzipMember {
     plain: Hasher,
     len: u64,
     /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
-    stored: SlicedText,
+    stored: SegmentedBytes,
     out: VecDeque<Bytes>,
 }
 
@@ -26,11 +26,11 @@ const STORED_BYTES_MAX: usize = 0xffff;
 impl GzipMember {
     pub(super) fn begin() -> Self {
         let out = VecDeque::from([Bytes::from_static(&HEADER)]);
-        Self { plain: Hasher::new(), len: 0, stored: SlicedText::default(), out }
+        Self { plain: Hasher::new(), len: 0, stored: SegmentedBytes::default(), out }
     }
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
-    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SlicedText) {
+    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SegmentedBytes) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
         match &piece.bytes {
@@ -46,10 +46,10 @@ impl GzipMember {
     pub(super) fn put_plain(&mut self, bytes: Bytes) {
         self.plain.update(&bytes);
         self.len += bytes.len() as u64;
-        self.store(SlicedText::from_iter([bytes]));
+        self.store(SegmentedBytes::from_iter([bytes]));
     }
 
-    fn store(&mut self, plain: SlicedText) {
+    fn store(&mut self, plain: SegmentedBytes) {
         self.stored.extend(plain);
         while self.stored.len() >= STORED_BYTES_MAX {
             let rest = self.stored.split_off(STORED_BYTES_MAX);

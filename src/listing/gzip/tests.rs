@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
-use super::text::SlicedText;
+use super::text::SegmentedBytes;
 use super::{is_accepted, whole};
 use base::random;
 
@@ -77,7 +77,7 @@ fn pieces_form_one_member_and_reference_preceding_text() {
         for index in 0..pieces(text.len()) {
             let range = piece(text.len(), index);
             let made = deflated(&before, &text[range.clone()], index + 1 == pieces(text.len()));
-            member.put(&made, || SlicedText::from_iter([Bytes::copy_from_slice(&text[range.clone()])]));
+            member.put(&made, || SegmentedBytes::from_iter([Bytes::copy_from_slice(&text[range.clone()])]));
             before.extend_from_slice(&text[range]);
         }
         member.put_plain(Bytes::from_static(b","));

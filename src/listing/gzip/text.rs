@@ -5,12 +5,12 @@ use bytes::Bytes;
 
 /// A text that consists of shared slices.
 #[derive(Debug, Default, Clone)]
-pub(super) struct SlicedText {
+pub(super) struct SegmentedBytes {
     slices: VecDeque<Bytes>,
     len: usize,
 }
 
-impl SlicedText {
+impl SegmentedBytes {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -50,13 +50,13 @@ impl SlicedText {
     }
 }
 
-impl Extend<Bytes> for SlicedText {
+impl Extend<Bytes> for SegmentedBytes {
     fn extend<I: IntoIterator<Item = Bytes>>(&mut self, slices: I) {
         slices.into_iter().for_each(|slice| self.push(slice));
     }
 }
 
-impl FromIterator<Bytes> for SlicedText {
+impl FromIterator<Bytes> for SegmentedBytes {
     fn from_iter<I: IntoIterator<Item = Bytes>>(slices: I) -> Self {
         let mut text = Self::default();
         text.extend(slices);
@@ -64,7 +64,7 @@ impl FromIterator<Bytes> for SlicedText {
     }
 }
 
-impl IntoIterator for SlicedText {
+impl IntoIterator for SegmentedBytes {
     type Item = Bytes;
     type IntoIter = std::collections::vec_deque::IntoIter<Bytes>;
 
@@ -83,7 +83,7 @@ mod tests {
         for cuts in [vec![], vec![1], vec![3, 3, 7], vec![1, 2, 3, 4, 5, 6, 7, 8, 9]] {
             let bounds: Vec<usize> = [vec![0], cuts, vec![10]].concat();
             let slices = bounds.windows(2).map(|bounds| Bytes::copy_from_slice(&whole[bounds[0]..bounds[1]]));
-            let text: SlicedText = slices.collect();
+            let text: SegmentedBytes = slices.collect();
             assert_eq!(text.len(), 10);
             for (from, to) in (0..=10).flat_map(|from| (from..=10).map(move |to| (from, to))) {
                 assert_eq!(text.range(from..to).to_vec(), whole[from..to], "{bounds:?}");

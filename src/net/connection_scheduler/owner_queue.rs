@@ -15,7 +15,7 @@ pub(super) struct ConnectionOwnerQueues {
     /// The owners with a waiting connection, the next one first.
     order: VecDeque<ConnectionOwner>,
     /// The waker of the next connection, while all other tasks run before it.
-    yielding: Option<Arc<WakeRecorder>>,
+    yielding: Option<Arc<YieldWaker>>,
     tickets: u64,
     waiting: usize,
     /// The number of queues at which those without state are removed.
@@ -50,12 +50,12 @@ pub(super) enum PollDecision {
     WakeNext(Waker),
     /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
     /// first.
-    YieldToOthers(Arc<WakeRecorder>),
+    YieldToOthers(Arc<YieldWaker>),
 }
 
 /// A waker that wakes a task and records that it did.
 #[derive(Debug)]
-pub(super) struct WakeRecorder {
+pub(super) struct YieldWaker {
     has_woken: AtomicBool,
     task: Waker,
 }
@@ -119,7 +119,7 @@ impl ConnectionOwnerQueues {
             }
         }
         if queue.spent >= SLICE {
-            let yielding = WakeRecorder::of(waker);
+            let yielding = YieldWaker::of(waker);
             self.yielding = Some(yielding.clone());
             return PollDecision::YieldToOthers(yielding);
         }
@@ -230,7 +230,7 @@ impl ConnectionOwnerQueue {
     }
 }
 
-impl WakeRecorder {
+impl YieldWaker {
     fn of(task: &Waker) -> Arc<Self> {
         Arc::new(Self { has_woken: AtomicBool::new(false), task: task.clone() })
     }
@@ -240,7 +240,7 @@ impl WakeRecorder {
     }
 }
 
-impl Wake for WakeRecorder {
+impl Wake for YieldWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

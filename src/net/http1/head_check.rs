@@ -144,15 +144,15 @@ impl Http1HeadCheck {
 
 /// A connection whose request heads are checked as they are read. It reads nothing more once the slice of a poll has
 /// ended.
-pub(super) type HeadCheckedIo<I> = FilteredStream<I, CheckedReads>;
+pub(super) type HeadCheckedIo<I> = FilteredStream<I, HeadCheckFilter>;
 
-pub(super) struct CheckedReads {
+pub(super) struct HeadCheckFilter {
     pub(super) connection: DownstreamConnection,
     pub(super) wake_set: Arc<WakeSet>,
     pub(super) check: Http1HeadCheck,
 }
 
-impl<I: AsyncRead + Unpin> ReadFilter<I> for CheckedReads {
+impl<I: AsyncRead + Unpin> ReadFilter<I> for HeadCheckFilter {
     fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.wake_set.is_turn_over() {
             cx.waker().wake_by_ref();
@@ -191,7 +191,7 @@ mod tests {
         let head = vec![b'a'; 96_000];
         let (connection, wake_set) = (DownstreamConnection::default(), WakeSet::shared());
         let mut io =
-            HeadCheckedIo { io: &head[..], filter: CheckedReads { connection, wake_set, check: check.clone() } };
+            HeadCheckedIo { io: &head[..], filter: HeadCheckFilter { connection, wake_set, check: check.clone() } };
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");

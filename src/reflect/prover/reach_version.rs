@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use tokio::time::{Instant, timeout};
 
-use super::super::metrics::SideRequestReason;
+use super::super::metrics::FeedRequestPurpose;
 use super::super::stream::WatchStreamEnd;
 use super::{FreshnessProver, PROOF_MAX, STREAM_HEAD_START, finished};
 use kubeapi::ResourceVersion;
@@ -99,8 +99,8 @@ impl FreshnessProver {
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
             return VersionReachOutcome::Reached(rv);
         }
-        self.upstream.count_request(SideRequestReason::Position);
-        let lister = self.upstream.lister(SideRequestReason::Position);
+        self.upstream.count_request(FeedRequestPurpose::Position);
+        let lister = self.upstream.lister(FeedRequestPurpose::Position);
         let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(reported)) if reported.at >= rv => {
                 self.behind_a_proxy.store(reported.is_from_memory, Ordering::Relaxed);

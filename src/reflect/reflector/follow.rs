@@ -15,7 +15,7 @@ use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
 use crate::reflect::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use crate::reflect::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd};
 use crate::reflect::transaction_buffer::TransactionBuffer;
-use crate::upstream::{UpstreamCause, UpstreamError};
+use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use crate::wire::{BookmarkTemplate, WireError};
 use kubeapi::ResourceVersion;
 
@@ -45,7 +45,7 @@ impl Reflector {
         let resume_marker = self.continuity.resume_marker(&self.upstream.feed.reader);
         let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match self.upstream.watch(UpstreamCause::Watch, &path).await {
+        match self.upstream.watch(UpstreamRequestCause::Watch, &path).await {
             Ok(stream) => Ok((stream, resume_marker)),
             Err(error) => Err((over(error), resume_marker)),
         }

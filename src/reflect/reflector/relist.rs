@@ -9,7 +9,7 @@ use crate::reflect::failure::{ReflectorStepError, over};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::gap_recovery::{self, GapRecoveryResult, PastObjectReader};
 use crate::reflect::initial_state::{FeedInitialState, RequestedListVersion};
-use crate::reflect::metrics::SideRequestReason;
+use crate::reflect::metrics::FeedRequestPurpose;
 use crate::reflect::reflector_findings::ObjectDivergence;
 use crate::upstream::UpstreamError;
 use kubeapi::ResourceVersion;
@@ -56,10 +56,10 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<ReflectorState, ReflectorStepError> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.upstream.count_request(SideRequestReason::Relist);
+        self.upstream.count_request(FeedRequestPurpose::Relist);
         let requested_at = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
-        let lister = self.upstream.lister(SideRequestReason::Relist);
+        let lister = self.upstream.lister(FeedRequestPurpose::Relist);
         let initial = match window.map(RequestedListVersion::Exact) {
             Some(exact) if is_small => lister.list_whole(exact).await.map_err(over)?,
             Some(exact) => lister.list(exact).await.map_err(over)?,
@@ -116,8 +116,8 @@ impl Reflector {
         if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(GapRecoveryResult::Unknown);
         }
-        differences.iter().for_each(|_| self.upstream.count_request(SideRequestReason::Past));
-        let historian = PastObjectReader { lister: self.upstream.lister(SideRequestReason::Past), from: known.rv };
+        differences.iter().for_each(|_| self.upstream.count_request(FeedRequestPurpose::Past));
+        let historian = PastObjectReader { lister: self.upstream.lister(FeedRequestPurpose::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.

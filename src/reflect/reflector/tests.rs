@@ -30,7 +30,7 @@ fn hands() -> Hands {
     let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = Arc::new(ObjectReader::new(spec().key.encoding, spec().shape, spec().fields));
     let (findings, found) = mpsc::channel(1);
-    let upstream = FeedUpstreamClient {
+    let upstream = FeedTaskContext {
         client: UpstreamClient::in_memory(|| None),
         feed: feed.clone(),
         reader: reader.clone(),

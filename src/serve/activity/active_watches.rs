@@ -12,7 +12,7 @@ use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::cache::LaneFollower;
+use crate::cache::LaneObserver;
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
 use kubeapi::UrlQuery;
@@ -116,7 +116,7 @@ impl ActiveWatches {
     pub(crate) fn opened(
         &self,
         who: UserAndAgent,
-        follower: LaneFollower,
+        follower: LaneObserver,
         representation: Representation,
         protocol: WatchTransport,
     ) -> ActiveWatchGuard {

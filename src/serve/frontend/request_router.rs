@@ -8,9 +8,9 @@ use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
 use crate::serve::audit::{AuditDecision, AuditLog};
 use crate::serve::forward::ForwardHandler;
 use crate::serve::limits::ConcurrencyLimits;
-use crate::serve::peers::PeerReviewHandler;
+use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, UnauthenticatedRequest};
-use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, too_many, too_many_wait, unavailable};
+use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, too_many, too_many_wait, unavailable};
 use crate::serve::route::readable::CollectionExtent;
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
 use crate::serve::serve_config::ServeConfig;
@@ -28,7 +28,7 @@ pub(super) struct RequestRouter {
     pub(super) watches: WatchOpener,
     pub(super) forwarding: ForwardHandler,
     pub(super) discovery: DiscoveryCache,
-    pub(super) reviews: PeerReviewHandler,
+    pub(super) reviews: DownstreamReviewHandler,
     pub(super) authorizer: Authorizer,
     pub(super) catalog: ResourceCatalog,
     pub(super) config: Reloadable<ServeConfig>,
@@ -45,7 +45,7 @@ const REROUTES_MAX: u32 = 2;
 
 impl RequestRouter {
     /// Routes a request, authorizes it, and serves or forwards it.
-    pub(super) async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ReplyBody> {
+    pub(super) async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ResponseBody> {
         let mut reroutes = 0;
         // The request is routed again if its feed ends while it waits.
         loop {
@@ -66,7 +66,7 @@ impl RequestRouter {
             let config = self.config.get();
             let (resource, route) = match route(&input, resource.as_deref(), &config.coverage) {
                 Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
-                Err(ForwardReason::Verb) if PeerReviewHandler::has(&request) => {
+                Err(ForwardReason::Verb) if DownstreamReviewHandler::has(&request) => {
                     return Box::pin(self.review(request)).await;
                 }
                 Err(reason) => return self.forward(request, reason).await,
@@ -182,7 +182,7 @@ impl RequestRouter {
     }
 
     /// Answers an authorized read that the cache cannot answer.
-    async fn answer_not_servable(&self, request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
+    async fn answer_not_servable(&self, request: Box<ReadRequest>, why: NotServable) -> Response<ResponseBody> {
         match why {
             NotServable::FeedEnded => self.forward(request, ForwardReason::Unavailable).await,
             // Upstream would deny a collection that the caller may read only in part.
@@ -199,7 +199,7 @@ impl RequestRouter {
 
     /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
     /// request is forwarded.
-    async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
+    async fn document(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller)) {
             let answering = pin!(async {
                 let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
@@ -217,7 +217,7 @@ impl RequestRouter {
     }
 
     /// Answers a review request of a downstream proxy, if the proxy may send it.
-    async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
+    async fn review(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         let is_allowed = {
             let allowed = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
             self.concurrency.waiting.while_waiting(request.caller.payer().as_ref(), allowed).await.unwrap_or(false)
@@ -229,7 +229,7 @@ impl RequestRouter {
         Box::pin(self.reviews.answer(request, hops)).await
     }
 
-    async fn forward(&self, request: Box<ReadRequest>, reason: ForwardReason) -> Response<ReplyBody> {
+    async fn forward(&self, request: Box<ReadRequest>, reason: ForwardReason) -> Response<ResponseBody> {
         // Boxed, so that requests that are answered here have no room for it.
         Box::pin(async move {
             let ReadRequest { http: request, caller, info, query, context, .. } = *request;
@@ -243,7 +243,7 @@ impl RequestRouter {
         &self,
         request: Box<UnauthenticatedRequest>,
         caller: Caller,
-    ) -> Response<ReplyBody> {
+    ) -> Response<ResponseBody> {
         let UnauthenticatedRequest { http: request, query, context, .. } = *request;
         self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }

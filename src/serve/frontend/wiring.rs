@@ -8,7 +8,7 @@ use crate::serve::activity::{ActiveWatches, metrics};
 use crate::serve::audit::AuditLog;
 use crate::serve::forward::{ForwardHandler, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
-use crate::serve::peers::PeerReviewHandler;
+use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{DiscoveryCache, FeedResolver, ReadHandler, ScanScheduler};
 use crate::serve::serve_config::ServeConfig;
 use crate::serve::watch::WatchOpener;
@@ -40,7 +40,7 @@ impl HttpFrontend {
         let known = (catalog.clone(), feeds.clone());
         let discovery =
             DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
-        let reviews = PeerReviewHandler::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
+        let reviews = DownstreamReviewHandler::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
         let (sources, scans) =
             (Arc::new(FeedResolver::new(config.clone(), feeds, drain.clone())), ScanScheduler::new());

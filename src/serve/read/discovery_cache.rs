@@ -31,7 +31,7 @@ use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
 use crate::serve::read::coalescing_cache::{CoalescingCache, TimedResponse};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
-use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
+use crate::serve::response::{AUDIT_ID, ResponseBody, new_audit_id, put_served};
 use crate::upstream::{
     CachedDocument, HOPS, ResourceCatalog, ServerBuild, UpstreamClient, UpstreamError, is_impersonation,
 };
@@ -121,7 +121,7 @@ impl DiscoveryCache {
         request: &ReadRequest,
         key: &DiscoveryDocumentKey,
         hops: HeaderValue,
-    ) -> Option<Response<ReplyBody>> {
+    ) -> Option<Response<ResponseBody>> {
         let payer = request.caller.payer();
         let fetch = async |last| {
             // The fetch takes the same permit as the caller's forwarded request would.
@@ -182,19 +182,19 @@ impl DiscoveryCache {
 
     /// Returns the document, or 304 if the caller already has it. A large body holds a permit for its length until the
     /// client has read it; `None` if there is none.
-    fn response(&self, request: &ReadRequest, document: &CachedDocument) -> Option<Response<ReplyBody>> {
+    fn response(&self, request: &ReadRequest, document: &CachedDocument) -> Option<Response<ResponseBody>> {
         let CachedDocument { headers, body } = document;
         let (etag, cut) = (headers.get(ETAG), &request.context.cut);
         let is_known = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
         let mut response = Response::new(if is_known {
-            ReplyBody::empty()
+            ResponseBody::empty()
         } else if body.len() <= FREE_BYTES_MAX {
             cut.within(self.slow_readers.body_max(), TOO_SLOW);
-            ReplyBody::full(body.clone())
+            ResponseBody::full(body.clone())
         } else {
             let permit = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
             let whole = BufferedResponseBody::of(body.clone(), vec![permit.into()]);
-            ReplyBody::whole(whole, &self.slow_readers, cut.clone())
+            ResponseBody::whole(whole, &self.slow_readers, cut.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_known {

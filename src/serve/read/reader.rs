@@ -19,7 +19,7 @@ use crate::listing::{
 };
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, TOO_SLOW};
-use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ServedFeedStatus, gzipped, put_served, too_many};
+use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ServedFeedStatus, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, RoutedGet};
 use crate::upstream::UpstreamResource;
 use crate::wire::{FeedEncoding, FrameEnvelope};
@@ -90,9 +90,9 @@ impl ReadHandler {
             context.cut.within(self.slow_readers.body_max(), TOO_SLOW);
             // A response that fits into one piece is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
-                ReplyBody::full(envelope.object(&body))
+                ResponseBody::full(envelope.object(&body))
             } else {
-                ReplyBody::pieces(envelope.object_pieces(body))
+                ResponseBody::pieces(envelope.object_pieces(body))
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
@@ -103,7 +103,7 @@ impl ReadHandler {
         } else {
             BufferedResponseBody::new(envelope.object_pieces(body), vec![permits])
         };
-        let body = ReplyBody::whole(body, &self.slow_readers, context.cut.clone());
+        let body = ResponseBody::whole(body, &self.slow_readers, context.cut.clone());
         let response = context.served(encoding, false, feed_status, body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -175,7 +175,7 @@ impl ReadHandler {
         metrics::served("list", &feed.spec.key, read.representation);
         let is_gzip = request.context.gzip && list.is_worth_compressing();
         let list = if is_gzip { ListBody::new(GzipList::new(list)) } else { ListBody::new(list) };
-        let body = ReplyBody::list(list, list_permit, pin);
+        let body = ResponseBody::list(list, list_permit, pin);
         let response = request.context.served(read.representation.encoding(), false, ServedFeedStatus::of(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -216,7 +216,7 @@ impl ScanScheduler {
         state: &FeedSnapshot,
         (view, start): (&CollectionView, Option<&str>),
         retry_seconds: u32,
-    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+    ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
         // Only reads across namespaces show a part of a collection.
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;

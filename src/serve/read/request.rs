@@ -6,13 +6,13 @@ use tokio::time::Instant;
 use crate::auth::{Caller, GrantError};
 use crate::listing::LimitExceeded;
 use crate::net::{ConnectionPeer, RequestBody};
-use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ResponseContext, too_many, turned_away};
+use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, too_many, turned_away};
 use crate::serve::route::{ForwardReason, readable};
-use crate::upstream::{CAUSE, UpstreamCause, UpstreamResource};
+use crate::upstream::{CAUSE, UpstreamRequestCause, UpstreamResource};
 use kubeapi::{RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// A response, or the reason that the cache cannot give one.
-pub(crate) type CacheReadResult = Result<Response<ReplyBody>, NotServable>;
+pub(crate) type CacheReadResult = Result<Response<ResponseBody>, NotServable>;
 
 /// The reason that a feed cannot answer a request.
 #[derive(Debug, PartialEq)]
@@ -77,25 +77,25 @@ pub(crate) struct ReadRequest {
 }
 
 impl ReadRequest {
-    pub(crate) fn turned_away(&self, refused: &GrantError) -> Response<ReplyBody> {
+    pub(crate) fn turned_away(&self, refused: &GrantError) -> Response<ResponseBody> {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
     /// Whether the request is a downstream proxy's own, for one of these causes.
-    fn has_cause(&self, causes: &[UpstreamCause]) -> bool {
+    fn has_cause(&self, causes: &[UpstreamRequestCause]) -> bool {
         let stated = self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy);
         stated.is_some_and(|stated| causes.iter().any(|cause| stated == cause.as_str()))
     }
 
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fn fills_a_feed(&self) -> bool {
-        self.has_cause(&[UpstreamCause::List, UpstreamCause::Watch, UpstreamCause::Proof])
+        self.has_cause(&[UpstreamRequestCause::List, UpstreamRequestCause::Watch, UpstreamRequestCause::Proof])
     }
 
     /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
     /// state. A proxy that only compares its own data is rejected, because it can compare later.
     pub(crate) fn not_cached(&self, reason: ForwardReason) -> NotServable {
-        if self.has_cause(&[UpstreamCause::Comparison, UpstreamCause::SelfCheck]) {
+        if self.has_cause(&[UpstreamRequestCause::Comparison, UpstreamRequestCause::SelfCheck]) {
             return NotServable::Refuse(Box::new(Status::too_old_list()));
         }
         NotServable::Forward(reason)

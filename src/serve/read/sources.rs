@@ -44,7 +44,7 @@ pub(crate) enum ReadKind {
 
 /// What a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Goal {
+enum FeedWaitCondition {
     Nothing,
     /// Nothing now. But the client has the version from another proxy or the apiserver, so the feed must catch up.
     Later(ResourceVersion),
@@ -53,9 +53,9 @@ enum Goal {
     Proof,
 }
 
-/// How a request continues when its [`Goal`] is not reached in time.
+/// How a request continues when its [`FeedWaitCondition`] is not reached in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Missed {
+enum WaitTimeoutAction {
     /// It is answered from the present state.
     Answer,
     /// It gets the apiserver's error for a version that is too large.
@@ -99,25 +99,36 @@ impl<'a> FeedRequirements<'a> {
         has_watch_cache: bool,
         wait_max: Duration,
         served_before: ResourceVersion,
-    ) -> (Goal, Duration, Missed) {
+    ) -> (FeedWaitCondition, Duration, WaitTimeoutAction) {
         // Without a watch cache, upstream sends no bookmarks on a quiet stream, so the version may well exist.
-        let (version_max, missed) =
-            if has_watch_cache { (wait_max, Missed::TooLarge) } else { (NO_BOOKMARK_WAIT_MAX, Missed::Unproven) };
+        let (version_max, missed) = if has_watch_cache {
+            (wait_max, WaitTimeoutAction::TooLarge)
+        } else {
+            (NO_BOOKMARK_WAIT_MAX, WaitTimeoutAction::Unproven)
+        };
         let version = match self.kind {
             ReadKind::Get(version) | ReadKind::List(version) => version,
             ReadKind::Watch { start: WatchStart::State { at, .. }, .. } => at,
             ReadKind::Watch { start: WatchStart::FromCurrent, .. } => ResourceVersionMatch::Unset,
-            ReadKind::Watch { start: WatchStart::After(rv), .. } => return (Goal::Later(rv), Duration::ZERO, missed),
-            ReadKind::Watch { start: WatchStart::FromCached, .. } => return (Goal::Nothing, Duration::ZERO, missed),
+            ReadKind::Watch { start: WatchStart::After(rv), .. } => {
+                return (FeedWaitCondition::Later(rv), Duration::ZERO, missed);
+            }
+            ReadKind::Watch { start: WatchStart::FromCached, .. } => {
+                return (FeedWaitCondition::Nothing, Duration::ZERO, missed);
+            }
         };
         match (version, self.kind) {
-            (ResourceVersionMatch::Exact(_), _) => (Goal::Nothing, Duration::ZERO, missed),
-            (ResourceVersionMatch::Any, _) => (Goal::Version(served_before), version_max, Missed::Answer),
-            (ResourceVersionMatch::NotOlderThan(rv), _) => (Goal::Version(rv), version_max, missed),
-            (ResourceVersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => {
-                (Goal::Proof, WatchTimeout::of(timeout_seconds).within(FeedFreshness::WAIT_MAX), Missed::Unproven)
+            (ResourceVersionMatch::Exact(_), _) => (FeedWaitCondition::Nothing, Duration::ZERO, missed),
+            (ResourceVersionMatch::Any, _) => {
+                (FeedWaitCondition::Version(served_before), version_max, WaitTimeoutAction::Answer)
             }
-            (ResourceVersionMatch::Unset, _) => (Goal::Proof, wait_max, Missed::Unproven),
+            (ResourceVersionMatch::NotOlderThan(rv), _) => (FeedWaitCondition::Version(rv), version_max, missed),
+            (ResourceVersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => (
+                FeedWaitCondition::Proof,
+                WatchTimeout::of(timeout_seconds).within(FeedFreshness::WAIT_MAX),
+                WaitTimeoutAction::Unproven,
+            ),
+            (ResourceVersionMatch::Unset, _) => (FeedWaitCondition::Proof, wait_max, WaitTimeoutAction::Unproven),
         }
     }
 
@@ -267,15 +278,15 @@ impl FeedResolver {
         let (goal, max, missed) = need.goal(has_watch_cache, wait_max, feed.served_before());
         let is_watch = matches!(need.kind, ReadKind::Watch { .. });
         let waited = match goal {
-            Goal::Nothing => Some(()),
-            Goal::Later(rv) => {
+            FeedWaitCondition::Nothing => Some(()),
+            FeedWaitCondition::Later(rv) => {
                 if !has_reached(feed, rv, need.by_proxy) {
                     feed.freshness.want_version(rv);
                 }
                 Some(())
             }
-            Goal::Proof if is_bounded && feed.reader.state() == FeedState::Live => Some(()),
-            Goal::Proof if is_watch => {
+            FeedWaitCondition::Proof if is_bounded && feed.reader.state() == FeedState::Live => Some(()),
+            FeedWaitCondition::Proof if is_watch => {
                 // Boxed, so that reads have no room for it.
                 let proof = Box::pin(self.hold(feed, max, async {
                     tokio::select! {
@@ -286,15 +297,19 @@ impl FeedResolver {
                 }));
                 proof.await?.transpose()?
             }
-            Goal::Proof => while_it_runs(feed, Instant::now() + max, feed.freshness.reached(need.received)).await?,
-            Goal::Version(rv) => while_it_runs(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?,
+            FeedWaitCondition::Proof => {
+                while_it_runs(feed, Instant::now() + max, feed.freshness.reached(need.received)).await?
+            }
+            FeedWaitCondition::Version(rv) => {
+                while_it_runs(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?
+            }
         };
         if waited.is_none() {
             let reached = feed.reader.progress().rv.0;
             let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
-                (Missed::Answer, _) => feed.forget_served_before(),
-                (Missed::TooLarge, Goal::Version(rv)) => return Err(too_large(rv.0)),
+                (WaitTimeoutAction::Answer, _) => feed.forget_served_before(),
+                (WaitTimeoutAction::TooLarge, FeedWaitCondition::Version(rv)) => return Err(too_large(rv.0)),
                 _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
                 _ if ServedFeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
                 _ => return Err(too_large(reached + 1)),

@@ -17,10 +17,10 @@ use base::AbortSignal;
 
 /// The body of a response of any kind.
 #[derive(Debug)]
-pub struct ReplyBody(ReplyBodyKind);
+pub struct ResponseBody(ResponseBodyKind);
 
 #[derive(Debug)]
-enum ReplyBodyKind {
+enum ResponseBodyKind {
     /// The body is complete and in one piece.
     Full(Option<Bytes>),
     Watch(Box<dyn WatchFrameSource>),
@@ -48,38 +48,38 @@ pub(crate) trait WatchFrameSource: std::fmt::Debug + Send {
     fn is_parked(&self) -> bool;
 }
 
-impl ReplyBody {
+impl ResponseBody {
     pub(crate) fn full(bytes: Bytes) -> Self {
-        Self(ReplyBodyKind::Full(Some(bytes)))
+        Self(ResponseBodyKind::Full(Some(bytes)))
     }
 
     /// Returns the body for HEAD. It is empty for every response of the proxy itself, because HTTP/2's codec does not
     /// drop it.
     pub(crate) fn of_head(self) -> Self {
-        if let ReplyBodyKind::Forwarded(_) = self.0 { self } else { Self::empty() }
+        if let ResponseBodyKind::Forwarded(_) = self.0 { self } else { Self::empty() }
     }
 
     pub(crate) fn empty() -> Self {
-        Self(ReplyBodyKind::Full(None))
+        Self(ResponseBodyKind::Full(None))
     }
 
     pub(crate) fn watch(stream: impl WatchFrameSource + 'static) -> Self {
-        Self(ReplyBodyKind::Watch(Box::new(stream)))
+        Self(ResponseBodyKind::Watch(Box::new(stream)))
     }
 
     pub(crate) fn list(list: ListBody, permit: ConcurrencyPermit, pin: TimedSnapshotPin) -> Self {
-        Self(ReplyBodyKind::List(Box::new(ListReply { list, _permit: permit, _pin: pin })))
+        Self(ResponseBodyKind::List(Box::new(ListReply { list, _permit: permit, _pin: pin })))
     }
 
     /// Creates a complete body without permits.
     pub(crate) fn pieces(pieces: [Bytes; 3]) -> Self {
-        Self(ReplyBodyKind::Whole(BufferedResponseBody::new(pieces, Vec::new()).boxed_unsync()))
+        Self(ResponseBodyKind::Whole(BufferedResponseBody::new(pieces, Vec::new()).boxed_unsync()))
     }
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
     pub(crate) fn whole(whole: BufferedResponseBody, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
-        Self(ReplyBodyKind::Whole(DeadlineBody::new(whole, slow_readers, cut).boxed_unsync()))
+        Self(ResponseBodyKind::Whole(DeadlineBody::new(whole, slow_readers, cut).boxed_unsync()))
     }
 
     /// Creates the body of a response from upstream. It has a deadline, whose `cut` resets the response, or may last
@@ -93,48 +93,50 @@ impl ReplyBody {
             let _owned_by_the_body = &permit;
             BodyError::from(error)
         });
-        Self(ReplyBodyKind::Forwarded(match deadline {
+        Self(ResponseBodyKind::Forwarded(match deadline {
             Some((slow_readers, cut)) => DeadlineBody::new(body, slow_readers, cut).boxed_unsync(),
             None => body.boxed_unsync(),
         }))
     }
 }
 
-impl Body for ReplyBody {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().0 {
-            ReplyBodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            ReplyBodyKind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
-            ReplyBodyKind::List(reply) => {
+            ResponseBodyKind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            ResponseBodyKind::Watch(watch) => {
+                watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes))))
+            }
+            ResponseBodyKind::List(reply) => {
                 reply.list.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
             }
-            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => Pin::new(body).poll_frame(cx),
+            ResponseBodyKind::Whole(body) | ResponseBodyKind::Forwarded(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            ReplyBodyKind::Full(bytes) => bytes.is_none(),
-            ReplyBodyKind::Watch(_) => false,
-            ReplyBodyKind::List(reply) => reply.list.is_over(),
-            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => body.is_end_stream(),
+            ResponseBodyKind::Full(bytes) => bytes.is_none(),
+            ResponseBodyKind::Watch(_) => false,
+            ResponseBodyKind::List(reply) => reply.list.is_over(),
+            ResponseBodyKind::Whole(body) | ResponseBodyKind::Forwarded(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            ReplyBodyKind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            ReplyBodyKind::Watch(_) | ReplyBodyKind::List(_) => SizeHint::default(),
-            ReplyBodyKind::Whole(body) | ReplyBodyKind::Forwarded(body) => body.size_hint(),
+            ResponseBodyKind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            ResponseBodyKind::Watch(_) | ResponseBodyKind::List(_) => SizeHint::default(),
+            ResponseBodyKind::Whole(body) | ResponseBodyKind::Forwarded(body) => body.size_hint(),
         }
     }
 }
 
-impl IdleAwareBody for ReplyBody {
+impl IdleAwareBody for ResponseBody {
     fn is_parked(&self) -> bool {
-        matches!(&self.0, ReplyBodyKind::Watch(watch) if watch.is_parked())
+        matches!(&self.0, ResponseBodyKind::Watch(watch) if watch.is_parked())
     }
 }

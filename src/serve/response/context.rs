@@ -13,7 +13,7 @@ use crate::cache::FeedState;
 use crate::feeds::FeedHandle;
 use crate::listing::{PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
-use crate::serve::response::body::ReplyBody;
+use crate::serve::response::body::ResponseBody;
 use crate::serve::route::readable::{CollectionExtent, READABLE};
 use crate::upstream::{BUILD, HOPS, SERVED, ServerBuild};
 use crate::wire::FeedEncoding;
@@ -94,7 +94,7 @@ impl ResponseContext {
     }
 
     /// Returns a Status in the encoding that the request accepts (R-ACCEPT-5).
-    pub(crate) fn status(&self, status: &Status) -> Response<ReplyBody> {
+    pub(crate) fn status(&self, status: &Status) -> Response<ResponseBody> {
         let accept = self.accept.as_deref();
         let person = self
             .query
@@ -106,7 +106,7 @@ impl ResponseContext {
             // YAML errors are not written here; a request that accepts only YAML is forwarded.
             _ => (MediaType::Json.as_str(), status.to_json_indented()),
         };
-        let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
+        let mut response = Response::new(ResponseBody::full(Bytes::from(body)));
         *response.status_mut() = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         self.put_common(response.headers_mut(), content_type);
         if response.status().is_client_error() || response.status().is_server_error() {
@@ -125,8 +125,8 @@ impl ResponseContext {
         encoding: FeedEncoding,
         watch: bool,
         ServedFeedStatus { stale_seconds, written_by }: ServedFeedStatus,
-        body: ReplyBody,
-    ) -> Response<ReplyBody> {
+        body: ResponseBody,
+    ) -> Response<ResponseBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
         let mut response = Response::new(body);
         response.extensions_mut().insert(ServedLocally {
@@ -157,7 +157,7 @@ impl ResponseContext {
     }
 }
 
-pub(crate) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+pub(crate) fn gzipped(mut response: Response<ResponseBody>) -> Response<ResponseBody> {
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
     response
@@ -166,14 +166,15 @@ pub(crate) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> 
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Returns a response with a fixed text.
-pub(crate) fn plain(code: StatusCode, text: &'static str) -> Response<ReplyBody> {
-    let mut response = Response::new(if text.is_empty() { ReplyBody::empty() } else { ReplyBody::full(text.into()) });
+pub(crate) fn plain(code: StatusCode, text: &'static str) -> Response<ResponseBody> {
+    let mut response =
+        Response::new(if text.is_empty() { ResponseBody::empty() } else { ResponseBody::full(text.into()) });
     *response.status_mut() = code;
     response
 }
 
 /// Returns the response of Go's server to an unreadable request line, which it sends before any apiserver code runs.
-pub(crate) fn malformed(version: Version) -> Response<ReplyBody> {
+pub(crate) fn malformed(version: Version) -> Response<ResponseBody> {
     let mut response = plain(StatusCode::BAD_REQUEST, "400 Bad Request");
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     if version < Version::HTTP_2 {
@@ -183,7 +184,7 @@ pub(crate) fn malformed(version: Version) -> Response<ReplyBody> {
 }
 
 /// Returns the response of Go's server to an unknown expectation.
-pub(crate) fn expectation_failed() -> Response<ReplyBody> {
+pub(crate) fn expectation_failed() -> Response<ResponseBody> {
     let mut response = plain(StatusCode::EXPECTATION_FAILED, "");
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response

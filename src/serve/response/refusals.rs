@@ -7,7 +7,7 @@ use crate::auth::{GrantError, RevokedPermission};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::audit::AuditDecision;
-use crate::serve::response::body::ReplyBody;
+use crate::serve::response::body::ResponseBody;
 use crate::serve::response::context::{REFUSED_BY, ResponseContext};
 use kubeapi::{AccessAttributes, RequestInfo, RequestVerb, Status, UrlQuery, check_timeout};
 
@@ -72,7 +72,7 @@ pub(crate) fn turned_away(
     info: &RequestInfo,
     query: &UrlQuery,
     refused: &GrantError,
-) -> Response<ReplyBody> {
+) -> Response<ResponseBody> {
     let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &AccessAttributes::of(info)));
     let mut response = context.status(&status);
     if let GrantError::Denied(reason) = refused {

@@ -17,7 +17,7 @@ use crate::cache::{CacheConfig, CollectionView, FeedSnapshot, ObjectChunk};
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
 use crate::listing::page::page;
 use crate::listing::{CallerCpuSlices, GzipList, ListBody, ListPageRequest, PlainList, ScanPacer, ScanQueue};
-use crate::serve::ReplyBody;
+use crate::serve::ResponseBody;
 use crate::serve::feed_spec;
 use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
@@ -238,7 +238,7 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
     let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
     let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &cut, true);
-    let mut body = ReplyBody::list(ListBody::new(list), place, pin);
+    let mut body = ResponseBody::list(ListBody::new(list), place, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));

@@ -5,7 +5,7 @@ use super::opener::WatchOpener;
 use crate::feeds::FeedScope;
 use crate::serve::read::{ReadRequest, spec};
 use crate::serve::route::{ForwardReason, RoutedWatch};
-use crate::upstream::{UpstreamCause, UpstreamError, UpstreamResource};
+use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamResource};
 use crate::wire::{FeedEncoding, ListPage, ObjectReader, ObjectRevision, Representation, TABLE_ACCEPT};
 use kubeapi::{FlowDistinguisher, Gvr, UrlQuery, WatchStart};
 
@@ -54,7 +54,7 @@ impl WatchOpener {
         resource: &UpstreamResource,
     ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
         let _place = self.concurrency.forwards.take(payer)?;
-        let (answered, body) = self.client.fetch(UpstreamCause::PassedThrough, path, TABLE_ACCEPT).await?;
+        let (answered, body) = self.client.fetch(UpstreamRequestCause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(FeedEncoding::Table.byte_encoding()) {
             return Err(
                 UpstreamError::OtherRepresentation { requested: FeedEncoding::Table.to_string(), answered }.into()

@@ -20,7 +20,7 @@ use crate::serve::read::{
     CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind, ReadRequest,
     ScanScheduler, too_expensive,
 };
-use crate::serve::response::{ReplyBody, too_many};
+use crate::serve::response::{ResponseBody, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
 use crate::upstream::{UpstreamClient, UpstreamResource};
 use crate::wire::{FeedEncoding, Representation};
@@ -126,7 +126,7 @@ impl WatchOpener {
         request: &ReadRequest,
         permit: &ReadPermission,
         opened: Option<&OpenedWatch>,
-    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+    ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
         let (Some(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
         self.scans.reviewed_namespaces(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
@@ -170,13 +170,13 @@ impl WatchOpener {
         request: &mut ReadRequest,
         session: WatchSession,
         encoding: FeedEncoding,
-        upgrade: Option<Response<ReplyBody>>,
-    ) -> Response<ReplyBody> {
+        upgrade: Option<Response<ResponseBody>>,
+    ) -> Response<ResponseBody> {
         let record = request.context.record.clone();
         let Some(mut response) = upgrade else {
             // Read after the session was created. If the writer changes in between, the watch ends.
             let feed_status = session.feed_status();
-            let body = ReplyBody::watch(WatchBody::new(session, record, transport(request), encoding));
+            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding));
             return request.context.served(encoding, true, feed_status, body);
         };
         response.extensions_mut().insert(ServedLocally { is_served: true, is_watch: true, ..ServedLocally::default() });

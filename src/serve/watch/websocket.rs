@@ -26,7 +26,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSoc
 use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
 use crate::net::{FilteredStream, ReadFilter};
-use crate::serve::response::{ReplyBody, plain};
+use crate::serve::response::{ResponseBody, plain};
 use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
 use crate::wire::{FeedEncoding, websocket_payload};
@@ -60,7 +60,7 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
 }
 
 /// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
-pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
+pub fn handshake(headers: &HeaderMap) -> Result<Response<ResponseBody>, Response<ResponseBody>> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(SEC_WEBSOCKET_VERSION) != Some("13") {
         let mut response = plain(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");

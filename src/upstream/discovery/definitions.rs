@@ -11,7 +11,7 @@ use kubeapi::Gvr;
 
 /// The resources whose objects declare the APIs that upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeclaringResource {
+pub enum ApiDefinitionKind {
     /// The `CustomResourceDefinitions`.
     Definitions,
     /// The `APIServices`, which list the APIs of the aggregation layer.
@@ -20,17 +20,17 @@ pub enum DeclaringResource {
 
 /// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ApiDeclaration(pub(super) DeclaredApis);
+pub struct ApiDefinition(pub(super) DefinedApis);
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum DeclaredApis {
+pub(super) enum DefinedApis {
     /// The served versions of a custom resource; none while the definition is not established.
     Customs(Vec<(Gvr, CustomResourceVersion)>),
     /// The API that another server serves, if there is one.
     Remote(Option<ServedGroupVersion>),
 }
 
-impl DeclaringResource {
+impl ApiDefinitionKind {
     pub const ALL: [Self; 2] = [Self::Definitions, Self::Services];
 
     pub fn gvr(self) -> Gvr {
@@ -41,14 +41,14 @@ impl DeclaringResource {
     }
 
     /// Parses a declaring object in JSON; returns `None` if it is not of this kind.
-    pub fn read(self, json: &[u8]) -> Option<ApiDeclaration> {
+    pub fn read(self, json: &[u8]) -> Option<ApiDefinition> {
         let apis = match self {
             Self::Definitions => {
-                DeclaredApis::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+                DefinedApis::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
-            Self::Services => DeclaredApis::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+            Self::Services => DefinedApis::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
         };
-        Some(ApiDeclaration(apis))
+        Some(ApiDefinition(apis))
     }
 }
 

@@ -7,7 +7,7 @@ use http::HeaderValue;
 
 use super::definitions::CustomResourceVersion;
 use super::documents::{DiscoveredResource, GroupVersionResources, ServedGroupVersion};
-use super::{PerDeclaringResource, ResourceOrigin, UpstreamResource};
+use super::{PerApiDefinitionKind, ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, is_of_kubernetes};
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 
@@ -52,7 +52,7 @@ pub(super) struct DiscoveryState {
     /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
     pub(super) remote: Option<Vec<ServedGroupVersion>>,
     /// The documents that the proxy's own feeds provide, so that they are not requested from upstream.
-    pub(super) reported: PerDeclaringResource<bool>,
+    pub(super) reported: PerApiDefinitionKind<bool>,
 }
 
 /// The contents of one discovery root.
@@ -70,7 +70,7 @@ pub(super) struct DiscoveryFindings {
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
     /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
-    pub(super) requested: PerDeclaringResource<bool>,
+    pub(super) requested: PerApiDefinitionKind<bool>,
     pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
     pub(super) remote: Option<Vec<ServedGroupVersion>>,
 }
@@ -80,7 +80,7 @@ pub(super) struct DiscoveryFindings {
 pub(super) struct ServedResources {
     pub(super) resources: HashMap<Gvr, Arc<UpstreamResource>>,
     /// The documents that were read. If the definitions were read, they list all custom resources.
-    pub(super) read: PerDeclaringResource<bool>,
+    pub(super) read: PerApiDefinitionKind<bool>,
     /// The minor version of upstream's release.
     pub(super) minor: Option<u32>,
 }
@@ -112,7 +112,7 @@ impl DiscoveryState {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
         }
-        let read = PerDeclaringResource { definitions: self.customs.is_some(), services: self.remote.is_some() };
+        let read = PerApiDefinitionKind { definitions: self.customs.is_some(), services: self.remote.is_some() };
         ServedResources { resources, read, minor: self.minor }
     }
 

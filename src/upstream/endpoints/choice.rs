@@ -54,7 +54,7 @@ impl Default for EndpointTimings {
 ///   servers cause.
 /// - While the first server is healthy, no checks are sent.
 #[derive(Debug)]
-pub(in crate::upstream) struct EndpointChoice {
+pub(in crate::upstream) struct EndpointSelector {
     servers: usize,
     times: EndpointTimings,
     /// A number from 0 to 1, different in each process, so that processes that started together do not act at the same
@@ -151,7 +151,7 @@ pub(in crate::upstream) struct EndpointDecision {
 /// The number of checks that a preferred server must pass, besides the first.
 const CANDIDATE_CHECKS: u32 = 3;
 
-impl EndpointChoice {
+impl EndpointSelector {
     /// Creates the initial state with `servers` servers: the first one is used, and nothing is known about any.
     pub(in crate::upstream) fn new(servers: usize, times: EndpointTimings, spread: f64, now: Instant) -> Self {
         Self {

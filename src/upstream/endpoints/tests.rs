@@ -10,7 +10,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A choice, a clock, and the readiness of the servers.
 struct World {
-    choice: EndpointChoice,
+    choice: EndpointSelector,
     now: Instant,
     ready: Vec<bool>,
     /// Every readiness check, with its server and time.
@@ -23,7 +23,7 @@ struct World {
 impl World {
     fn of(ready: &[bool]) -> Self {
         let now = Instant::now();
-        let choice = EndpointChoice::new(ready.len(), EndpointTimings::default(), 0.0, now);
+        let choice = EndpointSelector::new(ready.len(), EndpointTimings::default(), 0.0, now);
         let (checked, switches) = (Vec::new(), Vec::new());
         Self { choice, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
     }
@@ -209,7 +209,7 @@ fn second_consecutive_failure_fails_over_within_a_second() {
 fn failback_time_is_jittered_between_processes() {
     let returns = |spread: f64| {
         let now = Instant::now();
-        let mut choice = EndpointChoice::new(2, EndpointTimings::default(), spread, now);
+        let mut choice = EndpointSelector::new(2, EndpointTimings::default(), spread, now);
         for event in [EndpointEvent::Alarm { at: 0 }, EndpointEvent::Answer { is_ready: false }] {
             choice.next(event, now);
         }
@@ -266,7 +266,7 @@ async fn single_server_raises_no_failover_alarms() {
 #[test]
 fn backoff_doubles_up_to_maximum() {
     let waits = BackoffBounds { first: SECOND, longest: 10 * SECOND };
-    let choice = EndpointChoice::new(2, EndpointTimings::default(), 0.0, Instant::now());
+    let choice = EndpointSelector::new(2, EndpointTimings::default(), 0.0, Instant::now());
     let after: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.after(waits, times).as_secs()).into();
     assert_eq!(after, [1, 2, 4, 8, 10, 10]);
 }

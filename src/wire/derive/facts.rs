@@ -1,4 +1,4 @@
-//! The table of the API's types in both encodings, one [`TypeSchema`] per minor of Kubernetes.
+//! The table of the API's types in both encodings, one [`ReleaseSchema`] per minor of Kubernetes.
 //!
 //! `make facts` (tests/facts) generates `facts/facts.txt` from the published Go modules, because no other source is
 //! complete. The `.proto` files contain neither omitempty nor the order of the JSON, and not always its names
@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 /// The types of one minor release.
-pub(super) struct TypeSchema {
+pub(super) struct ReleaseSchema {
     kinds: Vec<SchemaKindEntry>,
     messages: Vec<MessageSchema>,
     object_meta: MessageSchemaId,
@@ -33,7 +33,7 @@ struct SchemaKindEntry {
     message: MessageSchemaId,
 }
 
-/// An index into the messages of the same [`TypeSchema`].
+/// An index into the messages of the same [`ReleaseSchema`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MessageSchemaId(u16);
 
@@ -51,7 +51,7 @@ pub(super) struct ProtobufFieldSchema {
     key: Box<[u8]>,
     pub(super) name: &'static str,
     pub(super) kind: SchemaValueType,
-    pub(super) arity: FieldArity,
+    pub(super) arity: FieldCardinality,
     /// Whether JSON omits the field although it is on the wire.
     pub(super) omit: FieldOmission,
     pub(super) absent: AbsentFieldJson,
@@ -86,7 +86,7 @@ pub(super) enum SchemaValueType {
 
 /// The number of values that a field may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FieldArity {
+pub(super) enum FieldCardinality {
     One,
     Pointer,
     Many,
@@ -125,10 +125,10 @@ pub fn is_of_kubernetes(api_version: &str) -> bool {
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
 }
 
-impl TypeSchema {
+impl ReleaseSchema {
     /// Returns the schema of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
-        static TABLES: [OnceLock<TypeSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
+        static TABLES: [OnceLock<ReleaseSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
         let table = TABLES.get(usize::try_from(minor.checked_sub(*minors.start())?).ok()?)?;
         minors.contains(&minor).then(|| table.get_or_init(|| parse::facts(TEXT, minor)))

@@ -1,10 +1,10 @@
 use bytes::{Bytes, BytesMut};
 
 use super::custom_metadata::ObjectMeta;
-use super::facts::TypeSchema;
+use super::facts::ReleaseSchema;
 use super::writer::JsonBodyWriter;
 use super::{TranscodeError, TranscodeRefusal};
-use kubeapi::protobuf::{Fields, leading_message, map_entry, put_field};
+use kubeapi::protobuf::{FieldReader, leading_message, map_entry, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
 ///
@@ -12,7 +12,7 @@ use kubeapi::protobuf::{Fields, leading_message, map_entry, put_field};
 /// `meta.k8s.io/v1` or `v1beta1`, which are identical.
 #[derive(Clone, Copy)]
 pub struct MetadataRenderer {
-    facts: &'static TypeSchema,
+    facts: &'static ReleaseSchema,
     /// The annotations that an object has and its metadata in upstream's responses does not.
     hidden: &'static [&'static str],
 }
@@ -21,9 +21,9 @@ impl MetadataRenderer {
     /// Creates a renderer for bodies of `kind` in `api_version`, for a server of release `1.minor`. Because
     /// `ObjectMeta` has rarely changed, releases outside the table use the rules of the nearest one in it.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Self {
-        let minors = TypeSchema::minors();
+        let minors = ReleaseSchema::minors();
         let nearest = minor.clamp(*minors.start(), *minors.end());
-        let facts = TypeSchema::of(nearest).unwrap_or_else(TypeSchema::newest);
+        let facts = ReleaseSchema::of(nearest).unwrap_or_else(ReleaseSchema::newest);
         Self { facts, hidden: hidden_annotations(api_version, kind) }
     }
 
@@ -88,7 +88,7 @@ impl MetadataRenderer {
             return Ok(None);
         }
         let mut kept = Vec::with_capacity(metadata.len());
-        let mut fields = Fields::new(metadata);
+        let mut fields = FieldReader::new(metadata);
         while let Some(field) = fields.next_field()? {
             if field.number != ANNOTATIONS || !self.hidden.contains(&map_entry(field.bytes()?)?.0) {
                 kept.extend_from_slice(&metadata[field.start..field.end]);

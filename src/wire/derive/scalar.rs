@@ -3,7 +3,7 @@
 
 use super::TranscodeRefusal;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
-use kubeapi::protobuf::{Fields, ProtobufFieldValue, RawField};
+use kubeapi::protobuf::{FieldReader, ProtobufFieldValue, RawField};
 
 /// Writes a `metav1.Time`, RFC 3339 in UTC without fractions, or a `metav1.MicroTime`, always with six decimals. The
 /// zero time, which is an empty message, is `null`.
@@ -106,7 +106,7 @@ pub(super) fn for_each<'a>(
     message: &'a [u8],
     mut take: impl FnMut(RawField<'a>) -> Result<(), TranscodeRefusal>,
 ) -> Result<(), TranscodeRefusal> {
-    let mut fields = Fields::new(message);
+    let mut fields = FieldReader::new(message);
     while let Some(field) = fields.next_field()? {
         take(field)?;
     }

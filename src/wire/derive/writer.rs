@@ -7,16 +7,16 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::TranscodeRefusal;
 use super::facts::{
-    AbsentFieldJson, FieldArity, FieldOmission, MessageSchema, MessageSchemaId, ProtobufFieldSchema, SchemaValueType,
-    TypeSchema,
+    AbsentFieldJson, FieldCardinality, FieldOmission, MessageSchema, MessageSchemaId, ProtobufFieldSchema,
+    ReleaseSchema, SchemaValueType,
 };
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
-use kubeapi::protobuf::{Fields, ProtobufFieldValue};
+use kubeapi::protobuf::{FieldReader, ProtobufFieldValue};
 
 /// Writes one protobuf body as JSON.
 pub(super) struct JsonBodyWriter<'f, 'b, 'o> {
-    facts: &'f TypeSchema,
+    facts: &'f ReleaseSchema,
     out: &'o mut Vec<u8>,
     /// The position in `out` at which this body starts, and the maximum length of `out`.
     start: usize,
@@ -45,7 +45,7 @@ enum WireFieldValue<'b> {
 }
 
 impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
-    pub(super) fn new(facts: &'f TypeSchema, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
+    pub(super) fn new(facts: &'f ReleaseSchema, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
         let start = out.len();
         let limit = start + GROWTH_MAX * body.len() + SLACK;
         out.reserve(2 * body.len());
@@ -102,7 +102,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     fn scan(&mut self, message: &MessageSchema, bytes: &'b [u8]) -> Result<(), TranscodeRefusal> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
-        let mut fields = Fields::new(bytes);
+        let mut fields = FieldReader::new(bytes);
         while let Some(field) = fields.next_field()? {
             let index = message.index_of(field.number).ok_or(TranscodeRefusal::UnknownField(field.number))?;
             let item = match field.value {
@@ -130,15 +130,15 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
             return self.absent(field);
         }
         match field.arity {
-            FieldArity::Many => return self.list(field, found),
-            FieldArity::Map => return self.map(field, found),
-            FieldArity::One | FieldArity::Pointer | FieldArity::Embedded => {}
+            FieldCardinality::Many => return self.list(field, found),
+            FieldCardinality::Map => return self.map(field, found),
+            FieldCardinality::One | FieldCardinality::Pointer | FieldCardinality::Embedded => {}
         }
         if found.len() > 1 {
             return Err(REPEATED);
         }
         let item = self.found[found.start].item;
-        if let (FieldArity::Embedded, SchemaValueType::Message(id)) = (field.arity, field.kind) {
+        if let (FieldCardinality::Embedded, SchemaValueType::Message(id)) = (field.arity, field.kind) {
             return self.fields(self.facts.message(id), item.bytes()?);
         }
         let left_out = match field.omit {

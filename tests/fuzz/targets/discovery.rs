@@ -1,6 +1,6 @@
 //! Upstream's version and discovery documents.
 
-use kube_fanout::upstream::{DeclaringResource, DiscoveryDocuments, ResourceOrigin, ServerBuild};
+use kube_fanout::upstream::{ApiDefinitionKind, DiscoveryDocuments, ResourceOrigin, ServerBuild};
 use kube_fanout::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::FieldSelector;
 
@@ -45,7 +45,7 @@ pub fn discovery(input: &[u8]) {
         assert!(matcher.matches(&object.key, &object.attributes), "{resource:?}");
     }
     for document in rest.split(|byte| *byte == b'\n') {
-        for declaring in DeclaringResource::ALL {
+        for declaring in ApiDefinitionKind::ALL {
             assert_eq!(declaring.read(document), declaring.read(document));
         }
     }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use bench::{BenchPlan, TargetCredentials, TargetError, WatchCounts, WatchFleet};
 use demo::{DemoFigures, DemoOptions, DemoSummary, DemoView, RunningDemoApiserver, upstream};
-use kube_fanout::app::{BoundApp, StartError, TaskLostError};
+use kube_fanout::app::{BoundApp, StartError, TaskPanicError};
 use kube_fanout::config::ServeSettings;
 use kube_fanout::upstream::CredentialSource;
 
@@ -27,7 +27,7 @@ pub enum DemoError {
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     #[error("the proxy stopped: {0}")]
-    Lost(TaskLostError),
+    Lost(TaskPanicError),
 }
 
 /// The longest wait for the watches' initial objects. After it, the view starts without them.

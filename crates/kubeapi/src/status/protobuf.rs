@@ -3,7 +3,7 @@
 //! Field numbers: apimachinery `pkg/runtime/generated.proto` and `pkg/apis/meta/v1/generated.proto`. Like the
 //! apiserver's generated code, the encoder writes every scalar field, including empty ones.
 
-use super::super::protobuf::{Fields, MAGIC, ProtobufError, ProtobufFieldValue, RawField, put_field, put_int};
+use super::super::protobuf::{FieldReader, MAGIC, ProtobufError, ProtobufFieldValue, RawField, put_field, put_int};
 use super::{Status, StatusCause, StatusDetails, StatusMetadata};
 
 pub(super) fn encode(status: &Status) -> Vec<u8> {
@@ -66,13 +66,13 @@ type StatusDecodeResult<T> = Result<T, ProtobufError>;
 
 pub(super) fn decode(document: &[u8]) -> StatusDecodeResult<Status> {
     let unknown = document.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed("missing magic prefix k8s\\0"))?;
-    let mut unknown = Fields::new(unknown);
+    let mut unknown = FieldReader::new(unknown);
     let mut status = Status::default();
     let (mut kind, mut api_version) = (String::new(), String::new());
     while let Some(field) = unknown.next_field()? {
         match field.number {
             1 => {
-                let mut type_meta = Fields::new(field.bytes()?);
+                let mut type_meta = FieldReader::new(field.bytes()?);
                 while let Some(field) = type_meta.next_field()? {
                     match field.number {
                         1 => api_version = text(field)?,
@@ -89,7 +89,7 @@ pub(super) fn decode(document: &[u8]) -> StatusDecodeResult<Status> {
 }
 
 fn read_status(bytes: &[u8]) -> StatusDecodeResult<Status> {
-    let mut message = Fields::new(bytes);
+    let mut message = FieldReader::new(bytes);
     let mut status = Status::default();
     while let Some(field) = message.next_field()? {
         match field.number {
@@ -106,7 +106,7 @@ fn read_status(bytes: &[u8]) -> StatusDecodeResult<Status> {
 }
 
 fn read_metadata(bytes: &[u8]) -> StatusDecodeResult<StatusMetadata> {
-    let mut message = Fields::new(bytes);
+    let mut message = FieldReader::new(bytes);
     let mut metadata = StatusMetadata::default();
     while let Some(field) = message.next_field()? {
         match field.number {
@@ -120,7 +120,7 @@ fn read_metadata(bytes: &[u8]) -> StatusDecodeResult<StatusMetadata> {
 }
 
 fn read_details(bytes: &[u8]) -> StatusDecodeResult<StatusDetails> {
-    let mut message = Fields::new(bytes);
+    let mut message = FieldReader::new(bytes);
     let mut details = StatusDetails::default();
     while let Some(field) = message.next_field()? {
         match field.number {
@@ -137,7 +137,7 @@ fn read_details(bytes: &[u8]) -> StatusDecodeResult<StatusDetails> {
 }
 
 fn read_cause(bytes: &[u8]) -> StatusDecodeResult<StatusCause> {
-    let mut message = Fields::new(bytes);
+    let mut message = FieldReader::new(bytes);
     let mut cause = StatusCause::default();
     while let Some(field) = message.next_field()? {
         match field.number {

@@ -5,14 +5,14 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::user_and_agent::UserAndAgent;
-use crate::cache::{LaneFollower, PendingEventCount};
+use crate::cache::{LaneObserver, PendingEventCount};
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
 
 /// An open watch with the counters of the debug pages.
 pub(crate) struct OpenWatchEntry {
     pub(super) who: UserAndAgent,
-    follower: LaneFollower,
+    follower: LaneObserver,
     representation: Representation,
     protocol: WatchTransport,
     /// The time at which the watch opened, in microseconds since the registry was created.
@@ -97,7 +97,7 @@ impl OpenWatchEntry {
     /// Creates an entry for a watch that opens at `opened`, relative to the creation of the registry.
     pub(super) fn new(
         who: UserAndAgent,
-        follower: LaneFollower,
+        follower: LaneObserver,
         representation: Representation,
         protocol: WatchTransport,
         opened: Duration,

@@ -84,19 +84,64 @@ fn goal_and_limit_of_wait_follow_from_version_and_kind() {
     let state = |at| watch(WatchStart::State { at, end_bookmark: true }, None);
     let [none, second, fresh, proof] = [0, 1, 3, 30].map(Duration::from_secs);
     for (kind, goal, [cached, uncached], [missed, missed_uncached]) in [
-        (ReadKind::List(exact), Goal::Nothing, [none; 2], [Missed::TooLarge, Missed::Unproven]),
-        (ReadKind::List(any), Goal::Version(SHOWN), [fresh, second], [Missed::Answer; 2]),
-        (ReadKind::Get(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
-        (ReadKind::List(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
-        (ReadKind::List(unset), Goal::Proof, [fresh; 2], [Missed::Unproven; 2]),
-        (state(any), Goal::Version(SHOWN), [fresh, second], [Missed::Answer; 2]),
-        (state(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
-        (state(unset), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
-        (watch(WatchStart::FromCurrent, Some(2)), Goal::Proof, [Duration::from_secs(2); 2], [Missed::Unproven; 2]),
-        (watch(WatchStart::FromCurrent, Some(-1)), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
-        (watch(WatchStart::FromCurrent, Some(i64::MAX)), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
-        (watch(WatchStart::FromCached, None), Goal::Nothing, [none; 2], [Missed::TooLarge, Missed::Unproven]),
-        (watch(WatchStart::After(rv), None), Goal::Later(rv), [none; 2], [Missed::TooLarge, Missed::Unproven]),
+        (
+            ReadKind::List(exact),
+            FeedWaitCondition::Nothing,
+            [none; 2],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
+        (ReadKind::List(any), FeedWaitCondition::Version(SHOWN), [fresh, second], [WaitTimeoutAction::Answer; 2]),
+        (
+            ReadKind::Get(later),
+            FeedWaitCondition::Version(rv),
+            [fresh, second],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
+        (
+            ReadKind::List(later),
+            FeedWaitCondition::Version(rv),
+            [fresh, second],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
+        (ReadKind::List(unset), FeedWaitCondition::Proof, [fresh; 2], [WaitTimeoutAction::Unproven; 2]),
+        (state(any), FeedWaitCondition::Version(SHOWN), [fresh, second], [WaitTimeoutAction::Answer; 2]),
+        (
+            state(later),
+            FeedWaitCondition::Version(rv),
+            [fresh, second],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
+        (state(unset), FeedWaitCondition::Proof, [proof; 2], [WaitTimeoutAction::Unproven; 2]),
+        (
+            watch(WatchStart::FromCurrent, Some(2)),
+            FeedWaitCondition::Proof,
+            [Duration::from_secs(2); 2],
+            [WaitTimeoutAction::Unproven; 2],
+        ),
+        (
+            watch(WatchStart::FromCurrent, Some(-1)),
+            FeedWaitCondition::Proof,
+            [proof; 2],
+            [WaitTimeoutAction::Unproven; 2],
+        ),
+        (
+            watch(WatchStart::FromCurrent, Some(i64::MAX)),
+            FeedWaitCondition::Proof,
+            [proof; 2],
+            [WaitTimeoutAction::Unproven; 2],
+        ),
+        (
+            watch(WatchStart::FromCached, None),
+            FeedWaitCondition::Nothing,
+            [none; 2],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
+        (
+            watch(WatchStart::After(rv), None),
+            FeedWaitCondition::Later(rv),
+            [none; 2],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+        ),
     ] {
         assert_eq!(need(kind).goal(true, fresh, SHOWN), (goal, cached, missed), "{kind:?}");
         assert_eq!(need(kind).goal(false, fresh, SHOWN), (goal, uncached, missed_uncached), "{kind:?}, not cached");

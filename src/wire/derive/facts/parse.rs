@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use super::{
-    AbsentFieldJson, FieldArity, FieldOmission, MINORS_MAX, MessageSchema, MessageSchemaId, NONE, ProtobufFieldSchema,
-    SchemaKindEntry, SchemaValueType, TypeSchema,
+    AbsentFieldJson, FieldCardinality, FieldOmission, MINORS_MAX, MessageSchema, MessageSchemaId, NONE,
+    ProtobufFieldSchema, ReleaseSchema, SchemaKindEntry, SchemaValueType,
 };
 
 /// Returns the minor releases that the schema text covers.
@@ -17,7 +17,7 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
 }
 
 /// Parses the schema of one minor release.
-pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
+pub(super) fn facts(text: &'static str, minor: u32) -> ReleaseSchema {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
     let mut messages: Vec<MessageSchema> = Vec::with_capacity(ids.len());
@@ -41,7 +41,7 @@ pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
             _ => panic!("{GENERATED}: {line}"),
         }
     }
-    TypeSchema { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
+    ReleaseSchema { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
 }
 
 /// Numbers the messages of the schema in their order of appearance.
@@ -53,11 +53,11 @@ fn message_ids(text: &'static str) -> HashMap<&'static str, MessageSchemaId> {
 fn field(message: &str, name: &'static str, kind: SchemaValueType, flags: &str) -> ProtobufFieldSchema {
     let has = |flag: char| flags.contains(flag);
     let arity = match () {
-        () if has('i') => FieldArity::Embedded,
-        () if has('r') => FieldArity::Many,
-        () if has('m') => FieldArity::Map,
-        () if has('p') => FieldArity::Pointer,
-        () => FieldArity::One,
+        () if has('i') => FieldCardinality::Embedded,
+        () if has('r') => FieldCardinality::Many,
+        () if has('m') => FieldCardinality::Map,
+        () if has('p') => FieldCardinality::Pointer,
+        () => FieldCardinality::One,
     };
     let scalar = matches!(
         kind,
@@ -71,12 +71,12 @@ fn field(message: &str, name: &'static str, kind: SchemaValueType, flags: &str) 
     );
     assert!(!has('z') || kind == SchemaValueType::Time, "{GENERATED}: omitzero of anything but a time");
     assert!(
-        arity != FieldArity::Embedded || matches!(kind, SchemaValueType::Message(_)),
+        arity != FieldCardinality::Embedded || matches!(kind, SchemaValueType::Message(_)),
         "{GENERATED}: embedded, but no message"
     );
     let omit = match arity {
-        FieldArity::One if has('z') => FieldOmission::ZeroTime,
-        FieldArity::One if has('e') && scalar => FieldOmission::ZeroScalar,
+        FieldCardinality::One if has('z') => FieldOmission::ZeroTime,
+        FieldCardinality::One if has('e') && scalar => FieldOmission::ZeroScalar,
         _ => FieldOmission::Never,
     };
     let key = format!(r#","{name}":"#).into_bytes().into();
@@ -92,17 +92,23 @@ fn field(message: &str, name: &'static str, kind: SchemaValueType, flags: &str) 
 }
 
 /// Returns the JSON of an absent field (R-DERIVE-6): no omitempty and nil; absent on the wire; empty LIST.
-fn absent(message: &str, name: &str, kind: SchemaValueType, arity: FieldArity, omitempty: bool) -> AbsentFieldJson {
-    let nil_or_empty = matches!(arity, FieldArity::Many | FieldArity::Map)
+fn absent(
+    message: &str,
+    name: &str,
+    kind: SchemaValueType,
+    arity: FieldCardinality,
+    omitempty: bool,
+) -> AbsentFieldJson {
+    let nil_or_empty = matches!(arity, FieldCardinality::Many | FieldCardinality::Map)
         || matches!(kind, SchemaValueType::Bytes | SchemaValueType::Strings);
     match arity {
         _ if omitempty => AbsentFieldJson::Nothing,
-        FieldArity::Many if name == "items" && message.ends_with("List") => AbsentFieldJson::EmptyList,
+        FieldCardinality::Many if name == "items" && message.ends_with("List") => AbsentFieldJson::EmptyList,
         // Stored as JSON: R-DERIVE-6, nil vs empty slice.
         _ if nil_or_empty && STORED_AS_JSON.iter().any(|package| message.starts_with(package)) => {
             AbsentFieldJson::Ambiguous
         }
-        FieldArity::Pointer => AbsentFieldJson::Null,
+        FieldCardinality::Pointer => AbsentFieldJson::Null,
         _ if nil_or_empty => AbsentFieldJson::Null,
         _ => AbsentFieldJson::Nothing,
     }
