@@ -7,7 +7,7 @@ use base::now_ns;
 use parking_lot::Mutex;
 use serde_json::Value;
 use verify::{
-    ApiserverGuarantee, CallRecord, ContentDigest, EventRecord, GroundTruthRangeRecord, GroundTruthSource,
+    ApiserverGuarantee, CallRecord, ContentDigest, EventRecord, FaultRecord, GroundTruthRangeRecord, GroundTruthSource,
     HistoryRecord, HistoryWindowRecord, OperationId, ReadVerb, RecordedEventType, ResponseRecord, RunRecord,
     WatchEndRecord, WatchEnding,
 };
@@ -54,6 +54,12 @@ impl Ledger {
     pub fn may_be_forgotten(&self, version: u64, at_ns: u64) {
         let resource = self.resource.clone();
         self.put(HistoryRecord::Window(HistoryWindowRecord { resource, version, at_ns, server: None }));
+    }
+
+    /// Records that servers were down or recovering from a moment until now. Guarantees about time do not hold then.
+    pub fn disturbed(&self, from_ns: u64) {
+        let (name, to_ns) = ("outage".to_owned(), now_ns());
+        self.put(HistoryRecord::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, ..FaultRecord::default() }));
     }
 
     /// Records a request for the collection, which may resume after an earlier operation.

@@ -79,14 +79,19 @@ impl<'a> Stage<'a> {
         let maps = followed.iter().find(|of| of.ledger.path() == MAPS).expect("they are followed");
         let mut writer = Writer::new(&self.plane.namespace("busy").await, rng.fork());
         let lives_before = self.tally.kills_of_proxy;
+        let mut down_since = None;
         for (at, outage) in outages.iter().enumerate() {
             let next = outages.get(at + 1).map_or(Begins::Apart, |next| next.begins);
             self.settle(&followed).await;
+            down_since.get_or_insert_with(now_ns);
             self.break_off(outage, &mut writer, maps, rng).await;
             if self.start_again(outage, next, followed.len() * CLIENTS.len()).await {
                 continue;
             }
             self.ready(&followed).await;
+            if let Some(since) = down_since.take() {
+                followed.iter().for_each(|of| of.ledger.disturbed(since));
+            }
             writer.change(self.plane, outage.maps, outage.events, maps.position()).await;
             sleep(outage.pause).await;
         }
