@@ -116,7 +116,7 @@ fn build(c: &mut Criterion) {
             b.iter(|| envelope.frame(EventType::Added, black_box(object.body())));
         });
         group.bench_function(BenchmarkId::new("deleted, restamped", encoding), |b| {
-            b.iter(|| envelope.frame(EventType::Deleted, &black_box(&object).restamped(later)));
+            b.iter(|| envelope.frame(EventType::Deleted, &black_box(&object).with_resource_version(later)));
         });
         group.bench_function(BenchmarkId::new("bookmark", encoding), |b| {
             b.iter(|| bookmarks.frame(black_box(later), false));
@@ -124,7 +124,9 @@ fn build(c: &mut Criterion) {
     }
     let rows = Pods::new(FeedEncoding::Table);
     let frame = rows.frame(7, 7);
-    group.bench_function("columns", |b| b.iter(|| rows.columns.put(black_box(&frame)).expect("they are known")));
+    group.bench_function("columns", |b| {
+        b.iter(|| rows.columns.with_columns(black_box(&frame)).expect("they are known"));
+    });
     group.finish();
 }
 

@@ -15,7 +15,7 @@ mod series;
 pub use cost::{UpstreamCostReader, UpstreamCostRow};
 pub use debug::{ConfigPage, ConfigReader};
 pub use exporter::{MetricsExporter, exporter};
-pub use private::{PageAccessCheck, PageAccessDenied, PrivatePageRenderer, PrivatePages};
+pub use private::{ClientActivityPages, PageAccessCheck, PageAccessDenied, PrivatePageRenderer};
 pub use public::{HealthPages, MetricsAccess, MetricsPage, ScrapeAccessCheck};
 
 use std::fmt::Write;
@@ -39,7 +39,7 @@ pub struct AdminPages {
     pub feeds: FeedRegistry,
     pub costs: UpstreamCostReader,
     pub config: ConfigReader,
-    pub private: PrivatePages,
+    pub private: ClientActivityPages,
     pub exporter: MetricsExporter,
 }
 
@@ -121,7 +121,7 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminResponse> {
 /// Answers `/livez`: whether the worker threads can answer clients. The result does not depend on upstream's health
 /// (O3).
 fn livez(heartbeat: &RuntimeHeartbeat) -> AdminResponse {
-    if heartbeat.is_lost() {
+    if heartbeat.is_stalled() {
         let text = format!("worker threads stalled for {} s\n", heartbeat.silent().as_secs());
         return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
     }

@@ -14,10 +14,10 @@ mod identity;
 mod metrics;
 mod ops;
 mod page_access;
-mod permission_retrier;
 mod policy;
 mod preload;
 mod process_limits;
+mod refused_read_retrier;
 mod reload;
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,8 @@ use futures_util::future::BoxFuture;
 use self::certificates::ListenerCertificates;
 use self::identity::Authorizers;
 pub use self::metrics::log_panics;
-pub use self::process_limits::{keep_memory_private, raise_open_files, run_plugin};
+pub use self::process_limits::{disable_core_dumps, raise_open_files, run_plugin};
+use self::refused_read_retrier::RefusedReadRetrier;
 use self::reload::ReloadableSettings;
 pub use self::reload::{ConfigReloadSources, SetLogLevelFn};
 use crate::admin::{self, AdminPages, HealthPages};
@@ -56,7 +57,7 @@ pub struct BoundApp {
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
     feeds: FeedRegistry,
-    retrier: permission_retrier::ProxyPermissions,
+    permissions: RefusedReadRetrier,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
     ready: ReadinessTracker,
@@ -128,7 +129,7 @@ impl BoundApp {
         let exporter = exporter.map_err(StartError::Metrics)?;
         let costs = UpstreamCostTotals::default();
         let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
-        let tasks = BackgroundTasks::beside(CoreRuntimes::beside_runtime().map_err(StartError::Threads)?);
+        let tasks = BackgroundTasks::with_cores(CoreRuntimes::matching_runtime().map_err(StartError::Threads)?);
         let client = UpstreamClient::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
         let certificates = ListenerCertificates::of(config)?;
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
@@ -152,11 +153,11 @@ impl BoundApp {
         let ops = ops::OpsListeners::bind(config, pages, health, metrics, &settings.ops_browsers)?;
         certificates.watch(config.file_check_interval, &tasks);
         spawn_upstream_tasks(config, &client, &tasks);
-        let (drain, retrier) = (DrainTrigger::new(), retrier(config, &client, &feeds));
-        tasks.spawn_needed("permissions", retrier.clone().run());
+        let (drain, permissions) = (DrainTrigger::new(), permissions(config, &client, &feeds));
+        tasks.spawn_critical("permissions", permissions.clone().run());
         let supervisor =
             ReflectorSupervisor::new(client.clone(), feeds.clone(), settings.reflect.clone(), tasks.clone());
-        tasks.spawn_needed("supervisor", supervisor.run(demands));
+        tasks.spawn_critical("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
         let (audit, audit_tasks) = audit(config)?;
         let frontend = HttpFrontend::new(
@@ -164,7 +165,7 @@ impl BoundApp {
             serve::HttpFrontendDeps {
                 client,
                 forwarder,
-                catalog: retrier.catalog.clone(),
+                catalog: permissions.catalog.clone(),
                 feeds: feeds.clone(),
                 authorizer: authorizer.clone(),
                 browsers: settings.browsers.clone(),
@@ -181,7 +182,7 @@ impl BoundApp {
             frontend: Arc::new(frontend),
             authorizer,
             feeds,
-            retrier,
+            permissions,
             tasks,
             drain,
             ready,
@@ -232,35 +233,35 @@ impl BoundApp {
 
     /// Serves until `shutdown` completes, then drains. In a drain, readiness fails first, and the open watches end
     /// spread over the drain time. Then no more connections are accepted, and the remaining ones are aborted. If
-    /// `at_once` completes during the drain, all connections are aborted immediately.
+    /// `abort` completes during the drain, all connections are aborted immediately.
     ///
     /// # Errors
     /// A task panicked without which the proxy would serve stale data. The proxy has drained.
     pub fn run<'a>(
         self,
         shutdown: impl Future<Output = ()> + Send + 'a,
-        at_once: impl Future<Output = ()> + Send + 'a,
+        abort: impl Future<Output = ()> + Send + 'a,
     ) -> BoxFuture<'a, Result<(), TaskPanicError>> {
-        self.run_boxed(Box::pin(shutdown), Box::pin(at_once))
+        self.run_boxed(Box::pin(shutdown), Box::pin(abort))
     }
 
     #[inline(never)]
     fn run_boxed<'a>(
         self,
         shutdown: BoxFuture<'a, ()>,
-        at_once: BoxFuture<'a, ()>,
+        abort: BoxFuture<'a, ()>,
     ) -> BoxFuture<'a, Result<(), TaskPanicError>> {
-        Box::pin(self.run_until(shutdown, at_once))
+        Box::pin(self.run_until(shutdown, abort))
     }
 
-    async fn run_until(self, shutdown: BoxFuture<'_, ()>, at_once: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
+    async fn run_until(self, shutdown: BoxFuture<'_, ()>, abort: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
         let Self {
             listeners,
             ops,
             frontend,
             authorizer,
             feeds,
-            retrier,
+            permissions,
             tasks,
             drain: (trigger, watch),
             ready,
@@ -271,24 +272,27 @@ impl BoundApp {
         } = self;
         let starting = ready.register("discovery");
         // The process stays unready while its identity may not create the reviews that every request needs.
-        if let Some(watching) = authorizer.keep_ready(&ready) {
-            tasks.spawn_needed("review permissions", watching);
+        if let Some(watching) = authorizer.track_readiness(&ready) {
+            tasks.spawn_critical("review permissions", watching);
         }
         let config = settings.running.get();
         let (retry_after, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
         let preload = preload::FeedPreload {
             running: settings.running.clone(),
             ready: ready.clone(),
-            catalog: retrier.catalog.clone(),
+            catalog: permissions.catalog.clone(),
             feeds: feeds.clone(),
             tasks: tasks.clone(),
         };
         let discovery =
-            discovery::DiscoveryLoop { permissions: retrier, tasks: tasks.clone(), retry_after, mode: mode(&config) };
+            discovery::DiscoveryLoop { permissions, tasks: tasks.clone(), retry_after, mode: mode(&config) };
         if let Some(reload_sources) = reload_sources {
-            tasks.spawn_needed("configuration", settings.clone().run(reload_sources, Arc::downgrade(&frontend), feeds));
+            tasks.spawn_critical(
+                "configuration",
+                settings.clone().run(reload_sources, Arc::downgrade(&frontend), feeds),
+            );
         }
-        tasks.spawn_needed("discovery", async move {
+        tasks.spawn_critical("discovery", async move {
             discovery.wait_for_discovery(&starting).await;
             preload.start();
             if let Some(leases) = authorizer.leases() {
@@ -310,10 +314,10 @@ impl BoundApp {
         let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
-            let handle = move |peer, request| frontend.clone().answer(peer, request);
+            let handle = move |peer, request| frontend.clone().handle(peer, request);
             let listener_task =
                 net::serve(listener, tls, settings.connections.clone(), tasks.clone(), watch.clone(), handle);
-            tasks.spawn_needed("listener", listener_task);
+            tasks.spawn_critical("listener", listener_task);
         }
         drop(watch);
         drop(frontend);
@@ -331,7 +335,7 @@ impl BoundApp {
         let in_time = tokio::select! {
             biased;
             in_time = trigger.drain(config.drain) => in_time,
-            () = at_once => false,
+            () = abort => false,
         };
         tracing::info!(in_time, "drain finished");
         tasks.join().await;
@@ -352,8 +356,8 @@ async fn until_stopped(
 ) -> Result<(), TaskPanicError> {
     let lost = tokio::select! {
         () = shutdown => return Ok(()),
-        name = tasks.lost() => TaskPanicError(name),
-        name = audit_tasks.lost() => TaskPanicError(name),
+        name = tasks.critical_panic() => TaskPanicError(name),
+        name = audit_tasks.critical_panic() => TaskPanicError(name),
     };
     tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
@@ -362,9 +366,9 @@ async fn until_stopped(
 /// Starts the tasks that reload the upstream credentials, and that check for a better upstream server.
 fn spawn_upstream_tasks(config: &ServeSettings, client: &UpstreamClient, tasks: &BackgroundTasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
-    tasks.spawn_needed("upstream credentials", client.clone().reload_credentials(config.file_check_interval));
+    tasks.spawn_critical("upstream credentials", client.clone().reload_credentials(config.file_check_interval));
     if client.endpoints().has_several() {
-        tasks.spawn_needed("upstream servers", client.clone().select_servers());
+        tasks.spawn_critical("upstream servers", client.clone().select_servers());
     }
 }
 
@@ -380,7 +384,7 @@ fn listeners(
         let bind = |source| StartError::Bind { address: address.clone(), source };
         let listener = match inherited.take(address).map_err(bind)? {
             Some(listener) => listener,
-            None if config.reuse_port => Listener::bind_beside_peers(address).map_err(bind)?,
+            None if config.reuse_port => Listener::bind_shared(address).map_err(bind)?,
             None => Listener::bind(address).map_err(bind)?,
         };
         // A unix socket needs no TLS, because its file permissions decide which processes can connect.
@@ -407,14 +411,10 @@ fn mode(config: &ServeSettings) -> String {
 /// The timeout for writing the last audit records.
 const AUDIT_WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
-fn retrier(
-    config: &ServeSettings,
-    client: &UpstreamClient,
-    feeds: &FeedRegistry,
-) -> permission_retrier::ProxyPermissions {
+/// Returns what retries everything that upstream may have refused because of the proxy's own permissions.
+fn permissions(config: &ServeSettings, client: &UpstreamClient, feeds: &FeedRegistry) -> RefusedReadRetrier {
     let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
-    permission_retrier::ProxyPermissions {
+    RefusedReadRetrier {
         client: client.clone(),
         catalog,
         feeds: feeds.clone(),
@@ -437,7 +437,7 @@ fn audit(config: &ServeSettings) -> Result<(AuditLog, BackgroundTasks), StartErr
     let audit_tasks = BackgroundTasks::new();
     let Some(destination) = config.audit.clone() else { return Ok((AuditLog::off(), audit_tasks)) };
     let (audit, writer) = AuditLog::open(destination).map_err(StartError::Audit)?;
-    audit_tasks.spawn_needed("audit", writer.run());
+    audit_tasks.spawn_critical("audit", writer.run());
     Ok((audit, audit_tasks))
 }
 

@@ -45,9 +45,11 @@ pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
     CaOverlapChecker, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole, CertificateChain,
-    CertificateIdentity, CertificateRejection, PeerCertChain, SharedCaError, named_in,
+    CertificateIdentity, CertificateRejection, PeerCertChain, SharedCaError, named_user,
 };
-pub use credential::{BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, asserted, token_of};
+pub use credential::{
+    BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,
+};
 pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};

@@ -116,7 +116,7 @@ impl ProgramName {
 
     /// Starts the log. Returns a function that changes its level, unless the level comes from the environment.
     fn start_log(self, log: &LogSettings) -> SetLogLevelFn {
-        let is_for_good = log.is_of_environment;
+        let is_for_good = log.is_from_env;
         let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
         let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
@@ -145,7 +145,7 @@ impl ProgramName {
         let log_level = self.start_log(&config.log);
         app::log_panics();
         if !config.core_dumps {
-            app::keep_memory_private();
+            app::disable_core_dumps();
         }
         // Before anything is bound, because the limit bounds the connections that a listener accepts.
         app::raise_open_files();
@@ -171,11 +171,11 @@ impl ProgramName {
             (Ok(first), Ok(second)) => (first, second),
             (Err(error), _) | (_, Err(error)) => return self.fail(1, &error),
         };
-        let hangups = match signal(SignalKind::hangup()) {
-            Ok(hangups) => hangups,
+        let sighup = match signal(SignalKind::hangup()) {
+            Ok(sighup) => sighup,
             Err(error) => return self.fail(1, &error),
         };
-        if let Err(error) = bound.reload(ConfigReloadSources { arguments, hangups, log_level }) {
+        if let Err(error) = bound.reload(ConfigReloadSources { arguments, sighup, log_level }) {
             return self.fail(EX_CONFIG, &error);
         }
         print_addresses(&bound);

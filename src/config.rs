@@ -120,7 +120,7 @@ pub struct LogSettings {
     pub level: String,
     pub json: bool,
     /// Whether the level comes from `RUST_LOG`, which no configuration file can change.
-    pub is_of_environment: bool,
+    pub is_from_env: bool,
 }
 
 impl LogSettings {
@@ -129,22 +129,22 @@ impl LogSettings {
     /// # Errors
     /// `RUST_LOG` is not a valid filter.
     pub fn of_command(level: &str) -> Result<Self, String> {
-        let of_environment = log_level::of_environment().transpose().map_err(|why| format!("RUST_LOG: {why}"))?;
-        let is_of_environment = of_environment.is_some();
-        Ok(Self { level: of_environment.unwrap_or_else(|| level.to_owned()), json: false, is_of_environment })
+        let from_env = log_level::from_env().transpose().map_err(|why| format!("RUST_LOG: {why}"))?;
+        let is_from_env = from_env.is_some();
+        Ok(Self { level: from_env.unwrap_or_else(|| level.to_owned()), json: false, is_from_env })
     }
 }
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self { level: "info".to_owned(), json: false, is_of_environment: false }
+        Self { level: "info".to_owned(), json: false, is_from_env: false }
     }
 }
 
 impl ServeSettings {
     /// Returns the default settings for a proxy of `upstream`, on free loopback ports. They depend neither on the
     /// environment nor on this machine's memory.
-    pub fn in_front_of(upstream: CredentialSource) -> Self {
+    pub fn for_upstream(upstream: CredentialSource) -> Self {
         let anywhere = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let (file, mut problems) = (configuration::Configuration::default(), ConfigProblems::default());
         let defaults = serve_arguments::convert(file, false, FlatConfigSettings::default(), &mut problems);

@@ -55,8 +55,8 @@ fn run_tool(arguments: &[OsString]) -> ExitCode {
         Ok(path) => std::process::Command::new(path).args(arguments).exec(),
         Err(_) => ErrorKind::NotFound.into(),
     };
-    let address = tools.map_or_else(|_| "not found next to this binary".to_owned(), |path| path.display().to_string());
-    let why = format!("{name} is a command of {TOOLS}, which cannot be run: {address}: {error}");
+    let path = tools.map_or_else(|_| "not found next to this binary".to_owned(), |path| path.display().to_string());
+    let why = format!("{name} is a command of {TOOLS}, which cannot be run: {path}: {error}");
     PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &why)
 }
 

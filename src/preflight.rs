@@ -4,12 +4,12 @@
 //! **Invariant:** the checks change nothing: they only read, and review the proxy's own permissions.
 
 mod certificates;
-mod rights;
+mod permissions;
 mod sizes;
 mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
-pub use rights::{PermissionNeeds, rights};
+pub use permissions::{PermissionNeeds, permissions};
 pub use sizes::{cost, sizes};
 pub use upstream_facts::identity;
 
@@ -34,7 +34,7 @@ pub struct CachedResource {
 pub enum CheckOutcome {
     Ok,
     /// The proxy works, but something is slower or forwarded.
-    Note,
+    Warning,
     Failed,
     /// The check could not be made.
     Unknown,
@@ -45,31 +45,31 @@ pub enum CheckOutcome {
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
     /// The part that was checked: `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
-    pub about: &'static str,
-    pub what: String,
+    pub area: &'static str,
+    pub message: String,
     /// The fix for the problem, written for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
 impl CheckFinding {
-    pub fn ok(about: &'static str, what: impl Into<String>) -> Self {
-        Self { outcome: CheckOutcome::Ok, about, what: what.into(), remedy: None }
+    pub fn ok(area: &'static str, message: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Ok, area, message: message.into(), remedy: None }
     }
 
-    pub fn note(about: &'static str, what: impl Into<String>) -> Self {
-        Self { outcome: CheckOutcome::Note, ..Self::ok(about, what) }
+    pub fn warning(area: &'static str, message: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Warning, ..Self::ok(area, message) }
     }
 
-    pub fn failed(about: &'static str, what: impl Into<String>) -> Self {
-        Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
+    pub fn failed(area: &'static str, message: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Failed, ..Self::ok(area, message) }
     }
 
     /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
-    pub fn request_failed(about: &'static str, what: impl Display, error: &UpstreamError) -> Self {
+    pub fn request_failed(area: &'static str, message: impl Display, error: &UpstreamError) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
-        Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
+        Self { outcome, ..Self::ok(area, format!("{message}: {error}")) }
     }
 
     /// Adds the fix for the problem to the finding.
@@ -84,7 +84,7 @@ impl CheckOutcome {
     pub fn mark(self) -> &'static str {
         match self {
             Self::Ok => "ok",
-            Self::Note => "note",
+            Self::Warning => "note",
             Self::Failed => "FAILED",
             Self::Unknown => "?",
         }

@@ -12,6 +12,7 @@
 //! clients happens elsewhere, where they stop reading.
 
 mod body_encoder_tracker;
+mod body_encoding_refresher;
 mod continuity;
 mod failure;
 mod feed_client;
@@ -22,11 +23,10 @@ mod history_check;
 mod initial_state;
 mod metrics;
 mod prover;
-mod qualify;
 mod recurrence;
 mod reflector;
 mod reflector_findings;
-mod renew;
+mod representation_verifier;
 mod self_check;
 mod stream;
 mod supervisor;

@@ -45,7 +45,9 @@ pub use discovery::{
 pub use endpoints::{EndpointTimings, UpstreamEndpoints, UpstreamEndpointsConfig};
 pub use error::{UnsendableRequest, UpstreamError};
 pub use forward::{RequestForwarder, strip_hop_by_hop};
-pub use identity_headers::{AmbiguousHeaders, CredentialId, RequestIdentity, inspect, is_asserted, is_impersonation};
+pub use identity_headers::{
+    AmbiguousHeaders, CredentialId, RequestIdentity, inspect, is_front_proxy_header, is_impersonation,
+};
 pub use link::UpstreamCredentialChanges;
 pub use metrics::describe;
 pub use peer::UpstreamServer;

@@ -44,7 +44,9 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
-pub use derive::{MetadataRenderer, ProtobufJsonTranscoder, TranscodeError, TranscodeRefusal, is_of_kubernetes};
+pub use derive::{
+    MetadataRenderer, ProtobufJsonTranscoder, TranscodeError, TranscodeRefusal, is_builtin_group_version,
+};
 pub use envelope::{FrameEnvelope, websocket_payload};
 pub use error::WireError;
 pub use list_frame::{ListFrame, ListItemLengths, ListMeta};

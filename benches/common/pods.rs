@@ -48,10 +48,11 @@ impl Pods {
             FeedEncoding::Table => include_bytes!("pod.table"),
         };
         let columns = TableColumns::default();
-        let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(Self::fields())).noting(&columns);
+        let reader =
+            ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(Self::fields())).with_table_columns(&columns);
         let envelope = FrameEnvelope::new(encoding, "v1", "Pod", JsonLayout::BuiltIn);
         let object = object(reader.watch_event(Bytes::from_static(captured)));
-        let body = object.restamped(ResourceVersion(VERSIONS_AFTER));
+        let body = object.with_resource_version(ResourceVersion(VERSIONS_AFTER));
         let frame = envelope.frame(EventType::Modified, &body).to_vec();
         let marks = [
             ("checkout-7d9f8c6b5d-", 6, Digits::Name),

@@ -14,9 +14,9 @@ pub struct ConfigPage {
     /// The path of the configuration file, if there is one.
     pub file: Option<String>,
     /// The reason that the current content of the file cannot be used; `None` if it can.
-    pub trouble: Option<String>,
+    pub last_error: Option<String>,
     /// The keys that changed in the file and require a restart.
-    pub restart: Vec<String>,
+    pub restart_required: Vec<String>,
     pub settings: BTreeMap<String, Value>,
 }
 
@@ -37,15 +37,15 @@ struct FeedStatusRow {
     oldest_resource_version: String,
     objects: usize,
     object_bytes: usize,
-    ring_events: usize,
-    ring_bytes: usize,
-    ring_span_seconds: f64,
+    window_events: usize,
+    window_bytes: usize,
+    window_span_seconds: f64,
     memory_bytes: usize,
     lanes: usize,
     readers: usize,
     /// The number of clients that are being sent a snapshot of this feed. Each keeps its snapshot in memory
     /// (`cache::SnapshotPins`).
-    pinned: usize,
+    snapshots_in_use: usize,
 }
 
 pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
@@ -69,13 +69,13 @@ pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
             oldest_resource_version: stats.floor.to_string(),
             objects: stats.objects,
             object_bytes: stats.object_bytes,
-            ring_events: stats.events,
-            ring_bytes: stats.event_bytes,
-            ring_span_seconds: stats.span_seconds,
+            window_events: stats.events,
+            window_bytes: stats.event_bytes,
+            window_span_seconds: stats.span_seconds,
             memory_bytes: stats.memory_bytes,
             lanes: stats.lanes,
             readers: feed.readers(),
-            pinned: feed.reader.pinned(pages.feeds.pins()),
+            snapshots_in_use: feed.reader.pinned(pages.feeds.pins()),
         }
     };
     json(&pages.feeds.all().into_iter().map(page).collect::<Vec<_>>())

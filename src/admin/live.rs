@@ -31,7 +31,7 @@ const POLICY: HeaderValue = HeaderValue::from_static(
      form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
 );
 
-const SAFETY: [(HeaderName, HeaderValue); 5] = [
+const SECURITY_HEADERS: [(HeaderName, HeaderValue); 5] = [
     (http::header::CONTENT_SECURITY_POLICY, POLICY),
     (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
@@ -50,6 +50,6 @@ pub(super) fn file(path: &str) -> Option<AdminResponse> {
         _ => return None,
     };
     let mut answer = answer(StatusCode::OK, kind, text);
-    answer.headers_mut().extend(SAFETY);
+    answer.headers_mut().extend(SECURITY_HEADERS);
     Some(answer)
 }

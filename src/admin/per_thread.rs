@@ -73,7 +73,7 @@ impl<T: Default> PerThreadSlots<T> {
 
 impl<T> PerThreadSlots<T> {
     /// Returns the slot of the current thread.
-    fn mine(&self) -> &T {
+    fn current_thread(&self) -> &T {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -92,7 +92,7 @@ fn sum<'a>(counts: impl Iterator<Item = &'a AtomicU64>) -> u64 {
 
 impl CounterFn for PerThreadCounter {
     fn increment(&self, value: u64) {
-        self.0.mine().fetch_add(value, Ordering::Relaxed);
+        self.0.current_thread().fetch_add(value, Ordering::Relaxed);
     }
 
     /// Does nothing: the counters are only set as sums, on the inner recorder.
@@ -101,7 +101,7 @@ impl CounterFn for PerThreadCounter {
 
 impl HistogramFn for PerThreadHistogram {
     fn record(&self, seconds: f64) {
-        let slot = self.0.mine();
+        let slot = self.0.current_thread();
         let bucket = BUCKETS.partition_point(|most| *most < seconds);
         slot.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_nanos();

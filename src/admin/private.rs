@@ -19,7 +19,7 @@ pub type PageAccessCheck =
 
 /// The debug pages about clients, and the authorization for them.
 #[derive(Clone)]
-pub struct PrivatePages {
+pub struct ClientActivityPages {
     pub page: PrivatePageRenderer,
     pub access_check: PageAccessCheck,
 }
@@ -59,7 +59,7 @@ impl PageAccessDenied {
 impl AdminPages {
     /// Like [`answer`](Self::answer), but also serves the debug pages about clients. `browsers` guards a port that web
     /// pages may try to reach. Without it, the socket must be accessible only to the process's own user.
-    pub fn answer_all<B>(
+    pub fn handle_private<B>(
         &self,
         browsers: Option<&CrossOriginCheck>,
         request: &Request<B>,

@@ -38,7 +38,7 @@ pub struct MetricsPage {
 pub enum MetricsAccess {
     /// All callers that reach the address may read the metrics, except web pages, because metrics contain names of
     /// namespaces.
-    Anyone(Reloadable<CrossOriginCheck>),
+    Unauthenticated(Reloadable<CrossOriginCheck>),
     /// Callers whose access to the metrics is authorized per request.
     Authorized(ScrapeAccessCheck),
 }
@@ -81,7 +81,7 @@ impl MetricsPage {
 
     /// Answers a scrape of `/metrics`. The response is a refusal if the sender may not read metrics.
     pub fn answer<B>(&self, peer: &ConnectionPeer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
-        if let MetricsAccess::Anyone(browsers) = &self.readers
+        if let MetricsAccess::Unauthenticated(browsers) = &self.readers
             && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
         {
             return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
@@ -93,9 +93,9 @@ impl MetricsPage {
             return ready(refusal).boxed();
         }
         match &self.readers {
-            MetricsAccess::Anyone(_) => ready(self.page()).boxed(),
+            MetricsAccess::Unauthenticated(_) => ready(self.page()).boxed(),
             MetricsAccess::Authorized(access_check) => {
-                let (page, decision) = (self.clone(), in_time(access_check(peer, request.headers())));
+                let (page, decision) = (self.clone(), with_timeout(access_check(peer, request.headers())));
                 async move { decision.await.map_or_else(|why| refused(&why), |()| page.page()) }.boxed()
             }
         }
@@ -114,7 +114,7 @@ impl MetricsPage {
 }
 
 /// Awaits the decision whether a sender may read metrics; a timeout counts as a refusal.
-async fn in_time(decision: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
+async fn with_timeout(decision: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
     let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
     timeout(ACCESS_CHECK_MAX, decision).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
@@ -140,11 +140,11 @@ mod tests {
     /// The runtime that serves clients may be stuck, and then a scrape must fail.
     #[tokio::test(start_paused = true)]
     async fn missing_authorization_decision_returns_503() {
-        let refusal = refused(&in_time(pending()).await.expect_err("there is no decision"));
+        let refusal = refused(&with_timeout(pending()).await.expect_err("there is no decision"));
         assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let lost = in_time(ready(None)).await.expect_err("the deciding task has panicked");
+        let lost = with_timeout(ready(None)).await.expect_err("the deciding task has panicked");
         assert_eq!(lost.http_code(), 503);
-        assert_eq!(in_time(ready(Some(Ok(())))).await, Ok(()));
+        assert_eq!(with_timeout(ready(Some(Ok(())))).await, Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

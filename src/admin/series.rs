@@ -114,7 +114,7 @@ fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
         head(out, name, "counter", help);
         counts.iter().for_each(|(labels, of)| line(out, name, labels, None, value(of)));
     }
-    let counters: Vec<_> = counts.iter().map(|(labels, of)| (labels, of.said())).collect();
+    let counters: Vec<_> = counts.iter().map(|(labels, of)| (labels, of.labelled_counts())).collect();
     for (name, help) in LABELLED_COUNTERS {
         head(out, name, "counter", help);
         for (labels, counters) in &counters {

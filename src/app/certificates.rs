@@ -49,10 +49,10 @@ impl ListenerCertificates {
     /// Reloads the certificate files whenever they change.
     pub(super) fn watch(self, every: Duration, tasks: &BackgroundTasks) {
         if let Some(tls) = self.listeners {
-            tasks.spawn_needed("listener certificate", tls.watch(every));
+            tasks.spawn_critical("listener certificate", tls.watch(every));
         }
         if let Some(tls) = self.metrics {
-            tasks.spawn_needed("metrics certificate", tls.watch(every));
+            tasks.spawn_critical("metrics certificate", tls.watch(every));
         }
     }
 }

@@ -11,8 +11,8 @@ use crate::auth::AuthMode;
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
 use crate::net::{ClientCertificates, ListenerTls};
 use crate::preflight::{
-    CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity, rights,
-    sizes,
+    CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity,
+    permissions, sizes,
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
 use crate::upstream::{
@@ -41,7 +41,7 @@ const CHECK_MAX: Duration = Duration::from_secs(120);
 /// Checks everything that a proxy needs.
 ///
 /// # Errors
-/// The checks take longer than [`CHECK_MAX`].
+/// The checks take longer than `CHECK_MAX`.
 #[inline(never)]
 pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckOutput, String>> {
     Box::pin(async move {
@@ -89,7 +89,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
         let impersonator =
             UpstreamClient::connect_to(&source, endpoints, UpstreamCostTotals::default(), BackgroundTasks::new());
         let name = match impersonator {
-            Ok(client) => client.who_am_i().await.map(|user| user.name).map_err(|error| error.to_string()),
+            Ok(client) => client.own_user().await.map(|user| user.name).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         found.push(match name {
@@ -107,7 +107,7 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     };
     let (needs, plan_findings) = plan(config, is_known.then_some(&catalog));
     found.extend(plan_findings);
-    found.extend(rights(&client, &needs).await);
+    found.extend(permissions(&client, &needs).await);
     let counted = if needs.named.is_empty() { &needs.others } else { &needs.named };
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
     if is_known {
@@ -146,8 +146,8 @@ fn plan(config: &ServeSettings, catalog: Option<&ResourceCatalog>) -> (Permissio
                     findings.push(CheckFinding::failed("configuration", format!("{key}: {name}: {why}")));
                 }
                 None => {
-                    let what = format!("{key}: {name}: upstream serves no such resource");
-                    findings.push(CheckFinding::failed("configuration", what));
+                    let message = format!("{key}: {name}: upstream serves no such resource");
+                    findings.push(CheckFinding::failed("configuration", message));
                 }
             }
         }
@@ -188,7 +188,7 @@ fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
 fn output(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {
     let fails = |finding: &&CheckFinding| match finding.outcome {
         CheckOutcome::Ok | CheckOutcome::Unknown => false,
-        CheckOutcome::Note => arguments.strict,
+        CheckOutcome::Warning => arguments.strict,
         CheckOutcome::Failed => true,
     };
     let failed = findings.iter().filter(fails).count();
@@ -203,8 +203,8 @@ fn output(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput 
         return CheckOutput { text: format!("{json:#}\n"), verdict };
     }
     let mut text = String::new();
-    for CheckFinding { outcome, about, what, remedy } in findings {
-        let _ = writeln!(text, "{:<6} {about}: {what}", outcome.mark());
+    for CheckFinding { outcome, area, message, remedy } in findings {
+        let _ = writeln!(text, "{:<6} {area}: {message}", outcome.mark());
         if let Some(remedy) = remedy {
             let _ = writeln!(text, "       fix: {remedy}");
         }

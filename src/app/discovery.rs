@@ -16,16 +16,16 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{ApiDefinitionWatcher, ApiDefinitionWatcherEvent};
 use self::schedule::{DefinitionWatchCoverage, DiscoverySchedule, PostChangeChecks};
-use super::permission_retrier::ProxyPermissions;
+use super::refused_read_retrier::RefusedReadRetrier;
 use crate::serve::feed_spec;
 use crate::upstream::{ApiDefinitionKind, PerApiDefinitionKind};
 use crate::wire::JsonLayout;
-use base::{BackgroundTasks, Backoff, ReadinessGuard, until};
+use base::{BackgroundTasks, Backoff, ReadinessGuard, sleep_until_opt};
 
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
-    pub(super) permissions: ProxyPermissions,
+    pub(super) permissions: RefusedReadRetrier,
     pub(super) tasks: BackgroundTasks,
     /// The pause before a feed of CustomResourceDefinitions or APIServices is retried after a failure.
     pub(super) retry_after: Duration,
@@ -49,11 +49,11 @@ impl DiscoveryLoop {
         let mut backoff = Backoff::default();
         while let Err(error) = self.permissions.catalog.refresh(Instant::now()).await {
             tracing::warn!(%error, "upstream API discovery failed; retrying");
-            let why = error.in_brief();
+            let why = error.summary();
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        let ProxyPermissions { client, catalog, .. } = &self.permissions;
+        let RefusedReadRetrier { client, catalog, .. } = &self.permissions;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
         let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
@@ -74,7 +74,7 @@ impl DiscoveryLoop {
         for from in ApiDefinitionKind::ALL {
             let (permissions, messages) = (self.permissions.clone(), sender.clone());
             let listener = ApiDefinitionWatcher { from, permissions, messages, retry_after: self.retry_after };
-            self.tasks.spawn_needed("definitions", listener.run());
+            self.tasks.spawn_critical("definitions", listener.run());
         }
         let mut states = ApiDefinitionWatcherStates::default();
         // A timeout is not an error: without listeners, upstream is polled.
@@ -100,7 +100,7 @@ impl DiscoveryLoop {
                         Some(DiscoveryAction::CompareFeeds) => {
                             let resources = self.permissions.catalog.len();
                             tracing::info!(resources, "upstream's API resources changed");
-                            self.permissions.feeds.forget_refusals();
+                            self.permissions.feeds.clear_refusals();
                             self.retire_outdated();
                             checks.change(now);
                         }
@@ -110,15 +110,15 @@ impl DiscoveryLoop {
                         schedule.set_coverage(self.coverage(true, &states));
                     }
                 }
-                () = until(checks.due()) => {
+                () = sleep_until_opt(checks.due()) => {
                     // A feed may have been requested before upstream served the resource that its definition declares.
-                    self.permissions.feeds.forget_gone();
+                    self.permissions.feeds.clear_not_found();
                     self.retire_outdated();
                     checks.passed(Instant::now());
                 }
                 () = sleep_until(schedule.due()) => {
                     let requested = Instant::now();
-                    let is_success = self.refresh(schedule.is_prompted()).await;
+                    let is_success = self.refresh(schedule.has_pending_change()).await;
                     schedule.refresh(requested, Instant::now());
                     schedule.set_coverage(self.coverage(is_success, &states));
                 }
@@ -127,16 +127,16 @@ impl DiscoveryLoop {
     }
 
     /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
-    async fn refresh(&self, is_prompted: bool) -> bool {
-        let ProxyPermissions { catalog, feeds, .. } = &self.permissions;
+    async fn refresh(&self, has_pending_change: bool) -> bool {
+        let RefusedReadRetrier { catalog, feeds, .. } = &self.permissions;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
                 tracing::info!(resources = catalog.len(), "upstream's API resources changed");
-                feeds.forget_refusals();
+                feeds.clear_refusals();
             }
             // The catalog may already have the change from a refresh for a request. Or discovery listed the resource
             // before upstream served it. Feeds that failed because it did not exist may retry.
-            Ok(false) if is_prompted => feeds.forget_gone(),
+            Ok(false) if has_pending_change => feeds.clear_not_found(),
             Ok(false) => {}
             Err(error) => {
                 tracing::debug!(%error, "upstream API discovery failed; keeping the known resources");
@@ -162,12 +162,12 @@ impl DiscoveryLoop {
     /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
     /// objects differently.
     fn retire_outdated(&self) {
-        let ProxyPermissions { catalog, feeds, .. } = &self.permissions;
+        let RefusedReadRetrier { catalog, feeds, .. } = &self.permissions;
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {
                 Some(resource) => feed_spec(&resource, spec.key.scope.clone(), spec.key.encoding) == *spec,
-                None => !catalog.is_gone(&spec.key.gvr),
+                None => !catalog.is_removed(&spec.key.gvr),
             };
             // Built-in types change only with the apiserver, and its watches end when it does.
             if spec.shape == JsonLayout::Custom && !fits {
@@ -193,7 +193,7 @@ enum DiscoveryAction {
 impl ApiDefinitionWatcherStates {
     fn record(&mut self, message: Option<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>) -> Option<DiscoveryAction> {
         let (from, message) = message?;
-        let last = self.0.of_mut(from);
+        let last = self.0.get_mut(from);
         match message {
             ApiDefinitionWatcherEvent::Changed => Some(DiscoveryAction::CompareFeeds),
             ApiDefinitionWatcherEvent::Unparsable => Some(DiscoveryAction::Rediscover),
@@ -206,11 +206,11 @@ impl ApiDefinitionWatcherStates {
 
     /// Whether every discovery listener has reported.
     fn have_all_reported(&self) -> bool {
-        ApiDefinitionKind::ALL.iter().all(|from| self.0.of(*from).is_some())
+        ApiDefinitionKind::ALL.iter().all(|from| self.0.get(*from).is_some())
     }
 
     /// Whether every discovery listener observes all changes.
     fn are_all_listening(&self) -> bool {
-        ApiDefinitionKind::ALL.iter().all(|from| *self.0.of(*from) == Some(ApiDefinitionWatcherEvent::Listening))
+        ApiDefinitionKind::ALL.iter().all(|from| *self.0.get(*from) == Some(ApiDefinitionWatcherEvent::Listening))
     }
 }

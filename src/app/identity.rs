@@ -50,7 +50,7 @@ fn delegation(
     let overlap_check = CaOverlapChecker::default();
     let load = |what, role, path: &Path| {
         let authorities = load_authorities(what, path, role, overlap_check.clone())?;
-        tasks.spawn_needed(what, authorities.clone().watch(config.file_check_interval));
+        tasks.spawn_critical(what, authorities.clone().watch(config.file_check_interval));
         Ok::<_, StartError>(authorities)
     };
     let clients = delegated.client_ca.as_deref().map(|path| load("client_ca", CertificateAuthorityRole::Client, path));
@@ -79,7 +79,7 @@ pub(super) fn forwarder(
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {
-        tasks.spawn_needed(
+        tasks.spawn_critical(
             "impersonator credentials",
             impersonator.clone().reload_credentials(config.file_check_interval),
         );
@@ -97,7 +97,7 @@ fn load_authorities(
 ) -> Result<ReloadableAuthorities, StartError> {
     let read = move |contents: &[Vec<u8>]| {
         let authorities = CertificateAuthorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
-        overlap_check.admit(role, &authorities).map_err(|error| error.to_string())?;
+        overlap_check.set_authorities(role, &authorities).map_err(|error| error.to_string())?;
         Ok::<_, String>(authorities)
     };
     WatchedFile::load(what, vec![path.to_owned()], read).map_err(|error| StartError::Authorities(error.to_string()))

@@ -132,7 +132,7 @@ impl OpsListeners {
             // The permissions of a unix socket decide which processes can connect.
             let browsers = matches!(address, ListenAddress::Tcp(_)).then(|| browsers.clone());
             let handler = move |_: &ConnectionPeer, request: &Request<RequestBody>| {
-                pages.answer_all(browsers.as_ref().map(Reloadable::get).as_deref(), request)
+                pages.handle_private(browsers.as_ref().map(Reloadable::get).as_deref(), request)
             };
             OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(handler))
         });

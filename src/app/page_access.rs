@@ -10,25 +10,25 @@ use http::HeaderMap;
 use tokio::runtime::Handle;
 
 use super::reload::ReloadableSettings;
-use crate::admin::{MetricsAccess, PageAccessDenied, PrivatePages};
+use crate::admin::{ClientActivityPages, MetricsAccess, PageAccessDenied};
 use crate::auth::{Authorizer, Caller, ClientConnectionInfo, GrantError};
 use crate::serve::{ActiveWatches, ScrapeAuthorizer};
 use kubeapi::{RequestInfo, UrlQuery};
 
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
-pub(super) fn metrics_readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsAccess {
-    let Some(authorizer) = authorizer else { return MetricsAccess::Anyone(tuned.ops_browsers.clone()) };
-    let (authorizer, runtime) = (ScrapeAuthorizer::new(authorizer, tuned.browsers.clone()), Handle::current());
+pub(super) fn metrics_readers(authorizer: Option<Authorizer>, settings: &ReloadableSettings) -> MetricsAccess {
+    let Some(authorizer) = authorizer else { return MetricsAccess::Unauthenticated(settings.ops_browsers.clone()) };
+    let (authorizer, runtime) = (ScrapeAuthorizer::new(authorizer, settings.browsers.clone()), Handle::current());
     MetricsAccess::Authorized(Arc::new(move |peer, headers| {
-        let decision = runtime.spawn(authorizer.clone().admit(ClientConnectionInfo::of(peer), headers.clone()));
+        let decision = runtime.spawn(authorizer.clone().admit(ClientConnectionInfo::from_peer(peer), headers.clone()));
         async move { decision.await.ok() }.boxed()
     }))
 }
 
 /// Returns the debug pages, for senders that upstream allows to `get` their paths.
-pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> PrivatePages {
+pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> ClientActivityPages {
     let runtime = Handle::current();
-    PrivatePages {
+    ClientActivityPages {
         page: Arc::new(move |name, query| active_watches.page(name, query)),
         access_check: Arc::new(move |path, headers| {
             if authorizer.is_open() {

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::permission_retrier::ProxyPermissions;
+use super::refused_read_retrier::RefusedReadRetrier;
 use crate::auth::{AffectedUsers, Authorizer, RbacBindings, RbacEvent, RbacKind};
 use crate::cache::{CollectionView, FeedCursor, FeedState, PullResult, WatchStartPosition};
 use crate::feeds::FeedHandle;
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 /// Follows one kind of RBAC objects through an ordinary feed.
 struct RbacWatcher {
     kind: RbacKind,
-    permissions: ProxyPermissions,
+    permissions: RefusedReadRetrier,
     shared: Arc<RbacWatcherState>,
     is_needed: watch::Receiver<bool>,
     retry_after: Duration,
@@ -50,7 +50,7 @@ const ROOM: usize = 256 << 10;
 /// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
 /// ended. A random part of up to a half is cut off. Then the feeds are idle, and end like others.
 pub(super) fn start_listeners(
-    permissions: &ProxyPermissions,
+    permissions: &RefusedReadRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &BackgroundTasks,
@@ -58,14 +58,14 @@ pub(super) fn start_listeners(
     linger: Duration,
 ) {
     let shared = RbacWatcherState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
-    shared.authorizer.hears_policy(false);
+    shared.authorizer.set_policy_watched(false);
     let shared = Arc::new(shared);
     let (need_sender, is_needed) = watch::channel(false);
-    tasks.spawn_needed("policy", publish_need(leases, need_sender, linger));
+    tasks.spawn_critical("policy", publish_need(leases, need_sender, linger));
     for kind in RbacKind::ALL {
         let (permissions, shared, is_needed) = (permissions.clone(), shared.clone(), is_needed.clone());
         let listener = RbacWatcher { kind, permissions, shared, is_needed, retry_after };
-        tasks.spawn_needed("policy", listener.run());
+        tasks.spawn_critical("policy", listener.run());
     }
 }
 
@@ -100,7 +100,7 @@ impl RbacWatcher {
                 result = ends.wait_for(|is_needed| !is_needed) => continues = result.is_ok(),
             }
             self.set_listening(false);
-            self.shared.policy.lock().forget(self.kind);
+            self.shared.policy.lock().clear_kind(self.kind);
         }
     }
 
@@ -156,10 +156,10 @@ impl RbacWatcher {
         let renderer = if feed.spec.key.encoding == FeedEncoding::Json {
             feed.reader.verbatim().clone()
         } else {
-            feed.renderings.settled(json).await.ok()?
+            feed.renderings.wait_verified(json).await.ok()?
         };
         let opened = feed.reader.open(WatchStartPosition::Current, CollectionView::everything()).ok()?;
-        self.shared.policy.lock().forget(self.kind);
+        self.shared.policy.lock().clear_kind(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
         for object in snapshot.select(&CollectionView::everything(), feed.reader.namespaced(), None) {
@@ -171,7 +171,7 @@ impl RbacWatcher {
         }
         // The proxy's own permissions may have changed unobserved.
         self.permissions.changed();
-        self.shared.authorizer.policy_begins();
+        self.shared.authorizer.policy_watch_started();
         Some(cursor)
     }
 
@@ -198,7 +198,7 @@ impl RbacWatcher {
         if is_listening {
             kinds.push(self.kind);
         }
-        self.shared.authorizer.hears_policy(kinds.len() == RbacKind::ALL.len());
+        self.shared.authorizer.set_policy_watched(kinds.len() == RbacKind::ALL.len());
     }
 }
 

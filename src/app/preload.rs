@@ -81,7 +81,7 @@ impl FeedPreload {
                 Ok(feed) => {
                     if let Some(guard) = &guard {
                         let counts = feed.counts.clone();
-                        guard.set_reason(move || Some(syncing(counts.trouble())));
+                        guard.set_reason(move || Some(syncing(counts.last_failure())));
                     }
                     let mut state = feed.reader.watch_state();
                     let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
@@ -107,7 +107,7 @@ impl FeedPreload {
         let resource = self.catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
         let scope = self.running.get().serve.coverage.scope(&resource).map_err(|why| why.to_string())?;
         let feed = self.feeds.handle(&feed_spec(&resource, scope, resource.encoding), None);
-        Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
+        Ok(feed.map_err(|why| unavailable(why).to_owned())?.as_keep_alive())
     }
 
     /// Makes the process unready while the feed has been disconnected for too long. Returns when the feed has ended.
@@ -131,7 +131,7 @@ impl FeedPreload {
                         "proxy not ready: the resource had no upstream watch for longer than readyStaleMax"
                     );
                     let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
-                    stale = Some(guard.because(move || counts.trouble()));
+                    stale = Some(guard.with_reason(move || counts.last_failure()));
                 }
             } else if stale_at.is_some() {
                 stale = None;

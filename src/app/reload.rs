@@ -21,7 +21,7 @@ pub struct ConfigReloadSources {
     /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
     /// The receiver of SIGHUP, which triggers a check of the configuration file.
-    pub hangups: Signal,
+    pub sighup: Signal,
     /// A function that sets the log level of the process.
     pub log_level: SetLogLevelFn,
 }
@@ -68,8 +68,8 @@ impl ReloadableSettings {
             let settings = &this.running.get().settings;
             ConfigPage {
                 file: file.map(|path| path.display().to_string()),
-                trouble: last_error.flatten(),
-                restart: this.restart_required.lock().clone(),
+                last_error: last_error.flatten(),
+                restart_required: this.restart_required.lock().clone(),
                 settings: settings.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect(),
             }
         })
@@ -92,7 +92,7 @@ impl ReloadableSettings {
         };
         let wrong = |error: base::FileLoadError<String>| StartError::Configuration(error.to_string());
         let file = WatchedFile::load("configuration", vec![path.clone()], parse).map_err(wrong)?;
-        tasks.spawn_needed("configuration file", file.clone().watch(self.running.get().file_check_interval));
+        tasks.spawn_critical("configuration file", file.clone().watch(self.running.get().file_check_interval));
         drop(self.file.set((path, file)));
         Ok(())
     }
@@ -101,7 +101,7 @@ impl ReloadableSettings {
     /// reference, because a drain waits for the last strong one.
     pub(super) async fn run(self, mut sources: ConfigReloadSources, frontend: Weak<HttpFrontend>, feeds: FeedRegistry) {
         let Some((_, file)) = self.file.get() else {
-            while sources.hangups.recv().await.is_some() {
+            while sources.sighup.recv().await.is_some() {
                 tracing::warn!("SIGHUP ignored: no configuration file to reload");
             }
             return;
@@ -113,7 +113,7 @@ impl ReloadableSettings {
             drop(serving);
             tokio::select! {
                 () = file.changed() => {}
-                Some(()) = sources.hangups.recv() => file.check_now().await,
+                Some(()) = sources.sighup.recv() => file.check_now().await,
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::upstream::CredentialSource;
 
 fn in_front_of_nobody() -> ServeSettings {
     let upstream = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
-    ServeSettings { admin: None, ..ServeSettings::in_front_of(upstream) }
+    ServeSettings { admin: None, ..ServeSettings::for_upstream(upstream) }
 }
 
 /// The kubelet or systemd then starts a new process with all its tasks.
@@ -15,7 +15,7 @@ async fn process_exits_naming_required_task_that_panicked() {
     bound.tasks.spawn("one of many", async { panic!("not needed") });
     let audit_tasks = bound.audit_tasks.clone();
     let running = tokio::spawn(bound.run(std::future::pending(), std::future::pending()));
-    audit_tasks.spawn_needed("audit", async { panic!("needed") });
+    audit_tasks.spawn_critical("audit", async { panic!("needed") });
     let lost = running.await.expect("it returns").expect_err("a task is lost");
     assert_eq!(lost.to_string(), "the required task \"audit\" panicked");
 }

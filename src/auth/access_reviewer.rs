@@ -54,7 +54,7 @@ const DECISION_BYTES: usize = 384;
 /// The length of the longest namespace name.
 const NAMESPACE_NAME_MAX: usize = 63;
 /// The longest user whose decision a downstream proxy may add to the cache. A proxy can send any text.
-const LEARNED_USER_BYTES_MAX: usize = 10_000;
+const CACHED_USER_BYTES_MAX: usize = 10_000;
 /// The maximum time that a request waits for its review if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -78,13 +78,13 @@ impl AccessReviewer {
         purpose: ReviewPurpose,
         since: Option<Instant>,
     ) -> Result<AccessDecision, GrantError> {
-        let key = AccessDecisionKey::of(user, access);
+        let key = AccessDecisionKey::new(user, access);
         let review = || async {
             let (class, cause) = class_and_cause(user, purpose);
-            let charge = ReviewCharge { class, payer: ReviewRateLimitKey::User(FlowDistinguisher::of(user)) };
-            let (sent, verdict) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
-            self.queue.count(if verdict.allowed { "allowed" } else { "denied" });
-            let decision = AccessDecision::new(sent, verdict, user.clone(), access);
+            let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
+            let (sent, result) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
+            self.queue.count(if result.allowed { "allowed" } else { "denied" });
+            let decision = AccessDecision::new(sent, result, user.clone(), access);
             // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
             // return one that is too old for requests.
             if cause == UpstreamRequestCause::LeaseReview && !decision.is_allowed {
@@ -100,47 +100,47 @@ impl AccessReviewer {
     ///
     /// A proxy sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
     /// until a lease would be checked again.
-    pub(super) async fn lets_proxy(
+    pub(super) async fn allows_proxy(
         &self,
         user: &Arc<User>,
         access: &Arc<AccessAttributes>,
         changes: &PolicyChanges,
     ) -> Result<(), GrantError> {
-        let known = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::of(user, access)).await;
-        let is_upheld =
-            known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.sent, self.config.recheck_rbac));
+        let cached = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::new(user, access)).await;
+        let is_upheld = cached
+            .is_some_and(|cached| cached.is_by_rbac() && changes.still_valid(cached.sent, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
         self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
     }
 
     /// Returns the cached decision on an access, if its review was sent after `since`.
-    pub(super) async fn recalls(
+    pub(super) async fn cached_decision(
         &self,
         user: &User,
         access: &AccessAttributes,
         since: Instant,
     ) -> Option<(Instant, AccessReviewResult)> {
-        let known = self.decisions.get(ReviewPurpose::Request, &AccessDecisionKey::of(user, access)).await;
-        let known = known.filter(|known| known.sent >= since)?;
-        Some((known.sent, AccessReviewResult { allowed: known.is_allowed, reason: known.reason.to_string() }))
+        let cached = self.decisions.get(ReviewPurpose::Request, &AccessDecisionKey::new(user, access)).await;
+        let cached = cached.filter(|cached| cached.sent >= since)?;
+        Some((cached.sent, AccessReviewResult { allowed: cached.is_allowed, reason: cached.reason.to_string() }))
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
     /// with the same permission.
     ///
     /// If the review was for an open watch, the decision may be too old for requests.
-    pub(super) async fn learns(
+    pub(super) async fn cache_decision(
         &self,
         (user, access): (User, AccessAttributes),
         cause: UpstreamRequestCause,
         sent: Instant,
-        verdict: AccessReviewResult,
+        result: AccessReviewResult,
     ) {
-        if user.len_bytes() > LEARNED_USER_BYTES_MAX {
+        if user.len_bytes() > CACHED_USER_BYTES_MAX {
             return;
         }
-        let key = AccessDecisionKey::of(&user, &access);
-        let decision = AccessDecision::new(sent, verdict, Arc::new(user), &access);
+        let key = AccessDecisionKey::new(&user, &access);
+        let decision = AccessDecision::new(sent, result, Arc::new(user), &access);
         if cause == UpstreamRequestCause::AccessReview {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
@@ -148,11 +148,11 @@ impl AccessReviewer {
     }
 
     /// Drops the decisions that a policy change may have made wrong.
-    pub(super) async fn forget(&self, affected: &AffectedUsers) {
+    pub(super) async fn remove_affected(&self, affected: &AffectedUsers) {
         match affected {
             AffectedUsers::Everyone => self.decisions.clear(),
             AffectedUsers::Only(_) => {
-                self.decisions.remove_if(|known| affected.contains(&known.user, &known.namespace)).await;
+                self.decisions.remove_if(|cached| affected.contains(&cached.user, &cached.namespace)).await;
             }
         }
     }
@@ -162,7 +162,7 @@ impl AccessReviewer {
 fn class_and_cause(user: &User, purpose: ReviewPurpose) -> (ReviewClass, UpstreamRequestCause) {
     match purpose {
         ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
-            (ReviewClass::Guess, UpstreamRequestCause::AccessReview)
+            (ReviewClass::Unauthenticated, UpstreamRequestCause::AccessReview)
         }
         ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, UpstreamRequestCause::AccessReview),
         ReviewPurpose::NonResource => (ReviewClass::NonResource, UpstreamRequestCause::AccessReview),
@@ -179,17 +179,17 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
-    let leases = Arc::new(ReviewRateLimit::of_leases(config.lease_reviews));
+    let leases = Arc::new(ReviewRateLimit::for_leases(config.lease_reviews));
     ReviewQueue::new(ReviewResource::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),
-        ReviewClass::Known | ReviewClass::Guess => requests.clone(),
+        ReviewClass::Known | ReviewClass::Unauthenticated => requests.clone(),
         ReviewClass::NonResource => paths.clone(),
     })
 }
 
 impl AccessDecisionKey {
-    fn of(user: &User, access: &AccessAttributes) -> Self {
+    fn new(user: &User, access: &AccessAttributes) -> Self {
         let mut hasher = Sha256Hasher(digest::Context::new(&digest::SHA256));
         (user, access).hash(&mut hasher);
         Self(hasher.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
@@ -208,22 +208,22 @@ impl Hasher for Sha256Hasher {
 }
 
 impl AccessDecision {
-    fn new(sent: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &AccessAttributes) -> Self {
+    fn new(sent: Instant, result: AccessReviewResult, user: Arc<User>, access: &AccessAttributes) -> Self {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
-        Self { sent, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
+        Self { sent, is_allowed: result.allowed, reason: result.reason.into(), user, namespace }
     }
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.
-    pub(super) fn is_by_policy(&self) -> bool {
+    pub(super) fn is_by_rbac(&self) -> bool {
         self.is_allowed && AccessReviewResult::is_by_rbac(&self.reason)
     }
 
     /// How long a decision is cached. For leases and downstream proxies, each look-up also sets a maximum age.
     fn ttl(&self, purpose: ReviewPurpose, config: &AuthConfig) -> Duration {
         match purpose {
-            _ if !self.is_allowed && AccessReviewResult::denies_for_now(&self.reason) => Duration::ZERO,
+            _ if !self.is_allowed && AccessReviewResult::is_transient_denial(&self.reason) => Duration::ZERO,
             _ if !self.is_allowed => config.denied_ttl,
             ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Namespace => config.allowed_ttl,
             ReviewPurpose::Lease | ReviewPurpose::Proxy => {
@@ -251,7 +251,7 @@ mod tests {
     use crate::auth::tests::info;
 
     fn access(uri: &str) -> AccessAttributes {
-        AccessAttributes::of(&info(uri))
+        AccessAttributes::from_request(&info(uri))
     }
 
     /// The same characters in other attributes are another key (A3).
@@ -286,13 +286,13 @@ mod tests {
             access("/version"),
         ];
         let pairs =
-            users.iter().flat_map(|user| accesses.iter().map(move |access| AccessDecisionKey::of(user, access)));
+            users.iter().flat_map(|user| accesses.iter().map(move |access| AccessDecisionKey::new(user, access)));
         assert_eq!(pairs.collect::<HashSet<_>>().len(), users.len() * accesses.len());
     }
 
     fn decision(uri: &str, allowed: bool, reason: &str) -> AccessDecision {
-        let verdict = AccessReviewResult { allowed, reason: reason.to_owned() };
-        AccessDecision::new(Instant::now(), verdict, Arc::default(), &access(uri))
+        let result = AccessReviewResult { allowed, reason: reason.to_owned() };
+        AccessDecision::new(Instant::now(), result, Arc::default(), &access(uri))
     }
 
     #[test]

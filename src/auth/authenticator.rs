@@ -54,15 +54,20 @@ pub struct AuthenticatedCaller {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
-    pub(super) payer: FlowDistinguisher,
+    pub(super) flow: FlowDistinguisher,
     /// The time at which the credential expires, if known.
-    pub(super) until: Option<SystemTime>,
+    pub(super) expires_at: Option<SystemTime>,
 }
 
 impl AuthenticatedCaller {
-    pub(super) fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
-        let payer = FlowDistinguisher::on_its_node(&user);
-        Self { id, credential, user, payer, until }
+    pub(super) fn new(
+        id: CredentialId,
+        credential: Credential,
+        user: Arc<User>,
+        expires_at: Option<SystemTime>,
+    ) -> Self {
+        let flow = FlowDistinguisher::per_node(&user);
+        Self { id, credential, user, flow, expires_at }
     }
 }
 
@@ -87,17 +92,17 @@ impl Caller {
     ///
     /// A front proxy's certificate does not count, because the front proxy must check the browser requests that it
     /// forwards.
-    pub fn shows_certificate(&self) -> bool {
+    pub fn has_client_certificate(&self) -> bool {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
     /// Returns the party to which every limit charges this caller; `None` if all callers are the proxy itself. Callers
     /// without a credential count as one user.
-    pub fn payer(&self) -> Option<FlowDistinguisher> {
+    pub fn flow(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::ProxyItself => None,
-            Self::Anonymous => Some(FlowDistinguisher::of(&anonymous())),
-            Self::Known(known) => Some(known.payer.clone()),
+            Self::Anonymous => Some(FlowDistinguisher::from_user(&User::anonymous())),
+            Self::Known(known) => Some(known.flow.clone()),
         }
     }
 }
@@ -125,9 +130,10 @@ impl Authenticator {
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews. Never returns.
-    pub(super) fn keep_ready(&self, ready: &ReadinessTracker) -> BoxFuture<'static, ()> {
+    pub(super) fn track_readiness(&self, ready: &ReadinessTracker) -> BoxFuture<'static, ()> {
         let permissions = [&self.token_reviewer.queue.permission, &self.access_reviewer.queue.permission];
-        let guards = permissions.map(|permission| permission.clone().keep_ready(self.reviews.clone(), ready.clone()));
+        let guards =
+            permissions.map(|permission| permission.clone().track_readiness(self.reviews.clone(), ready.clone()));
         Box::pin(join_all(guards).map(drop))
     }
 
@@ -139,10 +145,10 @@ impl Authenticator {
             Credential::Anonymous => add(b"anonymous"),
             Credential::Token(token) => {
                 add(b"token");
-                add(token.reveal().as_bytes());
+                add(token.expose().as_bytes());
             }
             Credential::Certificate(chain) => return self.chain_id(chain),
-            Credential::Asserted(chain, user) => {
+            Credential::FrontProxy(chain, user) => {
                 add(b"asserted");
                 add(self.chain_id(chain).as_bytes());
                 add(user.name.as_bytes());
@@ -150,7 +156,7 @@ impl Authenticator {
                 add(format!("{:?}{:?}", user.groups, user.extra).as_bytes());
             }
         }
-        named(hmac)
+        credential_id(hmac)
     }
 
     fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {
@@ -158,16 +164,17 @@ impl Authenticator {
             let mut hmac = ring::hmac::Context::with_key(&self.key);
             add(&mut hmac, b"certificate");
             certificates.iter().for_each(|certificate| add(&mut hmac, certificate));
-            named(hmac)
+            credential_id(hmac)
         })
     }
 
     /// Returns the time until which a chain authenticates a front proxy; `None` if it does not.
     fn front_proxy(&self, chain: &PeerCertChain) -> Option<SystemTime> {
-        let front = self.front_proxy.as_ref()?;
-        let CertificateIdentity { user, until } =
-            chain.holder(CertificateAuthorityRole::FrontProxy, &front.authorities.current(), self.clock.now()).ok()?;
-        (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
+        let proxies = self.front_proxy.as_ref()?;
+        let CertificateIdentity { user, expires_at } = chain
+            .holder(CertificateAuthorityRole::FrontProxy, &proxies.authorities.current(), self.clock.now())
+            .ok()?;
+        (proxies.names.is_empty() || proxies.names.contains(&user.name)).then_some(expires_at)
     }
 
     /// Returns the user of a credential; `None` if the credential names no user.
@@ -182,14 +189,18 @@ impl Authenticator {
     ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
         let reviewed = Instant::now();
         let identity = match credential {
-            Credential::Anonymous => AuthenticatedIdentity { reviewed, user: Arc::new(anonymous()), until: None },
+            Credential::Anonymous => {
+                AuthenticatedIdentity { reviewed, user: Arc::new(User::anonymous()), expires_at: None }
+            }
             Credential::Token(token) => self.token_reviewer.identify(id, token, purpose).await?,
             Credential::Certificate(chain) => {
                 let Some(holder) = self.holder(chain)? else { return Ok(None) };
-                AuthenticatedIdentity { reviewed, user: holder.user, until: Some(holder.until) }
+                AuthenticatedIdentity { reviewed, user: holder.user, expires_at: Some(holder.expires_at) }
             }
-            Credential::Asserted(chain, user) => match self.front_proxy(chain) {
-                Some(until) => AuthenticatedIdentity { reviewed, user: user.clone(), until: Some(until) },
+            Credential::FrontProxy(chain, user) => match self.front_proxy(chain) {
+                Some(expires_at) => {
+                    AuthenticatedIdentity { reviewed, user: user.clone(), expires_at: Some(expires_at) }
+                }
                 // The peer is not a trusted front proxy. Its certificate is still a credential, and is tried next.
                 None => return Ok(None),
             },
@@ -212,15 +223,9 @@ impl Authenticator {
         match credential {
             Credential::Anonymous | Credential::Token(_) => None,
             Credential::Certificate(_) => self.client_authorities.clone(),
-            Credential::Asserted(..) => self.front_proxy.as_ref().map(|front| front.authorities.clone()),
+            Credential::FrontProxy(..) => self.front_proxy.as_ref().map(|proxies| proxies.authorities.clone()),
         }
     }
-}
-
-/// Returns the user that upstream assigns to callers without a credential.
-pub(super) fn anonymous() -> User {
-    let groups = vec![User::UNAUTHENTICATED.to_owned()];
-    User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }
 
 /// Adds a part of a credential, preceded by its length, so that no two credentials have the same encoding.
@@ -229,6 +234,6 @@ fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
     hmac.update(part);
 }
 
-fn named(hmac: ring::hmac::Context) -> CredentialId {
+fn credential_id(hmac: ring::hmac::Context) -> CredentialId {
     CredentialId::new(hmac.sign().as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }

@@ -5,9 +5,7 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::authenticator::{
-    AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities, anonymous,
-};
+use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
@@ -40,7 +38,7 @@ struct DelegatedAuthorizer {
     changes: Arc<PolicyChanges>,
     client: UpstreamClient,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
-    ourselves: moka::future::Cache<(), Arc<User>>,
+    own_user: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs. It expires, because upstream may be upgraded.
     release: moka::future::Cache<(), KubernetesRelease>,
 }
@@ -57,15 +55,16 @@ pub struct DelegatedAuthDeps {
     pub tasks: BackgroundTasks,
 }
 
-/// How long the proxy's own identity is cached, and how long the request for it may take.
-const OURSELVES_FOR: Duration = Duration::from_secs(30);
-const OURSELVES_MAX: Duration = Duration::from_secs(5);
+/// How long the proxy's own identity is cached.
+const OWN_USER_TTL: Duration = Duration::from_secs(30);
+/// The timeout of a request for the proxy's own identity, or for upstream's release.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long upstream's release is cached.
-const RELEASE_FOR: Duration = Duration::from_secs(60);
+const RELEASE_TTL: Duration = Duration::from_secs(60);
 /// The first release that constrains impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 36 };
 /// The time in seconds within which all namespaces that open readable watches depend on can be reviewed.
-const ASSERTED_WITHIN_SECONDS: u32 = 4;
+const NAMESPACE_REVIEW_SECONDS: u32 = 4;
 
 impl Authorizer {
     /// Creates an authorizer that treats every caller as the proxy itself.
@@ -89,12 +88,12 @@ impl Authorizer {
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let changes = Arc::new(PolicyChanges::new());
         let leases = Arc::new(GrantLeases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
-        let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
-        let quota = ReviewedNamespaceLimit::new(in_time(config.namespaces), in_time(config.namespaces_per_user));
-        let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
-        let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
-        tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, ourselves, release };
+        let count_max = |per_second: u32| per_second.saturating_mul(NAMESPACE_REVIEW_SECONDS) as usize;
+        let quota = ReviewedNamespaceLimit::new(count_max(config.namespaces), count_max(config.namespaces_per_user));
+        let own_user = moka::future::Cache::builder().max_capacity(1).time_to_live(OWN_USER_TTL).build();
+        let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_TTL).build();
+        tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
+        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -105,7 +104,7 @@ impl Authorizer {
 
     /// Whether a caller may read from the cache. A caller without a credential may do so only if the configuration
     /// allows it.
-    pub fn serves(&self, caller: &Caller) -> bool {
+    pub fn may_read_cache(&self, caller: &Caller) -> bool {
         match (caller, &self.delegated) {
             (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
             _ => true,
@@ -127,20 +126,23 @@ impl Authorizer {
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
     pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadGrant, GrantError> {
-        let access = Arc::new(AccessAttributes::of(info));
+        let access = Arc::new(AccessAttributes::from_request(info));
         let Some(shared) = &self.delegated else { return Ok(ReadGrant::new(access)) };
         shared.grant(caller, info, access).await.inspect_err(metrics::refused)
     }
 
     /// Whether a downstream proxy may create this review on behalf of one of its callers.
-    pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
+    pub async fn allows_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {
             Err(_) => false,
             Ok(None) => true,
             Ok(Some(known)) => {
                 let reviewer = &shared.authenticator.access_reviewer;
-                reviewer.lets_proxy(&known.user, &Arc::new(AccessAttributes::of(info)), &shared.changes).await.is_ok()
+                reviewer
+                    .allows_proxy(&known.user, &Arc::new(AccessAttributes::from_request(info)), &shared.changes)
+                    .await
+                    .is_ok()
             }
         }
     }
@@ -151,26 +153,26 @@ impl Authorizer {
     /// # Errors
     /// The caller's identity or permissions cannot be determined.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadPermission, GrantError> {
-        let access = Arc::new(AccessAttributes::of(info));
-        let Some(shared) = &self.delegated else { return Ok(ReadPermission::Whole(ReadGrant::new(access))) };
+        let access = Arc::new(AccessAttributes::from_request(info));
+        let Some(shared) = &self.delegated else { return Ok(ReadPermission::Collection(ReadGrant::new(access))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(GrantError::Denied(_)) => shared.readable(caller, info, access).map(ReadPermission::Part),
-            grant => grant.map(ReadPermission::Whole),
+            Err(GrantError::Denied(_)) => shared.readable(caller, info, access).map(ReadPermission::Namespaces),
+            grant => grant.map(ReadPermission::Collection),
         };
         permit.inspect_err(metrics::refused)
     }
 
     /// Returns the identity with which the caller's requests are sent to upstream.
-    pub async fn acting_as(&self, caller: &Caller) -> RequestIdentity {
+    pub async fn upstream_identity(&self, caller: &Caller) -> RequestIdentity {
         match (caller, &self.delegated) {
             (Caller::ProxyItself, _) | (_, None) => RequestIdentity::ProxyItself,
             (Caller::Anonymous, Some(_)) => RequestIdentity::Anonymous,
             (Caller::Known(known), Some(shared)) => match &known.credential {
                 Credential::Anonymous => RequestIdentity::Anonymous,
-                Credential::Token(_) => RequestIdentity::Bearer(known.id, known.payer.clone()),
-                // A caller that holds the proxy's own certificate has the proxy's rights anyway.
-                Credential::Certificate(_) if shared.is_us(&known.user).await => RequestIdentity::ProxyItself,
-                Credential::Certificate(_) | Credential::Asserted(..) => RequestIdentity::User(known.user.clone()),
+                Credential::Token(_) => RequestIdentity::Bearer(known.id, known.flow.clone()),
+                // A caller that holds the proxy's own certificate has the proxy's permissions anyway.
+                Credential::Certificate(_) if shared.is_own_user(&known.user).await => RequestIdentity::ProxyItself,
+                Credential::Certificate(_) | Credential::FrontProxy(..) => RequestIdentity::User(known.user.clone()),
             },
         }
     }
@@ -191,9 +193,11 @@ impl Authorizer {
         let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
             return Err(ImpersonationDenied::unknown());
         };
-        let request = if shared.constrains_impersonation().await { info.map(AccessAttributes::of) } else { None };
-        let judged = impersonation.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
-        judged.inspect_err(|impeded| metrics::refused(&impeded.refused))
+        let request =
+            if shared.constrains_impersonation().await { info.map(AccessAttributes::from_request) } else { None };
+        let authorized =
+            impersonation.authorize(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
+        authorized.inspect_err(|denied| metrics::refused(&denied.refused))
     }
 
     /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
@@ -205,16 +209,16 @@ impl Authorizer {
     }
 
     /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
-    pub fn policy_begins(&self) {
+    pub fn policy_watch_started(&self) {
         if let Some(shared) = &self.delegated {
-            shared.changes.begin();
+            shared.changes.watch_started();
         }
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
     /// registered at once.
-    pub fn keep_ready(&self, ready: &ReadinessTracker) -> Option<BoxFuture<'static, ()>> {
-        Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
+    pub fn track_readiness(&self, ready: &ReadinessTracker) -> Option<BoxFuture<'static, ()>> {
+        Some(self.delegated.as_ref()?.authenticator.track_readiness(ready))
     }
 
     /// Returns the number of leases of open watches; `None` if none are needed. Receivers are notified of the first
@@ -225,7 +229,7 @@ impl Authorizer {
 
     /// Records whether policy changes are received as they happen. If not, they are received later, or the watches
     /// restart.
-    pub fn hears_policy(&self, is_watched: bool) {
+    pub fn set_policy_watched(&self, is_watched: bool) {
         metrics::policy_watched(is_watched);
         if let Some(shared) = &self.delegated {
             shared.changes.set_open(is_watched);
@@ -234,26 +238,26 @@ impl Authorizer {
 
     /// Returns the cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's
     /// review.
-    pub async fn recalls(
+    pub async fn cached_decision(
         &self,
         user: &User,
         access: &AccessAttributes,
         since: Instant,
     ) -> Option<(Instant, AccessReviewResult)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
-        reviewer.recalls(user, access, since).await
+        reviewer.cached_decision(user, access, since).await
     }
 
     /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
-    pub async fn learns(
+    pub async fn cache_decision(
         &self,
         of: (User, AccessAttributes),
         cause: UpstreamRequestCause,
         sent: Instant,
-        verdict: AccessReviewResult,
+        result: AccessReviewResult,
     ) {
-        if let Some(shared) = self.delegated.as_ref().filter(|shared| sent >= shared.changes.moved()) {
-            shared.authenticator.access_reviewer.learns(of, cause, sent, verdict).await;
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| sent >= shared.changes.last_activity()) {
+            shared.authenticator.access_reviewer.cache_decision(of, cause, sent, result).await;
         }
     }
 
@@ -263,7 +267,7 @@ impl Authorizer {
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
-    pub fn remembers_for(&self) -> AuthConfig {
+    pub fn config(&self) -> AuthConfig {
         self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
     }
 }
@@ -271,7 +275,7 @@ impl Authorizer {
 impl DelegatedAuthorizer {
     async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
         let purpose = TokenReviewPurpose::Request { source: sender.address };
-        let credentials = Credential::all_of(sender, headers).map_err(|error| {
+        let credentials = Credential::from_request(sender, headers).map_err(|error| {
             tracing::debug!(%error, "malformed bearer token; request rejected with 401");
             GrantError::Unauthenticated
         })?;
@@ -282,10 +286,10 @@ impl DelegatedAuthorizer {
                 Ok(None) => {}
                 // A front proxy that names the anonymous user authenticates no caller.
                 Ok(Some(AuthenticatedIdentity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
-                Ok(Some(AuthenticatedIdentity { user, until, .. })) => {
-                    return Ok(Caller::Known(Arc::new(AuthenticatedCaller::new(id, credential, user, until))));
+                Ok(Some(AuthenticatedIdentity { user, expires_at, .. })) => {
+                    return Ok(Caller::Known(Arc::new(AuthenticatedCaller::new(id, credential, user, expires_at))));
                 }
-                Err(why) => refused = Some(why),
+                Err(error) => refused = Some(error),
             }
         }
         refused.map_or(Ok(Caller::Anonymous), Err)
@@ -298,8 +302,8 @@ impl DelegatedAuthorizer {
         access: Arc<AccessAttributes>,
     ) -> Result<ReadGrant, GrantError> {
         let Some(known) = self.known(caller)? else { return Ok(ReadGrant::new(access)) };
-        // It exists before the right is checked, so that no change falls between the two.
-        let lease = (info.verb == RequestVerb::Watch).then(|| self.leases.hold(&known, &access, None));
+        // It exists before the permission is checked, so that no change falls between the two.
+        let lease = (info.verb == RequestVerb::Watch).then(|| self.leases.acquire(&known, &access, None));
         let reviewer = &self.authenticator.access_reviewer;
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
@@ -316,13 +320,14 @@ impl DelegatedAuthorizer {
         access: Arc<AccessAttributes>,
     ) -> Result<ReadableNamespaces, GrantError> {
         let known = self.known(caller)?.ok_or_else(GrantError::denied)?;
-        // Reviews count by account and not by node, because an account's rights are the same on each node.
+        // Reviews count by account and not by node, because an account's permissions are the same on each node.
         let is_watch = info.verb == RequestVerb::Watch;
-        let watch = is_watch.then(|| (self.quota.share(&FlowDistinguisher::of(&known.user)), self.config.recheck));
+        let watch =
+            is_watch.then(|| (self.quota.permits(&FlowDistinguisher::from_user(&known.user)), self.config.recheck));
         let authenticator = self.authenticator.clone();
-        let verdicts = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
-        let lease = is_watch.then(|| self.leases.hold(&known, &access, Some(verdicts.clone())));
-        Ok(ReadableNamespaces::new(access, verdicts, lease))
+        let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
+        let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));
+        Ok(ReadableNamespaces::new(access, decisions, lease))
     }
 
     /// Returns the user to review; `None` for the proxy itself.
@@ -332,7 +337,7 @@ impl DelegatedAuthorizer {
             Caller::Anonymous if !self.config.anonymous => Err(GrantError::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Anonymous;
-                let user = Arc::new(anonymous());
+                let user = Arc::new(User::anonymous());
                 Ok(Some(Arc::new(AuthenticatedCaller::new(self.authenticator.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
@@ -344,25 +349,29 @@ impl DelegatedAuthorizer {
     /// If that cannot be determined, the constraints are not used. On a release without them, a caller with all verbs
     /// would pass them.
     async fn constrains_impersonation(&self) -> bool {
-        let release = async { timeout(OURSELVES_MAX, self.client.release()).await.map_err(drop)?.map_err(drop) };
+        let release = async { timeout(LOOKUP_TIMEOUT, self.client.release()).await.map_err(drop)?.map_err(drop) };
         let release = Box::pin(self.release.try_get_with((), release)).await;
         release.is_ok_and(|release| release >= CONSTRAINED_SINCE)
     }
 
-    async fn is_us(&self, user: &User) -> bool {
+    async fn is_own_user(&self, user: &User) -> bool {
         // If the proxy's own identity cannot be determined, no caller has it.
         let identity =
-            async { timeout(OURSELVES_MAX, self.client.who_am_i()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
-        Box::pin(self.ourselves.try_get_with((), identity)).await.is_ok_and(|ourselves| ourselves.is_same_as(user))
+            async { timeout(LOOKUP_TIMEOUT, self.client.own_user()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
+        Box::pin(self.own_user.try_get_with((), identity)).await.is_ok_and(|own_user| own_user.is_same_as(user))
     }
 }
 
 /// Applies policy changes as they are received.
-async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<GrantLeases>) {
+async fn apply_policy_changes(
+    changes: Arc<PolicyChanges>,
+    authenticator: Arc<Authenticator>,
+    leases: Arc<GrantLeases>,
+) {
     let mut rounds = PolicyRecheckRounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
-        authenticator.access_reviewer.forget(&affected).await;
+        authenticator.access_reviewer.remove_affected(&affected).await;
         leases.recheck(&affected).await;
     }
 }

@@ -27,7 +27,7 @@ pub type CertificateChain = Arc<[CertificateDer<'static>]>;
 /// The authorities that sign client certificates.
 pub struct CertificateAuthorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
-    edition: CertificateAuthoritiesId,
+    id: CertificateAuthoritiesId,
     /// The authorities in webpki's form, and in the same order the properties that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
     roots: Vec<CaProperties>,
@@ -46,7 +46,7 @@ struct CaProperties {
     /// Whether the authority may sign client certificates; true if it has no extended key usage.
     for_clients: bool,
     /// The maximum number of intermediate authorities between the authority and the client.
-    between_max: Option<u32>,
+    path_len_max: Option<u32>,
 }
 
 /// The first and the last second in which a certificate is valid, since 1970.
@@ -66,7 +66,7 @@ struct SignatureCheckCache<'a> {
     algorithm: &'a dyn SignatureVerificationAlgorithm,
     /// The cached results of signature checks, by a digest of key, message and signature. One thread verifies a chain;
     /// the trait requires the lock.
-    known: Mutex<HashMap<[u8; 32], bool>>,
+    results: Mutex<HashMap<[u8; 32], bool>>,
 }
 
 /// The user that a chain authenticates, until a given time.
@@ -74,7 +74,7 @@ struct SignatureCheckCache<'a> {
 pub struct CertificateIdentity {
     pub user: Arc<User>,
     /// The time at which the first certificate of the path expires, including the authority's.
-    pub until: SystemTime,
+    pub expires_at: SystemTime,
 }
 
 /// A certificate chain that a client has sent, and the result of its verification. It is stored with the connection, so
@@ -83,14 +83,14 @@ pub struct CertificateIdentity {
 pub struct PeerCertChain {
     chain: CertificateChain,
     id: OnceLock<CredentialId>,
-    as_client: Mutex<Option<CachedVerdict>>,
-    as_proxy: Mutex<Option<CachedVerdict>>,
+    as_client: Mutex<Option<CachedVerification>>,
+    as_proxy: Mutex<Option<CachedVerification>>,
 }
 
 /// The result of a chain's verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
-struct CachedVerdict {
-    edition: CertificateAuthoritiesId,
+struct CachedVerification {
+    authorities_id: CertificateAuthoritiesId,
     from: SystemTime,
     until: SystemTime,
     holder: Result<CertificateIdentity, CertificateRejection>,
@@ -142,7 +142,7 @@ struct ClientAndProxyCas {
 pub struct SharedCaError;
 
 /// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
-const NO_KEPT_MAX: Duration = Duration::from_secs(60);
+const REJECTION_TTL_MAX: Duration = Duration::from_secs(60);
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
 /// The extra in which upstream identifies the credential.
@@ -165,18 +165,18 @@ impl CertificateAuthorities {
         for der in &certificates {
             let anchor = anchor_from_trusted_cert(der).map_err(|error| unreadable(&error))?.to_owned();
             let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
-            authorities.push((anchor, CaProperties::of(&parsed)));
+            authorities.push((anchor, CaProperties::from_certificate(&parsed)));
         }
         // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let edition = CertificateAuthoritiesId::of(&certificates);
+        let id = CertificateAuthoritiesId::new(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
-        Ok(Self { algorithms, edition, anchors, roots })
+        Ok(Self { algorithms, id, anchors, roots })
     }
 
     /// Whether the two sets have an authority's key in common.
-    pub fn shares_with(&self, other: &Self) -> bool {
+    pub fn overlaps(&self, other: &Self) -> bool {
         self.keys().any(|key| other.keys().any(|others| others == key))
     }
 
@@ -197,8 +197,8 @@ impl CertificateAuthorities {
         let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
         let permits = |path: &VerifiedPath<'_>| self.permits(path, time);
         let usage = KeyUsage::client_auth();
-        let memos: Vec<_> = self.algorithms.iter().map(|algorithm| SignatureCheckCache::new(*algorithm)).collect();
-        let algorithms: Vec<_> = memos.iter().map(|memo| memo as &dyn SignatureVerificationAlgorithm).collect();
+        let checks: Vec<_> = self.algorithms.iter().map(|algorithm| SignatureCheckCache::new(*algorithm)).collect();
+        let algorithms: Vec<_> = checks.iter().map(|check| check as &dyn SignatureVerificationAlgorithm).collect();
         let path = end
             .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
@@ -206,9 +206,9 @@ impl CertificateAuthorities {
         let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejection::NoCommonName)?);
         let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
-        let last = between.chain([root, ValiditySeconds::of(&parsed).to]).min().unwrap_or(0);
+        let last = between.chain([root, ValiditySeconds::from_certificate(&parsed).to]).min().unwrap_or(0);
         // A certificate is valid to the end of its last second.
-        Ok(CertificateIdentity { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
+        Ok(CertificateIdentity { user, expires_at: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
     /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
@@ -232,7 +232,7 @@ impl CertificateAuthorities {
             return Err(webpki::Error::CertExpired { time, not_after: at(to) });
         }
         let between = path.intermediate_certificates().count();
-        if root.between_max.is_some_and(|max| between > max as usize) {
+        if root.path_len_max.is_some_and(|max| between > max as usize) {
             return Err(webpki::Error::PathLenConstraintViolated);
         }
         let signs =
@@ -262,7 +262,7 @@ impl CaOverlapChecker {
     ///
     /// # Errors
     /// An authority has the other role. The previous authorities stay.
-    pub fn admit(
+    pub fn set_authorities(
         &self,
         role: CertificateAuthorityRole,
         authorities: &CertificateAuthorities,
@@ -302,32 +302,32 @@ impl PeerCertChain {
         authorities: &CertificateAuthorities,
         now: SystemTime,
     ) -> Result<CertificateIdentity, CertificateRejection> {
-        let mut kept = match role {
+        let mut cached = match role {
             CertificateAuthorityRole::Client => self.as_client.lock(),
             CertificateAuthorityRole::FrontProxy => self.as_proxy.lock(),
         };
-        if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.ttls(authorities, now)) {
-            return verdict.holder.clone();
+        if let Some(cached) = cached.as_ref().filter(|cached| cached.is_valid(authorities, now)) {
+            return cached.holder.clone();
         }
         let holder = authorities.verify(&self.chain, now);
         let until = match &holder {
-            Ok(holder) => holder.until,
-            Err(why) => {
-                tracing::debug!(error = %why, role = role.as_str(), "client certificate not accepted in this role");
-                let soon = now + NO_KEPT_MAX;
+            Ok(holder) => holder.expires_at,
+            Err(error) => {
+                tracing::debug!(%error, role = role.as_str(), "client certificate not accepted in this role");
+                let soon = now + REJECTION_TTL_MAX;
                 authorities.next_start(&self.chain, now).map_or(soon, |start| start.min(soon))
             }
         };
-        *kept = Some(CachedVerdict { edition: authorities.edition, from: now, until, holder: holder.clone() });
+        *cached = Some(CachedVerification { authorities_id: authorities.id, from: now, until, holder: holder.clone() });
         holder
     }
 }
 
-impl CachedVerdict {
-    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. This also
+impl CachedVerification {
+    /// Whether the result is still valid: the authorities are the same, and the time is within its period. This also
     /// detects a clock that was set back.
-    fn ttls(&self, authorities: &CertificateAuthorities, now: SystemTime) -> bool {
-        self.edition == authorities.edition && (self.from..self.until).contains(&now)
+    fn is_valid(&self, authorities: &CertificateAuthorities, now: SystemTime) -> bool {
+        self.authorities_id == authorities.id && (self.from..self.until).contains(&now)
     }
 }
 
@@ -341,7 +341,7 @@ impl PartialEq for PeerCertChain {
 impl Eq for PeerCertChain {}
 
 impl CertificateAuthoritiesId {
-    fn of(certificates: &[CertificateDer<'_>]) -> Self {
+    fn new(certificates: &[CertificateDer<'_>]) -> Self {
         let mut hash = digest::Context::new(&digest::SHA256);
         certificates.iter().for_each(|der| hash.update(der));
         Self(hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
@@ -349,22 +349,22 @@ impl CertificateAuthoritiesId {
 }
 
 impl CaProperties {
-    fn of(parsed: &X509Certificate<'_>) -> Self {
+    fn from_certificate(parsed: &X509Certificate<'_>) -> Self {
         let constraints = parsed.basic_constraints().ok().flatten();
         let usage = parsed.extended_key_usage().ok().flatten();
         Self {
-            validity: ValiditySeconds::of(parsed),
+            validity: ValiditySeconds::from_certificate(parsed),
             // Version 1 has no extensions.
             is_authority: may_sign(parsed)
                 && constraints.as_ref().map_or(parsed.version() != X509Version::V3, |constraints| constraints.value.ca),
             for_clients: usage.is_none_or(|usage| usage.value.any || usage.value.client_auth),
-            between_max: constraints.and_then(|constraints| constraints.value.path_len_constraint),
+            path_len_max: constraints.and_then(|constraints| constraints.value.path_len_constraint),
         }
     }
 }
 
 impl ValiditySeconds {
-    fn of(parsed: &X509Certificate<'_>) -> Self {
+    fn from_certificate(parsed: &X509Certificate<'_>) -> Self {
         let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
         Self { from: seconds(parsed.validity().not_before), to: seconds(parsed.validity().not_after) }
     }
@@ -372,7 +372,7 @@ impl ValiditySeconds {
 
 impl<'a> SignatureCheckCache<'a> {
     fn new(algorithm: &'a dyn SignatureVerificationAlgorithm) -> Self {
-        Self { algorithm, known: Mutex::default() }
+        Self { algorithm, results: Mutex::default() }
     }
 }
 
@@ -386,7 +386,7 @@ impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
         }
         let inputs = inputs.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
         let check = || self.algorithm.verify_signature(key, message, signature).is_ok();
-        if *self.known.lock().entry(inputs).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
+        if *self.results.lock().entry(inputs).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
     }
 
     fn public_key_alg_id(&self) -> AlgorithmIdentifier {
@@ -399,7 +399,7 @@ impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
 }
 
 fn validity(der: &CertificateDer<'_>) -> Option<ValiditySeconds> {
-    X509Certificate::from_der(der).ok().map(|(_, parsed)| ValiditySeconds::of(&parsed))
+    X509Certificate::from_der(der).ok().map(|(_, parsed)| ValiditySeconds::from_certificate(&parsed))
 }
 
 /// Whether the key usage, if present, allows signing certificates.
@@ -411,7 +411,7 @@ fn may_sign(parsed: &X509Certificate<'_>) -> bool {
 
 /// Returns the user that a certificate names, regardless of its signature. Only [`CertificateAuthorities::verify`]
 /// authenticates a user.
-pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
+pub fn named_user(leaf: &CertificateDer<'_>) -> Option<User> {
     subject(leaf, &X509Certificate::from_der(leaf).ok()?.1)
 }
 

@@ -38,7 +38,7 @@ pub(super) enum Credential {
     Certificate(Arc<PeerCertChain>),
     /// The user named in identity headers, with the certificate of their sender. They are trusted only from a front
     /// proxy.
-    Asserted(Arc<PeerCertChain>, Arc<User>),
+    FrontProxy(Arc<PeerCertChain>, Arc<User>),
 }
 
 /// The user of a credential, and the time until which the result is valid.
@@ -47,7 +47,7 @@ pub(super) struct AuthenticatedIdentity {
     /// The time at which the identity was determined: for a token, a time before its review was sent.
     pub(super) reviewed: Instant,
     pub(super) user: Arc<User>,
-    pub(super) until: Option<SystemTime>,
+    pub(super) expires_at: Option<SystemTime>,
 }
 
 /// A malformed credential, which is answered with 401 as by upstream.
@@ -72,7 +72,7 @@ const REMOTE_EXTRA: &str = "x-remote-extra-";
 
 impl ClientConnectionInfo {
     /// Returns the sender of the requests on a connection.
-    pub fn of(peer: &ConnectionPeer) -> Self {
+    pub fn from_peer(peer: &ConnectionPeer) -> Self {
         let address = match peer.address {
             PeerAddress::Tcp(address) => address.ip(),
             // All unix socket peers share a limit, because they run on one machine.
@@ -88,17 +88,20 @@ impl Credential {
     ///
     /// # Errors
     /// The token of a WebSocket is malformed, and there is no other credential.
-    pub(super) fn all_of(sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Vec<Self>, MalformedCredential> {
+    pub(super) fn from_request(
+        sender: ClientConnectionInfo,
+        headers: &HeaderMap,
+    ) -> Result<Vec<Self>, MalformedCredential> {
         let mut credentials = Vec::new();
         if let Some(chain) = sender.certificates {
-            let user = asserted(headers).map(Arc::new);
-            credentials.extend(user.map(|user| Self::Asserted(chain.clone(), user)));
+            let user = front_proxy_user(headers).map(Arc::new);
+            credentials.extend(user.map(|user| Self::FrontProxy(chain.clone(), user)));
             credentials.push(Self::Certificate(chain));
         }
-        match token_of(headers) {
+        match bearer_token(headers) {
             Ok(token) => credentials.extend(token.map(Self::Token)),
             Err(_) if !credentials.is_empty() => {}
-            Err(why) => return Err(why),
+            Err(error) => return Err(error),
         }
         Ok(credentials)
     }
@@ -109,13 +112,13 @@ impl BearerToken {
         Self(Arc::new(Zeroizing::new(text.to_owned())))
     }
 
-    pub(super) fn reveal(&self) -> &str {
+    pub(super) fn expose(&self) -> &str {
         &self.0
     }
 
     /// Returns the expiry in the token's own claims, in seconds since 1970, if the token is a JWT. It is trustworthy
     /// only if upstream has accepted the token.
-    pub fn expires(&self) -> Option<u64> {
+    pub fn expiry_seconds(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct JwtClaims {
             exp: Option<f64>,
@@ -138,7 +141,7 @@ impl fmt::Debug for BearerToken {
 ///
 /// # Errors
 /// The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
-pub fn token_of(headers: &HeaderMap) -> Result<Option<BearerToken>, MalformedCredential> {
+pub fn bearer_token(headers: &HeaderMap) -> Result<Option<BearerToken>, MalformedCredential> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
     }
@@ -170,7 +173,7 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<BearerToken>, Malformed
 }
 
 /// Returns the user that a front proxy names, in the header names that every apiserver is configured with.
-pub fn asserted(headers: &HeaderMap) -> Option<User> {
+pub fn front_proxy_user(headers: &HeaderMap) -> Option<User> {
     let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
     let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
     let groups = headers.get_all(REMOTE_GROUP).iter().filter_map(text).filter(|group| !group.is_empty());
@@ -227,8 +230,8 @@ mod tests {
             ("Basic abc", None),
             ("", None),
         ] {
-            let token = token_of(&headers(&[("authorization", value)])).expect("no WebSocket");
-            assert_eq!(token.as_ref().map(BearerToken::reveal), expected, "{value:?}");
+            let token = bearer_token(&headers(&[("authorization", value)])).expect("no WebSocket");
+            assert_eq!(token.as_ref().map(BearerToken::expose), expected, "{value:?}");
         }
     }
 
@@ -236,7 +239,7 @@ mod tests {
     fn websocket_token_is_read_from_the_subprotocol_header() {
         let read = |protocols| {
             let lines = [("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
-            token_of(&headers(&lines)).map(|token| token.map(|token| token.reveal().to_owned()))
+            bearer_token(&headers(&lines)).map(|token| token.map(|token| token.expose().to_owned()))
         };
         assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj, v4"), Ok(Some("abc".to_owned())));
         assert_eq!(read("v4"), Ok(None));
@@ -245,22 +248,22 @@ mod tests {
         let two = "base64url.bearer.authorization.k8s.io.YWJj, base64url.bearer.authorization.k8s.io.YWJj, v4";
         assert_eq!(read(two), Err(MalformedCredential::SeveralTokens));
         let elsewhere = [("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YWJj, v4")];
-        assert_eq!(token_of(&headers(&elsewhere)), Ok(None), "without an upgrade it is no WebSocket");
+        assert_eq!(bearer_token(&headers(&elsewhere)), Ok(None), "without an upgrade it is no WebSocket");
     }
 
     #[test]
     fn token_exposes_only_its_expiry() {
         let token = |claims: &str| BearerToken::new(&format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims)));
-        assert_eq!(token(r#"{"exp":1700000000,"sub":"a"}"#).expires(), Some(1_700_000_000));
-        assert_eq!(token(r#"{"sub":"a"}"#).expires(), None);
-        assert_eq!(token("[]").expires(), None);
-        assert_eq!(BearerToken::new("opaque").expires(), None);
+        assert_eq!(token(r#"{"exp":1700000000,"sub":"a"}"#).expiry_seconds(), Some(1_700_000_000));
+        assert_eq!(token(r#"{"sub":"a"}"#).expiry_seconds(), None);
+        assert_eq!(token("[]").expiry_seconds(), None);
+        assert_eq!(BearerToken::new("opaque").expiry_seconds(), None);
         assert_eq!(format!("{:?}", BearerToken::new("secret")), "BearerToken(…)");
     }
 
     #[test]
     fn front_proxy_headers_yield_user_groups_and_extra() {
-        let user = asserted(&headers(&[
+        let user = front_proxy_user(&headers(&[
             ("x-remote-user", "ada"),
             ("x-remote-group", "dev"),
             ("x-remote-group", "ops"),
@@ -278,6 +281,6 @@ mod tests {
                 .into(),
         };
         assert_eq!(user, Some(expected));
-        assert_eq!(asserted(&headers(&[("x-remote-group", "dev")])), None);
+        assert_eq!(front_proxy_user(&headers(&[("x-remote-group", "dev")])), None);
     }
 }

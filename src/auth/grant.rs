@@ -24,18 +24,18 @@ pub struct ReadGrant {
 /// A permission for a collection: for everything that was requested, or for some of its namespaces.
 #[derive(Debug, Clone)]
 pub enum ReadPermission {
-    Whole(ReadGrant),
-    Part(ReadableNamespaces),
+    Collection(ReadGrant),
+    Namespaces(ReadableNamespaces),
 }
 
 /// A permission to read only those namespaces of a collection in which the caller may perform the requested access.
 ///
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
-/// without a verdict is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
+/// without a decision is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
 #[derive(Debug, Clone)]
 pub struct ReadableNamespaces {
     access: Arc<AccessAttributes>,
-    verdicts: Arc<NamespaceDecisions>,
+    decisions: Arc<NamespaceDecisions>,
     lease: Option<Arc<GrantLease>>,
 }
 
@@ -43,7 +43,7 @@ pub struct ReadableNamespaces {
 #[derive(Debug, Clone)]
 pub struct GrantStatus(Option<Arc<GrantLease>>);
 
-/// A receiver of changes of the verdicts.
+/// A receiver of changes of the decisions.
 #[derive(Debug)]
 pub struct NamespaceAccessChanges(watch::Receiver<namespace_access_decisions::NamespaceAccessMap>);
 
@@ -63,8 +63,8 @@ impl ReadPermission {
     /// A permission for one name covers no other name, and no read without a name.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
         match self {
-            Self::Whole(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
-            Self::Part(readable) => {
+            Self::Collection(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
+            Self::Namespaces(readable) => {
                 let across = namespaced && namespace.is_none();
                 across && covers(&readable.access, gvr, namespaced, namespace, name)
             }
@@ -72,32 +72,32 @@ impl ReadPermission {
     }
 
     /// Whether objects of a namespace may be served now.
-    pub fn sees(&self, namespace: &str) -> bool {
+    pub fn allows_namespace(&self, namespace: &str) -> bool {
         match self {
-            Self::Whole(_) => true,
-            Self::Part(readable) => readable.verdict(namespace) == Some(NamespaceAccess::Allowed),
+            Self::Collection(_) => true,
+            Self::Namespaces(readable) => readable.decision(namespace) == Some(NamespaceAccess::Allowed),
         }
     }
 
     /// Returns the partial permission, if the permission does not cover the whole collection.
-    pub fn part(&self) -> Option<&ReadableNamespaces> {
+    pub fn namespaces(&self) -> Option<&ReadableNamespaces> {
         match self {
-            Self::Whole(_) => None,
-            Self::Part(readable) => Some(readable),
+            Self::Collection(_) => None,
+            Self::Namespaces(readable) => Some(readable),
         }
     }
 
     /// The authorizer's reason, which may be empty.
     pub fn reason(&self) -> Arc<str> {
         match self {
-            Self::Whole(grant) => grant.reason.clone(),
-            Self::Part(_) => Arc::default(),
+            Self::Collection(grant) => grant.reason.clone(),
+            Self::Namespaces(_) => Arc::default(),
         }
     }
 
     /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
-        let (Self::Whole(ReadGrant { lease, .. }) | Self::Part(ReadableNamespaces { lease, .. })) = self;
+        let (Self::Collection(ReadGrant { lease, .. }) | Self::Namespaces(ReadableNamespaces { lease, .. })) = self;
         GrantStatus(lease.clone())
     }
 }
@@ -109,58 +109,58 @@ impl GrantStatus {
     }
 
     /// Returns a token that is cancelled when the permission ends; `None` if it never does.
-    pub fn over(&self) -> Option<CancellationToken> {
-        self.0.as_ref().map(|lease| lease.state.over.clone())
+    pub fn end_token(&self) -> Option<CancellationToken> {
+        self.0.as_ref().map(|lease| lease.state.end_token.clone())
     }
 }
 
 impl ReadableNamespaces {
-    /// The maximum number of namespaces to collect for [`find_out`](Self::find_out), which refuses that many.
-    pub const ASKED_MAX: usize = namespace_access_decisions::NAMESPACES_MAX + 1;
+    /// The maximum number of namespaces to collect for [`review_all`](Self::review_all), which refuses that many.
+    pub const COLLECT_MAX: usize = namespace_access_decisions::NAMESPACES_MAX + 1;
 
     pub(super) fn new(
         access: Arc<AccessAttributes>,
-        verdicts: Arc<NamespaceDecisions>,
+        decisions: Arc<NamespaceDecisions>,
         lease: Option<Arc<GrantLease>>,
     ) -> Self {
-        // All watches on one lease share its verdicts.
-        let verdicts = lease.as_ref().and_then(|lease| lease.state.verdicts.clone()).unwrap_or(verdicts);
-        Self { access, verdicts, lease }
+        // All watches on one lease share its decisions.
+        let decisions = lease.as_ref().and_then(|lease| lease.state.decisions.clone()).unwrap_or(decisions);
+        Self { access, decisions, lease }
     }
 
     /// Reviews which namespaces may be read, with one review each.
     ///
     /// # Errors
     /// There are too many namespaces, or a review fails.
-    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), GrantError> {
+    pub async fn review_all(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), GrantError> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
             namespaces.into_iter().take(namespace_access_decisions::NAMESPACES_MAX + 1).map(Into::into).collect();
-        self.verdicts.find_out(namespaces).await
+        self.decisions.review_all(namespaces).await
     }
 
-    /// Returns the verdict on a namespace, if there is one.
-    pub fn verdict(&self, namespace: &str) -> Option<NamespaceAccess> {
-        self.verdicts.verdict(namespace)
+    /// Returns the decision on a namespace, if there is one.
+    pub fn decision(&self, namespace: &str) -> Option<NamespaceAccess> {
+        self.decisions.decision(namespace)
     }
 
-    /// Schedules the review of a namespace that occurred in a watch. [`verdicts`](Self::verdicts) reports its result.
-    pub fn ask(&self, namespace: &str) {
-        if let Err(why) = self.verdicts.want(namespace)
+    /// Schedules the review of a namespace that occurred in a watch. [`subscribe`](Self::subscribe) reports its result.
+    pub fn request_review(&self, namespace: &str) {
+        if let Err(error) = self.decisions.request_review(namespace)
             && let Some(lease) = &self.lease
         {
-            lease.state.refuse(why);
+            lease.state.refuse(error);
         }
     }
 
-    /// Subscribes to changes of the verdicts.
-    pub fn verdicts(&self) -> NamespaceAccessChanges {
-        NamespaceAccessChanges(self.verdicts.changes())
+    /// Subscribes to changes of the decisions.
+    pub fn subscribe(&self) -> NamespaceAccessChanges {
+        NamespaceAccessChanges(self.decisions.subscribe())
     }
 }
 
 impl NamespaceAccessChanges {
-    /// Completes when a verdict has changed since the receiver was created or last completed.
+    /// Completes when a decision has changed since the receiver was created or last completed.
     pub async fn changed(mut self) -> Self {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -179,14 +179,14 @@ fn covers(access: &AccessAttributes, gvr: &Gvr, namespaced: bool, namespace: Opt
     same && within && named && target.subresource.is_empty()
 }
 
-/// Permissions for tests, which set the verdicts themselves.
+/// Permissions for tests, which set the decisions themselves.
 #[cfg(test)]
 impl ReadableNamespaces {
-    /// A permission with these verdicts.
+    /// A permission with these decisions.
     ///
     /// # Panics
     /// Never: no review is sent.
-    pub fn reported(reported: &[(&str, NamespaceAccess)]) -> Self {
+    pub fn with_decisions(decided: &[(&str, NamespaceAccess)]) -> Self {
         let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
         let client = crate::upstream::UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostTotals::default())
             .expect("nothing is sent");
@@ -199,22 +199,23 @@ impl ReadableNamespaces {
         );
         let access = AccessAttributes { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
         let access = Arc::new(access);
-        let verdicts = Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
-        let readable = Self { access, verdicts, lease: None };
-        reported.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
+        let decisions =
+            Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
+        let readable = Self { access, decisions, lease: None };
+        decided.iter().for_each(|(namespace, decision)| readable.set_decision(namespace, *decision));
         readable
     }
 
-    pub fn tell(&self, namespace: &str, verdict: NamespaceAccess) {
-        self.verdicts.put(namespace.into(), verdict);
+    pub fn set_decision(&self, namespace: &str, decision: NamespaceAccess) {
+        self.decisions.set(namespace.into(), decision);
     }
 
     pub(super) fn grant_status(&self) -> GrantStatus {
         GrantStatus(self.lease.clone())
     }
 
-    pub fn is_asked(&self, namespace: &str) -> bool {
-        self.verdicts.is_pending(namespace)
+    pub fn is_review_pending(&self, namespace: &str) -> bool {
+        self.decisions.is_pending(namespace)
     }
 }
 
@@ -227,7 +228,8 @@ mod tests {
     #[test]
     fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
-        let grant = |uri| ReadPermission::Whole(ReadGrant::new(Arc::new(AccessAttributes::of(&info(uri)))));
+        let grant =
+            |uri| ReadPermission::Collection(ReadGrant::new(Arc::new(AccessAttributes::from_request(&info(uri)))));
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
         assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {

@@ -32,7 +32,7 @@ pub struct RevokedPermission {
     pub user: Arc<User>,
     /// The access that the permission allowed.
     pub access: Arc<AccessAttributes>,
-    pub why: GrantError,
+    pub reason: GrantError,
 }
 
 /// How long open watches continue after upstream begins to reject the proxy's reviews.
@@ -95,10 +95,10 @@ mod tests {
             (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
             (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {
-            let why = GrantError::unanswered(&error, ReviewResource::TOKEN);
-            assert_eq!(why.as_str(), expected, "{error}");
+            let refusal = GrantError::unanswered(&error, ReviewResource::TOKEN);
+            assert_eq!(refusal.as_str(), expected, "{error}");
             // Details of the failure are for the log, and not for callers.
-            assert!(!why.to_string().contains(&error.to_string()), "{why}");
+            assert!(!refusal.to_string().contains(&error.to_string()), "{refusal}");
         }
     }
 }

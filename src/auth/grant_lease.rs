@@ -1,12 +1,13 @@
 //! The leases of open watches: the decisions that each watch depends on.
 //!
-//! A watch registers its lease first, then its right is checked, and only then it streams. So a change between the
+//! A watch registers its lease first, then its permission is checked, and only then it streams. So a change between the
 //! first two steps finds the lease (R-THREAT-7). Watches of one credential with the same access share one lease.
 //!
 //! Leases that depend on the same decision share it: the first one due sends the review for all of them in a period.
 //!
-//! If upstream's reason says that RBAC gives a right, it is reviewed less often while all changes of RBAC are watched.
-//! A change that ends the right affects the lease. The remaining reviews detect denials by other authorizers.
+//! If upstream's reason says that RBAC gives a permission, it is reviewed less often while all changes of RBAC are
+//! watched. A change that ends the permission affects the lease. The remaining reviews detect denials by other
+//! authorizers.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
@@ -23,7 +24,7 @@ use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthori
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::lease_terms::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
-use super::policy_changes::{LOOKED_AT, PolicyChanges};
+use super::policy_changes::{PolicyChanges, YIELD_EVERY};
 use super::review_cache::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{AffectedUsers, AuthConfig, GrantError, RevokedPermission, metrics};
@@ -36,10 +37,10 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct GrantLease {
     pub(super) state: Arc<GrantLeaseState>,
-    _keeper: DropGuard,
+    _revalidator: DropGuard,
 }
 
-/// The state that a lease and its keeper share.
+/// The state that a lease and its revalidator share.
 #[derive(Debug)]
 pub(super) struct GrantLeaseState {
     id: CredentialId,
@@ -48,15 +49,15 @@ pub(super) struct GrantLeaseState {
     /// The last known user of the credential. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     /// The namespaces of a watch that is not for the whole collection.
-    pub(super) verdicts: Option<Arc<NamespaceDecisions>>,
+    pub(super) decisions: Option<Arc<NamespaceDecisions>>,
     /// The time at which the last review was sent, if its reason was RBAC.
-    by_policy: Mutex<Option<Instant>>,
+    rbac_allowed_at: Mutex<Option<Instant>>,
     recheck: Mutex<Option<GrantLeaseRecheckRequest>>,
     recheck_requested: Notify,
     /// Why it has ended.
     revoked: OnceLock<Box<RevokedPermission>>,
     /// Cancelled when the watch must end.
-    pub(super) over: CancellationToken,
+    pub(super) end_token: CancellationToken,
 }
 
 /// A policy change that may affect a lease.
@@ -65,7 +66,7 @@ struct GrantLeaseRecheckRequest {
     /// The time at which the change was received. A decision of an earlier review is not accepted.
     since: Instant,
     /// The time at which the review is sent.
-    begins: Instant,
+    begins_at: Instant,
 }
 
 /// All leases.
@@ -86,10 +87,10 @@ pub(super) struct GrantLeases {
 /// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
 type GrantLeaseKey = (CredentialId, Arc<AccessAttributes>, bool);
 
-/// Counts a lease as uncertain while `is` is set. Dropping it ends that.
-struct UncertainLeaseGuard<'a> {
+/// Counts a lease as uncertain while `is_counted` is set. Dropping it ends that.
+struct UnverifiedLeaseCountGuard<'a> {
     leases: &'a GrantLeases,
-    is: Mutex<bool>,
+    is_counted: Mutex<bool>,
 }
 
 /// Checks a lease repeatedly until it ends.
@@ -99,22 +100,22 @@ struct GrantLeaseRevalidator {
     /// Cancelled when the lease is dropped.
     ended: CancellationToken,
     terms: GrantLeaseTtls,
-    until: Option<SystemTime>,
+    expires_at: Option<SystemTime>,
     reviewed: LastReviewTimes,
     /// The times before which no decision is accepted for the lease.
     oldest_accepted: LastReviewTimes,
     /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
     /// reviewed again then.
-    settles: Instant,
+    settles_at: Instant,
 }
 
 /// The maximum time for all reviews of one lease check.
-const ASSERT_MAX: Duration = Duration::from_secs(20);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before a retry if no decision could be obtained.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The maximum number of leases that a review round checks at once. More are spread over [`SPREAD`].
-const AT_ONCE_MAX: usize = 4;
+const IMMEDIATE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
 impl GrantLeases {
@@ -128,14 +129,14 @@ impl GrantLeases {
         Self { authenticator, changes, config, tasks, leases, count, uncertain }
     }
 
-    /// The lease of a caller for an access: an existing one, or a new one with its keeper.
-    pub(super) fn hold(
+    /// The lease of a caller for an access: an existing one, or a new one with its revalidator.
+    pub(super) fn acquire(
         self: &Arc<Self>,
         caller: &AuthenticatedCaller,
         access: &Arc<AccessAttributes>,
-        verdicts: Option<Arc<NamespaceDecisions>>,
+        decisions: Option<Arc<NamespaceDecisions>>,
     ) -> Arc<GrantLease> {
-        let key = (caller.id, access.clone(), verdicts.is_some());
+        let key = (caller.id, access.clone(), decisions.is_some());
         let entry = self.leases.entry(key.clone());
         if let Entry::Occupied(entry) = &entry
             && let Some(lease) = entry.get().upgrade().filter(|lease| lease.state.revoked().is_none())
@@ -148,68 +149,71 @@ impl GrantLeases {
             credential: caller.credential.clone(),
             access: access.clone(),
             user: Mutex::new(caller.user.clone()),
-            verdicts,
-            by_policy: Mutex::default(),
+            decisions,
+            rbac_allowed_at: Mutex::default(),
             recheck: Mutex::default(),
             recheck_requested: Notify::new(),
             revoked: OnceLock::new(),
-            over: CancellationToken::new(),
+            end_token: CancellationToken::new(),
         });
         let ended = CancellationToken::new();
-        let lease = Arc::new(GrantLease { state: state.clone(), _keeper: ended.clone().drop_guard() });
+        let lease = Arc::new(GrantLease { state: state.clone(), _revalidator: ended.clone().drop_guard() });
         drop(entry.insert(Arc::downgrade(&lease)));
         if is_another {
             self.count_lease(true);
         }
-        let terms = GrantLeaseTtls::of(&self.config, &caller.credential, &caller.user);
-        let keeper = GrantLeaseRevalidator {
+        let terms = GrantLeaseTtls::new(&self.config, &caller.credential, &caller.user);
+        let revalidator = GrantLeaseRevalidator {
             leases: self.clone(),
             state,
             ended: ended.clone(),
             terms,
-            until: caller.until,
+            expires_at: caller.expires_at,
             reviewed: LastReviewTimes::at(Instant::now()),
             oldest_accepted: LastReviewTimes::at(Instant::now()),
-            settles: terms.settled_after(self.changes.moved()),
+            settles_at: terms.settled_after(self.changes.last_activity()),
         };
         let leases = self.clone();
         self.tasks.spawn("lease", async move {
             tokio::select! {
-                () = keeper.keep() => {}
+                () = revalidator.run() => {}
                 () = ended.cancelled() => {}
             }
             // Another lease may have replaced one that was revoked.
-            let is_over = |lease: Arc<GrantLease>| lease.state.revoked().is_some();
-            if leases.leases.remove_if(&key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
+            let is_revoked = |lease: Arc<GrantLease>| lease.state.revoked().is_some();
+            if leases.leases.remove_if(&key, |_, lease| lease.upgrade().is_none_or(is_revoked)).is_some() {
                 leases.count_lease(false);
             }
         });
         lease
     }
 
-    /// Makes the keepers of affected leases check them again. Decisions from before now are not accepted.
+    /// Makes the revalidators of affected leases check them again. Decisions from before now are not accepted.
     pub(super) async fn recheck(&self, affected: &AffectedUsers) {
         let since = Instant::now();
         let leases: Vec<_> = self.leases.iter().map(|lease| lease.value().clone()).collect();
-        let mut touched = Vec::new();
+        let mut matching = Vec::new();
         for (count, lease) in leases.into_iter().enumerate() {
-            if count % LOOKED_AT == LOOKED_AT - 1 {
+            if count % YIELD_EVERY == YIELD_EVERY - 1 {
                 yield_now().await;
             }
             let Some(state) = lease.upgrade().map(|lease| lease.state.clone()) else { continue };
             let user = state.user.lock().clone();
-            match &state.verdicts {
-                // A watch across namespaces depends on the rights in each of them.
-                Some(verdicts) => {
-                    affected.reach(&user).into_iter().for_each(|reach| verdicts.recheck(&reach, since));
+            match &state.decisions {
+                // A watch across namespaces depends on the permissions in each of them.
+                Some(decisions) => {
+                    affected
+                        .namespaces_of(&user)
+                        .into_iter()
+                        .for_each(|namespaces| decisions.recheck(&namespaces, since));
                 }
-                None if affected.contains(&user, state.access.namespace()) => touched.push(state),
+                None if affected.contains(&user, state.access.namespace()) => matching.push(state),
                 None => {}
             }
         }
-        let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
-        for state in touched {
-            state.request_recheck(GrantLeaseRecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
+        let spread = if matching.len() > IMMEDIATE_MAX { SPREAD } else { Duration::ZERO };
+        for state in matching {
+            state.request_recheck(GrantLeaseRecheckRequest { since, begins_at: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -235,16 +239,16 @@ impl GrantLeaseState {
     }
 
     /// Ends the lease, because the caller lacks the permission.
-    pub(super) fn refuse(&self, why: GrantError) {
-        metrics::revoked(&why);
-        self.revoke(why);
+    pub(super) fn refuse(&self, error: GrantError) {
+        metrics::revoked(&error);
+        self.revoke(error);
     }
 
     /// Ends the lease, unless it has ended.
-    fn revoke(&self, why: GrantError) {
+    fn revoke(&self, reason: GrantError) {
         let (user, access) = (self.user.lock().clone(), self.access.clone());
-        let _ = self.revoked.set(Box::new(RevokedPermission { user, access, why }));
-        self.over.cancel();
+        let _ = self.revoked.set(Box::new(RevokedPermission { user, access, reason }));
+        self.end_token.cancel();
     }
 
     /// Replaces the user of the credential. Returns whether it differs, so that earlier decisions are not valid for it.
@@ -252,7 +256,7 @@ impl GrantLeaseState {
         let mut known = self.user.lock();
         let is_another = *known != *user;
         if is_another {
-            *self.by_policy.lock() = None;
+            *self.rbac_allowed_at.lock() = None;
         }
         *known = user.clone();
         is_another
@@ -264,8 +268,8 @@ impl GrantLeaseState {
         if **of != *user {
             return;
         }
-        let mut known = self.by_policy.lock();
-        if allowed.is_by_policy() {
+        let mut known = self.rbac_allowed_at.lock();
+        if allowed.is_by_rbac() {
             *known = (*known).max(Some(allowed.sent));
         } else if known.is_none_or(|before| before <= allowed.sent) {
             *known = None;
@@ -273,15 +277,15 @@ impl GrantLeaseState {
     }
 
     /// Returns the time at which the last review was sent, if its reason was RBAC and the time is after `since`.
-    fn given_by_policy(&self, since: Instant) -> Option<Instant> {
-        self.by_policy.lock().filter(|sent| *sent >= since)
+    fn rbac_allowed_since(&self, since: Instant) -> Option<Instant> {
+        self.rbac_allowed_at.lock().filter(|sent| *sent >= since)
     }
 
     fn request_recheck(&self, request: GrantLeaseRecheckRequest) {
         let mut pending = self.recheck.lock();
         // One review covers all changes until it is sent.
-        let begins = pending.map_or(request.begins, |before| before.begins.min(request.begins));
-        *pending = Some(GrantLeaseRecheckRequest { begins, ..request });
+        let begins_at = pending.map_or(request.begins_at, |before| before.begins_at.min(request.begins_at));
+        *pending = Some(GrantLeaseRecheckRequest { begins_at, ..request });
         drop(pending);
         self.recheck_requested.notify_one();
     }
@@ -289,13 +293,13 @@ impl GrantLeaseState {
     /// Completes when a policy change requires a review. Returns the time before which no decision is accepted.
     async fn recheck_due(&self) -> Instant {
         loop {
-            let Some(begins) = self.recheck.lock().map(|request| request.begins) else {
+            let Some(begins_at) = self.recheck.lock().map(|request| request.begins_at) else {
                 self.recheck_requested.notified().await;
                 continue;
             };
             tokio::select! {
                 biased;
-                () = sleep_until(begins) => {}
+                () = sleep_until(begins_at) => {}
                 () = self.recheck_requested.notified() => continue,
             }
             if let Some(request) = self.recheck.lock().take() {
@@ -307,31 +311,31 @@ impl GrantLeaseState {
 
 impl GrantLeaseRevalidator {
     /// Checks the lease until it has ended.
-    async fn keep(mut self) {
+    async fn run(mut self) {
         let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.terms.grace);
-        let why = match &state.verdicts {
-            None => self.run().await,
-            Some(verdicts) => {
-                let unsure = UncertainLeaseGuard::new(&leases);
+        let error = match &state.decisions {
+            None => self.check_until_revoked().await,
+            Some(decisions) => {
+                let uncertain = UnverifiedLeaseCountGuard::new(&leases);
                 tokio::select! {
                     biased;
-                    why = self.run() => why,
-                    why = verdicts.keep(grace, |is| unsure.set(is)) => why,
-                    never = verdicts.answer() => match never {},
+                    error = self.check_until_revoked() => error,
+                    error = decisions.run_rechecks(grace, |is_counted| uncertain.set(is_counted)) => error,
+                    never = decisions.run_reviews() => match never {},
                 }
             }
         };
         if !self.ended.is_cancelled() {
-            state.refuse(why);
+            state.refuse(error);
         }
     }
 
     /// Checks the lease until it must end. Returns the reason.
-    async fn run(&mut self) -> GrantError {
+    async fn check_until_revoked(&mut self) -> GrantError {
         let (state, leases) = (self.state.clone(), self.leases.clone());
-        let unsure = UncertainLeaseGuard::new(&leases);
+        let uncertain = UnverifiedLeaseCountGuard::new(&leases);
         let mut ttls = self.terms.first();
-        let (mut due, mut unsure_since) = (self.next(ttls), None);
+        let (mut due, mut uncertain_since) = (self.next_check(ttls), None);
         let mut authorities = leases.authenticator.authorities(&state.credential);
         loop {
             let before = self.reviewed;
@@ -340,89 +344,90 @@ impl GrantLeaseRevalidator {
                 biased;
                 () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
                 since = state.recheck_due() => {
-                    self.settles = self.terms.settled_after(since);
+                    self.settles_at = self.terms.settled_after(since);
                     // Until a review after the change succeeds, no older decision is accepted.
-                    self.oldest_accepted.right = since;
+                    self.oldest_accepted.permission = since;
                     None
                 }
-                () = replaced(&mut authorities) => {
+                () = authorities_changed(&mut authorities) => {
                     self.oldest_accepted = LastReviewTimes::at(Instant::now());
                     Some(self.oldest_accepted)
                 }
             };
-            match timeout(ASSERT_MAX, self.check(since)).await.unwrap_or_else(|_| Err(late())) {
+            match timeout(CHECK_TIMEOUT, self.check(since)).await.unwrap_or_else(|_| Err(timed_out())) {
                 Ok(()) => {
-                    unsure.set(false);
-                    unsure_since = None;
+                    uncertain.set(false);
+                    uncertain_since = None;
                     ttls = self.terms.next(ttls, before, self.reviewed);
-                    due = self.next(ttls);
+                    due = self.next_check(ttls);
                 }
                 // The credential has expired by its own terms, so no review is needed.
-                Err(why) if why.is_inconclusive() && self.is_over() => {
+                Err(error) if error.is_inconclusive() && self.is_expired() => {
                     return GrantError::Unauthenticated;
                 }
-                Err(why) if why.is_inconclusive() => {
-                    unsure.set(true);
-                    let since = *unsure_since.get_or_insert(due.min(Instant::now()));
-                    let ends = since + why.grace(self.terms.grace);
+                Err(error) if error.is_inconclusive() => {
+                    uncertain.set(true);
+                    let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
+                    let ends = since + error.grace(self.terms.grace);
                     if ends <= Instant::now() {
-                        return why;
+                        return error;
                     }
-                    let again = AGAIN.mul_f64(1.0 + 0.5 * random::f64());
-                    let again = again.min(self.terms.of_right).min(self.terms.of_identity);
-                    due = self.bounded((Instant::now() + again).min(ends));
+                    let delay = RETRY_DELAY.mul_f64(1.0 + 0.5 * random::f64());
+                    let delay = delay.min(self.terms.permission_ttl).min(self.terms.identity_ttl);
+                    due = self.by_expiry((Instant::now() + delay).min(ends));
                 }
-                Err(why) => return why,
+                Err(error) => return error,
             }
         }
     }
 
-    /// Checks the caller's identity and right again. Parts checked since `since` are skipped; `None` means only the
-    /// right of the user as last seen.
+    /// Checks the caller's identity and permission again. Parts checked since `since` are skipped; `None` means only
+    /// the permission of the user as last seen.
     async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), GrantError> {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let Some(since) = since else {
-            self.reviewed.right = self.review_right(self.oldest_accepted.right).await?;
+            self.reviewed.permission = self.review_permission(self.oldest_accepted.permission).await?;
             return Ok(());
         };
         let oldest = since.identity.max(self.oldest_accepted.identity);
         let mut is_another = false;
-        if self.reviewed.identity < oldest || self.is_over() {
-            let payer = FlowDistinguisher::of(&state.user.lock());
-            let purpose = TokenReviewPurpose::Lease { since: oldest, payer: &payer };
+        if self.reviewed.identity < oldest || self.is_expired() {
+            let flow = FlowDistinguisher::from_user(&state.user.lock());
+            let purpose = TokenReviewPurpose::Lease { since: oldest, flow: &flow };
             let identified = leases.authenticator.identify(state.id, &state.credential, purpose).await?;
-            let AuthenticatedIdentity { reviewed, user, until } = identified.ok_or(GrantError::Unauthenticated)?;
-            (self.reviewed.identity, self.until) = (reviewed, until);
+            let AuthenticatedIdentity { reviewed, user, expires_at } = identified.ok_or(GrantError::Unauthenticated)?;
+            (self.reviewed.identity, self.expires_at) = (reviewed, expires_at);
             is_another = state.replace_user(&user);
-            if let Some(verdicts) = &state.verdicts {
-                verdicts.is_of(&user);
+            if let Some(decisions) = &state.decisions {
+                decisions.set_user(&user);
             }
         }
-        if state.verdicts.is_some() {
-            // The right in each namespace is reviewed separately.
-            self.reviewed.right = Instant::now();
+        if state.decisions.is_some() {
+            // The permission in each namespace is reviewed separately.
+            self.reviewed.permission = Instant::now();
             return Ok(());
         }
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
-            self.oldest_accepted.right = Instant::now();
-            self.settles = self.terms.settled_after(leases.changes.moved());
+            self.oldest_accepted.permission = Instant::now();
+            self.settles_at = self.terms.settled_after(leases.changes.last_activity());
         }
-        let oldest = since.right.max(self.oldest_accepted.right);
-        let oldest = self.terms.least_behind(self.settles).map_or(oldest, |least| oldest.max(least));
-        if self.reviewed.right < oldest {
-            let by_policy = state.given_by_policy(self.oldest_accepted.right.max(self.settles));
-            // A right that is checked this rarely in any case is not extended further.
-            self.reviewed.right = match by_policy.filter(|_| self.terms.by_policy > self.terms.of_right) {
-                Some(sent) if leases.changes.upholds(sent, self.terms.by_policy) => Instant::now(),
-                _ => self.review_right(oldest).await?,
+        let oldest = since.permission.max(self.oldest_accepted.permission);
+        let oldest = self.terms.oldest_accepted_review(self.settles_at).map_or(oldest, |least| oldest.max(least));
+        if self.reviewed.permission < oldest {
+            let rbac_allowed_at = state.rbac_allowed_since(self.oldest_accepted.permission.max(self.settles_at));
+            // A permission that is checked this rarely in any case is not extended further.
+            self.reviewed.permission = match rbac_allowed_at.filter(|_| self.terms.rbac_ttl > self.terms.permission_ttl)
+            {
+                Some(sent) if leases.changes.still_valid(sent, self.terms.rbac_ttl) => Instant::now(),
+                _ => self.review_permission(oldest).await?,
             };
         }
         Ok(())
     }
 
-    /// Reviews the right, unless it was reviewed since `since`. Returns when.
-    async fn review_right(&self, since: Instant) -> Result<Instant, GrantError> {
+    /// Reviews the permission, unless it was reviewed since `since`. Returns when.
+    async fn review_permission(&self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
         let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
@@ -432,28 +437,28 @@ impl GrantLeaseRevalidator {
 
     /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
     /// change has settled.
-    fn next(&self, ttls: DecisionTtls) -> Instant {
+    fn next_check(&self, ttls: DecisionTtls) -> Instant {
         let due = self.reviewed.due(ttls);
-        let is_settled = self.state.verdicts.is_some() || self.reviewed.right >= self.settles;
-        self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
+        let is_settled = self.state.decisions.is_some() || self.reviewed.permission >= self.settles_at;
+        self.by_expiry(if is_settled { due } else { self.terms.review_time_after(self.settles_at, due) })
     }
 
     /// That time, or a little after the credential's expiry if earlier. At most a day, because a token may claim any
     /// time, and the clock may be set.
-    fn bounded(&self, due: Instant) -> Instant {
-        let Some(until) = self.until else { return due };
-        let left = until.duration_since(self.leases.authenticator.clock.now()).unwrap_or_default();
+    fn by_expiry(&self, due: Instant) -> Instant {
+        let Some(expires_at) = self.expires_at else { return due };
+        let left = expires_at.duration_since(self.leases.authenticator.clock.now()).unwrap_or_default();
         due.min(Instant::now() + left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10))
     }
 
     /// Whether the credential has expired by its own terms.
-    fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| until <= self.leases.authenticator.clock.now())
+    fn is_expired(&self) -> bool {
+        self.expires_at.is_some_and(|expires_at| expires_at <= self.leases.authenticator.clock.now())
     }
 }
 
 impl Drop for GrantLeaseRevalidator {
-    /// A lease without a keeper would be valid for ever, so it ends with the keeper.
+    /// A lease without a revalidator would be valid for ever, so it ends with the revalidator.
     fn drop(&mut self) {
         if !self.ended.is_cancelled() && self.state.revoked().is_none() {
             self.state.revoke(GrantError::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
@@ -461,32 +466,32 @@ impl Drop for GrantLeaseRevalidator {
     }
 }
 
-impl<'a> UncertainLeaseGuard<'a> {
+impl<'a> UnverifiedLeaseCountGuard<'a> {
     fn new(leases: &'a GrantLeases) -> Self {
-        Self { leases, is: Mutex::new(false) }
+        Self { leases, is_counted: Mutex::new(false) }
     }
 
-    fn set(&self, is: bool) {
-        if std::mem::replace(&mut *self.is.lock(), is) != is {
+    fn set(&self, is_counted: bool) {
+        if std::mem::replace(&mut *self.is_counted.lock(), is_counted) != is_counted {
             let mut uncertain = self.leases.uncertain.lock();
-            *uncertain = if is { *uncertain + 1 } else { uncertain.saturating_sub(1) };
+            *uncertain = if is_counted { *uncertain + 1 } else { uncertain.saturating_sub(1) };
             metrics::outage(*uncertain);
         }
     }
 }
 
-impl Drop for UncertainLeaseGuard<'_> {
+impl Drop for UnverifiedLeaseCountGuard<'_> {
     fn drop(&mut self) {
         self.set(false);
     }
 }
 
-fn late() -> GrantError {
+fn timed_out() -> GrantError {
     GrantError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }
 
 /// Completes when the trusted authorities of a credential change; never, if the credential has none.
-async fn replaced(authorities: &mut Option<ReloadableAuthorities>) {
+async fn authorities_changed(authorities: &mut Option<ReloadableAuthorities>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
         None => std::future::pending().await,

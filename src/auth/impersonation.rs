@@ -1,4 +1,4 @@
-//! The rights that a caller needs for impersonation, as in the apiserver's impersonation filter (R-IMPERSONATE-2;
+//! The permissions that a caller needs for impersonation, as in the apiserver's impersonation filter (R-IMPERSONATE-2;
 //! KEP-5284 from 1.36 on).
 
 mod modes;
@@ -52,7 +52,7 @@ impl Impersonation {
     ///
     /// # Errors
     /// The headers name parts of a user, but not the user.
-    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, InvalidImpersonation> {
+    pub fn from_headers(headers: &HeaderMap) -> Result<Option<Self>, InvalidImpersonation> {
         let read = |name: &HeaderName, value: &HeaderValue| match text(value) {
             Some(text) => Ok(text.to_owned()),
             None => Err(InvalidImpersonation::NotText(name.clone())),
@@ -73,16 +73,16 @@ impl Impersonation {
         if !user.name.is_empty() {
             return Ok(Some(Self(user)));
         }
-        let is_whole = user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty();
-        if is_whole { Ok(None) } else { Err(InvalidImpersonation::MissingUser(user)) }
+        let is_empty = user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty();
+        if is_empty { Ok(None) } else { Err(InvalidImpersonation::MissingUser(user)) }
     }
 
     /// Returns the user that the requestor impersonates, by the first mode allowed to it. `request` is as for
-    /// [`modes`].
+    /// [`modes()`].
     ///
     /// # Errors
     /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.
-    pub(super) async fn judged(
+    pub(super) async fn authorize(
         &self,
         access_reviewer: &AccessReviewer,
         requestor: &Arc<User>,
@@ -90,12 +90,12 @@ impl Impersonation {
     ) -> Result<User, ImpersonationDenied> {
         let mut first = None;
         for mode in modes(requestor, &self.0, request) {
-            match is_open(access_reviewer, requestor, &mode).await {
+            match check_mode(access_reviewer, requestor, &mode).await {
                 Ok(()) => return Ok(mode.user),
-                Err(impeded) if matches!(impeded.refused, GrantError::Denied(_)) => {
-                    first.get_or_insert(impeded);
+                Err(denied) if matches!(denied.refused, GrantError::Denied(_)) => {
+                    first.get_or_insert(denied);
                 }
-                Err(impeded) => return Err(impeded),
+                Err(denied) => return Err(denied),
             }
         }
         Err(first.expect("there is always the way without constraints"))
@@ -110,7 +110,7 @@ impl ImpersonationDenied {
     }
 }
 
-async fn is_open(
+async fn check_mode(
     access_reviewer: &AccessReviewer,
     requestor: &Arc<User>,
     mode: &ImpersonationMode,
@@ -118,19 +118,19 @@ async fn is_open(
     let subject = mode.subject.clone().map_or_else(|| requestor.clone(), Arc::new);
     for step in &mode.steps {
         match step {
-            ImpersonationStep::Review(access) => ask(access_reviewer, &subject, access).await?,
-            ImpersonationStep::AllOrEach(all, each) => match ask(access_reviewer, &subject, all).await {
+            ImpersonationStep::Review(access) => review(access_reviewer, &subject, access).await?,
+            ImpersonationStep::AllOrEach(all, each) => match review(access_reviewer, &subject, all).await {
                 Err(ImpersonationDenied { refused: GrantError::Denied(_), .. }) => {
                     for access in each {
-                        ask(access_reviewer, &subject, access).await?;
+                        review(access_reviewer, &subject, access).await?;
                     }
                 }
                 other => other?,
             },
-            ImpersonationStep::Never(access, why) => {
+            ImpersonationStep::Never(access, reason) => {
                 return Err(ImpersonationDenied {
                     access: access.clone(),
-                    refused: GrantError::Denied(Arc::from(why.as_str())),
+                    refused: GrantError::Denied(Arc::from(reason.as_str())),
                 });
             }
         }
@@ -138,7 +138,7 @@ async fn is_open(
     Ok(())
 }
 
-async fn ask(
+async fn review(
     access_reviewer: &AccessReviewer,
     subject: &Arc<User>,
     access: &AccessAttributes,

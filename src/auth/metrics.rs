@@ -22,12 +22,12 @@ pub(super) fn reviewed(kind: &'static str, result: &'static str) {
     counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
 }
 
-pub(super) fn refused(why: &GrantError) {
-    counter!("kube_fanout_auth_refused_total", "reason" => why.as_str()).increment(1);
+pub(super) fn refused(error: &GrantError) {
+    counter!("kube_fanout_auth_refused_total", "reason" => error.as_str()).increment(1);
 }
 
-pub(super) fn revoked(why: &GrantError) {
-    counter!("kube_fanout_auth_revoked_total", "reason" => why.as_str()).increment(1);
+pub(super) fn revoked(error: &GrantError) {
+    counter!("kube_fanout_auth_revoked_total", "reason" => error.as_str()).increment(1);
 }
 
 /// Changes the number of leases by `more`, which may be negative.

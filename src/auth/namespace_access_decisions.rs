@@ -13,11 +13,11 @@ use super::authenticator::Authenticator;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_cache::ReviewPurpose;
 use super::{AffectedNamespaces, GrantError};
-use base::{KeyedSemaphores, until};
+use base::{KeyedSemaphores, sleep_until_opt};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
 
-/// The verdicts on a collection's namespaces: which of them a user may read, as far as they were reviewed.
+/// The decisions on a collection's namespaces: which of them a user may read, as far as they were reviewed.
 ///
 /// They belong to one request or watch, and determine what is visible and when it is reviewed again. The decisions
 /// themselves are cached by `AccessReviewer`, with those of other watches and requests.
@@ -27,18 +27,18 @@ pub(super) struct NamespaceDecisions {
     access: Arc<AccessAttributes>,
     /// The last known user. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
-    verdicts: watch::Sender<NamespaceAccessMap>,
+    decisions: watch::Sender<NamespaceAccessMap>,
     /// The namespaces that occurred in an open watch and wait for a review.
     pending: Mutex<BTreeSet<Arc<str>>>,
     occurred: Notify,
     /// The review times of each namespace; set for a watch only.
-    kept: Option<NamespaceRecheckState>,
+    rechecks: Option<NamespaceRecheckState>,
 }
 
 /// The additional state of an open watch.
 struct NamespaceRecheckState {
     period: Duration,
-    share: ReviewedNamespacePermits,
+    permits: ReviewedNamespacePermits,
     schedule: Mutex<NamespaceRecheckSchedule>,
     /// Notified when a namespace's review becomes due earlier than before.
     changed: Notify,
@@ -63,7 +63,7 @@ pub enum NamespaceAccess {
     Allowed,
     Denied,
     /// The review of the namespace was sent and not answered.
-    Unclear,
+    Unanswered,
 }
 
 pub(super) type NamespaceAccessMap = OrdMap<Arc<str>, NamespaceAccess>;
@@ -73,29 +73,29 @@ pub(super) const NAMESPACES_MAX: usize = 2_000;
 /// The maximum number of concurrent namespace reviews of one request or watch.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long an open watch may pause for an unknown namespace.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before a failed review is retried.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The maximum number of namespaces reviewed in one batch. A policy change waits for at most one batch.
-const TAKEN_MAX: usize = 64;
+const BATCH_MAX: usize = 64;
 /// The maximum age of a decision for a namespace that no change has affected. Watches of one user share the decision.
 const SLACK: Duration = Duration::from_secs(5);
 /// The maximum delay of a namespace's review, apart from upstream failures. A namespace that cannot be checked in time
 /// is no longer served.
-const LATE_MAX: Duration = Duration::from_secs(10);
+const DELAY_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceDecisions {
-    /// Creates the verdicts of a request, or of a `watch`: [`keep`](Self::keep) reviews its namespaces again within
-    /// each period.
+    /// Creates the decisions of a request, or of a `watch`: [`run_rechecks`](Self::run_rechecks) reviews its namespaces
+    /// again within each period.
     pub(super) fn new(
         authenticator: Arc<Authenticator>,
         user: Arc<User>,
         access: Arc<AccessAttributes>,
         watch: Option<(ReviewedNamespacePermits, Duration)>,
     ) -> Self {
-        let kept = watch.map(|(share, period)| NamespaceRecheckState {
+        let rechecks = watch.map(|(permits, period)| NamespaceRecheckState {
             period,
-            share,
+            permits,
             schedule: Mutex::new(NamespaceRecheckSchedule::new(period)),
             changed: Notify::new(),
         });
@@ -103,44 +103,44 @@ impl NamespaceDecisions {
             authenticator,
             access,
             user: Mutex::new(user),
-            verdicts: watch::Sender::default(),
+            decisions: watch::Sender::default(),
             pending: Mutex::default(),
             occurred: Notify::new(),
-            kept,
+            rechecks,
         }
     }
 
-    pub(super) fn verdict(&self, namespace: &str) -> Option<NamespaceAccess> {
-        self.verdicts.borrow().get(namespace).copied()
+    pub(super) fn decision(&self, namespace: &str) -> Option<NamespaceAccess> {
+        self.decisions.borrow().get(namespace).copied()
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<NamespaceAccessMap> {
-        self.verdicts.subscribe()
+    pub(super) fn subscribe(&self) -> watch::Receiver<NamespaceAccessMap> {
+        self.decisions.subscribe()
     }
 
-    /// Reviews the namespaces without a verdict.
+    /// Reviews the namespaces without a decision.
     ///
     /// # Errors
     /// Upstream did not answer, or there are too many namespaces.
-    pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), GrantError> {
+    pub(super) async fn review_all(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), GrantError> {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(too_many());
         }
         let user = self.user.lock().clone();
-        let known = self.verdicts.borrow().clone();
+        let known = self.decisions.borrow().clone();
         let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
-        self.begin(&unknown)?;
+        self.reserve(&unknown)?;
         let decided = self.decide(&user, from_now(&unknown), ReviewPurpose::Request, |namespace, began, outcome| {
-            self.learn(namespace, began, outcome?);
+            self.record(namespace, began, outcome?);
             Ok(())
         });
         let decided = decided.await;
-        unknown.iter().for_each(|namespace| self.drop_out(namespace));
+        unknown.iter().for_each(|namespace| self.remove_unreviewed(namespace));
         decided
     }
 
     /// Sets the current user. If the user differs, all namespaces are reviewed again.
-    pub(super) fn is_of(&self, user: &Arc<User>) {
+    pub(super) fn set_user(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
             self.recheck(&AffectedNamespaces::Everywhere, Instant::now());
@@ -148,45 +148,45 @@ impl NamespaceDecisions {
     }
 
     /// Records a policy change. Only the namespaces that the change affects are reviewed again.
-    pub(super) fn recheck(&self, reach: &AffectedNamespaces, at: Instant) {
-        if let Some(kept) = &self.kept
-            && kept.schedule.lock().change(reach, at)
+    pub(super) fn recheck(&self, affected: &AffectedNamespaces, at: Instant) {
+        if let Some(rechecks) = &self.rechecks
+            && rechecks.schedule.lock().policy_changed(affected, at)
         {
-            kept.changed.notify_one();
+            rechecks.changed.notify_one();
         }
     }
 
     /// Reviews known namespaces again, each in its time.
     ///
     /// Completes when nothing may be served any more, because upstream has not answered for longer than `grace`, or
-    /// because there is too much to review. It calls `is_failing` with whether reviews fail.
-    pub(super) async fn keep(&self, grace: Duration, is_failing: impl Fn(bool)) -> GrantError {
-        let Some(kept) = &self.kept else { return std::future::pending().await };
+    /// because there is too much to review. It calls `set_failing` with whether reviews fail.
+    pub(super) async fn run_rechecks(&self, grace: Duration, set_failing: impl Fn(bool)) -> GrantError {
+        let Some(rechecks) = &self.rechecks else { return std::future::pending().await };
         let mut busy_since = None;
         loop {
-            let (now, due) = (Instant::now(), kept.schedule.lock().next());
+            let (now, due) = (Instant::now(), rechecks.schedule.lock().next());
             let Some(due) = due.filter(|due| *due <= now) else {
                 busy_since = None;
                 tokio::select! {
                     biased;
-                    () = until(due) => {}
-                    () = kept.changed.notified() => {}
+                    () = sleep_until_opt(due) => {}
+                    () = rechecks.changed.notified() => {}
                 }
                 continue;
             };
-            if now > due.max(*busy_since.get_or_insert(now)) + LATE_MAX {
-                return self.authenticator.access_reviewer.queue.over_budget();
+            if now > due.max(*busy_since.get_or_insert(now)) + DELAY_MAX {
+                return self.authenticator.access_reviewer.queue.limit_error();
             }
-            match self.assert_due(kept, now).await {
-                Ok(()) => is_failing(false),
-                Err(why @ GrantError::TooMany { .. }) => return why,
-                Err(why) => {
-                    is_failing(true);
+            match self.review_due(rechecks, now).await {
+                Ok(()) => set_failing(false),
+                Err(error @ GrantError::TooMany { .. }) => return error,
+                Err(error) => {
+                    set_failing(true);
                     // Upstream caused the delay.
                     busy_since = None;
-                    let oldest = kept.schedule.lock().oldest();
-                    if oldest.is_some_and(|oldest| oldest.elapsed() >= why.grace(grace)) {
-                        return why;
+                    let oldest = rechecks.schedule.lock().oldest();
+                    if oldest.is_some_and(|oldest| oldest.elapsed() >= error.grace(grace)) {
+                        return error;
                     }
                 }
             }
@@ -194,49 +194,49 @@ impl NamespaceDecisions {
     }
 
     /// Reviews the next batch of due namespaces. Returns an error if a review was not answered.
-    async fn assert_due(&self, kept: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
-        let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
+    async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
+        let batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
         let user = self.user.lock().clone();
-        let again = now + AGAIN;
-        let (mut result, mut answers) = (Ok(()), false);
-        let reviews = self.decide(&user, taken, ReviewPurpose::Namespace, |namespace, since, outcome| {
+        let retry_at = now + RETRY_DELAY;
+        let (mut result, mut any_answered) = (Ok(()), false);
+        let reviews = self.decide(&user, batch, ReviewPurpose::Namespace, |namespace, since, outcome| {
             match outcome {
-                Ok(verdict) => {
-                    kept.schedule.lock().answered(&namespace, since);
-                    self.put(namespace, verdict);
-                    answers = true;
+                Ok(decision) => {
+                    rechecks.schedule.lock().record_review(&namespace, since);
+                    self.set(namespace, decision);
+                    any_answered = true;
                 }
-                Err(why) => {
-                    kept.schedule.lock().unanswered(&namespace, again);
-                    result = Err(why);
+                Err(error) => {
+                    rechecks.schedule.lock().retry_at(&namespace, retry_at);
+                    result = Err(error);
                 }
             }
             Ok(())
         });
         reviews.await?;
         // As long as upstream answers some reviews, a failing one does not delay the others.
-        if result.is_err() && !answers {
-            kept.schedule.lock().put_off(Instant::now() + AGAIN);
+        if result.is_err() && !any_answered {
+            rechecks.schedule.lock().postpone(Instant::now() + RETRY_DELAY);
         }
         result
     }
 
-    /// Reserves room for the verdicts of namespaces before the namespaces are reviewed.
-    fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), GrantError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
-        let mut schedule = kept.schedule.lock();
+    /// Reserves room for the decisions of namespaces before the namespaces are reviewed.
+    fn reserve(&self, namespaces: &[Arc<str>]) -> Result<(), GrantError> {
+        let Some(rechecks) = &self.rechecks else { return Ok(()) };
+        let mut schedule = rechecks.schedule.lock();
         let more = namespaces.iter().filter(|namespace| !schedule.contains(namespace)).count();
-        if !kept.share.reach(schedule.len() + more) {
-            return Err(self.authenticator.access_reviewer.queue.over_budget());
+        if !rechecks.permits.try_resize(schedule.len() + more) {
+            return Err(self.authenticator.access_reviewer.queue.limit_error());
         }
-        namespaces.iter().for_each(|namespace| schedule.begin(namespace, Instant::now()));
+        namespaces.iter().for_each(|namespace| schedule.add(namespace, Instant::now()));
         Ok(())
     }
 
     /// Removes a namespace whose review had no result.
-    fn drop_out(&self, namespace: &Arc<str>) {
-        if let Some(kept) = &self.kept {
-            kept.schedule.lock().forget(namespace);
+    fn remove_unreviewed(&self, namespace: &Arc<str>) {
+        if let Some(rechecks) = &self.rechecks {
+            rechecks.schedule.lock().remove_unreviewed(namespace);
         }
     }
 
@@ -244,15 +244,15 @@ impl NamespaceDecisions {
     ///
     /// # Errors
     /// There are too many namespaces.
-    pub(super) fn want(&self, namespace: &str) -> Result<(), GrantError> {
+    pub(super) fn request_review(&self, namespace: &str) -> Result<(), GrantError> {
         let mut pending = self.pending.lock();
-        let count = self.verdicts.borrow().len() + pending.len() + 1;
+        let count = self.decisions.borrow().len() + pending.len() + 1;
         if count > NAMESPACES_MAX {
             return Err(too_many());
         }
         if !pending.contains(namespace) {
             let namespace = Arc::from(namespace);
-            self.begin(std::slice::from_ref(&namespace))?;
+            self.reserve(std::slice::from_ref(&namespace))?;
             pending.insert(namespace);
             self.occurred.notify_one();
         }
@@ -260,40 +260,40 @@ impl NamespaceDecisions {
     }
 
     /// Reviews namespaces as they occur in a watch, for as long as the future is polled.
-    pub(super) async fn answer(&self) -> std::convert::Infallible {
+    pub(super) async fn run_reviews(&self) -> std::convert::Infallible {
         loop {
-            let unclear: Vec<_> = {
-                let verdicts = self.verdicts.borrow();
-                let unclear = verdicts.iter().filter(|(_, verdict)| **verdict == NamespaceAccess::Unclear);
-                unclear.map(|(namespace, _)| namespace.clone()).collect()
+            let unanswered: Vec<_> = {
+                let decisions = self.decisions.borrow();
+                let unanswered = decisions.iter().filter(|(_, decision)| **decision == NamespaceAccess::Unanswered);
+                unanswered.map(|(namespace, _)| namespace.clone()).collect()
             };
             tokio::select! {
                 biased;
                 () = self.occurred.notified() => {}
-                () = sleep(AGAIN), if !unclear.is_empty() => {}
+                () = sleep(RETRY_DELAY), if !unanswered.is_empty() => {}
             }
             let mut pending = self.pending.lock().clone();
-            pending.extend(unclear);
+            pending.extend(unanswered);
             let user = self.user.lock().clone();
             let batch: Vec<_> = pending.iter().cloned().collect();
             let reviews = async {
-                self.begin(&batch)?;
+                self.reserve(&batch)?;
                 self.decide(&user, from_now(&batch), ReviewPurpose::Request, |namespace, began, outcome| {
-                    if let Ok(verdict) = outcome {
+                    if let Ok(decision) = outcome {
                         self.pending.lock().remove(&namespace);
-                        self.learn(namespace, began, verdict);
+                        self.record(namespace, began, decision);
                     }
                     Ok(())
                 })
                 .await
             };
             // A namespace whose review is late is not served, and does not delay others.
-            let _: Result<_, _> = timeout(ANSWER_MAX, reviews).await;
+            let _: Result<_, _> = timeout(REVIEW_TIMEOUT, reviews).await;
             for namespace in batch {
                 self.pending.lock().remove(&namespace);
-                self.drop_out(&namespace);
-                if !is_known(&self.verdicts.borrow(), &namespace) {
-                    self.put(namespace, NamespaceAccess::Unclear);
+                self.remove_unreviewed(&namespace);
+                if !is_known(&self.decisions.borrow(), &namespace) {
+                    self.set(namespace, NamespaceAccess::Unanswered);
                 }
             }
         }
@@ -304,21 +304,21 @@ impl NamespaceDecisions {
         self.pending.lock().contains(namespace)
     }
 
-    /// Reviews each namespace, until `take` returns an error. A denial is `Ok` too.
+    /// Reviews each namespace, until `on_result` returns an error. A denial is `Ok` too.
     async fn decide(
         &self,
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         purpose: ReviewPurpose,
-        mut take: impl FnMut(Arc<str>, Instant, Result<NamespaceAccess, GrantError>) -> Result<(), GrantError>,
+        mut on_result: impl FnMut(Arc<str>, Instant, Result<NamespaceAccess, GrantError>) -> Result<(), GrantError>,
     ) -> Result<(), GrantError> {
         let review = |namespace: Arc<str>, since| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
-            let access = Arc::new(self.access.within(&namespace));
+            let access = Arc::new(self.access.in_namespace(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
                 Ok(_) => Ok(NamespaceAccess::Allowed),
                 Err(GrantError::Denied(_)) => Ok(NamespaceAccess::Denied),
-                Err(why) => Err(why),
+                Err(error) => Err(error),
             };
             (namespace, since, outcome)
         };
@@ -327,30 +327,30 @@ impl NamespaceDecisions {
             if reviews.len() >= IN_FLIGHT_MAX
                 && let Some((namespace, since, outcome)) = reviews.next().await
             {
-                take(namespace, since, outcome)?;
+                on_result(namespace, since, outcome)?;
             }
             reviews.push(review(namespace, since));
         }
         while let Some((namespace, since, outcome)) = reviews.next().await {
-            take(namespace, since, outcome)?;
+            on_result(namespace, since, outcome)?;
         }
         Ok(())
     }
 
-    /// Stores the verdict on a namespace, unless one is known.
-    fn learn(&self, namespace: Arc<str>, began: Instant, verdict: NamespaceAccess) {
-        if is_known(&self.verdicts.borrow(), &namespace) {
+    /// Stores the decision on a namespace, unless one is known.
+    fn record(&self, namespace: Arc<str>, began: Instant, decision: NamespaceAccess) {
+        if is_known(&self.decisions.borrow(), &namespace) {
             return;
         }
-        if let Some(kept) = &self.kept {
-            kept.schedule.lock().reviewed(&namespace, began);
-            kept.changed.notify_one();
+        if let Some(rechecks) = &self.rechecks {
+            rechecks.schedule.lock().record_first_review(&namespace, began);
+            rechecks.changed.notify_one();
         }
-        self.put(namespace, verdict);
+        self.set(namespace, decision);
     }
 
-    pub(super) fn put(&self, namespace: Arc<str>, verdict: NamespaceAccess) {
-        self.verdicts.send_if_modified(|verdicts| verdicts.insert(namespace, verdict) != Some(verdict));
+    pub(super) fn set(&self, namespace: Arc<str>, decision: NamespaceAccess) {
+        self.decisions.send_if_modified(|decisions| decisions.insert(namespace, decision) != Some(decision));
     }
 }
 
@@ -363,8 +363,8 @@ impl ReviewedNamespaceLimit {
     }
 
     /// Creates a caller's share of the quota, without namespaces.
-    pub(super) fn share(&self, payer: &FlowDistinguisher) -> ReviewedNamespacePermits {
-        let limits = [self.each.of(payer), self.all.clone()];
+    pub(super) fn permits(&self, flow: &FlowDistinguisher) -> ReviewedNamespacePermits {
+        let limits = [self.each.get(flow), self.all.clone()];
         ReviewedNamespacePermits(Mutex::new(
             limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired")),
         ))
@@ -373,7 +373,7 @@ impl ReviewedNamespaceLimit {
 
 impl ReviewedNamespacePermits {
     /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
-    pub(super) fn reach(&self, count: usize) -> bool {
+    pub(super) fn try_resize(&self, count: usize) -> bool {
         let mut permits = self.0.lock();
         let Ok(more) = u32::try_from(count.saturating_sub(permits[0].num_permits())) else { return false };
         let acquire = |permit: &OwnedSemaphorePermit| permit.semaphore().clone().try_acquire_many_owned(more);
@@ -392,8 +392,8 @@ fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()
 }
 
-fn is_known(verdicts: &NamespaceAccessMap, namespace: &str) -> bool {
-    !matches!(verdicts.get(namespace), None | Some(NamespaceAccess::Unclear))
+fn is_known(decisions: &NamespaceAccessMap, namespace: &str) -> bool {
+    !matches!(decisions.get(namespace), None | Some(NamespaceAccess::Unanswered))
 }
 
 fn too_many() -> GrantError {
@@ -404,7 +404,7 @@ fn too_many() -> GrantError {
 
 impl std::fmt::Debug for NamespaceDecisions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NamespaceDecisions").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
+        f.debug_struct("NamespaceDecisions").field("namespaces", &self.decisions.borrow().len()).finish_non_exhaustive()
     }
 }
 
@@ -416,14 +416,16 @@ mod tests {
     #[test]
     fn namespace_quota_limits_each_user_and_the_total() {
         let quota = ReviewedNamespaceLimit::new(10, 6);
-        let of = |name: &str| quota.share(&FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
+        let of = |name: &str| {
+            quota.permits(&FlowDistinguisher::from_user(&User { name: name.to_owned(), ..User::default() }))
+        };
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
-        assert!(first.reach(4) && first.reach(4), "what is there is counted once");
-        assert!(!second.reach(3) && second.reach(2), "two watches of one user");
-        assert!(!bob.reach(5) && bob.reach(4), "all together");
-        assert!(!first.reach(5));
+        assert!(first.try_resize(4) && first.try_resize(4), "what is there is counted once");
+        assert!(!second.try_resize(3) && second.try_resize(2), "two watches of one user");
+        assert!(!bob.try_resize(5) && bob.try_resize(4), "all together");
+        assert!(!first.try_resize(5));
         drop(second);
-        assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
+        assert!(first.try_resize(6) && bob.try_resize(4) && !bob.try_resize(5));
         drop((first, bob));
         assert_eq!(quota.all.available_permits(), 10);
     }

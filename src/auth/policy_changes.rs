@@ -1,8 +1,9 @@
 //! Collects policy changes, so that all changes of a period cause one round of reviews.
 //!
-//! Upstream's authorizers see a change with some delay. So a change causes reviews in three rounds: at once, one beat
-//! later, and three beats later. While changes arrive, there is one round per beat, for everything due in it. So the
-//! first change of a burst takes effect at once, and a burst costs one round per beat, whatever its size.
+//! Upstream's authorizers see a change with some delay. So a change causes reviews in three rounds: at once, one
+//! interval later, and three intervals later. While changes arrive, there is one round per interval, for everything due
+//! in it. So the first change of a burst takes effect at once, and a burst costs one round per interval, whatever its
+//! size.
 //!
 //! When policy watches begin, earlier changes were missed, and upstream's authorizers may not have seen them yet. So
 //! everything is reviewed once, when the authorizers have caught up, and not three times for each kind of objects. A
@@ -15,27 +16,27 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::AffectedUsers;
-use base::{random, until};
+use base::{random, sleep_until_opt};
 
 /// The policy changes that the policy watches report, and whether they report all.
 #[derive(Debug)]
 pub(super) struct PolicyChanges {
     state: Mutex<PolicyWatchState>,
-    came: Notify,
+    notify: Notify,
 }
 
 #[derive(Debug)]
 struct PolicyWatchState {
     /// Policy changes that were received and not yet applied.
-    fresh: AffectedUsers,
+    unapplied: AffectedUsers,
     /// When the watches began; `None` once everything has been reviewed after that.
     began: Option<PolicyWatchStartTimes>,
     /// Whether a policy change would be received at once.
     is_open: bool,
     /// When a change was last seen, or the watches began or ended.
-    moved: Instant,
+    last_activity: Instant,
     /// The time since which no change can have been missed. Changes during an interruption are received afterwards.
-    whole_since: Instant,
+    complete_since: Instant,
 }
 
 /// The times at which the policy watches began, one kind of objects after the other.
@@ -44,75 +45,79 @@ struct PolicyWatchStartTimes {
     first: Instant,
     last: Instant,
     /// The delay from the start of the last policy watch to the review of all permissions.
-    settles: Duration,
+    settle_time: Duration,
 }
 
 /// The policy changes that later review rounds still cover.
 #[derive(Debug)]
 pub(super) struct PolicyRecheckRounds {
-    /// The policy changes of one, two and three beats ago.
-    ago: [Option<AffectedUsers>; 3],
+    /// The policy changes of one, two and three intervals ago.
+    previous: [Option<AffectedUsers>; 3],
     /// The earliest time of the next review round.
-    rest_until: Instant,
+    next_round_at: Instant,
 }
 
 /// The number of leases or cached decisions that are examined before other tasks run.
-pub(super) const LOOKED_AT: usize = 1_024;
+pub(super) const YIELD_EVERY: usize = 1_024;
 
 /// The minimum time from one review round to the next.
-const BEAT: Duration = Duration::from_millis(700);
-/// The maximum random addition to each beat, so that a thousand proxies that receive one change do not send their
+const ROUND_INTERVAL: Duration = Duration::from_millis(700);
+/// The maximum random addition to each interval, so that a thousand proxies that receive one change do not send their
 /// reviews together.
 const JITTER: Duration = Duration::from_millis(300);
 /// The maximum delay of upstream's authorizers that the review rounds of a change cover.
-const SETTLES: Duration = BEAT.saturating_mul(3);
+const SETTLE_TIME: Duration = ROUND_INTERVAL.saturating_mul(3);
 /// The maximum delay of the review of everything because of further policy watches that begin after the first.
-const GATHERED_MAX: Duration = Duration::from_secs(1);
+const GATHER_MAX: Duration = Duration::from_secs(1);
 
 impl PolicyChanges {
     pub(super) fn new() -> Self {
-        let (fresh, now) = (AffectedUsers::none(), Instant::now());
-        let state = PolicyWatchState { fresh, began: None, is_open: false, moved: now, whole_since: now };
-        Self { state: Mutex::new(state), came: Notify::new() }
+        let (unapplied, now) = (AffectedUsers::none(), Instant::now());
+        let state =
+            PolicyWatchState { unapplied, began: None, is_open: false, last_activity: now, complete_since: now };
+        Self { state: Mutex::new(state), notify: Notify::new() }
     }
 
     /// Records a change.
     pub(super) fn add(&self, affected: &AffectedUsers) {
         let mut state = self.state.lock();
-        state.moved = Instant::now();
-        state.fresh = std::mem::replace(&mut state.fresh, AffectedUsers::none()).and(affected);
+        state.last_activity = Instant::now();
+        state.unapplied = std::mem::replace(&mut state.unapplied, AffectedUsers::none()).and(affected);
         drop(state);
-        self.came.notify_one();
+        self.notify.notify_one();
     }
 
     /// Records that the watch of one more kind of RBAC objects has begun. Earlier changes may have been missed.
-    pub(super) fn begin(&self) {
+    pub(super) fn watch_started(&self) {
         let (now, mut state) = (Instant::now(), self.state.lock());
-        (state.moved, state.whole_since) = (now, now);
-        let fresh =
-            || PolicyWatchStartTimes { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
-        state.began = Some(PolicyWatchStartTimes { last: now, ..state.began.unwrap_or_else(fresh) });
+        (state.last_activity, state.complete_since) = (now, now);
+        let first = || PolicyWatchStartTimes {
+            first: now,
+            last: now,
+            settle_time: SETTLE_TIME + JITTER.mul_f64(3.0 * random::f64()),
+        };
+        state.began = Some(PolicyWatchStartTimes { last: now, ..state.began.unwrap_or_else(first) });
         drop(state);
-        self.came.notify_one();
+        self.notify.notify_one();
     }
 
     /// Records whether the watches of all kinds of RBAC objects are open.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
         if state.is_open != is_open {
-            (state.is_open, state.moved) = (is_open, Instant::now());
+            (state.is_open, state.last_activity) = (is_open, Instant::now());
         }
     }
 
     /// When a change was last seen, or the watches began or ended.
-    pub(super) fn moved(&self) -> Instant {
-        self.state.lock().moved
+    pub(super) fn last_activity(&self) -> Instant {
+        self.state.lock().last_activity
     }
 
     /// Returns the time since which no change was received; `None` if changes would not be received at once.
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let state = self.state.lock();
-        state.is_open.then_some(state.moved)
+        state.is_open.then_some(state.last_activity)
     }
 
     /// Whether a permission from RBAC, as reviewed at `sent`, still holds.
@@ -120,36 +125,38 @@ impl PolicyChanges {
     /// It holds if every change is seen, including those that upstream's authorizers may not have known at `sent`. The
     /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
     /// so the result is false after `max`.
-    pub(super) fn upholds(&self, sent: Instant, max: Duration) -> bool {
+    pub(super) fn still_valid(&self, sent: Instant, max: Duration) -> bool {
         let state = self.state.lock();
-        sent.elapsed() < max && state.is_open && sent >= state.whole_since + SETTLES
+        sent.elapsed() < max && state.is_open && sent >= state.complete_since + SETTLE_TIME
     }
 
     /// Completes at the next review round. Returns the affected users.
     pub(super) async fn next(&self, rounds: &mut PolicyRecheckRounds) -> AffectedUsers {
         loop {
-            sleep_until(rounds.rest_until).await;
-            let is_quiet = rounds.ago.iter().all(Option::is_none);
+            sleep_until(rounds.next_round_at).await;
+            let is_quiet = rounds.previous.iter().all(Option::is_none);
             if is_quiet {
                 let settled = self.state.lock().began.map(PolicyWatchStartTimes::due);
                 tokio::select! {
                     biased;
-                    () = self.came.notified() => {}
-                    () = until(settled) => {}
+                    () = self.notify.notified() => {}
+                    () = sleep_until_opt(settled) => {}
                 }
             }
-            let (fresh, missed) = self.state.lock().take_due();
-            if is_quiet && fresh.is_none() {
+            let (unapplied, missed) = self.state.lock().take_due();
+            if is_quiet && unapplied.is_none() {
                 if missed.is_none() {
                     continue;
                 }
                 return missed;
             }
-            let due =
-                [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), AffectedUsers::and);
-            rounds.ago.rotate_right(1);
-            rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_none());
-            rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(random::f64());
+            let due = [&rounds.previous[0], &rounds.previous[2]]
+                .into_iter()
+                .flatten()
+                .fold(missed.and(&unapplied), AffectedUsers::and);
+            rounds.previous.rotate_right(1);
+            rounds.previous[0] = Some(unapplied).filter(|unapplied| !unapplied.is_none());
+            rounds.next_round_at = Instant::now() + ROUND_INTERVAL + JITTER.mul_f64(random::f64());
             if !due.is_none() {
                 return due;
             }
@@ -161,26 +168,26 @@ impl PolicyWatchState {
     /// The changes since the last call, and everyone if everything must be reviewed now, because of changes that were
     /// missed before the watches began.
     fn take_due(&mut self) -> (AffectedUsers, AffectedUsers) {
-        let fresh = std::mem::replace(&mut self.fresh, AffectedUsers::none());
+        let unapplied = std::mem::replace(&mut self.unapplied, AffectedUsers::none());
         let now = Instant::now();
         let Some(since) = self.began.filter(|began| began.due() <= now) else {
-            return (fresh, AffectedUsers::none());
+            return (unapplied, AffectedUsers::none());
         };
         // A watch that began a moment ago is too recent for this round, and gets another.
-        self.began = (since.last + SETTLES > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
-        (fresh, AffectedUsers::Everyone)
+        self.began = (since.last + SETTLE_TIME > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
+        (unapplied, AffectedUsers::Everyone)
     }
 }
 
 impl PolicyWatchStartTimes {
     fn due(self) -> Instant {
-        self.last.min(self.first + GATHERED_MAX) + self.settles
+        self.last.min(self.first + GATHER_MAX) + self.settle_time
     }
 }
 
 impl PolicyRecheckRounds {
     pub(super) fn new() -> Self {
-        Self { ago: [const { None }; 3], rest_until: Instant::now() }
+        Self { previous: [const { None }; 3], next_round_at: Instant::now() }
     }
 }
 
@@ -197,11 +204,11 @@ mod tests {
     fn change(user: usize) -> AffectedUsers {
         let mut subjects = BindingSubjects::default();
         subjects.add_user(user.to_string(), &AffectedNamespaces::Everywhere);
-        AffectedUsers::of(subjects)
+        AffectedUsers::from_subjects(subjects)
     }
 
     fn touches(affected: &AffectedUsers, user: usize) -> bool {
-        affected.reach(&User { name: user.to_string(), ..User::default() }).is_some()
+        affected.namespaces_of(&User { name: user.to_string(), ..User::default() }).is_some()
     }
 
     /// The rounds within some seconds: the time of each, and the affected users.
@@ -225,7 +232,7 @@ mod tests {
         assert_eq!(rounds.len(), 3, "{rounds:?}");
         assert!(rounds.iter().all(|(_, affected)| touches(affected, 1) && !touches(affected, 2)));
         assert_eq!(rounds[0].0, Duration::ZERO);
-        assert!(rounds[2].0 >= 3 * BEAT && rounds[2].0 < Duration::from_secs(4), "{rounds:?}");
+        assert!(rounds[2].0 >= 3 * ROUND_INTERVAL && rounds[2].0 < Duration::from_secs(4), "{rounds:?}");
     }
 
     /// A thousand role bindings change within two seconds.
@@ -246,10 +253,13 @@ mod tests {
             let touching: Vec<_> = rounds.iter().filter(|(_, affected)| touches(affected, user)).collect();
             assert_eq!(touching.len(), 3, "{user}");
             let (first, last) = (touching[0].0, touching[2].0);
-            let came = Duration::from_millis(2) * u32::try_from(user).expect("a small number");
-            assert!(first <= came + BEAT + JITTER + Duration::from_millis(10), "{user}: {first:?} after {came:?}");
+            let changed_at = Duration::from_millis(2) * u32::try_from(user).expect("a small number");
             assert!(
-                last < came + Duration::from_millis(4_100) && last >= came + 2 * (BEAT + JITTER),
+                first <= changed_at + ROUND_INTERVAL + JITTER + Duration::from_millis(10),
+                "{user}: {first:?} after {changed_at:?}"
+            );
+            assert!(
+                last < changed_at + Duration::from_millis(4_100) && last >= changed_at + 2 * (ROUND_INTERVAL + JITTER),
                 "{user}: {last:?}"
             );
         }
@@ -262,14 +272,14 @@ mod tests {
         for with_change in [false, true] {
             let changes = Arc::new(PolicyChanges::new());
             let began = Instant::now();
-            let begins = changes.clone();
+            let watches = changes.clone();
             tokio::spawn(async move {
                 for _ in 0..4 {
-                    begins.begin();
+                    watches.watch_started();
                     sleep(Duration::from_millis(200)).await;
                 }
                 if with_change {
-                    begins.add(&change(1));
+                    watches.add(&change(1));
                 }
             });
             let rounds = rounds(&changes, 60).await;
@@ -277,7 +287,10 @@ mod tests {
             let last = began + Duration::from_millis(600);
             assert_eq!(all.len(), 1, "{rounds:?}");
             let last_review = began + all[0].0;
-            assert!(last_review >= last + SETTLES && last_review <= last + Duration::from_millis(4_100), "{rounds:?}");
+            assert!(
+                last_review >= last + SETTLE_TIME && last_review <= last + Duration::from_millis(4_100),
+                "{rounds:?}"
+            );
             let of_change = some.len() + all.iter().filter(|_| with_change && some.len() == 2).count();
             assert!(with_change && (2..=3).contains(&some.len()) && of_change >= 3 || some.is_empty(), "{rounds:?}");
             let first = some.first().map_or(Duration::from_millis(800), |(at, _)| *at);
@@ -289,10 +302,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn restarting_policy_watches_do_not_postpone_the_review_round() {
         let changes = Arc::new(PolicyChanges::new());
-        let begins = changes.clone();
+        let watches = changes.clone();
         tokio::spawn(async move {
             for _ in 0..100 {
-                begins.begin();
+                watches.watch_started();
                 sleep(Duration::from_millis(300)).await;
             }
         });
@@ -301,7 +314,7 @@ mod tests {
         assert!(times.windows(2).all(|two| two[1].saturating_sub(two[0]) <= Duration::from_millis(4_100)), "{times:?}");
         assert!((7..=20).contains(&times.len()), "{times:?}");
         let last = Duration::from_millis(99 * 300);
-        assert!(times.last().is_some_and(|at| *at >= last + SETTLES), "the last beginning, too: {times:?}");
+        assert!(times.last().is_some_and(|at| *at >= last + SETTLE_TIME), "the last beginning, too: {times:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! RBAC objects, as far as needed to determine whose rights a change may affect.
+//! RBAC objects, as far as needed to determine whose permissions a change may affect.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -124,37 +124,38 @@ impl RbacBindings {
                 let before = self.bindings.remove(&key);
                 before.iter().for_each(|binding| subjects.add(&binding.subjects));
                 if event != "DELETED" {
-                    let after = RbacBinding::of(&object);
+                    let after = RbacBinding::from_object(&object);
                     subjects.add(&after.subjects);
                     self.bindings.insert(key, after);
                 }
             }
         }
-        if subjects.is_empty() { None } else { Some(AffectedUsers::of(subjects)) }
+        if subjects.is_empty() { None } else { Some(AffectedUsers::from_subjects(subjects)) }
     }
 
     /// Removes all bindings of a kind, because changes may have been missed.
-    pub fn forget(&mut self, kind: RbacKind) {
+    pub fn clear_kind(&mut self, kind: RbacKind) {
         self.bindings.retain(|(of, _), _| *of != kind);
     }
 }
 
 impl RbacBinding {
-    fn of(object: &RbacObject) -> Self {
+    fn from_object(object: &RbacObject) -> Self {
         let role = match object.role.kind.as_str() {
             "ClusterRole" => (RbacKind::ClusterRole, format!("/{}", object.role.name)),
             _ => (RbacKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
         };
         // A binding in a namespace grants nothing outside it, whatever its role is.
-        let (mut subjects, reach) = (BindingSubjects::default(), AffectedNamespaces::of(&object.metadata.namespace));
+        let (mut subjects, namespaces) =
+            (BindingSubjects::default(), AffectedNamespaces::new(&object.metadata.namespace));
         for RbacSubject { kind, name, namespace } in &object.subjects {
             match kind.as_str() {
-                "Group" => subjects.add_group(name.clone(), &reach),
+                "Group" => subjects.add_group(name.clone(), &namespaces),
                 "ServiceAccount" => {
                     let namespace = if namespace.is_empty() { &object.metadata.namespace } else { namespace };
-                    subjects.add_user(format!("system:serviceaccount:{namespace}:{name}"), &reach);
+                    subjects.add_user(format!("system:serviceaccount:{namespace}:{name}"), &namespaces);
                 }
-                _ => subjects.add_user(name.clone(), &reach),
+                _ => subjects.add_user(name.clone(), &namespaces),
             }
         }
         Self { role, subjects }
@@ -171,7 +172,7 @@ impl AffectedUsers {
     }
 
     /// The subjects, or everyone if there are too many to track.
-    pub(super) fn of(subjects: BindingSubjects) -> Self {
+    pub(super) fn from_subjects(subjects: BindingSubjects) -> Self {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
 
@@ -184,39 +185,39 @@ impl AffectedUsers {
         }
         let mut subjects = Arc::unwrap_or_clone(subjects);
         subjects.add(others);
-        Self::of(subjects)
+        Self::from_subjects(subjects)
     }
 
     /// Returns the scope in which the user's permissions may have changed; `None` if nowhere.
-    pub fn reach(&self, user: &User) -> Option<AffectedNamespaces> {
+    pub fn namespaces_of(&self, user: &User) -> Option<AffectedNamespaces> {
         let Self::Only(subjects) = self else { return Some(AffectedNamespaces::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
-        let mut reaches = subjects.users.get(&user.name).into_iter().chain(of_groups);
-        let mut reach = reaches.next()?.clone();
-        reaches.for_each(|other| reach.add(other));
-        Some(reach)
+        let mut scopes = subjects.users.get(&user.name).into_iter().chain(of_groups);
+        let mut namespaces = scopes.next()?.clone();
+        scopes.for_each(|other| namespaces.add(other));
+        Some(namespaces)
     }
 
     /// Whether the user's permissions in `namespace` may have changed. An access without a namespace has an empty one.
     pub fn contains(&self, user: &User, namespace: &str) -> bool {
-        self.reach(user).is_some_and(|reach| reach.contains(namespace))
+        self.namespaces_of(user).is_some_and(|namespaces| namespaces.contains(namespace))
     }
 }
 
 impl BindingSubjects {
-    /// Adds a user whose permissions may have changed in the scope `reach`.
-    pub(super) fn add_user(&mut self, name: String, reach: &AffectedNamespaces) {
-        add(&mut self.users, name, reach);
+    /// Adds a user whose permissions may have changed in the scope `namespaces`.
+    pub(super) fn add_user(&mut self, name: String, namespaces: &AffectedNamespaces) {
+        add(&mut self.users, name, namespaces);
     }
 
-    /// Adds a group whose members' permissions may have changed in the scope `reach`.
-    pub(super) fn add_group(&mut self, name: String, reach: &AffectedNamespaces) {
-        add(&mut self.groups, name, reach);
+    /// Adds a group whose members' permissions may have changed in the scope `namespaces`.
+    pub(super) fn add_group(&mut self, name: String, namespaces: &AffectedNamespaces) {
+        add(&mut self.groups, name, namespaces);
     }
 
     pub(super) fn add(&mut self, others: &Self) {
-        others.users.iter().for_each(|(name, reach)| add(&mut self.users, name.clone(), reach));
-        others.groups.iter().for_each(|(name, reach)| add(&mut self.groups, name.clone(), reach));
+        others.users.iter().for_each(|(name, namespaces)| add(&mut self.users, name.clone(), namespaces));
+        others.groups.iter().for_each(|(name, namespaces)| add(&mut self.groups, name.clone(), namespaces));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -232,7 +233,7 @@ impl BindingSubjects {
     }
 
     fn pairs(&self) -> usize {
-        let pairs = |reach: &AffectedNamespaces| match reach {
+        let pairs = |namespaces: &AffectedNamespaces| match namespaces {
             AffectedNamespaces::Everywhere => 1,
             AffectedNamespaces::Within(namespaces) => namespaces.len(),
         };
@@ -242,7 +243,7 @@ impl BindingSubjects {
 
 impl AffectedNamespaces {
     /// Returns the scope of an RBAC object: its own namespace, or everywhere if it has none.
-    pub(super) fn of(namespace: &str) -> Self {
+    pub(super) fn new(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
@@ -258,14 +259,14 @@ impl AffectedNamespaces {
     fn add(&mut self, other: &Self) {
         match (self, other) {
             (Self::Everywhere, _) => {}
-            (reach, Self::Everywhere) => *reach = Self::Everywhere,
+            (namespaces, Self::Everywhere) => *namespaces = Self::Everywhere,
             (Self::Within(namespaces), Self::Within(others)) => namespaces.extend(others.iter().cloned()),
         }
     }
 }
 
-fn add(subjects: &mut HashMap<String, AffectedNamespaces>, name: String, reach: &AffectedNamespaces) {
-    subjects.entry(name).and_modify(|known| known.add(reach)).or_insert_with(|| reach.clone());
+fn add(subjects: &mut HashMap<String, AffectedNamespaces>, name: String, namespaces: &AffectedNamespaces) {
+    subjects.entry(name).and_modify(|known| known.add(namespaces)).or_insert_with(|| namespaces.clone());
 }
 
 #[cfg(test)]
@@ -325,16 +326,16 @@ mod tests {
 
     fn of_user(name: &str, namespace: &str) -> AffectedUsers {
         let mut subjects = BindingSubjects::default();
-        subjects.add_user(name.to_owned(), &AffectedNamespaces::of(namespace));
+        subjects.add_user(name.to_owned(), &AffectedNamespaces::new(namespace));
         AffectedUsers::Only(Arc::new(subjects))
     }
 
     #[test]
     fn policy_change_affects_only_its_subjects_in_its_namespace() {
         let mut subjects = BindingSubjects::default();
-        subjects.add_user("ada".to_owned(), &AffectedNamespaces::of("t1"));
-        subjects.add_group("dev".to_owned(), &AffectedNamespaces::of("t2"));
-        subjects.add_group("ops".to_owned(), &AffectedNamespaces::of(""));
+        subjects.add_user("ada".to_owned(), &AffectedNamespaces::new("t1"));
+        subjects.add_group("dev".to_owned(), &AffectedNamespaces::new("t2"));
+        subjects.add_group("ops".to_owned(), &AffectedNamespaces::new(""));
         let affected = AffectedUsers::Only(Arc::new(subjects));
         for (user, namespaces) in [
             (user("ada", &[]), vec!["t1"]),
@@ -354,8 +355,11 @@ mod tests {
     fn merged_changes_affect_everyone_above_the_pair_limit() {
         let both = of_user("ada", "t1").and(&of_user("ada", "t2"));
         let namespaces = ["t1", "t2"].map(Arc::from).into();
-        assert_eq!(both.reach(&user("ada", &[])), Some(AffectedNamespaces::Within(namespaces)));
-        assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(AffectedNamespaces::Everywhere));
+        assert_eq!(both.namespaces_of(&user("ada", &[])), Some(AffectedNamespaces::Within(namespaces)));
+        assert_eq!(
+            both.and(&of_user("ada", "")).namespaces_of(&user("ada", &[])),
+            Some(AffectedNamespaces::Everywhere)
+        );
         let many = |count: usize| {
             (0..count).fold(AffectedUsers::none(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
         };

@@ -19,7 +19,7 @@ pub(super) struct NamespaceRecheckSchedule {
 #[derive(Debug, Clone)]
 struct ScheduledNamespaceRecheck {
     /// The time at which the namespace's last answered review was sent.
-    asserted: Instant,
+    last_reviewed: Instant,
     /// Whether upstream has answered a review of the namespace.
     is_known: bool,
     /// The time at which the namespace's next review is due; `None` while it is being reviewed.
@@ -35,14 +35,17 @@ impl NamespaceRecheckSchedule {
     }
 
     /// Adds an unknown namespace before its review is sent, so that no policy change is missed between the two.
-    pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
+    pub(super) fn add(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
-            self.put(namespace, ScheduledNamespaceRecheck { asserted: now, is_known: false, due: None, changed: None });
+            self.set(
+                namespace,
+                ScheduledNamespaceRecheck { last_reviewed: now, is_known: false, due: None, changed: None },
+            );
         }
     }
 
     /// Removes a namespace without a result, unless a concurrent review had one.
-    pub(super) fn forget(&mut self, namespace: &Arc<str>) {
+    pub(super) fn remove_unreviewed(&mut self, namespace: &Arc<str>) {
         if self.items.get(namespace).is_some_and(|item| !item.is_known) {
             self.items.remove(namespace);
         }
@@ -58,54 +61,54 @@ impl NamespaceRecheckSchedule {
     }
 
     /// Records the answer to a namespace's review that was sent at `sent`.
-    pub(super) fn answered(&mut self, namespace: &Arc<str>, sent: Instant) {
+    pub(super) fn record_review(&mut self, namespace: &Arc<str>, sent: Instant) {
         let before = self.items.get(namespace);
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
         // different times. Later ones follow once per period.
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > sent);
         let due = changed.unwrap_or(sent + self.period.mul_f64(share));
-        self.put(namespace, ScheduledNamespaceRecheck { asserted: sent, is_known: true, due: Some(due), changed });
+        self.set(namespace, ScheduledNamespaceRecheck { last_reviewed: sent, is_known: true, due: Some(due), changed });
     }
 
-    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or shortly
+    /// Records the first result for a namespace, of a review that was sent at `began` or shortly
     /// before.
-    pub(super) fn reviewed(&mut self, namespace: &Arc<str>, began: Instant) {
+    pub(super) fn record_first_review(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
             // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
-            self.put(
+            self.set(
                 namespace,
-                ScheduledNamespaceRecheck { asserted: began, is_known: true, due: None, changed: Some(now) },
+                ScheduledNamespaceRecheck { last_reviewed: began, is_known: true, due: None, changed: Some(now) },
             );
         }
-        self.answered(namespace, began);
+        self.record_review(namespace, began);
     }
 
-    /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `again`.
-    pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
+    /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `at`.
+    pub(super) fn retry_at(&mut self, namespace: &Arc<str>, at: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
-            self.put(namespace, ScheduledNamespaceRecheck { due: Some(again), ..item });
+            self.set(namespace, ScheduledNamespaceRecheck { due: Some(at), ..item });
         }
     }
 
     /// Records a policy change. Returns whether it affects a known namespace.
-    pub(super) fn change(&mut self, reach: &AffectedNamespaces, at: Instant) -> bool {
-        let touched: Vec<_> = match reach {
+    pub(super) fn policy_changed(&mut self, affected: &AffectedNamespaces, at: Instant) -> bool {
+        let known_affected: Vec<_> = match affected {
             AffectedNamespaces::Everywhere => self.items.keys().cloned().collect(),
             AffectedNamespaces::Within(namespaces) => {
                 namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect()
             }
         };
-        for namespace in &touched {
+        for namespace in &known_affected {
             if let Some(item) = self.items.get(namespace).cloned() {
-                self.put(
+                self.set(
                     namespace,
                     ScheduledNamespaceRecheck { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item },
                 );
             }
         }
-        !touched.is_empty()
+        !known_affected.is_empty()
     }
 
     /// Returns the time at which the next namespace is due.
@@ -115,21 +118,21 @@ impl NamespaceRecheckSchedule {
 
     /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They stay
     /// in the schedule without a due time.
-    pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
-        let mut taken = Vec::new();
-        while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
+    pub(super) fn take_due(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
+        let mut due_now = Vec::new();
+        while due_now.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
             let Some((_, namespace)) = self.due.pop_first() else { break };
             if let Some(item) = self.items.get_mut(&namespace) {
                 item.due = None;
                 let since = item.changed.unwrap_or_else(|| now.checked_sub(slack).unwrap_or(now));
-                taken.push((namespace, since));
+                due_now.push((namespace, since));
             }
         }
-        taken
+        due_now
     }
 
     /// Postpones all reviews until `until`, because upstream does not answer.
-    pub(super) fn put_off(&mut self, until: Instant) {
+    pub(super) fn postpone(&mut self, until: Instant) {
         while let Some((due, namespace)) = self.due.pop_first() {
             if due >= until {
                 self.due.insert((due, namespace));
@@ -143,12 +146,12 @@ impl NamespaceRecheckSchedule {
         }
     }
 
-    /// Returns the time at which the oldest review was sent among those whose verdicts are in use.
+    /// Returns the time at which the oldest review was sent among those whose decisions are in use.
     pub(super) fn oldest(&self) -> Option<Instant> {
-        self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
+        self.items.values().filter(|item| item.is_known).map(|item| item.last_reviewed).min()
     }
 
-    fn put(&mut self, namespace: &Arc<str>, item: ScheduledNamespaceRecheck) {
+    fn set(&mut self, namespace: &Arc<str>, item: ScheduledNamespaceRecheck) {
         let due = item.due;
         if let Some(ScheduledNamespaceRecheck { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
             self.due.remove(&(before, namespace.clone()));
@@ -174,12 +177,12 @@ mod tests {
 
     fn schedule(count: usize, now: Instant) -> NamespaceRecheckSchedule {
         let mut schedule = NamespaceRecheckSchedule::new(PERIOD);
-        (0..count).for_each(|number| schedule.answered(&Arc::from(format!("t{number}")), now));
+        (0..count).for_each(|number| schedule.record_review(&Arc::from(format!("t{number}")), now));
         schedule
     }
 
-    fn names(taken: &[(Arc<str>, Instant)]) -> Vec<&str> {
-        taken.iter().map(|(namespace, _)| &**namespace).collect()
+    fn names(due_now: &[(Arc<str>, Instant)]) -> Vec<&str> {
+        due_now.iter().map(|(namespace, _)| &**namespace).collect()
     }
 
     /// Each is reviewed once per period, and never many at once.
@@ -187,17 +190,17 @@ mod tests {
     async fn namespace_reviews_are_spread_over_the_period() {
         let mut schedule = schedule(600, Instant::now());
         let mut last: BTreeMap<Arc<str>, Instant> =
-            schedule.items.iter().map(|(name, item)| (name.clone(), item.asserted)).collect();
+            schedule.items.iter().map(|(name, item)| (name.clone(), item.last_reviewed)).collect();
         for second in 1..=240 {
             advance(Duration::from_secs(1)).await;
             let now = Instant::now();
-            let taken = schedule.take(now, SLACK, usize::MAX);
-            assert!(taken.len() < 40, "second {second}: {} at once", taken.len());
-            for (namespace, since) in taken {
+            let due_now = schedule.take_due(now, SLACK, usize::MAX);
+            assert!(due_now.len() < 40, "second {second}: {} at once", due_now.len());
+            for (namespace, since) in due_now {
                 assert_eq!(Some(since), now.checked_sub(SLACK));
                 let before = last.insert(namespace.clone(), now).expect("it is known");
                 assert!(now - before <= PERIOD + Duration::from_secs(1), "{namespace}");
-                schedule.answered(&namespace, now);
+                schedule.record_review(&namespace, now);
             }
         }
         assert!(last.values().all(|sent| sent.elapsed() <= PERIOD), "all of them");
@@ -209,21 +212,21 @@ mod tests {
         let mut schedule = schedule(20, Instant::now());
         advance(Duration::from_millis(1)).await;
         let now = Instant::now();
-        assert!(!schedule.change(&within(&["t", "t20", "t1-x"]), now), "nothing is known of these");
-        assert!(schedule.change(&within(&["t1", "t10", "unknown"]), now));
-        let taken = schedule.take(now, SLACK, usize::MAX);
-        assert_eq!(taken.iter().filter(|(_, since)| *since == now).count(), 2, "an older answer will not do");
-        assert!(names(&taken).contains(&"t1") && names(&taken).contains(&"t10"));
+        assert!(!schedule.policy_changed(&within(&["t", "t20", "t1-x"]), now), "nothing is known of these");
+        assert!(schedule.policy_changed(&within(&["t1", "t10", "unknown"]), now));
+        let due_now = schedule.take_due(now, SLACK, usize::MAX);
+        assert_eq!(due_now.iter().filter(|(_, since)| *since == now).count(), 2, "an older answer will not do");
+        assert!(names(&due_now).contains(&"t1") && names(&due_now).contains(&"t10"));
         // It has changed once more during the review.
         advance(Duration::from_millis(1)).await;
-        let again = Instant::now();
-        schedule.change(&within(&["t10"]), again);
-        taken.iter().for_each(|(namespace, _)| schedule.answered(namespace, now));
-        assert_eq!(schedule.take(again, SLACK, usize::MAX), [(Arc::from("t10"), again)]);
-        schedule.answered(&Arc::from("t10"), again);
-        assert!(schedule.take(again, SLACK, usize::MAX).is_empty());
-        schedule.change(&AffectedNamespaces::Everywhere, again);
-        assert_eq!(schedule.take(again, SLACK, usize::MAX).len(), 20);
+        let at = Instant::now();
+        schedule.policy_changed(&within(&["t10"]), at);
+        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, now));
+        assert_eq!(schedule.take_due(at, SLACK, usize::MAX), [(Arc::from("t10"), at)]);
+        schedule.record_review(&Arc::from("t10"), at);
+        assert!(schedule.take_due(at, SLACK, usize::MAX).is_empty());
+        schedule.policy_changed(&AffectedNamespaces::Everywhere, at);
+        assert_eq!(schedule.take_due(at, SLACK, usize::MAX).len(), 20);
     }
 
     #[tokio::test]
@@ -233,15 +236,15 @@ mod tests {
         let mut schedule = schedule(5, began);
         advance(PERIOD).await;
         let now = Instant::now();
-        let taken = schedule.take(now, SLACK, 2);
-        assert_eq!(taken.len(), 2);
-        let again = now + SLACK;
-        taken.iter().for_each(|(namespace, _)| schedule.unanswered(namespace, again));
-        schedule.put_off(again);
-        assert_eq!((schedule.next(), schedule.oldest()), (Some(again), Some(began)));
+        let due_now = schedule.take_due(now, SLACK, 2);
+        assert_eq!(due_now.len(), 2);
+        let at = now + SLACK;
+        due_now.iter().for_each(|(namespace, _)| schedule.retry_at(namespace, at));
+        schedule.postpone(at);
+        assert_eq!((schedule.next(), schedule.oldest()), (Some(at), Some(began)));
         advance(SLACK).await;
-        let taken = schedule.take(again, SLACK, usize::MAX);
-        taken.iter().for_each(|(namespace, _)| schedule.answered(namespace, again));
-        assert_eq!((taken.len(), schedule.oldest()), (5, Some(again)));
+        let due_now = schedule.take_due(at, SLACK, usize::MAX);
+        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, at));
+        assert_eq!((due_now.len(), schedule.oldest()), (5, Some(at)));
     }
 }

@@ -14,7 +14,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::GrantError;
-use super::policy_changes::LOOKED_AT;
+use super::policy_changes::YIELD_EVERY;
 
 /// The purpose of a review, which determines how old its result may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,7 +86,7 @@ where
             // A review's future is large and rarely needed. It is boxed, so that requests have no room for it.
             let reviewing = async { Box::pin(review()).await };
             let result = Box::pin(self.0.try_get_with_by_ref(&key, reviewing)).await;
-            let result = result.map_err(|refused: Arc<GrantError>| GrantError::clone(&refused))?;
+            let result = result.map_err(|error: Arc<GrantError>| GrantError::clone(&error))?;
             // Otherwise, a concurrent review had been sent before `since`.
             if is_accepted(&result) {
                 return Ok(result);
@@ -97,7 +97,7 @@ where
     /// Stores the result of a review, unless a newer one is cached.
     pub(super) async fn put(&self, purpose: ReviewPurpose, key: &K, result: V) {
         let key = (purpose, key.clone());
-        if self.0.get(&key).await.is_none_or(|known| known.sent() <= result.sent()) {
+        if self.0.get(&key).await.is_none_or(|cached| cached.sent() <= result.sent()) {
             self.0.insert(key, result).await;
         }
     }
@@ -112,7 +112,7 @@ where
     /// used until they expired.
     pub(super) async fn remove_if(&self, is_outdated: impl Fn(&V) -> bool) {
         for (count, (key, result)) in self.0.iter().enumerate() {
-            if count % LOOKED_AT == LOOKED_AT - 1 {
+            if count % YIELD_EVERY == YIELD_EVERY - 1 {
                 yield_now().await;
             }
             if is_outdated(&result) {

@@ -8,19 +8,19 @@ use base::{Backoff, BackoffBounds, ReadinessGuard, ReadinessTracker};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 use tokio::sync::watch;
 
-/// The topic of a review about a caller.
+/// A resource of reviews about callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReviewResource {
-    /// The topic as a metric label.
+    /// The resource as a metric label.
     pub(super) label: &'static str,
     /// The API group and the resource of its reviews.
     pub(super) group: &'static str,
     pub(super) resource: &'static str,
-    /// The operation that fails without an answer, for messages.
+    /// The operation that fails without a response, for messages.
     pub(super) refusal: &'static str,
 }
 
-/// Whether the proxy's account may create reviews of one topic, according to the last answered review.
+/// Whether the proxy's account may create reviews of one topic, according to the last review.
 #[derive(Debug)]
 pub(super) struct ReviewPermission {
     pub(super) topic: ReviewResource,
@@ -71,9 +71,9 @@ impl ReviewPermission {
         Self { topic, state: watch::Sender::new(ReviewPermissionState::Unproven) }
     }
 
-    /// Records the answer to a review. An error that does not concern the permission changes nothing.
-    pub(super) fn note<T>(&self, answer: &Result<T, UpstreamError>) {
-        match answer {
+    /// Records the response to a review. An error that does not concern the permission changes nothing.
+    pub(super) fn record<T>(&self, response: &Result<T, UpstreamError>) {
+        match response {
             Ok(_) => self.set(ReviewPermissionState::Granted),
             Err(error) => {
                 if let Some(code @ (401 | 403)) = error.code() {
@@ -89,18 +89,18 @@ impl ReviewPermission {
 
     /// Keeps `ready` from being ready until the permission is proven, and again whenever upstream refuses a review.
     ///
-    /// A missing permission is checked with backoff, and no check is sent while it is granted. The guard is registered at
-    /// once; the future never returns.
-    pub(super) fn keep_ready(
+    /// A missing permission is checked with backoff, and no check is sent while it is granted. The guard is registered
+    /// at once; the future never returns.
+    pub(super) fn track_readiness(
         self: Arc<Self>,
         reviews: Arc<dyn ReviewClient>,
         ready: ReadinessTracker,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let guard = self.not_ready(&ready);
-        async move { self.follow(&*reviews, &ready, guard).await }
+        let guard = self.readiness_guard(&ready);
+        async move { self.run(&*reviews, &ready, guard).await }
     }
 
-    async fn follow(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
+    async fn run(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
         let resource = self.topic.resource;
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
@@ -119,7 +119,7 @@ impl ReviewPermission {
                 continue;
             }
             let lost = guard.is_none();
-            guard.get_or_insert_with(|| self.not_ready(ready));
+            guard.get_or_insert_with(|| self.readiness_guard(ready));
             if was_checked || lost {
                 if let ReviewPermissionState::Refused(code) = now {
                     tracing::warn!(
@@ -147,8 +147,8 @@ impl ReviewPermission {
             Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewPermissionState::Granted),
             Ok(_) => self.set(ReviewPermissionState::Refused(403)),
             Err(error) if error.code() == Some(401) => self.set(ReviewPermissionState::Refused(401)),
-            // A cluster may forbid every account to check its own rights. Then only the next review can prove the
-            // right, and a process that is not ready receives no request.
+            // A cluster may forbid every account to check its own permissions. Then only the next review can prove the
+            // permission, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
                 tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
                 self.set(ReviewPermissionState::Granted);
@@ -157,9 +157,9 @@ impl ReviewPermission {
         }
     }
 
-    fn not_ready(self: &Arc<Self>, ready: &ReadinessTracker) -> ReadinessGuard {
+    fn readiness_guard(self: &Arc<Self>, ready: &ReadinessTracker) -> ReadinessGuard {
         let permission = self.clone();
-        ready.register(self.topic.resource).because(move || Some(permission.reason()))
+        ready.register(self.topic.resource).with_reason(move || Some(permission.reason()))
     }
 
     fn reason(&self) -> String {

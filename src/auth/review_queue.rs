@@ -25,7 +25,7 @@ pub(super) enum ReviewClass {
     /// A review for a request of a known caller.
     Known,
     /// A review for a request without a credential, or with a token that was not accepted recently.
-    Guess,
+    Unauthenticated,
     /// A review for a known caller's request whose path is no resource.
     NonResource,
 }
@@ -43,15 +43,15 @@ pub(super) struct ReviewQueue {
 struct ReviewClassLimits {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
-    /// The limits per payer: one payer may use half of the slots.
-    shares: KeyedSemaphores<ReviewRateLimitKey>,
+    /// The limits per key: one key may use half of the slots.
+    by_key: KeyedSemaphores<ReviewRateLimitKey>,
 }
 
 /// The limits against which a review counts.
 #[derive(Debug)]
 pub(super) struct ReviewCharge {
     pub(super) class: ReviewClass,
-    pub(super) payer: ReviewRateLimitKey,
+    pub(super) key: ReviewRateLimitKey,
 }
 
 /// The party to which a review is charged.
@@ -62,13 +62,13 @@ pub(super) enum ReviewRateLimitKey {
     Address(IpAddr),
 }
 
-/// The rate limits of a class of reviews, of each payer and of all together. A payer's turns come in the order of its
-/// reviews.
+/// The rate limits of a class of reviews, of each key and of all together. A key's send times follow the order of
+/// its reviews.
 #[derive(Debug)]
 pub(super) struct ReviewRateLimit {
     each: ReviewRate,
     all: ReviewRate,
-    /// The maximum time that a review waits for the rate of its payer, and for that of all payers.
+    /// The maximum time that a review waits for the rate of its key, and for that of all keys.
     each_wait_max: Duration,
     all_wait_max: Duration,
     /// One lock suffices: a look-up takes 0.1 µs and a review 1,000 µs.
@@ -77,9 +77,9 @@ pub(super) struct ReviewRateLimit {
 
 #[derive(Debug, Default)]
 struct ReviewRateLimitState {
-    /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together.
-    by_payer: HashMap<Option<ReviewRateLimitKey>, Instant>,
-    /// The number of payers at which those without a waiting turn are forgotten.
+    /// The next send time of each key without its burst; `None` stands for all keys together.
+    next_by_key: HashMap<Option<ReviewRateLimitKey>, Instant>,
+    /// The number of keys at which those without a waiting review are removed.
     len_max: usize,
 }
 
@@ -89,35 +89,35 @@ pub(super) struct ReviewRate {
     /// The long-term time between two reviews.
     interval: Duration,
     /// How far ahead of the rate a review may be sent.
-    ahead: Duration,
+    burst: Duration,
 }
 
-/// The time at which the rate of a payer allows its next review.
+/// The time at which the rate of a key allows its next review.
 #[derive(Debug)]
 struct ReviewReservation {
     at: Instant,
     /// The latest time at which the review may be sent.
-    by: Instant,
+    deadline: Instant,
 }
 
 /// The maximum time that a review for a lease waits.
 pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// The number of payers that are tracked even if they are idle.
-const KEPT_MAX: usize = 1_024;
+/// The number of keys that are tracked even if they are idle.
+const PRUNE_MIN: usize = 1_024;
 /// The maximum time for a review, including the wait for a slot.
-const RESPONSE_MAX: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The `Retry-After` of a caller that has exceeded a limit, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl ReviewClass {
-    const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Guess, Self::NonResource];
+    const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Unauthenticated, Self::NonResource];
 
     /// Returns the maximum number of concurrent reviews of this class.
     fn slots(self) -> usize {
         match self {
             Self::Lease | Self::Namespace => 32,
             Self::Known => 64,
-            Self::Guess | Self::NonResource => 16,
+            Self::Unauthenticated | Self::NonResource => 16,
         }
     }
 }
@@ -129,54 +129,54 @@ impl ReviewQueue {
             ReviewClassLimits {
                 rate: rate(class),
                 slots: Semaphore::new(slots),
-                shares: KeyedSemaphores::new(slots / 2),
+                by_key: KeyedSemaphores::new(slots / 2),
             }
         });
         Self { permission: Arc::new(ReviewPermission::new(topic)), failures: LogRateLimit::default(), lanes }
     }
 
-    /// Sends a review under the first of the charges whose payer has a turn in time. Returns a time before it was sent,
-    /// and the response.
+    /// Sends a review under the first of the charges whose key has a send time soon enough. Returns a time before it
+    /// was sent, and the response.
     ///
     /// # Errors
-    /// There is no turn in time, or upstream does not respond.
+    /// No send time is soon enough, or upstream does not respond.
     pub(super) async fn send<T>(
         &self,
         charges: &[ReviewCharge],
         review: ReviewFuture<'_, T>,
     ) -> Result<(Instant, T), GrantError> {
-        let turn = charges.iter().find_map(|ReviewCharge { class, payer }| {
+        let reservation = charges.iter().find_map(|ReviewCharge { class, key }| {
             let lane = &self.lanes[*class as usize];
-            Some((lane, payer, lane.rate.reserve(payer.clone())?))
+            Some((lane, key, lane.rate.reserve(key.clone())?))
         });
-        let (lane, payer) = match turn {
-            Some((lane, payer, turn)) if lane.rate.wait(&turn).await => (lane, payer),
+        let (lane, key) = match reservation {
+            Some((lane, key, reservation)) if lane.rate.wait(&reservation).await => (lane, key),
             // A lease continues for the grace of an outage.
             _ if charges.iter().any(|charge| charge.class == ReviewClass::Lease) => {
                 self.count("timeout");
                 let refusal = self.permission.topic.refusal;
                 return Err(GrantError::Unavailable(format!("{refusal}: too many pending reviews")));
             }
-            _ => return Err(self.over_budget()),
+            _ => return Err(self.limit_error()),
         };
         let sending = async {
-            let share = lane.shares.of(payer);
+            let share = lane.by_key.get(key);
             let _own = share.acquire().await;
             let _slot = lane.slots.acquire().await;
             (Instant::now(), review.await)
         };
-        let (sent, response) = timeout(RESPONSE_MAX, sending).await.map_err(|_| {
+        let (sent, response) = timeout(RESPONSE_TIMEOUT, sending).await.map_err(|_| {
             self.count("timeout");
-            self.log_failure(&format_args!("no response within {RESPONSE_MAX:?}"));
+            self.log_failure(&format_args!("no response within {RESPONSE_TIMEOUT:?}"));
             GrantError::Unavailable(format!("{}: the apiserver did not respond in time", self.permission.topic.refusal))
         })?;
-        self.permission.note(&response);
+        self.permission.record(&response);
         let response = response.map_err(|error| {
             self.count("error");
             self.log_failure(&error);
             GrantError::unanswered(&error, self.permission.topic)
         })?;
-        if let Some(failures) = self.failures.unlogged(Instant::now()) {
+        if let Some(failures) = self.failures.take_suppressed(Instant::now()) {
             tracing::info!(
                 resource = self.permission.topic.resource,
                 failures,
@@ -200,63 +200,63 @@ impl ReviewQueue {
     }
 
     /// Returns the error for a caller that has exceeded a limit.
-    pub(super) fn over_budget(&self) -> GrantError {
+    pub(super) fn limit_error(&self) -> GrantError {
         self.count("over_budget");
         GrantError::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }
     }
 }
 
 impl ReviewRateLimit {
-    /// Creates the limits. Reviews above them wait up to `each_wait_max` for the rate of their payer, and up to
+    /// Creates the limits. Reviews above them wait up to `each_wait_max` for the rate of their key, and up to
     /// `all_wait_max` for that of all.
     pub(super) fn new(each: ReviewRate, all: ReviewRate, each_wait_max: Duration, all_wait_max: Duration) -> Self {
         Self { each, all, each_wait_max, all_wait_max, next: Mutex::default() }
     }
 
     /// Creates the limits on reviews for leases: `per_second` reviews per second, and half as many for one user.
-    pub(super) fn of_leases(per_second: u32) -> Self {
+    pub(super) fn for_leases(per_second: u32) -> Self {
         let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
         Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
     }
 
-    /// Reserves the payer's next turn; `None` if it comes too late.
-    fn reserve(&self, payer: ReviewRateLimitKey) -> Option<ReviewReservation> {
+    /// Reserves the key's next send time; `None` if it comes too late.
+    fn reserve(&self, key: ReviewRateLimitKey) -> Option<ReviewReservation> {
         let now = Instant::now();
-        let at = self.take(Some(payer), self.each, now + self.each_wait_max)?;
-        Some(ReviewReservation { at, by: now + self.all_wait_max })
+        let at = self.next_send_time(Some(key), self.each, now + self.each_wait_max)?;
+        Some(ReviewReservation { at, deadline: now + self.all_wait_max })
     }
 
     /// Waits until the review may be sent. Returns false if that would be too late.
     ///
-    /// The rate of all is charged when the payer's turn comes, so waiting reviews of one payer delay no others.
-    async fn wait(&self, turn: &ReviewReservation) -> bool {
-        wait_until(turn.at).await;
-        let Some(at) = self.take(None, self.all, turn.by) else { return false };
+    /// The rate of all is charged at the key's send time, so waiting reviews of one key delay no others.
+    async fn wait(&self, reservation: &ReviewReservation) -> bool {
+        wait_until(reservation.at).await;
+        let Some(at) = self.next_send_time(None, self.all, reservation.deadline) else { return false };
         wait_until(at).await;
         true
     }
 
-    /// Takes a payer's next turn by the generic cell rate algorithm, and returns its time; `None` if that is later than
-    /// `by`.
-    fn take(
+    /// Takes a key's next send time by the generic cell rate algorithm, and returns its time; `None` if that is later
+    /// than `deadline`.
+    fn next_send_time(
         &self,
-        payer: Option<ReviewRateLimitKey>,
-        ReviewRate { interval, ahead }: ReviewRate,
-        by: Instant,
+        key: Option<ReviewRateLimitKey>,
+        ReviewRate { interval, burst }: ReviewRate,
+        deadline: Instant,
     ) -> Option<Instant> {
-        let ReviewRateLimitState { by_payer, len_max } = &mut *self.next.lock();
+        let ReviewRateLimitState { next_by_key, len_max } = &mut *self.next.lock();
         let now = Instant::now();
-        let at = by_payer.get(&payer).copied().unwrap_or(now).max(now);
-        let turn = at.checked_sub(ahead).unwrap_or(now).max(now);
-        if turn > by.max(now) {
+        let at = next_by_key.get(&key).copied().unwrap_or(now).max(now);
+        let send_at = at.checked_sub(burst).unwrap_or(now).max(now);
+        if send_at > deadline.max(now) {
             return None;
         }
-        if by_payer.len() >= *len_max {
-            by_payer.retain(|_, next| *next > now);
-            *len_max = 2 * by_payer.len().max(KEPT_MAX);
+        if next_by_key.len() >= *len_max {
+            next_by_key.retain(|_, next| *next > now);
+            *len_max = 2 * next_by_key.len().max(PRUNE_MIN);
         }
-        by_payer.insert(payer, at + interval);
-        Some(turn)
+        next_by_key.insert(key, at + interval);
+        Some(send_at)
     }
 }
 
@@ -264,7 +264,7 @@ impl ReviewRate {
     /// Creates a rate of `per_second` reviews in the long term, with bursts of `burst`. Zero counts as one.
     pub(super) fn new(per_second: u32, burst: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
-        Self { interval, ahead: interval * burst.saturating_sub(1) }
+        Self { interval, burst: interval * burst.saturating_sub(1) }
     }
 }
 
@@ -283,7 +283,7 @@ mod tests {
 
     const LATE: Duration = Duration::from_secs(60);
 
-    fn payer(number: usize) -> ReviewRateLimitKey {
+    fn key(number: usize) -> ReviewRateLimitKey {
         let [.., a, b] = number.to_be_bytes();
         ReviewRateLimitKey::Address([10, 0, a, b].into())
     }
@@ -293,40 +293,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rate_limit_allows_a_burst_then_paces_each_holder() {
+    async fn rate_limit_allows_a_burst_then_paces_each_key() {
         let (patient, began) = (limit(ReviewRate::new(10, 3), LATE), Instant::now());
-        let turn = |number| patient.reserve(payer(number)).map(|turn| turn.at - began);
+        let send_at = |number| patient.reserve(key(number)).map(|reservation| reservation.at - began);
         let milliseconds = |count| Some(Duration::from_millis(count));
-        assert_eq!([turn(1), turn(1), turn(1), turn(1)], [0, 0, 0, 100].map(milliseconds));
-        assert_eq!(turn(2), milliseconds(0), "others have turns of their own");
-        assert_eq!(patient.take(Some(payer(1)), patient.each, began), None, "its turn is later");
-        assert_eq!(turn(1), milliseconds(200), "a refused turn is not taken");
+        assert_eq!([send_at(1), send_at(1), send_at(1), send_at(1)], [0, 0, 0, 100].map(milliseconds));
+        assert_eq!(send_at(2), milliseconds(0), "others have send times of their own");
+        assert_eq!(patient.next_send_time(Some(key(1)), patient.each, began), None, "its send time is later");
+        assert_eq!(send_at(1), milliseconds(200), "a refused send time is not used");
         advance(Duration::from_secs(10)).await;
-        assert_eq!([turn(1), turn(1), turn(1), turn(1)], [10_000, 10_000, 10_000, 10_100].map(milliseconds));
+        assert_eq!(
+            [send_at(1), send_at(1), send_at(1), send_at(1)],
+            [10_000, 10_000, 10_000, 10_100].map(milliseconds)
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn payers_whose_time_is_over_are_forgotten() {
+    async fn idle_keys_are_removed() {
         let limit = limit(ReviewRate::new(1_000, 1), Duration::ZERO);
-        for number in 0..10 * KEPT_MAX {
-            assert!(limit.reserve(payer(number)).is_some());
+        for number in 0..10 * PRUNE_MIN {
+            assert!(limit.reserve(key(number)).is_some());
             advance(Duration::from_millis(1)).await;
         }
-        assert!(limit.next.lock().by_payer.len() <= 2 * KEPT_MAX);
+        assert!(limit.next.lock().next_by_key.len() <= 2 * PRUNE_MIN);
     }
 
-    /// The rate of all is charged when a review is sent. So the waiting reviews of one payer use none of it.
+    /// The rate of all is charged when a review is sent. So the waiting reviews of one key use none of it.
     #[tokio::test(start_paused = true)]
-    async fn waiting_reviews_of_one_payer_delay_no_others() {
+    async fn waiting_reviews_of_one_key_delay_no_others() {
         let limit = limit(ReviewRate::new(1, 1), Duration::from_secs(10));
-        let turns: Vec<_> = (0..20).map_while(|_| limit.reserve(payer(1))).collect();
-        assert_eq!(turns.len(), 11, "later ones come too late");
+        let reservations: Vec<_> = (0..20).map_while(|_| limit.reserve(key(1))).collect();
+        assert_eq!(reservations.len(), 11, "later ones come too late");
         let began = Instant::now();
-        let other = limit.reserve(payer(2)).expect("others have turns of their own");
+        let other = limit.reserve(key(2)).expect("others have send times of their own");
         assert!(limit.wait(&other).await);
         assert_eq!(began.elapsed(), Duration::ZERO);
-        for (second, turn) in (0..).zip(&turns) {
-            assert!(limit.wait(turn).await);
+        for (second, reservation) in (0..).zip(&reservations) {
+            assert!(limit.wait(reservation).await);
             assert!(began.elapsed().as_millis().abs_diff(second * 1_000) <= 2, "{second}: {:?}", began.elapsed());
         }
     }

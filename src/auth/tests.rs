@@ -66,8 +66,8 @@ impl Scene {
         self.stub.deny(token, "");
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("authenticated");
         let permit = self.authorizer.readable(&caller, &info(uri)).await?;
-        let part = permit.part().expect("it is not for all").clone();
-        part.find_out(namespaces.iter().map(String::as_str)).await?;
+        let part = permit.namespaces().expect("it is not for all").clone();
+        part.review_all(namespaces.iter().map(String::as_str)).await?;
         Ok(part)
     }
 }
@@ -76,11 +76,11 @@ fn named(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("t{number}")).collect()
 }
 
-/// A change of one user's rights, in one namespace or everywhere.
+/// A change of one user's permissions, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> AffectedUsers {
     let mut subjects = BindingSubjects::default();
-    subjects.add_user(user.to_owned(), &AffectedNamespaces::of(namespace));
-    AffectedUsers::of(subjects)
+    subjects.add_user(user.to_owned(), &AffectedNamespaces::new(namespace));
+    AffectedUsers::from_subjects(subjects)
 }
 
 fn seconds(count: u64) -> Duration {
@@ -88,20 +88,20 @@ fn seconds(count: u64) -> Duration {
 }
 
 /// The time until this is cancelled.
-async fn until(over: &CancellationToken) -> Duration {
+async fn time_to_end(token: &CancellationToken) -> Duration {
     let began = Instant::now();
-    over.cancelled().await;
+    token.cancelled().await;
     began.elapsed()
 }
 
 impl ReadGrant {
-    fn over(&self) -> CancellationToken {
-        self.lease.as_ref().expect("it is that of a watch").state.over.clone()
+    fn end_token(&self) -> CancellationToken {
+        self.lease.as_ref().expect("it is that of a watch").state.end_token.clone()
     }
 
     /// Why it has ended, if it has.
-    fn why(&self) -> Option<&'static str> {
-        self.revoked().map(|revoked| revoked.why.as_str())
+    fn end_reason(&self) -> Option<&'static str> {
+        self.revoked().map(|revoked| revoked.reason.as_str())
     }
 
     fn revoked(&self) -> Option<&RevokedPermission> {

@@ -23,7 +23,7 @@ pub(super) struct TokenReviewer {
     results: ReviewCache<CredentialId, CachedTokenReview>,
     /// The users of tokens that upstream accepted at their last review. Such tokens have a rate limit of their own, so
     /// that they do not compete with guessed tokens from the same address.
-    regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
+    known_tokens: moka::sync::Cache<CredentialId, FlowDistinguisher>,
     pub(super) queue: ReviewQueue,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum TokenReviewPurpose<'a> {
     /// A review for a request from an address, whose limit it counts against.
     Request { source: IpAddr },
     /// A review for a user's lease. Only a result whose review was sent after `since` is accepted.
-    Lease { since: Instant, payer: &'a FlowDistinguisher },
+    Lease { since: Instant, flow: &'a FlowDistinguisher },
 }
 
 /// The result of a token review; no user if the token was not accepted.
@@ -43,14 +43,14 @@ struct CachedTokenReview {
     sent: Instant,
     user: Option<Arc<User>>,
     /// The expiry time in the token's own claims.
-    until: Option<SystemTime>,
+    expires_at: Option<SystemTime>,
 }
 
 /// The maximum number of cached results; each takes a few bytes.
 const RESULTS_MAX: u64 = 65_536;
 /// The maximum number of tokens that are known, and how long an accepted token stays known after its last use.
-const REGULARS_MAX: u64 = 32_768;
-const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
+const KNOWN_TOKENS_MAX: u64 = 32_768;
+const KNOWN_TOKEN_IDLE_MAX: Duration = Duration::from_secs(3600);
 
 impl TokenReviewer {
     pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig, clock: WallClock) -> Self {
@@ -66,7 +66,10 @@ impl TokenReviewer {
             clock,
             audiences: config.audiences.clone().into(),
             results: ReviewCache::new(RESULTS_MAX, |_| 1, ttl),
-            regulars: moka::sync::Cache::builder().max_capacity(REGULARS_MAX).time_to_idle(REGULAR_IDLE_MAX).build(),
+            known_tokens: moka::sync::Cache::builder()
+                .max_capacity(KNOWN_TOKENS_MAX)
+                .time_to_idle(KNOWN_TOKEN_IDLE_MAX)
+                .build(),
             queue: queue(config),
         }
     }
@@ -81,7 +84,7 @@ impl TokenReviewer {
         token: &BearerToken,
         purpose: TokenReviewPurpose<'_>,
     ) -> Result<AuthenticatedIdentity, GrantError> {
-        if token.reveal().len() > TOKEN_BYTES_MAX {
+        if token.expose().len() > TOKEN_BYTES_MAX {
             return Err(GrantError::Unauthenticated);
         }
         let (cached_for, since) = match purpose {
@@ -90,7 +93,7 @@ impl TokenReviewer {
         };
         let review = || async {
             let charges = self.charges(&id, purpose);
-            let review = self.reviews.review_token(token.reveal(), &self.audiences);
+            let review = self.reviews.review_token(token.expose(), &self.audiences);
             let (sent, result) = self.queue.send(&charges, review).await?;
             let result = self.accept(id, token, sent, result);
             // Requests may use the result of a lease's review.
@@ -99,28 +102,28 @@ impl TokenReviewer {
             }
             Ok(result)
         };
-        let CachedTokenReview { sent, user, until } =
+        let CachedTokenReview { sent, user, expires_at } =
             self.results.get_or_review(cached_for, &id, since, review).await?;
         let user = user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
-        if until.is_some_and(|until| until <= self.clock.now()) {
+        if expires_at.is_some_and(|expires_at| expires_at <= self.clock.now()) {
             return Err(GrantError::Unauthenticated);
         }
-        Ok(AuthenticatedIdentity { reviewed: sent, user, until })
+        Ok(AuthenticatedIdentity { reviewed: sent, user, expires_at })
     }
 
     /// Returns the limits against which a review counts, in order of preference.
     fn charges(&self, id: &CredentialId, purpose: TokenReviewPurpose<'_>) -> Vec<ReviewCharge> {
-        let charge = |class, payer| ReviewCharge { class, payer };
+        let charge = |class, key| ReviewCharge { class, key };
         match purpose {
-            TokenReviewPurpose::Lease { payer, .. } => {
-                vec![charge(ReviewClass::Lease, ReviewRateLimitKey::User(payer.clone()))]
+            TokenReviewPurpose::Lease { flow, .. } => {
+                vec![charge(ReviewClass::Lease, ReviewRateLimitKey::User(flow.clone()))]
             }
             TokenReviewPurpose::Request { source } => {
                 let known =
-                    self.regulars.get(id).map(|user| charge(ReviewClass::Known, ReviewRateLimitKey::User(user)));
+                    self.known_tokens.get(id).map(|user| charge(ReviewClass::Known, ReviewRateLimitKey::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
-                let unknown = charge(ReviewClass::Guess, ReviewRateLimitKey::Address(network(source)));
+                let unknown = charge(ReviewClass::Unauthenticated, ReviewRateLimitKey::Address(network(source)));
                 known.into_iter().chain([unknown]).collect()
             }
         }
@@ -134,16 +137,16 @@ impl TokenReviewer {
         sent: Instant,
         TokenReviewResult { user, audiences }: TokenReviewResult,
     ) -> CachedTokenReview {
-        let is_for_us = self.audiences.is_empty() || audiences.iter().any(|of| self.audiences.contains(of));
-        let user = user.filter(|_| is_for_us);
+        let is_audience_accepted = self.audiences.is_empty() || audiences.iter().any(|of| self.audiences.contains(of));
+        let user = user.filter(|_| is_audience_accepted);
         match &user {
-            Some(user) => self.regulars.insert(id, FlowDistinguisher::of(user)),
-            None => self.regulars.invalidate(&id),
+            Some(user) => self.known_tokens.insert(id, FlowDistinguisher::from_user(user)),
+            None => self.known_tokens.invalidate(&id),
         }
         self.queue.count(if user.is_some() { "authenticated" } else { "unauthenticated" });
-        let until = token.expires().filter(|_| user.is_some());
-        let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        CachedTokenReview { sent, user: user.map(|user| Arc::new(user.authenticated())), until }
+        let expires_at = token.expiry_seconds().filter(|_| user.is_some());
+        let expires_at = expires_at.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        CachedTokenReview { sent, user: user.map(|user| Arc::new(user.authenticated())), expires_at }
     }
 }
 
@@ -155,11 +158,11 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
         Arc::new(match class {
             // Tokens are not reviewed in the last two.
             ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {
-                ReviewRateLimit::of_leases(config.lease_reviews)
+                ReviewRateLimit::for_leases(config.lease_reviews)
             }
             // A user may have many tokens.
             ReviewClass::Known => limit(ReviewRate::new(share, share)),
-            ReviewClass::Guess => limit(ReviewRate::new(reviews_per_source, reviews_burst_per_source)),
+            ReviewClass::Unauthenticated => limit(ReviewRate::new(reviews_per_source, reviews_burst_per_source)),
         })
     })
 }

@@ -13,7 +13,7 @@
 //!
 //! The state of an object before its first event is unknown, unless that event adds or deletes it. So a watch may start
 //! before such a `Modified` event only if its view selects by key
-//! ([`CollectionView::goes_by_key`](super::CollectionView::goes_by_key)).
+//! ([`CollectionView::depends_only_on_key`](super::CollectionView::depends_only_on_key)).
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ pub struct MemoryBudget {
     accounts: Mutex<Vec<(MemoryKind, Weak<MemoryAccount>)>>,
     feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
     pins: SnapshotPins,
-    making_room: Mutex<PendingMemoryRelease>,
+    pending_release: Mutex<PendingMemoryRelease>,
     /// The number of evictions of each kind.
     reclaimed: [AtomicU64; ReclaimableMemoryKind::ALL.len()],
 }
@@ -50,9 +50,9 @@ pub(super) struct FeedMemoryShare {
     /// The number of bytes that the feed held when its first state was complete, updated after each relist.
     admitted: AtomicUsize,
     /// The number of bytes that the feed needed when it did not fit.
-    weighed: AtomicUsize,
+    required_bytes: AtomicUsize,
     /// A signal that is cancelled when the feed has outgrown the budget and must end.
-    pub(super) outgrown: CancellationToken,
+    pub(super) over_budget: CancellationToken,
 }
 
 /// One account for each [`MemoryKind`].
@@ -81,7 +81,7 @@ pub enum ReclaimableMemoryKind {
     Derived,
     /// Snapshots of paging clients, oldest first.
     Paging,
-    /// States being sent to watches, oldest first.
+    /// States being sent to watches and LISTs, oldest first.
     Watches,
     /// History, from the largest ring first.
     History,
@@ -145,19 +145,20 @@ impl MemoryBudget {
             accounts: Mutex::default(),
             feeds: Mutex::default(),
             pins,
-            making_room: Mutex::new(PendingMemoryRelease { bytes: 0, since: Instant::now() }),
+            pending_release: Mutex::new(PendingMemoryRelease { bytes: 0, since: Instant::now() }),
             reclaimed: Default::default(),
         })
     }
 
     /// Creates the share of a new feed.
     pub(super) fn share(self: &Arc<Self>) -> FeedMemoryShare {
-        let accounts = FeedMemoryAccounts(MemoryKind::ALL.map(|_| MemoryAccount::of(&self.total)));
+        let accounts = FeedMemoryAccounts(MemoryKind::ALL.map(|_| MemoryAccount::child_of(&self.total)));
         let mut all = self.accounts.lock();
         all.retain(|(_, account)| account.strong_count() > 0);
         all.extend(MemoryKind::ALL.into_iter().zip(accounts.0.iter().map(Arc::downgrade)));
-        let (admitted, weighed, outgrown) = (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
-        FeedMemoryShare { budget: self.clone(), accounts, admitted, weighed, outgrown }
+        let (admitted, required_bytes, over_budget) =
+            (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
+        FeedMemoryShare { budget: self.clone(), accounts, admitted, required_bytes, over_budget }
     }
 
     /// Registers a feed whose memory can be freed.
@@ -173,7 +174,7 @@ impl MemoryBudget {
         if self.fits(bytes) {
             return true;
         }
-        let mut pending = self.making_room.lock();
+        let mut pending = self.pending_release.lock();
         let used = self.total.bytes().saturating_add(bytes);
         // Watches release the states being sent to them within moments. Only a small excess can wait for that.
         let pinned = if used <= self.tolerable() { self.pins.bytes_by_feed() } else { HashMap::new() };
@@ -193,7 +194,7 @@ impl MemoryBudget {
         if self.fits(0) {
             return;
         }
-        let mut pending = self.making_room.lock();
+        let mut pending = self.pending_release.lock();
         if self.fits(0) {
             return;
         }
@@ -208,7 +209,7 @@ impl MemoryBudget {
     /// returns.
     pub(super) fn trim_derived(&self) {
         if !self.fits(0)
-            && let Some(_one) = self.making_room.try_lock()
+            && let Some(_one) = self.pending_release.try_lock()
         {
             self.drop_derived(&self.feeds(), self.goal());
         }
@@ -331,7 +332,7 @@ impl MemoryBudget {
 
     /// Ends the feed that has outgrown the others, unless a feed is already ending or memory is about to become free.
     fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedMemoryShare, pending: &PendingMemoryRelease) {
-        if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.used() > 0)
+        if feeds.iter().map(|feed| feed.share()).any(|share| share.over_budget.is_cancelled() && share.used() > 0)
             || self.is_tolerable(0, pending)
         {
             return;
@@ -339,8 +340,8 @@ impl MemoryBudget {
         let weight = |share: &FeedMemoryShare| share.weight(std::ptr::eq(share, by));
         let weights: Vec<_> = feeds.iter().map(|feed| weight(feed.share())).collect();
         if let Some(share) = outgrown(&weights).map(|index| feeds[index].share()) {
-            share.weigh(0, 0);
-            share.outgrown.cancel();
+            share.record_required(0, 0);
+            share.over_budget.cancel();
             self.count(ReclaimableMemoryKind::Feed);
         }
     }
@@ -362,18 +363,18 @@ impl FeedMemoryShare {
     }
 
     /// Records the bytes that the feed would hold with `more` bytes added and `less` bytes freed, which did not fit.
-    pub(super) fn weigh(&self, more: usize, less: usize) {
+    pub(super) fn record_required(&self, more: usize, less: usize) {
         let weight = self.used().saturating_add(more).saturating_sub(less);
-        self.weighed.fetch_max(weight, Ordering::Relaxed);
+        self.required_bytes.fetch_max(weight, Ordering::Relaxed);
     }
 
     /// Returns the bytes that the feed needed when it did not fit.
-    pub(super) fn weighed(&self) -> usize {
-        self.weighed.load(Ordering::Relaxed)
+    pub(super) fn required_bytes(&self) -> usize {
+        self.required_bytes.load(Ordering::Relaxed)
     }
 
     fn weight(&self, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { used: self.used(), admitted: self.admitted.load(Ordering::Relaxed), crossed }
+        FeedMemoryWeight { used: self.used(), admitted: self.admitted.load(Ordering::Relaxed), exceeded: crossed }
     }
 }
 
@@ -421,16 +422,16 @@ struct FeedMemoryWeight {
     /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     admitted: usize,
     /// Whether the growth of this feed exceeded the limit.
-    crossed: bool,
+    exceeded: bool,
 }
 
 /// Returns the index of the feed to end: the one that has grown the most since its state was complete. Among equals it
 /// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
 /// feeds that have. If none has grown, the largest ends.
 fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
-    let grown = |feed: &FeedMemoryWeight| (feed.used.saturating_sub(feed.admitted), feed.crossed, feed.used);
+    let grown = |feed: &FeedMemoryWeight| (feed.used.saturating_sub(feed.admitted), feed.exceeded, feed.used);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
-    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.used, feed.crossed, 0) };
+    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.used, feed.exceeded, 0) };
     let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.used > 0);
     holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
 }
@@ -440,7 +441,7 @@ mod tests {
     use super::*;
 
     fn weight(used: usize, admitted: usize, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { used, admitted, crossed }
+        FeedMemoryWeight { used, admitted, exceeded: crossed }
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl ChunkCache {
     ) -> Poll<Result<DeflatedChunk, E>> {
         let make = || {
             let made = make()?;
-            let made = DeflatedChunk { bytes: made.bytes.map(|bytes| self.account.keep(bytes)), ..made };
+            let made = DeflatedChunk { bytes: made.bytes.map(|bytes| self.account.charge_bytes(bytes)), ..made };
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };

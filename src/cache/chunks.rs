@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
-use super::past_state_accounting::RetainedSnapshotGuard;
+use super::retained_snapshots::RetainedSnapshotGuard;
 use crate::wire::{ListItemLengths, ObjectRevision, Representation};
 use kubeapi::ObjectKey;
 
@@ -68,19 +68,19 @@ impl ObjectChunk {
     }
 
     /// Returns whether the whole chunk has been written in a representation, so that writing it again cannot fail.
-    pub fn was_written(&self, representation: Representation) -> bool {
-        self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
+    pub fn is_encodable(&self, representation: Representation) -> bool {
+        self.written.load(Ordering::Relaxed) & (1 << representation.index()) != 0
     }
 
     /// Records that the whole chunk has been written in a representation.
-    pub fn note_written(&self, representation: Representation) {
-        self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
+    pub fn set_encodable(&self, representation: Representation) {
+        self.written.fetch_or(1 << representation.index(), Ordering::Relaxed);
     }
 }
 
 impl ObjectChunkBuilder {
     /// Adds the next object. If the object starts a new chunk, returns the completed one.
-    pub fn put(&mut self, object: &ObjectRevision) -> Option<ObjectChunk> {
+    pub fn push(&mut self, object: &ObjectRevision) -> Option<ObjectChunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.chunk.take_if(|chunk| {
             chunk.is_full = self.ends || chunk.lengths.bytes + len > ObjectChunk::BYTES_MAX;
@@ -126,7 +126,7 @@ impl ChunkIndex {
         let cut = async || {
             let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
             for (index, object) in objects.enumerate() {
-                chunks.extend(chunker.put(object));
+                chunks.extend(chunker.push(object));
                 if index % CUT_AT_A_TIME == CUT_AT_A_TIME - 1 {
                     tokio::task::yield_now().await;
                 }

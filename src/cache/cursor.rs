@@ -108,7 +108,7 @@ impl FeedCursor {
 
     /// Returns this cursor marked as a proxy's: proxies are woken before other readers.
     #[must_use]
-    pub fn for_a_proxy(self) -> Self {
+    pub fn mark_as_proxy(self) -> Self {
         self.lane.note_proxy(self.slot);
         self
     }
@@ -127,9 +127,9 @@ impl FeedCursor {
         }
     }
 
-    /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `scan_budget` is the budget for events
-    /// that are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive), events
-    /// that are sent count as well. `filter` decides about each event that the view matches.
+    /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `scan_budget` is the budget for
+    /// events that are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive),
+    /// events that are sent count as well. `filter` decides about each event that the view matches.
     pub fn pull_filtered(
         &mut self,
         until: Option<&SnapshotWithPosition>,
@@ -166,7 +166,7 @@ impl FeedCursor {
                     stop = Some(CursorStopReason::MarkReached);
                     break;
                 }
-                let event_type = if self.skips(event.rv) { None } else { event.event_type_for(&self.view) };
+                let event_type = if self.skips_version(event.rv) { None } else { event.event_type_for(&self.view) };
                 let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
                     Some((EventFilterDecision::Send, event_type)) => {
                         event.frame_as(event_type, &self.renderer, &self.shared.made).map(Some)
@@ -214,7 +214,7 @@ impl FeedCursor {
     }
 
     /// Returns whether the next event that this reader processes has version `rv`.
-    pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
+    pub fn next_is_at(&mut self, rv: ResourceVersion) -> bool {
         // The writer holds this lock while it adds the events of one version to the lanes, one by one. Once the lock is
         // free, the lanes have all events of a version that this reader has processed.
         drop(self.shared.timeline.read());
@@ -235,13 +235,13 @@ impl FeedCursor {
     }
 
     /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
-    pub fn mark(&self) -> SnapshotWithPosition {
+    pub fn capture(&self) -> SnapshotWithPosition {
         let timeline = self.shared.timeline.read();
         SnapshotWithPosition { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
     }
 
     /// Returns this reader's position as a mark after `snapshot`, which must be the state that it was opened with.
-    pub fn mark_here(&self, snapshot: FeedSnapshot) -> SnapshotWithPosition {
+    pub fn capture_at_position(&self, snapshot: FeedSnapshot) -> SnapshotWithPosition {
         SnapshotWithPosition { snapshot, seq: self.next }
     }
 
@@ -256,7 +256,7 @@ impl FeedCursor {
     }
 
     /// Returns whether this reader skips events of version `rv`, because it requested later ones.
-    pub fn skips(&self, rv: ResourceVersion) -> bool {
+    pub fn skips_version(&self, rv: ResourceVersion) -> bool {
         rv <= self.skip
     }
 

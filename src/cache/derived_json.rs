@@ -43,7 +43,7 @@ impl DerivedJsonCache {
         if len > BYTES_MAX {
             return body;
         }
-        let body = self.account.keep(body);
+        let body = self.account.charge_bytes(body);
         let mut queue = self.queue.lock();
         // Checked under the lock, so that no revoked body remains if the renderer is revoked before everything is
         // dropped.

@@ -90,7 +90,7 @@ impl FeedEvent {
             (None, _) => view.matches(&self.object),
         };
         let now = self.event_type != EventType::Deleted && view.matches(&self.object);
-        seen_as(before, now)
+        watch_event_type(before, now)
     }
 
     /// Returns the approximate cost of deciding whether a watch with the view receives the event.
@@ -118,7 +118,7 @@ impl FeedEvent {
         let frame = match (event_type, &self.previous) {
             // The object left the selector: the frame has its previous content, at this change's version (R-EVENT-2).
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
-                renderer.frame(event_type, &previous.restamped(self.rv))?
+                renderer.frame(event_type, &previous.with_resource_version(self.rv))?
             }
             _ => renderer.frame(event_type, self.object.body())?,
         };
@@ -126,11 +126,11 @@ impl FeedEvent {
         if known.is_some() {
             return Ok(frame);
         }
-        let frame = made.account.keep(frame);
+        let frame = made.account.charge_bytes(frame);
         made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-        let kept = DerivedFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
-        self.keep(kept);
+        let derived = DerivedFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
+        self.keep(derived);
         Ok(frame)
     }
 
@@ -151,7 +151,9 @@ impl FeedEvent {
     /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
     /// event, at the version of the event, so the reader sees nothing newer. `None` if no previous state is known.
     pub(super) fn deleted_frame(&self, renderer: &ObjectRenderer) -> Result<Option<Bytes>, TranscodeError> {
-        let frame = |previous: &Arc<ObjectRevision>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
+        let frame = |previous: &Arc<ObjectRevision>| {
+            renderer.frame(EventType::Deleted, &previous.with_resource_version(self.rv))
+        };
         self.previous.as_ref().map(frame).transpose()
     }
 
@@ -185,7 +187,7 @@ impl Drop for DerivedFrame {
 }
 
 /// Returns the event type for a watch, given whether its selector matched before and matches now (R-EVENT-2).
-pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
+pub fn watch_event_type(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),
         (true, true) => Some(EventType::Modified),

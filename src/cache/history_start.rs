@@ -20,7 +20,7 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 pub struct HistoryStart {
     /// The version that the first event follows.
     pub at: ResourceVersion,
-    pub room: EventRingHeadroom,
+    pub headroom: EventRingHeadroom,
     /// The `seq` of the first event of the history.
     first: u64,
     /// The time at which the first event was received.
@@ -46,12 +46,12 @@ const AT_A_TIME: usize = 1_024;
 
 impl CacheReader {
     /// Returns whether earlier events could be put in front of the feed's history.
-    pub fn may_begin_earlier(&self) -> bool {
-        self.shared.timeline.read().may_begin_earlier()
+    pub fn can_backfill(&self) -> bool {
+        self.shared.timeline.read().can_backfill()
     }
 
     /// Returns the events whose objects' previous state is unknown, oldest first.
-    pub fn unexplained(&self) -> Vec<MissingPreviousState> {
+    pub fn events_without_previous(&self) -> Vec<MissingPreviousState> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
             let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
@@ -64,32 +64,29 @@ impl CacheReader {
     }
 
     /// Returns the beginning of the feed's history, or `None` if no events can be put in front of it.
-    pub fn beginning(&self) -> Option<HistoryStart> {
-        let (mut beginning, all, seqs, base) = {
+    pub fn history_start(&self) -> Option<HistoryStart> {
+        let (mut start, all, seqs, base) = {
             let timeline = self.shared.timeline.read();
-            if !timeline.may_begin_earlier() {
+            if !timeline.can_backfill() {
                 return None;
             }
             let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
-            let beginning = HistoryStart {
+            let start = HistoryStart {
                 at: timeline.ring.floor,
-                room: timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes()),
+                headroom: timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes()),
                 first,
                 since: Instant::now(),
                 state: timeline.snapshot(),
                 changed: HashMap::new(),
                 shared: self.shared.clone(),
             };
-            (beginning, timeline.ring.all.clone(), first..end, timeline.base)
+            (start, timeline.ring.all.clone(), first..end, timeline.base)
         };
         read_all(&all, seqs, |event| {
-            beginning.since = beginning.since.min(event.at);
-            beginning
-                .changed
-                .entry(event.object.key.clone())
-                .or_insert_with(|| ObjectStateAtStart::before(event, base));
+            start.since = start.since.min(event.at);
+            start.changed.entry(event.object.key.clone()).or_insert_with(|| ObjectStateAtStart::before(event, base));
         })?;
-        Some(beginning)
+        Some(start)
     }
 }
 
@@ -139,19 +136,20 @@ impl HistoryStart {
                 _ => return Err(BackfillMismatch { key, rv }),
             };
             let account = self.shared.share.accounts.of(MemoryKind::Objects);
-            let frame = frame.unwrap_or_else(|| account.keep(self.shared.envelope.frame(event_type, object.body())));
+            let frame =
+                frame.unwrap_or_else(|| account.charge_bytes(self.shared.envelope.frame(event_type, object.body())));
             let left = (event_type != EventType::Deleted).then(|| object.clone());
             last.insert(key, (rv, left));
             events.push(Arc::new(FeedEvent::new(seq, event_type, object, previous, frame, self.since)));
             at = rv;
         }
-        self.agrees_with(from, &last)?;
+        self.verify(from, &last)?;
         Ok(BackfilledEvents { from, until: self.at, known, events })
     }
 
     /// Checks that the last event of each object leaves its state at the beginning, and that every object changed after
     /// `from` has an event.
-    fn agrees_with(
+    fn verify(
         &self,
         from: ResourceVersion,
         last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<ObjectRevision>>)>,

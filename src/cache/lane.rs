@@ -140,7 +140,7 @@ impl EventLane {
     }
 
     /// Wakes every reader that waits for an event, for a bookmark or the end.
-    pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
+    pub(super) fn wake_all(&self, wakes: &mut PendingWakeups) {
         self.log.lock().take_parked(wakes);
     }
 

@@ -57,13 +57,13 @@ impl NarrowLanes {
 
     /// Returns the lane for `key`, created on demand. A new lane begins at `next_seq`.
     pub(super) fn open(&mut self, key: &LaneKey, next_seq: u64) -> Arc<EventLane> {
-        let fresh = || {
+        let make_lane = || {
             self.open += 1;
             Arc::new(EventLane::new(key.clone(), next_seq, self.events_max))
         };
         match &key.namespace {
-            None => self.everywhere.open(&key.term, fresh),
-            Some(namespace) => self.namespaces.entry(namespace.clone()).or_default().open(&key.term, fresh),
+            None => self.everywhere.open(&key.term, make_lane),
+            Some(namespace) => self.namespaces.entry(namespace.clone()).or_default().open(&key.term, make_lane),
         }
     }
 
@@ -106,23 +106,23 @@ impl NarrowLanes {
 }
 
 impl LaneIndex {
-    /// Returns the lane for a term; if there is none, it is created with `fresh`.
-    fn open(&mut self, term: &LaneSelectorTerm, fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
+    /// Returns the lane for a term; if there is none, it is created with `make_lane`.
+    fn open(&mut self, term: &LaneSelectorTerm, make_lane: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
         match term {
-            LaneSelectorTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),
-            LaneSelectorTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(fresh).clone(),
+            LaneSelectorTerm::Whole => self.whole.get_or_insert_with(make_lane).clone(),
+            LaneSelectorTerm::Name(name) => self.names.entry(name.clone()).or_insert_with(make_lane).clone(),
             LaneSelectorTerm::Field(position, value) => {
                 let at = self.fields.iter().position(|(field, _)| field == position).unwrap_or_else(|| {
                     self.fields.push((*position, IndexMap::default()));
                     self.fields.len() - 1
                 });
-                self.fields[at].1.entry(value.clone()).or_insert_with(fresh).clone()
+                self.fields[at].1.entry(value.clone()).or_insert_with(make_lane).clone()
             }
             LaneSelectorTerm::Label(key, value) => {
-                self.label(key).equal.entry(value.clone()).or_insert_with(fresh).clone()
+                self.label(key).equal.entry(value.clone()).or_insert_with(make_lane).clone()
             }
-            LaneSelectorTerm::LabelIn(key, values) => self.label(key).open_set(values, fresh),
-            LaneSelectorTerm::HasLabel(key) => self.label(key).present.get_or_insert_with(fresh).clone(),
+            LaneSelectorTerm::LabelIn(key, values) => self.label(key).open_set(values, make_lane),
+            LaneSelectorTerm::HasLabel(key) => self.label(key).present.get_or_insert_with(make_lane).clone(),
         }
     }
 
@@ -210,11 +210,11 @@ impl LaneIndex {
 }
 
 impl LabelLanes {
-    fn open_set(&mut self, values: &[Box<str>], fresh: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
+    fn open_set(&mut self, values: &[Box<str>], make_lane: impl FnOnce() -> Arc<EventLane>) -> Arc<EventLane> {
         if let Some(lane) = self.sets.get(values) {
             return lane.clone();
         }
-        let lane = fresh();
+        let lane = make_lane();
         self.sets.insert(values.into(), lane.clone());
         for value in values {
             self.members.entry(value.clone()).or_default().push(lane.clone());

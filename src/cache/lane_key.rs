@@ -30,7 +30,7 @@ pub(super) const LANE_VALUES_MAX: usize = 16;
 
 /// The fields whose value identifies an object, most precise first. Other fields only classify objects, and one class
 /// may contain nearly all of them (`status.phase=Running`).
-const TELLING: [&str; 10] = [
+const IDENTIFYING_FIELDS: [&str; 10] = [
     "involvedObject.uid",
     "regarding.uid",
     "involvedObject.name",
@@ -77,7 +77,7 @@ impl LaneSelectorTerm {
 /// The estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum LaneTermSelectivity {
-    /// A field that identifies objects, by its index in `TELLING`.
+    /// A field that identifies objects, by its index in `IDENTIFYING_FIELDS`.
     Identifying(usize),
     Label,
     /// A set of label values, ordered by its size.
@@ -89,7 +89,7 @@ enum LaneTermSelectivity {
 fn fields(selector: &Selector) -> impl Iterator<Item = (LaneTermSelectivity, LaneSelectorTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
         // An empty value identifies nothing, because most objects may have none.
-        let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
+        let telling = IDENTIFYING_FIELDS.iter().position(|telling| *telling == key && !value.is_empty());
         (
             telling.map_or(LaneTermSelectivity::Field, LaneTermSelectivity::Identifying),
             LaneSelectorTerm::Field(position, value.into()),

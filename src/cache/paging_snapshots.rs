@@ -50,7 +50,7 @@ impl PagingSnapshots {
 
     /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<SnapshotCapturePoint> {
-        self.snapshots.iter().map(|(snapshot, _)| snapshot.taken).min_by_key(|taken| taken.left)
+        self.snapshots.iter().map(|(snapshot, _)| snapshot.capture_point).min_by_key(|taken| taken.freed_bytes)
     }
 
     pub(super) fn clear(&mut self) {

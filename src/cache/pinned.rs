@@ -44,17 +44,17 @@ struct SnapshotPinTable {
 #[derive(Debug)]
 struct SnapshotPinEntry {
     feed: Arc<dyn PinnableFeed>,
-    taken: SnapshotCapturePoint,
-    cut: AbortSignal,
+    capture_point: SnapshotCapturePoint,
+    abort: AbortSignal,
 }
 
 /// The reason for cutting an owner whose memory was needed.
 const MEMORY: &str = "memory_pressure";
 
 impl SnapshotPins {
-    /// Registers a state of `feed` that is being sent. The signal `cut` ends its sender.
-    pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &FeedSnapshot, cut: AbortSignal) -> SnapshotPin {
-        let entry = Arc::new(SnapshotPinEntry { feed, taken: snapshot.taken, cut });
+    /// Registers a state of `feed` that is being sent. The signal `abort` ends its sender.
+    pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &FeedSnapshot, abort: AbortSignal) -> SnapshotPin {
+        let entry = Arc::new(SnapshotPinEntry { feed, capture_point: snapshot.capture_point, abort });
         let mut pinned = self.0.lock();
         let id = pinned.next;
         pinned.next += 1;
@@ -93,11 +93,11 @@ impl SnapshotPins {
     /// Ends the oldest senders until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
     pub fn free(&self, bytes: usize) -> usize {
         let mut freed = 0;
-        for (entry, frees) in with_what_they_free(self.entries()) {
+        for (entry, frees) in with_freed_bytes(self.entries()) {
             if freed >= bytes {
                 break;
             }
-            entry.cut.cut(MEMORY);
+            entry.abort.abort(MEMORY);
             freed += frees;
         }
         freed
@@ -107,7 +107,7 @@ impl SnapshotPins {
     /// because they drop their pins.
     fn entries(&self) -> Vec<Arc<SnapshotPinEntry>> {
         let pinned = self.0.lock();
-        pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
+        pinned.entries.values().filter(|entry| !entry.abort.is_aborted()).cloned().collect()
     }
 }
 
@@ -121,7 +121,7 @@ impl Drop for SnapshotPin {
 impl SnapshotPinEntry {
     /// Returns an upper bound of the bytes that only this pin keeps alive.
     fn bytes(&self) -> usize {
-        self.feed.kept_by(self.taken)
+        self.feed.kept_by(self.capture_point)
     }
 
     /// Returns an address that identifies the pinned feed.
@@ -132,7 +132,7 @@ impl SnapshotPinEntry {
 
 /// Returns each pin with the bytes that become free once it and all pins before it are dropped. These are the bytes
 /// that it keeps beyond the next pin of its feed.
-fn with_what_they_free(entries: Vec<Arc<SnapshotPinEntry>>) -> Vec<(Arc<SnapshotPinEntry>, usize)> {
+fn with_freed_bytes(entries: Vec<Arc<SnapshotPinEntry>>) -> Vec<(Arc<SnapshotPinEntry>, usize)> {
     let mut newer = HashMap::new();
     let mut freeing: Vec<_> = entries
         .into_iter()

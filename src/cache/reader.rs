@@ -6,10 +6,10 @@ use tokio::time::{Instant, timeout_at};
 #[cfg(test)]
 use super::FeedEvent;
 use super::budget::{BudgetedFeed, SHRINK_EVENTS_MAX};
-use super::follower::FeedProgressReceiver;
 use super::lane::PendingWakeups;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
+use super::observers::FeedProgressReceiver;
 use super::shared::{FeedProgress, SharedFeedCache};
 use super::timeline::{CacheStats, FeedStateId, FeedTimeline};
 use super::{
@@ -57,11 +57,11 @@ pub struct VersionTooOld {
 
 /// The maximum number of changes that are undone to rebuild a past state: about a millisecond of work, under a shared
 /// lock.
-const TAKEN_BACK_MAX: usize = 2_000;
+const UNDONE_CHANGES_MAX: usize = 2_000;
 
 impl CacheReader {
     /// Applies new history limits to the feed.
-    pub fn tune(&self, config: CacheConfig) {
+    pub fn apply_config(&self, config: CacheConfig) {
         let bytes = config.window_bytes();
         self.shared.config.set(config);
         self.shared.shrink_ring(bytes, SHRINK_EVENTS_MAX);
@@ -113,8 +113,8 @@ impl CacheReader {
     }
 
     /// Returns the oldest version that a watch may start from now, if it does not select by key.
-    pub fn known(&self) -> ResourceVersion {
-        self.shared.timeline.read().ring.known()
+    pub fn oldest_resumable(&self) -> ResourceVersion {
+        self.shared.timeline.read().ring.oldest_resumable()
     }
 
     /// Returns whether a watch with the view may start after `rv` now.
@@ -144,7 +144,7 @@ impl CacheReader {
     }
 
     /// Completes when the feed has ended.
-    pub async fn over(&self) {
+    pub async fn ended(&self) {
         // The sender lives as long as this reader.
         let _ = self.watch_state().wait_for(|state| matches!(state, FeedState::Ended(_))).await;
     }
@@ -161,8 +161,8 @@ impl CacheReader {
     }
 
     /// Returns the version of the state that [`current`](Self::current) returns.
-    pub fn shown_at(&self) -> ResourceVersion {
-        self.shared.timeline.read().shown_at()
+    pub fn served_version(&self) -> ResourceVersion {
+        self.shared.timeline.read().served_version()
     }
 
     /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
@@ -198,35 +198,35 @@ impl CacheReader {
     }
 
     /// Completes when the feed must end because it has outgrown the memory budget.
-    pub async fn outgrown(&self) {
-        self.shared.share.outgrown.cancelled().await;
+    pub async fn over_budget(&self) {
+        self.shared.share.over_budget.cancelled().await;
     }
 
     /// Returns the bytes that the feed needed when it did not fit into the memory budget.
-    pub fn weighed(&self) -> usize {
-        self.shared.share.weighed()
+    pub fn required_bytes(&self) -> usize {
+        self.shared.share.required_bytes()
     }
 
     /// Returns a snapshot of exactly `rv`: the current state if it has that version, or one kept for a paging client.
     pub fn snapshot_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         let current = self.shared.timeline.read().snapshot_at(rv);
-        current.or_else(|| self.held_at(rv))
+        current.or_else(|| self.paging_snapshot(rv))
     }
 
     /// Returns a snapshot of exactly `rv`, rebuilt from the current state by undoing later events, if those are few and
     /// still held. Its bodies are those of the server that sent them.
-    pub fn past_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
-        self.shared.timeline.read().past_at(rv, TAKEN_BACK_MAX)
+    pub fn past_snapshot(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
+        self.shared.timeline.read().past_snapshot(rv, UNDONE_CHANGES_MAX)
     }
 
     /// Returns the snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that
     /// version, because then a continue token would never expire while nothing changes.
-    pub fn held_at(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
+    pub fn paging_snapshot(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
         self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config.get())
     }
 
     /// Keeps `snapshot` for the next pages of the client that reads it, while the feed continues.
-    pub fn hold(&self, snapshot: &FeedSnapshot) {
+    pub fn keep_for_paging(&self, snapshot: &FeedSnapshot) {
         let mut paging = self.shared.paging.lock();
         // Checked under the lock, because a feed that ends drops snapshots after it has set its state.
         if matches!(self.state(), FeedState::Ended(_)) {
@@ -308,35 +308,36 @@ impl CacheReader {
             return Ok(object.body().clone());
         }
         let keeps = renderer.representation() == Representation::Object(FeedEncoding::Json);
-        if let Some(body) = keeps.then(|| object.kept_json()).flatten() {
+        if let Some(body) = keeps.then(|| object.cached_json()).flatten() {
             return Ok(body);
         }
         let body = renderer.body(object.body())?;
-        object.note_written(renderer.representation());
-        Ok(if keeps { self.shared.kept.keep(object, body, renderer) } else { body })
+        object.set_encodable(renderer.representation());
+        Ok(if keeps { self.shared.derived_json.keep(object, body, renderer) } else { body })
     }
 
     /// Appends an object's body in a representation without caching it. If the body cannot be converted, `out` is
     /// unchanged.
-    pub fn put_body(
+    pub fn write_body(
         &self,
         object: &ObjectRevision,
         renderer: &ObjectRenderer,
         out: &mut Vec<u8>,
     ) -> Result<(), TranscodeError> {
-        let kept = renderer.representation() == Representation::Object(FeedEncoding::Json) && !renderer.is_verbatim();
-        if let Some(body) = kept.then(|| object.kept_json()).flatten() {
+        let is_cached =
+            renderer.representation() == Representation::Object(FeedEncoding::Json) && !renderer.is_verbatim();
+        if let Some(body) = is_cached.then(|| object.cached_json()).flatten() {
             out.extend_from_slice(&body);
             return Ok(());
         }
         renderer.put_body(object.body(), out)?;
-        object.note_written(renderer.representation());
+        object.set_encodable(renderer.representation());
         Ok(())
     }
 
-    /// Pins a state of this feed that is being sent. The signal `cut` ends the sender.
-    pub fn pin(&self, pins: &SnapshotPins, snapshot: &FeedSnapshot, cut: AbortSignal) -> SnapshotPin {
-        pins.pin(self.shared.clone(), snapshot, cut)
+    /// Pins a state of this feed that is being sent. The signal `abort` ends the sender.
+    pub fn pin(&self, pins: &SnapshotPins, snapshot: &FeedSnapshot, abort: AbortSignal) -> SnapshotPin {
+        pins.pin(self.shared.clone(), snapshot, abort)
     }
 
     /// Returns the number of pins on states of this feed.
@@ -351,14 +352,14 @@ impl CacheReader {
 
     /// Drops all bytes that were derived from the feed's objects.
     pub fn forget_derived(&self) {
-        self.shared.kept.clear();
+        self.shared.derived_json.clear();
         self.shared.chunks.forget_derived();
     }
 
     /// Wakes every reader of the feed, so that it checks its conditions again.
-    pub fn nudge(&self) {
+    pub fn wake_all(&self) {
         let mut wakes = PendingWakeups::default();
-        self.shared.timeline.read().ring.nudge(&mut wakes);
+        self.shared.timeline.read().ring.wake_all(&mut wakes);
         wakes.wake();
     }
 
@@ -369,8 +370,8 @@ impl CacheReader {
     }
 
     pub fn stats(&self) -> CacheStats {
-        let SharedFeedCache { kept, chunks, .. } = &*self.shared;
-        let derived_bytes = self.shared.alternate_bytes() + kept.bytes() + chunks.bytes();
+        let SharedFeedCache { derived_json, chunks, .. } = &*self.shared;
+        let derived_bytes = self.shared.alternate_bytes() + derived_json.bytes() + chunks.bytes();
         let memory_bytes = self.shared.share.used();
         CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }
     }

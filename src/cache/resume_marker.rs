@@ -33,7 +33,7 @@ impl CacheReader {
     pub fn resume_marker(&self) -> Option<ResumeMarker> {
         let timeline = self.shared.timeline.read();
         let rv = timeline.last_event;
-        if rv > timeline.reported_from() {
+        if rv > timeline.complete_from() {
             let known = timeline.ring.all.with_events(|events| {
                 let of_it = events.iter().rev().take_while(|event| event.rv == rv);
                 of_it.map(|event| (event.object.key.clone(), event.event_type == EventType::Deleted)).collect()

@@ -51,8 +51,8 @@ impl EventRing {
         }
     }
 
-    /// Restarts the ring with new lanes after a list at version `rv`. The caller has already closed the lanes of the old
-    /// history, which their readers keep.
+    /// Restarts the ring with new lanes after a list at version `rv`. The caller has already closed the lanes of the
+    /// old history, which their readers keep.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.all = new_lane_of_all(self.next_seq);
         self.narrow.clear();
@@ -108,8 +108,8 @@ impl EventRing {
     }
 
     /// Wakes every reader that waits for an event, for a bookmark or the end.
-    pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
-        self.lanes().for_each(|lane| lane.nudge(wakes));
+    pub(super) fn wake_all(&self, wakes: &mut PendingWakeups) {
+        self.lanes().for_each(|lane| lane.wake_all(wakes));
     }
 
     /// Ends every lane. Returns the lanes' events, for the caller to drop without holding a lock.
@@ -123,11 +123,11 @@ impl EventRing {
 
     /// Returns the oldest version that a watch with the view may start from.
     pub(super) fn floor_of(&self, view: &CollectionView) -> ResourceVersion {
-        if view.goes_by_key() { self.floor } else { self.known() }
+        if view.depends_only_on_key() { self.floor } else { self.oldest_resumable() }
     }
 
     /// Returns the oldest version for watches that need the previous state of each change.
-    pub(super) fn known(&self) -> ResourceVersion {
+    pub(super) fn oldest_resumable(&self) -> ResourceVersion {
         self.floor.max(self.known)
     }
 
@@ -159,7 +159,11 @@ impl EventRing {
 
     /// Replaces events with copies that have their previous state. After that, the previous state of every event after
     /// `known` is known. Returns the replaced events.
-    pub(super) fn explain(&mut self, events: Vec<Arc<FeedEvent>>, known: ResourceVersion) -> Vec<Arc<FeedEvent>> {
+    pub(super) fn set_previous_states(
+        &mut self,
+        events: Vec<Arc<FeedEvent>>,
+        known: ResourceVersion,
+    ) -> Vec<Arc<FeedEvent>> {
         let mut replaced = Vec::new();
         for event in events {
             let charge = event.charge();

@@ -29,7 +29,7 @@ pub(super) struct SharedFeedCache {
     pub(super) timeline: RwLock<FeedTimeline>,
     /// The accounts for the alternate frames of events.
     pub(super) made: DerivedFrameAccounts,
-    pub(super) kept: DerivedJsonCache,
+    pub(super) derived_json: DerivedJsonCache,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
     /// The feed's progress, for readers that wait for it.
@@ -75,7 +75,7 @@ impl BudgetedFeed for SharedFeedCache {
     }
 
     fn derived(&self) -> Vec<&dyn LruEviction> {
-        let kept: &dyn LruEviction = &self.kept;
+        let kept: &dyn LruEviction = &self.derived_json;
         self.chunks.least_used().into_iter().chain([kept]).collect()
     }
 
@@ -91,7 +91,7 @@ impl BudgetedFeed for SharedFeedCache {
         };
         // Ring, paging clients and pins may all keep the same objects that have left the store.
         let left = ring.max(paging).max(pinned);
-        left + self.share.accounts.of(MemoryKind::States).bytes() + self.kept.bytes() + self.chunks.bytes()
+        left + self.share.accounts.of(MemoryKind::States).bytes() + self.derived_json.bytes() + self.chunks.bytes()
     }
 
     fn shrink_ring(&self, bytes: usize, events_at_once: usize) {

@@ -16,14 +16,14 @@ pub struct FeedSnapshot {
     pub(super) objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
     /// The chunks of this state, shared by its clones.
     pub(super) chunk_index: Arc<ChunkIndex>,
-    pub(super) taken: SnapshotCapturePoint,
+    pub(super) capture_point: SnapshotCapturePoint,
 }
 
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SnapshotCapturePoint {
     /// The number of bytes of bodies that had left the store since the feed began.
-    pub(super) left: u64,
+    pub(super) freed_bytes: u64,
     /// The number of bytes of the object bodies in this state.
     pub(super) bytes: usize,
 }
@@ -33,7 +33,7 @@ const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl FeedSnapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<ObjectRevision>>) -> Self {
-        Self { rv, objects, chunk_index: Arc::default(), taken: SnapshotCapturePoint::default() }
+        Self { rv, objects, chunk_index: Arc::default(), capture_point: SnapshotCapturePoint::default() }
     }
 
     /// Returns the state before `events`, which must be the last events that led to this state.
@@ -72,17 +72,17 @@ impl FeedSnapshot {
     }
 
     /// Iterates over the objects after `key` in key order, or over all objects if it is `None`.
-    pub fn behind(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<ObjectRevision>> {
+    pub fn after(&self, key: Option<&ObjectKey>) -> impl Iterator<Item = &Arc<ObjectRevision>> {
         let low = key.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
     }
 
     /// Returns the objects that `other` has at the same version as this state, but with different bytes. It yields to
     /// other tasks regularly.
-    pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<ObjectRevision>> {
+    pub async fn with_different_bytes(&self, other: &Self) -> Vec<Arc<ObjectRevision>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {
-            let other = self.get(&object.key).filter(|ours| ours.rv == object.rv && ours.body() != object.body());
+            let other = self.get(&object.key).filter(|cached| cached.rv == object.rv && cached.body() != object.body());
             found.extend(other.map(|_| object.clone()));
             compared += object.body().len();
             if compared >= COMPARED_AT_A_TIME {
@@ -116,11 +116,11 @@ impl FeedSnapshot {
         namespaced: bool,
         start: Option<&str>,
     ) -> impl Iterator<Item = &'a Arc<ObjectRevision>> + use<'a> {
-        self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
+        self.scan_candidates(view, namespaced, start).filter(|object| view.matches(object))
     }
 
     /// Iterates over the objects to scan for those that match `view`, for callers that account for the cost.
-    pub fn looked_at<'a>(
+    pub fn scan_candidates<'a>(
         &'a self,
         view: &CollectionView,
         namespaced: bool,
@@ -137,7 +137,7 @@ impl FeedSnapshot {
             Some(start) if start > low.as_str() => start.to_owned(),
             _ => low,
         };
-        let empty = view.selector().is_impossible() || high.as_ref().is_some_and(|high| *high <= low);
+        let empty = view.selector().is_contradictory() || high.as_ref().is_some_and(|high| *high <= low);
         let range = (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded));
         let range = (as_key(range.0), as_key(range.1));
         let range = if empty { None } else { Some(self.objects.range(range)) };

@@ -57,7 +57,7 @@ impl SnapshotStaging {
     }
 
     /// Records that the page has been dropped.
-    pub fn page_is_over(&mut self) {
+    pub fn page_done(&mut self) {
         self.page.set(0);
     }
 
@@ -66,8 +66,8 @@ impl SnapshotStaging {
     /// # Errors
     /// The memory budget for feeds is used up.
     pub fn push(&mut self, object: ObjectRevision) -> Result<(), OverMemoryBudget> {
-        let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
-        if !goes_on || self.between.len() >= BETWEEN_MAX {
+        let is_next = self.last.as_ref().is_some_and(|last| *last < object.key);
+        if !is_next || self.between.len() >= BETWEEN_MAX {
             self.fill();
         }
         self.last = Some(object.key.clone());
@@ -98,11 +98,11 @@ impl SnapshotStaging {
 
     fn fits(&self, more: usize) -> Result<(), OverMemoryBudget> {
         let share = &self.shared.share;
-        if !share.outgrown.is_cancelled() && share.budget.has_room(more) {
+        if !share.over_budget.is_cancelled() && share.budget.has_room(more) {
             return Ok(());
         }
         // During a relist a feed holds both states until the new one replaces the old one.
-        share.weigh(more, self.shared.timeline.read().store.bytes);
+        share.record_required(more, self.shared.timeline.read().store.bytes);
         Err(OverMemoryBudget)
     }
 }

@@ -4,7 +4,7 @@ use imbl::OrdMap;
 
 use super::budget::FeedMemoryAccounts;
 use super::chunks::ChunkIndex;
-use super::past_state_accounting::RetainedSnapshotAccounting;
+use super::retained_snapshots::RetainedSnapshotAccounting;
 use super::snapshot::SnapshotCapturePoint;
 use super::{FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::ObjectRevision;
@@ -113,8 +113,8 @@ impl FeedObjectStore {
 
     /// Returns the current state under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> FeedSnapshot {
-        let taken = SnapshotCapturePoint { left: self.left_bytes, bytes: self.bytes };
-        FeedSnapshot { rv, objects: self.objects.clone(), chunk_index: self.chunks.clone(), taken }
+        let capture_point = SnapshotCapturePoint { freed_bytes: self.left_bytes, bytes: self.bytes };
+        FeedSnapshot { rv, objects: self.objects.clone(), chunk_index: self.chunks.clone(), capture_point }
     }
 
     /// Returns an empty chunk index for a state that is no longer the current one.
@@ -124,9 +124,11 @@ impl FeedObjectStore {
         Arc::new(chunks)
     }
 
-    /// Returns an upper bound of the bytes that only a state taken at `taken` keeps alive.
-    pub(super) fn kept_by(&self, taken: SnapshotCapturePoint) -> usize {
-        usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
+    /// Returns an upper bound of the bytes that only a state taken at `capture_point` keeps alive.
+    pub(super) fn kept_by(&self, capture_point: SnapshotCapturePoint) -> usize {
+        usize::try_from(self.left_bytes.saturating_sub(capture_point.freed_bytes))
+            .unwrap_or(usize::MAX)
+            .min(capture_point.bytes)
     }
 
     /// Marks the current state as a past one for all its holders.

@@ -66,7 +66,7 @@ pub struct OutOfOrderChange {
 struct ConfirmedVersion {
     rv: ResourceVersion,
     /// The state at `rv`, if the stream has delivered an event of an earlier version since.
-    kept: Option<FeedSnapshot>,
+    cached: Option<FeedSnapshot>,
 }
 
 /// The sizes of one feed, for metrics and admin pages.
@@ -148,7 +148,7 @@ impl FeedTimeline {
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
         let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.has_result_of(&change));
         if !is_new {
-            let is_known = self.ring.has(key, rv) || rv <= self.reported_from();
+            let is_known = self.ring.has(key, rv) || rv <= self.complete_from();
             let out_of_order = || OutOfOrderChange { key: key.clone(), rv, progress: self.progress };
             return if is_known { Ok(None) } else { Err(out_of_order()) };
         }
@@ -162,13 +162,13 @@ impl FeedTimeline {
         };
         let frame = match frame {
             Some(frame) if known_as == event_type => frame,
-            _ => self.frames.keep(envelope.frame(known_as, object.body())),
+            _ => self.frames.charge_bytes(envelope.frame(known_as, object.body())),
         };
         let event = Arc::new(FeedEvent::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now));
         match &mut self.confirmed {
             // The state is kept, because the feed's objects change before the stream has reached its version.
             Some(confirmed) if rv < confirmed.rv => {
-                confirmed.kept.get_or_insert_with(|| self.store.state(confirmed.rv));
+                confirmed.cached.get_or_insert_with(|| self.store.state(confirmed.rv));
             }
             confirmed => *confirmed = None,
         }
@@ -180,14 +180,14 @@ impl FeedTimeline {
 
     /// Returns the version after which the ring has every event of the feed's own watch. Backfilled events do not
     /// count.
-    pub(super) fn reported_from(&self) -> ResourceVersion {
+    pub(super) fn complete_from(&self) -> ResourceVersion {
         self.base.max(self.ring.floor)
     }
 
     /// Returns whether earlier events could be put in front of the history. They must join it, so nothing may have been
     /// evicted. It must be the feed's first history: a later one began because continuity with the previous one could
     /// not be proven, or did not exist.
-    pub(super) fn may_begin_earlier(&self) -> bool {
+    pub(super) fn can_backfill(&self) -> bool {
         !self.has_ended && self.history == 1 && self.ring.floor == self.begins
     }
 
@@ -195,12 +195,12 @@ impl FeedTimeline {
     ///
     /// # Errors
     /// Returns the events if they no longer join the history, or if they do not fit.
-    pub(super) fn begin_earlier(
+    pub(super) fn prepend(
         &mut self,
         past: BackfilledEvents,
         headroom: EventRingHeadroom,
     ) -> Result<(), BackfilledEvents> {
-        if !self.may_begin_earlier() || past.until != self.begins || !headroom.has(&past) {
+        if !self.can_backfill() || past.until != self.begins || !headroom.has(&past) {
             return Err(past);
         }
         self.begins = past.from;
@@ -213,7 +213,7 @@ impl FeedTimeline {
     fn has_result_of(&self, change: &ObjectChange) -> bool {
         match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
-            None => change.event_type == EventType::Deleted && change.object.rv <= self.reported_from(),
+            None => change.event_type == EventType::Deleted && change.object.rv <= self.complete_from(),
         }
     }
 
@@ -221,8 +221,8 @@ impl FeedTimeline {
     /// current state.
     pub(super) fn confirm(&mut self, mark: FeedStateId, at: ResourceVersion) -> bool {
         let is_present = !self.has_ended && mark == self.mark();
-        if is_present && at > self.shown_at() {
-            self.confirmed = Some(ConfirmedVersion { rv: at, kept: None });
+        if is_present && at > self.served_version() {
+            self.confirmed = Some(ConfirmedVersion { rv: at, cached: None });
         }
         is_present
     }
@@ -239,12 +239,12 @@ impl FeedTimeline {
     }
 
     /// Discards a confirmed state whose objects have been replaced by newly encoded ones.
-    pub(super) fn discard_kept(&mut self) {
-        self.confirmed.take_if(|confirmed| confirmed.kept.is_some());
+    pub(super) fn discard_cached(&mut self) {
+        self.confirmed.take_if(|confirmed| confirmed.cached.is_some());
     }
 
     /// Returns the version of the state that readers get.
-    pub(super) fn shown_at(&self) -> ResourceVersion {
+    pub(super) fn served_version(&self) -> ResourceVersion {
         self.confirmed_at().unwrap_or(self.progress)
     }
 
@@ -256,7 +256,7 @@ impl FeedTimeline {
     /// Returns the state that readers get, at the latest version that it is known to have.
     pub(super) fn served(&self) -> FeedSnapshot {
         match &self.confirmed {
-            Some(ConfirmedVersion { rv, kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
+            Some(ConfirmedVersion { rv, cached: kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
             None => self.store.state(self.progress),
         }
     }
@@ -275,8 +275,8 @@ impl FeedTimeline {
     }
 
     /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
-    pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<FeedSnapshot> {
-        if self.has_ended || rv < self.ring.known() || rv < self.base || rv > self.progress {
+    pub(super) fn past_snapshot(&self, rv: ResourceVersion, events_max: usize) -> Option<FeedSnapshot> {
+        if self.has_ended || rv < self.ring.oldest_resumable() || rv < self.base || rv > self.progress {
             return None;
         }
         let since = self.ring.events_after(rv, events_max)?;

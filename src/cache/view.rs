@@ -3,12 +3,12 @@ use kubeapi::{ObjectKey, Selector};
 
 /// The cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
 /// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
-const LOOK_COST: usize = 40;
+const OBJECT_ACCESS_COST: usize = 40;
 /// The number of labels that most objects do not exceed.
 const LABELS: usize = 16;
 /// Cost of a selector per object above which it is [expensive](CollectionView::is_expensive): about a microsecond,
 /// which is less than waking a watch takes. Ten requirements cost 50 to 80.
-const ORDINARY: usize = 100;
+const EXPENSIVE_COST: usize = 100;
 
 /// The part of a collection that a reader receives: one namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,7 +16,7 @@ pub struct CollectionView {
     namespace: Option<Box<str>>,
     selector: Selector,
     is_expensive: bool,
-    goes_by_key: bool,
+    depends_only_on_key: bool,
 }
 
 impl CollectionView {
@@ -24,27 +24,28 @@ impl CollectionView {
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
-        let is_expensive = selector.comparisons_at_most() > ORDINARY;
-        let goes_by_key = selector.labels.is_empty() && selector.fields.goes_by_key(None);
-        Self { namespace, selector, is_expensive, goes_by_key }
+        let is_expensive = selector.comparisons_at_most() > EXPENSIVE_COST;
+        let goes_by_key = selector.labels.is_empty() && selector.fields.depends_only_on_key(None);
+        Self { namespace, selector, is_expensive, depends_only_on_key: goes_by_key }
     }
 
     /// Returns the same view of a collection in which all objects have the given value in the given field.
     #[must_use]
-    pub fn within(mut self, field: &str, value: &str) -> Self {
-        self.goes_by_key = self.selector.labels.is_empty() && self.selector.fields.goes_by_key(Some((field, value)));
+    pub fn with_fixed_field(mut self, field: &str, value: &str) -> Self {
+        self.depends_only_on_key =
+            self.selector.labels.is_empty() && self.selector.fields.depends_only_on_key(Some((field, value)));
         self
     }
 
     /// Returns the same view for a reader that also needs the previous state of each change.
     #[must_use]
-    pub fn knowing_before(mut self) -> Self {
-        self.goes_by_key = false;
+    pub fn with_previous_state(mut self) -> Self {
+        self.depends_only_on_key = false;
         self
     }
 
     pub fn everything() -> Self {
-        Self { namespace: None, selector: Selector::everything(), is_expensive: false, goes_by_key: true }
+        Self { namespace: None, selector: Selector::everything(), is_expensive: false, depends_only_on_key: true }
     }
 
     pub fn is_everything(&self) -> bool {
@@ -53,8 +54,8 @@ impl CollectionView {
 
     /// Returns whether an object's key alone decides if the reader sees it. The decision is then the same before and
     /// after every change, so the previous state is not needed.
-    pub fn goes_by_key(&self) -> bool {
-        self.goes_by_key
+    pub fn depends_only_on_key(&self) -> bool {
+        self.depends_only_on_key
     }
 
     pub fn namespace(&self) -> Option<&str> {
@@ -86,12 +87,12 @@ impl CollectionView {
     }
 
     /// Returns the same for an object with the largest common number of labels.
-    pub fn usual_cost(&self) -> usize {
+    pub fn cost_estimate(&self) -> usize {
         self.cost(LABELS)
     }
 
-    /// Returns the selector's part of [`usual_cost`](Self::usual_cost).
-    pub fn usual_comparisons(&self) -> usize {
+    /// Returns the selector's part of [`cost_estimate`](Self::cost_estimate).
+    pub fn comparison_estimate(&self) -> usize {
         self.selector.comparisons(LABELS)
     }
 
@@ -102,7 +103,7 @@ impl CollectionView {
     }
 
     fn cost(&self, labels: usize) -> usize {
-        LOOK_COST + self.selector.comparisons(labels)
+        OBJECT_ACCESS_COST + self.selector.comparisons(labels)
     }
 
     pub fn matches(&self, object: &ObjectRevision) -> bool {

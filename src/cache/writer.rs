@@ -60,7 +60,7 @@ impl CacheWriter {
             timeline: RwLock::new(FeedTimeline::new(&share.accounts, &config)),
             config: config.into(),
             made: DerivedFrameAccounts { bytes: Arc::default(), account: derived() },
-            kept: DerivedJsonCache::new(budget.clone(), derived()),
+            derived_json: DerivedJsonCache::new(budget.clone(), derived()),
             chunks: ChunkCache::new(budget.clone(), derived()),
             paging: Mutex::new(PagingSnapshots::default()),
             progress: watch::Sender::new(FeedProgress::default()),
@@ -96,7 +96,7 @@ impl CacheWriter {
             (events, objects)
         };
         drop(dropped);
-        self.shared.kept.clear();
+        self.shared.derived_json.clear();
         self.shared.share.admit();
         self.publish(|progress| progress.rv = rv);
         wakes.wake();
@@ -159,7 +159,7 @@ impl CacheWriter {
             // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
             // are woken.
             let mut wakes = PendingWakeups::default();
-            self.shared.timeline.read().ring.nudge(&mut wakes);
+            self.shared.timeline.read().ring.wake_all(&mut wakes);
             wakes.wake();
         }
         self.enforce_budget();
@@ -167,11 +167,11 @@ impl CacheWriter {
 
     /// Extends the history backwards. Open watches are not affected. If the events no longer join the history or do not
     /// fit, it changes nothing and returns false.
-    pub fn begin_earlier(&mut self, past: BackfilledEvents) -> bool {
+    pub fn prepend(&mut self, past: BackfilledEvents) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
             let headroom = timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes());
-            timeline.begin_earlier(past, headroom).err()
+            timeline.prepend(past, headroom).err()
         };
         self.enforce_budget();
         refused.is_none()
@@ -179,18 +179,22 @@ impl CacheWriter {
 
     /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
     /// `known`.
-    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>) {
+    pub fn set_previous_states(
+        &mut self,
+        known: ResourceVersion,
+        before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>,
+    ) {
         let events = before.into_iter().map(|(change, before)| change.with_previous(before)).collect();
         let dropped = {
             let mut timeline = self.shared.timeline.write();
-            if timeline.may_begin_earlier() { timeline.ring.explain(events, known) } else { Vec::new() }
+            if timeline.can_backfill() { timeline.ring.set_previous_states(events, known) } else { Vec::new() }
         };
         drop(dropped);
         self.enforce_budget();
     }
 
-    /// Replaces objects that are stored under the same key at the same version, and returns how many had different bytes.
-    /// A server of another release writes other bytes; that is no event and no new version.
+    /// Replaces objects that are stored under the same key at the same version, and returns how many had different
+    /// bytes. A server of another release writes other bytes; that is no event and no new version.
     ///
     /// Snapshots of paging clients are dropped, because their continue tokens would lead to bodies of the old server;
     /// upstream still accepts those tokens. Readers can no longer get bytes derived from the old bodies.
@@ -201,7 +205,7 @@ impl CacheWriter {
             let batch: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
             let dropped = {
                 let mut timeline = self.shared.timeline.write();
-                timeline.discard_kept();
+                timeline.discard_cached();
                 timeline.store.renew(batch)
             };
             renewed += dropped.len();
@@ -228,8 +232,8 @@ impl CacheWriter {
     }
 
     /// Returns whether the feed has outgrown the memory limit and must end.
-    pub fn is_outgrown(&self) -> bool {
-        self.shared.share.outgrown.is_cancelled()
+    pub fn is_over_budget(&self) -> bool {
+        self.shared.share.over_budget.is_cancelled()
     }
 
     /// Enforces the memory budget. It is called after every critical section, because it may free memory in other
@@ -269,6 +273,6 @@ impl Drop for CacheWriter {
         drop(dropped);
         self.shared.paging.lock().clear();
         self.shared.chunks.clear();
-        self.shared.kept.clear();
+        self.shared.derived_json.clear();
     }
 }

@@ -30,7 +30,7 @@ impl DelegatedAuthKeys {
         let clients = read("delegated.clientCA", &self.client_ca);
         let proxies = read("delegated.frontProxyCA", &self.front_proxy_ca);
         if let (Some(clients), Some(proxies)) = (clients, proxies)
-            && clients.shares_with(&proxies)
+            && clients.overlaps(&proxies)
         {
             problems.add(
                 "delegated.frontProxyCA: shares a certificate authority with delegated.clientCA, so every client could \

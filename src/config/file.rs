@@ -82,10 +82,10 @@ impl Configuration {
     /// Returns the log settings. `RUST_LOG` takes precedence over `log.level`.
     pub(super) fn log(&self, problems: &mut ConfigProblems) -> LogSettings {
         let level = problems.check("log.level", log_level::filter(&self.log.level));
-        let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));
-        let is_of_environment = of_environment.is_some();
-        let level = of_environment.or(level).unwrap_or_default();
-        LogSettings { level, json: self.log.format == LogFormat::Json, is_of_environment }
+        let from_env = log_level::from_env().and_then(|filter| problems.check("RUST_LOG", filter));
+        let is_from_env = from_env.is_some();
+        let level = from_env.or(level).unwrap_or_default();
+        LogSettings { level, json: self.log.format == LogFormat::Json, is_from_env }
     }
 }
 

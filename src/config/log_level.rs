@@ -11,30 +11,30 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 pub(super) fn filter(text: &str) -> Result<String, String> {
     let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
     if parts.is_empty() {
-        return Err(wrong(text, "empty value"));
+        return Err(invalid_level(text, "empty value"));
     }
     // Fields in brackets may contain commas and equals signs.
     if !text.contains('[') {
         for part in &parts {
             let (level, of) = part.rsplit_once('=').map_or((*part, None), |(target, level)| (level, Some(target)));
             if !is_level(level) {
-                return Err(wrong(text, &format!("{level:?} is not a level")));
+                return Err(invalid_level(text, &format!("{level:?} is not a level")));
             }
             if of.is_some_and(|target| target.trim().is_empty()) {
-                return Err(wrong(text, &format!("{part:?} does not name a module")));
+                return Err(invalid_level(text, &format!("{part:?} does not name a module")));
             }
         }
     }
     // `tracing` does not accept spaces.
     let filter = parts.join(",");
-    EnvFilter::try_new(&filter).map_err(|error| wrong(text, &error.to_string()))?;
+    EnvFilter::try_new(&filter).map_err(|error| invalid_level(text, &error.to_string()))?;
     let has_default = parts.iter().any(|part| is_level(part));
     Ok(if has_default { filter } else { format!("error,{filter}") })
 }
 
 /// Returns the filter in `RUST_LOG`, which overrides every file; `None` if it is not set.
 #[allow(clippy::disallowed_methods, reason = "this is where the environment is read")]
-pub(super) fn of_environment() -> Option<Result<String, String>> {
+pub(super) fn from_env() -> Option<Result<String, String>> {
     let text = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty())?;
     Some(filter(&text))
 }
@@ -43,7 +43,7 @@ fn is_level(word: &str) -> bool {
     LEVELS.iter().any(|level| word.trim().eq_ignore_ascii_case(level))
 }
 
-fn wrong(text: &str, why: &str) -> String {
+fn invalid_level(text: &str, why: &str) -> String {
     format!("{text:?}: {why}; expected one of {}, or a list such as info,kube_fanout::reflect=debug", LEVELS.join(", "))
 }
 

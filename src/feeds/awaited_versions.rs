@@ -56,7 +56,7 @@ impl AwaitedVersions {
 
     /// Forgets versions that the watch (`reported`) or the served state (`served`) has reached, and versions that no
     /// reader waits for.
-    pub fn settle(&self, reported: ResourceVersion, served: ResourceVersion, now: Instant) {
+    pub fn remove_reached(&self, reported: ResourceVersion, served: ResourceVersion, now: Instant) {
         let reached = |want: &AwaitedVersion| if want.follows { reported } else { reported.max(served) };
         self.retain(|rv, want| rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
     }
@@ -67,7 +67,7 @@ impl AwaitedVersions {
     }
 
     /// Returns the smallest version that a reader waits for and that is above another one.
-    pub fn least_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
+    pub fn smallest_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
         let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
         self.0.borrow().range(above).next().map(|(rv, _)| *rv)
     }
@@ -75,7 +75,7 @@ impl AwaitedVersions {
     /// Returns whether the feed should catch up now with upstream, which is known to have reached a version. If so, all
     /// awaited versions count as tried. A client that has seen a later version may be right, so with `at_once` each
     /// such version is tried once.
-    pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
+    pub fn start_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         let mut begins = false;
         self.0.send_if_modified(|awaited| {
             begins = awaited.iter().any(|(rv, want)| *rv <= upstream || at_once && !want.is_tried);
@@ -89,7 +89,7 @@ impl AwaitedVersions {
 
     /// Forgets a version that upstream does not have, and all later versions that readers waited for when the request
     /// was sent at `requested_at`.
-    pub fn give_up(&self, rv: ResourceVersion, requested_at: Instant) {
+    pub fn remove_unavailable(&self, rv: ResourceVersion, requested_at: Instant) {
         self.retain(|awaited, want| awaited < rv || want.since > requested_at);
     }
 
@@ -124,9 +124,9 @@ mod tests {
         let start = Instant::now();
         let awaited = awaited([5, 7, 9], start);
         assert!(!awaited.want(rv(9), true, start + 2 * SECOND), "a reader waits for it already");
-        awaited.settle(rv(5), rv(5), start);
+        awaited.remove_reached(rv(5), rv(5), start);
         assert_eq!(all(&awaited), [7, 9]);
-        awaited.settle(rv(5), rv(5), start + AwaitedVersions::WAIT_MAX);
+        awaited.remove_reached(rv(5), rv(5), start + AwaitedVersions::WAIT_MAX);
         assert_eq!(all(&awaited), [9], "it was requested again");
     }
 
@@ -135,9 +135,9 @@ mod tests {
         let start = Instant::now();
         let awaited = awaited([7], start);
         assert!(awaited.want(rv(8), false, start) && awaited.follows());
-        awaited.settle(rv(5), rv(9), start);
+        awaited.remove_reached(rv(5), rv(9), start);
         assert_eq!(all(&awaited), [7], "a streaming reader still waits");
-        awaited.settle(rv(7), rv(9), start);
+        awaited.remove_reached(rv(7), rv(9), start);
         assert!(awaited.want(rv(10), false, start) && !awaited.follows());
         assert!(awaited.want(rv(10), true, start) && awaited.follows(), "that is news");
         assert!(!awaited.want(rv(10), false, start) && awaited.follows());
@@ -147,11 +147,11 @@ mod tests {
     fn future_version_does_not_hide_smaller_awaited_versions() {
         let start = Instant::now();
         let awaited = awaited([1_000, 7, 9], start);
-        assert_eq!(awaited.least_above(rv(5)), Some(rv(7)));
-        assert_eq!(awaited.least_above(rv(7)), Some(rv(9)));
-        assert_eq!(awaited.least_above(rv(1_000)), None);
+        assert_eq!(awaited.smallest_above(rv(5)), Some(rv(7)));
+        assert_eq!(awaited.smallest_above(rv(7)), Some(rv(9)));
+        assert_eq!(awaited.smallest_above(rv(1_000)), None);
         awaited.want(rv(2_000), true, start + SECOND);
-        awaited.give_up(rv(9), start);
+        awaited.remove_unavailable(rv(9), start);
         assert_eq!(all(&awaited), [7, 2_000], "later readers may have seen later versions");
     }
 
@@ -159,14 +159,14 @@ mod tests {
     fn catch_up_repeats_only_for_versions_upstream_has() {
         let start = Instant::now();
         let awaited = awaited([7, 9], start);
-        assert!(!awaited.begins_to_catch_up(rv(0), false) && awaited.begins_to_catch_up(rv(0), true));
-        assert!(!awaited.begins_to_catch_up(rv(6), true));
-        assert!(awaited.begins_to_catch_up(rv(7), true) && awaited.begins_to_catch_up(rv(7), false));
+        assert!(!awaited.start_catch_up(rv(0), false) && awaited.start_catch_up(rv(0), true));
+        assert!(!awaited.start_catch_up(rv(6), true));
+        assert!(awaited.start_catch_up(rv(7), true) && awaited.start_catch_up(rv(7), false));
         awaited.want(rv(9), true, start);
-        assert!(!awaited.begins_to_catch_up(rv(6), true), "it was tried for that one");
+        assert!(!awaited.start_catch_up(rv(6), true), "it was tried for that one");
         awaited.want(rv(8), true, start);
-        assert!(awaited.begins_to_catch_up(rv(6), true));
-        assert!(!AwaitedVersions::default().begins_to_catch_up(rv(9), true));
+        assert!(awaited.start_catch_up(rv(6), true));
+        assert!(!AwaitedVersions::default().start_catch_up(rv(9), true));
     }
 
     #[test]
@@ -182,6 +182,6 @@ mod tests {
         );
         awaited.want(rv(1 << 40), true, start);
         assert_eq!(awaited.0.borrow().len() as u64, max);
-        assert_eq!(awaited.least_above(rv(97 + max)), Some(rv(1 << 40)), "and stands for a greater one");
+        assert_eq!(awaited.smallest_above(rv(97 + max)), Some(rv(1 << 40)), "and stands for a greater one");
     }
 }

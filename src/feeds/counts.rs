@@ -23,7 +23,7 @@ pub struct FeedTrafficCounts {
     /// The counts of rare events by metric, in output order.
     reported: Mutex<BTreeMap<LabelledMetric, u64>>,
     /// The reason of the last failure to list or watch; `None` if there was none. A later success does not clear it.
-    trouble: Mutex<Option<String>>,
+    last_failure: Mutex<Option<String>>,
 }
 
 /// A metric of rare events and its one label besides those of the feed. The set of values is fixed.
@@ -53,25 +53,25 @@ const ENDED_MAX: usize = FEEDS_MAX;
 
 impl FeedTrafficCounts {
     /// Records why an attempt to list or watch failed. `why` must not contain addresses, users or object names.
-    pub fn note_trouble(&self, why: String) {
-        *self.trouble.lock() = Some(why);
+    pub fn record_failure(&self, why: String) {
+        *self.last_failure.lock() = Some(why);
     }
 
     /// Returns the reason why the last attempt failed, if any.
-    pub fn trouble(&self) -> Option<String> {
-        self.trouble.lock().clone()
+    pub fn last_failure(&self) -> Option<String> {
+        self.last_failure.lock().clone()
     }
 
     pub fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub fn say(&self, word: LabelledMetric) {
+    pub fn increment(&self, word: LabelledMetric) {
         *self.reported.lock().entry(word).or_default() += 1;
     }
 
     /// Returns all metrics with their counts, sorted by name.
-    pub fn said(&self) -> Vec<(LabelledMetric, u64)> {
+    pub fn labelled_counts(&self) -> Vec<(LabelledMetric, u64)> {
         self.reported.lock().iter().map(|(word, count)| (*word, *count)).collect()
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     fn metric_labels_are_counted_separately() {
         let counts = FeedTrafficCounts::default();
         let word = |value| LabelledMetric { metric: "m", label: "l", value };
-        ["b", "a", "b"].into_iter().for_each(|value| counts.say(word(value)));
-        assert_eq!(counts.said(), [(word("a"), 1), (word("b"), 2)]);
+        ["b", "a", "b"].into_iter().for_each(|value| counts.increment(word(value)));
+        assert_eq!(counts.labelled_counts(), [(word("a"), 1), (word("b"), 2)]);
     }
 }

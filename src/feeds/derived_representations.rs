@@ -47,7 +47,7 @@ pub enum DerivedRepresentationRefusal {
     /// The table of API types does not contain the kind or the server's release.
     NotInTable,
     /// An object contains a field that the table of API types does not have, or that the encoding cannot express.
-    Unrenderable,
+    UnsupportedObject,
     /// Upstream encodes an object differently than the proxy derives it.
     Mismatch,
     /// Upstream does not serve the representation either, or not at the requested version.
@@ -56,14 +56,14 @@ pub enum DerivedRepresentationRefusal {
 
 impl Default for DerivedRepresentations {
     fn default() -> Self {
-        Self::expecting(None)
+        Self::with_expected(None)
     }
 }
 
 impl DerivedRepresentations {
     /// Creates renderings of which one is qualified once there is a state. It can then be served in an outage even if
     /// no reader has requested it before.
-    pub fn expecting(expected: Option<Representation>) -> Self {
+    pub fn with_expected(expected: Option<Representation>) -> Self {
         let shared = DerivedRepresentationsState {
             modes: RwLock::default(),
             expected,
@@ -80,7 +80,7 @@ impl DerivedRepresentations {
     }
 
     /// Requests a representation from the feed.
-    pub fn want(&self, representation: Representation) {
+    pub fn request(&self, representation: Representation) {
         if self.shared.expected == Some(representation) && !self.shared.is_requested.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);
         }
@@ -91,13 +91,13 @@ impl DerivedRepresentations {
     }
 
     /// Requests a representation and waits for the result. It may never complete, so callers need a deadline.
-    pub async fn settled(
+    pub async fn wait_verified(
         &self,
         representation: Representation,
     ) -> Result<ObjectRenderer, DerivedRepresentationRefusal> {
         let mut changes = self.changes();
         loop {
-            self.want(representation);
+            self.request(representation);
             match self.mode(representation) {
                 Some(DerivedRepresentationMode::Derived(renderer)) => return Ok(renderer),
                 Some(DerivedRepresentationMode::Refused(reason)) => return Err(reason),
@@ -124,7 +124,7 @@ impl DerivedRepresentations {
     }
 
     /// Returns the representations without a result: those that readers wait for, and the expected one.
-    pub fn unqualified(&self) -> Vec<Representation> {
+    pub fn unverified(&self) -> Vec<Representation> {
         let mut all = self.requested();
         all.extend(self.shared.expected.filter(|expected| self.mode(*expected).is_none()));
         all
@@ -171,7 +171,7 @@ impl DerivedRepresentations {
         let before = self.shared.modes.write().insert(representation, DerivedRepresentationMode::Refused(reason));
         if let Some(DerivedRepresentationMode::Derived(renderer)) = &before {
             if reason == DerivedRepresentationRefusal::Mismatch {
-                renderer.disprove();
+                renderer.mark_mismatch();
             }
             renderer.revoke();
         }
@@ -221,12 +221,12 @@ impl DerivedRepresentations {
 }
 
 impl DerivedRepresentationRefusal {
-    pub const ALL: [Self; 4] = [Self::NotInTable, Self::Unrenderable, Self::Mismatch, Self::NotComparable];
+    pub const ALL: [Self; 4] = [Self::NotInTable, Self::UnsupportedObject, Self::Mismatch, Self::NotComparable];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotInTable => "unknown_type",
-            Self::Unrenderable => "unsupported_object",
+            Self::UnsupportedObject => "unsupported_object",
             Self::Mismatch => "mismatch",
             Self::NotComparable => "not_comparable",
         }
@@ -252,7 +252,7 @@ mod tests {
         assert!(renderings.mode(METADATA).is_none());
         let request = tokio::spawn({
             let renderings = renderings.clone();
-            async move { renderings.settled(METADATA).await }
+            async move { renderings.wait_verified(METADATA).await }
         });
         let mut changes = renderings.changes();
         while renderings.requested() != [METADATA] {
@@ -261,27 +261,30 @@ mod tests {
         renderings.qualify(renderer());
         assert!(request.await.expect("no panic").is_ok());
         assert!(renderings.refuse(METADATA, DerivedRepresentationRefusal::Mismatch));
-        assert!(!renderings.refuse(METADATA, DerivedRepresentationRefusal::Unrenderable), "it was refused before");
+        assert!(!renderings.refuse(METADATA, DerivedRepresentationRefusal::UnsupportedObject), "it was refused before");
         renderings.qualify(renderer());
         assert!(renderings.derived().is_empty(), "a refusal lasts");
-        assert_eq!(renderings.settled(METADATA).await.unwrap_err(), DerivedRepresentationRefusal::Unrenderable);
+        assert_eq!(
+            renderings.wait_verified(METADATA).await.unwrap_err(),
+            DerivedRepresentationRefusal::UnsupportedObject
+        );
     }
     #[test]
     fn expected_representation_qualifies_early_and_is_sampled_in_use() {
-        let renderings = DerivedRepresentations::expecting(Some(METADATA));
-        assert_eq!((renderings.unqualified(), renderings.requested()), (vec![METADATA], Vec::new()), "no reader waits");
+        let renderings = DerivedRepresentations::with_expected(Some(METADATA));
+        assert_eq!((renderings.unverified(), renderings.requested()), (vec![METADATA], Vec::new()), "no reader waits");
         renderings.qualify(renderer());
-        assert!(renderings.unqualified().is_empty());
+        assert!(renderings.unverified().is_empty());
         assert!(matches!(renderings.mode(METADATA), Some(DerivedRepresentationMode::Derived(_))));
         assert!(renderings.in_use().is_empty() && !renderings.is_used(), "no reader uses it");
         let mut changes = renderings.changes();
         changes.borrow_and_update();
-        renderings.want(METADATA);
+        renderings.request(METADATA);
         assert!(changes.has_changed().expect("it lives"), "from now on it is compared");
         assert!(renderings.in_use().len() == 1 && renderings.is_used());
         renderings.start_over();
-        assert_eq!(renderings.unqualified(), [METADATA], "of another release it is qualified again");
+        assert_eq!(renderings.unverified(), [METADATA], "of another release it is qualified again");
         renderings.refuse(METADATA, DerivedRepresentationRefusal::Mismatch);
-        assert!(renderings.unqualified().is_empty());
+        assert!(renderings.unverified().is_empty());
     }
 }

@@ -34,7 +34,7 @@ pub struct Feed {
     pins: SnapshotPins,
     leases: AtomicUsize,
     /// The number of leases that only keep the feed running.
-    keepers: AtomicUsize,
+    keep_alive_leases: AtomicUsize,
     /// The number of watches by downstream proxies.
     proxies: AtomicUsize,
     last_used: Mutex<Instant>,
@@ -60,7 +60,7 @@ pub struct FeedHandle {
 #[derive(Debug)]
 struct FeedHandleInner {
     feed: Arc<Feed>,
-    only_keeps: AtomicBool,
+    is_keep_alive: AtomicBool,
 }
 
 impl Feed {
@@ -85,7 +85,7 @@ impl Feed {
             counts,
             pins: budget.pins().clone(),
             leases: AtomicUsize::new(0),
-            keepers: AtomicUsize::new(0),
+            keep_alive_leases: AtomicUsize::new(0),
             proxies: AtomicUsize::new(0),
             last_used: Mutex::new(Instant::now()),
             last_read: Mutex::default(),
@@ -117,13 +117,13 @@ impl Feed {
                 %feed, %representation, reason, %why,
                 "stopped converting cached objects; requesting this representation from upstream"
             );
-            self.reader.nudge();
+            self.reader.wake_all();
         }
     }
 
     /// Returns whether the feed replaced a retired one moments ago. If an apiserver ends the watch now, it may have
     /// used the old definition.
-    pub fn is_settling(&self) -> bool {
+    pub fn is_replacement_recent(&self) -> bool {
         self.settled.is_some_and(|settled| Instant::now() < settled)
     }
 
@@ -146,14 +146,14 @@ impl Feed {
 
     /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not receive
     /// that state before the feed has provably caught up to this time.
-    pub fn begins_behind(&self, now: Instant) {
+    pub fn start_from_old_state(&self, now: Instant) {
         let _ = self.began_behind.set(now);
     }
 
     /// Completes when a state of the feed may be served: immediately, unless it began with an old state.
     pub async fn caught_up(&self) {
         if let Some(began) = self.began_behind.get() {
-            self.freshness.reached(*began).await;
+            self.freshness.wait_proven(*began).await;
         }
     }
 
@@ -171,16 +171,16 @@ impl Feed {
 
     /// Returns the number of current readers.
     pub fn readers(&self) -> usize {
-        self.leases.load(Ordering::Relaxed).saturating_sub(self.keepers.load(Ordering::Relaxed))
+        self.leases.load(Ordering::Relaxed).saturating_sub(self.keep_alive_leases.load(Ordering::Relaxed))
     }
 
     /// Records the start of a watch by another proxy.
-    pub fn proxy_begins(&self) {
+    pub fn proxy_watch_opened(&self) {
         self.proxies.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records the end of a downstream proxy's watch.
-    pub fn proxy_ends(&self) {
+    pub fn proxy_watch_closed(&self) {
         self.proxies.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -192,7 +192,7 @@ impl Feed {
 
     /// Returns whether the feed has readers, or had some within `time`. Leases that only keep the feed running do not
     /// count.
-    pub fn was_read_within(&self, time: Duration) -> bool {
+    pub fn was_read_since(&self, time: Duration) -> bool {
         self.readers() > 0 || self.last_read.lock().is_some_and(|last| last.elapsed() < time)
     }
 }
@@ -200,14 +200,14 @@ impl Feed {
 impl FeedHandle {
     pub(super) fn new(feed: Arc<Feed>) -> Self {
         feed.leases.fetch_add(1, Ordering::Relaxed);
-        Self { inner: Arc::new(FeedHandleInner { feed, only_keeps: AtomicBool::new(false) }) }
+        Self { inner: Arc::new(FeedHandleInner { feed, is_keep_alive: AtomicBool::new(false) }) }
     }
 
     /// Marks the lease as one that only keeps the feed running.
     #[must_use]
-    pub fn only_keeping(self) -> Self {
-        if !self.inner.only_keeps.swap(true, Ordering::Relaxed) {
-            self.inner.feed.keepers.fetch_add(1, Ordering::Relaxed);
+    pub fn as_keep_alive(self) -> Self {
+        if !self.inner.is_keep_alive.swap(true, Ordering::Relaxed) {
+            self.inner.feed.keep_alive_leases.fetch_add(1, Ordering::Relaxed);
         }
         self
     }
@@ -225,8 +225,8 @@ impl Drop for FeedHandleInner {
     fn drop(&mut self) {
         let now = Instant::now();
         *self.feed.last_used.lock() = now;
-        if self.only_keeps.load(Ordering::Relaxed) {
-            self.feed.keepers.fetch_sub(1, Ordering::Relaxed);
+        if self.is_keep_alive.load(Ordering::Relaxed) {
+            self.feed.keep_alive_leases.fetch_sub(1, Ordering::Relaxed);
         } else {
             *self.feed.last_read.lock() = Some(now);
         }

@@ -50,7 +50,7 @@ impl FeedKey {
 
     /// Returns a URL of the feed's collection that matches no objects. It needs the same permissions as the feed, and
     /// upstream returns no objects.
-    pub fn url_of_nothing(&self, query: &str) -> String {
+    pub fn empty_list_url(&self, query: &str) -> String {
         let nothing = match &self.scope {
             FeedScope::Cluster | FeedScope::Namespace(_) => EscapedFieldTerm::is(NAME_KEY, NO_NAME).to_string(),
             // Upstream's authorizers require the selector's term, so a name alone would be denied.

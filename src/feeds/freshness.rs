@@ -67,7 +67,7 @@ impl FeedFreshness {
     /// if needed.
     ///
     /// It may never complete, so callers need a deadline.
-    pub async fn reached(&self, received: Instant) {
+    pub async fn wait_proven(&self, received: Instant) {
         if self.covers(received) {
             return;
         }
@@ -86,12 +86,12 @@ impl FeedFreshness {
     }
 
     /// Registers a reader that waits until upstream's watch reaches `rv`.
-    pub fn want_version(&self, rv: ResourceVersion) {
+    pub fn await_watch_version(&self, rv: ResourceVersion) {
         self.versions.want(rv, true, Instant::now());
     }
 
     /// Registers a reader that waits for a state at `rv` or later.
-    pub fn want_state(&self, rv: ResourceVersion) {
+    pub fn await_state_version(&self, rv: ResourceVersion) {
         self.versions.want(rv, false, Instant::now());
     }
 
@@ -105,7 +105,7 @@ impl FeedFreshness {
     }
 
     /// Forgets every proof, because the feed restarts.
-    pub fn forget(&self) {
+    pub fn clear(&self) {
         self.as_of.send_replace(None);
     }
 
@@ -128,10 +128,10 @@ mod tests {
         let (freshness, first) = (FeedFreshness::default(), Instant::now());
         let mut needed = freshness.subscribe();
         let later = first + Duration::from_secs(1);
-        assert!(freshness.reached(later).now_or_never().is_none());
+        assert!(freshness.wait_proven(later).now_or_never().is_none());
         assert!(!freshness.is_awaited(), "it has gone");
         needed.borrow_and_update();
-        let mut waits = pin!(freshness.reached(first));
+        let mut waits = pin!(freshness.wait_proven(first));
         assert!(waits.as_mut().now_or_never().is_none());
         assert!(freshness.is_awaited() && needed.has_changed().expect("it is there"));
         freshness.prove(first);

@@ -35,7 +35,7 @@ impl RefusedFeeds {
     /// Returns the reason why no feed may be started for `key` now, with `free` bytes of memory.
     pub(super) fn find(&mut self, key: &FeedKey, free: usize) -> Option<FeedEndReason> {
         self.0.retain(|_, refusal| !refusal.is_forgotten());
-        self.0.get(key).filter(|refusal| refusal.stands(free)).map(|refusal| refusal.end)
+        self.0.get(key).filter(|refusal| refusal.is_in_effect(free)).map(|refusal| refusal.end)
     }
 
     /// Records that a feed has ended. If the feed does not fit, is not offered or cannot be read, the delay grows with
@@ -72,13 +72,13 @@ impl RefusedFeeds {
     }
 
     /// Discards refusals for resources that upstream did not serve, because it may serve them now.
-    pub(super) fn forget_gone(&mut self) {
+    pub(super) fn clear_not_found(&mut self) {
         self.0.retain(|_, refusal| refusal.end != FeedEndReason::Gone);
     }
 
     /// Records that the permissions of the proxy's identity may have changed. Forbidden feeds are retried with the
     /// delay of a first refusal. Frequent calls do not cause more frequent retries.
-    pub(super) fn rights_changed(&mut self, waits: BackoffBounds) {
+    pub(super) fn on_permissions_changed(&mut self, waits: BackoffBounds) {
         for refusal in self.0.values_mut().filter(|refusal| refusal.end == FeedEndReason::Forbidden) {
             (refusal.times, refusal.wait) = (0, waits.first);
         }
@@ -88,7 +88,7 @@ impl RefusedFeeds {
 impl FeedRefusal {
     /// Returns whether the refusal still prevents a retry. A feed that did not fit also waits until the memory that it
     /// needed is free. That wait is bounded, because the feed may need less by then.
-    fn stands(&self, free: usize) -> bool {
+    fn is_in_effect(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
         elapsed < self.wait || (self.end == FeedEndReason::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
     }

@@ -47,7 +47,7 @@ struct FeedRegistryState {
     /// The retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<FeedTrafficRegistry>,
-    demand: mpsc::Sender<FeedStartRequest>,
+    start_requests: mpsc::Sender<FeedStartRequest>,
 }
 
 /// The reason that a feed is not available.
@@ -60,7 +60,7 @@ pub enum FeedUnavailable {
 }
 
 /// The time for which an apiserver may still use an older definition than another server has already served.
-const SETTLING: Duration = Duration::from_secs(10);
+const DEFINITION_GRACE: Duration = Duration::from_secs(10);
 
 impl FeedRegistry {
     /// Creates the registry, and the channel of demands for a supervisor.
@@ -75,7 +75,7 @@ impl FeedRegistry {
             renderings: Mutex::default(),
             outdated: Mutex::default(),
             counts: Mutex::default(),
-            demand,
+            start_requests: demand,
         };
         (Self { shared: Arc::new(shared) }, demands)
     }
@@ -88,7 +88,7 @@ impl FeedRegistry {
             feeds.values().cloned().collect()
         };
         let config = self.shared.config.get();
-        running.iter().for_each(|feed| feed.reader.tune((*config).clone()));
+        running.iter().for_each(|feed| feed.reader.apply_config((*config).clone()));
     }
 
     /// Returns the feed for `spec`, and starts it if it does not run. `resume` is the version that the caller wants to
@@ -114,7 +114,7 @@ impl FeedRegistry {
             return Err(FeedUnavailable::TooMany);
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
-        let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
+        let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + DEFINITION_GRACE);
         let config = self.shared.config.get();
         let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
         let (writer, feed) =
@@ -122,7 +122,7 @@ impl FeedRegistry {
         feed.served_before.store(served_version(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
-        if self.shared.demand.try_send(FeedStartRequest { feed: feed.clone(), writer }).is_err() {
+        if self.shared.start_requests.try_send(FeedStartRequest { feed: feed.clone(), writer }).is_err() {
             self.close(&spec.key, &feeds);
             return Err(FeedUnavailable::TooMany);
         }
@@ -138,7 +138,11 @@ impl FeedRegistry {
     }
 
     /// Returns the reason that a representation of the feed's objects is not derived, whether or not the feed runs.
-    pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<DerivedRepresentationRefusal> {
+    pub fn derivation_refusal(
+        &self,
+        key: &FeedKey,
+        representation: Representation,
+    ) -> Option<DerivedRepresentationRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             DerivedRepresentationMode::Refused(reason) => Some(reason),
             DerivedRepresentationMode::Requested | DerivedRepresentationMode::Derived(_) => None,
@@ -153,7 +157,8 @@ impl FeedRegistry {
         }
         // Clients that read JSON also need it in an outage, when it can no longer be compared with upstream's.
         let expected = (key.encoding == FeedEncoding::Protobuf).then_some(Representation::Object(FeedEncoding::Json));
-        let renderings = all.entry(key.clone()).or_insert_with(|| DerivedRepresentations::expecting(expected)).clone();
+        let renderings =
+            all.entry(key.clone()).or_insert_with(|| DerivedRepresentations::with_expected(expected)).clone();
         renderings.begin();
         renderings
     }
@@ -181,7 +186,7 @@ impl FeedRegistry {
         if end.is_refusal() {
             let served = feed.reader.progress().rv > ResourceVersion::default();
             let waits = self.shared.config.get().refused;
-            self.shared.refused.lock().put(key, end, (feed.reader.weighed(), served), waits);
+            self.shared.refused.lock().put(key, end, (feed.reader.required_bytes(), served), waits);
         }
         self.close(key, &feeds);
     }
@@ -219,23 +224,23 @@ impl FeedRegistry {
 
     /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
     /// stay.
-    pub fn forget_refusals(&self) {
+    pub fn clear_refusals(&self) {
         self.shared.refused.lock().forget();
     }
 
     /// Discards refusals for resources that upstream did not serve, because it may serve them now.
-    pub fn forget_gone(&self) {
-        self.shared.refused.lock().forget_gone();
+    pub fn clear_not_found(&self) {
+        self.shared.refused.lock().clear_not_found();
     }
 
     /// Records that the proxy's permissions may have changed: forbidden feeds are retried soon.
-    pub fn rights_changed(&self) {
-        self.shared.refused.lock().rights_changed(self.shared.config.get().refused);
+    pub fn on_permissions_changed(&self) {
+        self.shared.refused.lock().on_permissions_changed(self.shared.config.get().refused);
     }
 
     fn outdate(&self, feed: &Feed) {
         let mut outdated = self.shared.outdated.lock();
-        outdated.retain(|_, retired| retired.elapsed() < SETTLING);
+        outdated.retain(|_, retired| retired.elapsed() < DEFINITION_GRACE);
         outdated.insert(feed.spec.key.clone(), Instant::now());
         feed.retired.cancel();
     }
@@ -251,5 +256,5 @@ fn remove(feeds: &mut BTreeMap<FeedKey, Arc<Feed>>, feed: &Arc<Feed>) {
 /// Returns the latest version that a live feed of the resource has reached.
 fn served_version(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
-    others.map(|feed| feed.reader.shown_at()).max().unwrap_or_default()
+    others.map(|feed| feed.reader.served_version()).max().unwrap_or_default()
 }

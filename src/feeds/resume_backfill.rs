@@ -21,7 +21,7 @@ use tokio::sync::watch;
 /// this state is never reset.
 #[derive(Debug, Default)]
 pub struct ResumeBackfills {
-    ledger: Mutex<ResumeBackfillState>,
+    state: Mutex<ResumeBackfillState>,
     /// Notified when a client starts to wait for a backfill.
     arrived: Notify,
     /// The number of backfill requests that upstream did not answer. It is sent after every response, changed or not.
@@ -79,7 +79,7 @@ impl BackfillOutcome {
 struct ResumeBackfillState {
     waiting: ClientsByVersion,
     /// The waiting clients whose view also needs the previous state of each change.
-    inquiring: ClientsByVersion,
+    needing_previous: ClientsByVersion,
     memory: BackfillProgress,
 }
 
@@ -90,19 +90,19 @@ type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BackfillProgress {
     /// The lower bound of versions to resume from: the events after any lower version are not available.
-    gone_before: ResourceVersion,
+    expired_before: ResourceVersion,
     /// The version up to which the states of objects before their events cannot be determined.
-    inexplicable_upto: ResourceVersion,
+    previous_unknown_until: ResourceVersion,
     requests: u32,
     /// The backfill request that upstream has not answered yet.
     under_way: Option<BackfillRequest>,
     /// Whether upstream has refused without stating where its history begins. The oldest requested version is then as
     /// likely to be refused as any other.
-    is_blind: bool,
+    start_unknown: bool,
     is_over: bool,
-    rests_until: Option<Instant>,
+    backoff_until: Option<Instant>,
     /// The number of consecutive responses that broke off.
-    broken: u32,
+    disconnects: u32,
 }
 
 /// A waiting client; dropping it removes it from the ledger.
@@ -115,7 +115,7 @@ struct BackfillWaiterGuard<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ResumingClient {
     from: ResourceVersion,
-    inquires: bool,
+    needs_previous: bool,
 }
 
 /// The versions from which watches can start in a feed's history.
@@ -138,14 +138,14 @@ impl ResumeBackfills {
     /// Waits until a watch with this view can start after `from`, or until it is known that it cannot. It may never
     /// complete, so callers need a deadline.
     pub async fn wait(&self, from: ResourceVersion, view: &CollectionView, reader: &CacheReader) {
-        let client = ResumingClient { from, inquires: !view.goes_by_key() };
+        let client = ResumingClient { from, needs_previous: !view.depends_only_on_key() };
         let mut failures = self.failures.subscribe();
         let before = *failures.borrow_and_update();
         let Some(_waiting) = self.enter(client) else { return };
         loop {
-            let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
+            let may_come = !reader.reaches(from, view) && reader.can_backfill();
             let is_reported =
-                *failures.borrow_and_update() > before || !self.ledger.lock().memory.may_wait(client, Instant::now());
+                *failures.borrow_and_update() > before || !self.state.lock().memory.may_wait(client, Instant::now());
             if !may_come || is_reported || failures.changed().await.is_err() {
                 return;
             }
@@ -153,7 +153,7 @@ impl ResumeBackfills {
     }
 
     fn enter(&self, client: ResumingClient) -> Option<BackfillWaiterGuard<'_>> {
-        let mut ledger = self.ledger.lock();
+        let mut ledger = self.state.lock();
         if !ledger.memory.may_wait(client, Instant::now()) {
             return None;
         }
@@ -170,8 +170,8 @@ impl ResumeBackfills {
     /// Returns the next request for upstream, if a waiting client resumes from before the history of `reader`. It
     /// counts the request.
     pub fn next(&self, reader: &CacheReader) -> Option<BackfillRequest> {
-        let bounds = FeedHistoryBounds { floor: reader.floor(), known: reader.known() };
-        let mut ledger = self.ledger.lock();
+        let bounds = FeedHistoryBounds { floor: reader.floor(), known: reader.oldest_resumable() };
+        let mut ledger = self.state.lock();
         let next = ledger.next(bounds, Instant::now())?;
         ledger.memory.ask(next);
         Some(next)
@@ -179,14 +179,14 @@ impl ResumeBackfills {
 
     /// Records a response and wakes the waiting clients.
     pub fn answered(&self, outcome: BackfillOutcome) {
-        let has_failed = self.ledger.lock().memory.note(outcome, Instant::now());
+        let has_failed = self.state.lock().memory.note(outcome, Instant::now());
         self.failures.send_modify(|failures| *failures += u64::from(has_failed));
     }
 }
 
 impl ResumeBackfillState {
     fn counts_of(&mut self, client: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
-        std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| client.inquires))
+        std::iter::once(&mut self.waiting).chain(Some(&mut self.needing_previous).filter(|_| client.needs_previous))
     }
 
     /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
@@ -194,19 +194,20 @@ impl ResumeBackfillState {
     fn next(&self, bounds: FeedHistoryBounds, now: Instant) -> Option<BackfillRequest> {
         let memory = &self.memory;
         // Rejected clients may still be counted here.
-        if memory.is_over || memory.rests(now) || memory.requests >= REQUESTS_MAX {
+        if memory.is_over || memory.is_backing_off(now) || memory.requests >= REQUESTS_MAX {
             return None;
         }
         let from_before =
             |clients: &ClientsByVersion, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
                 if begins < ends { clients.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
             };
-        let earlier = from_before(&self.waiting, memory.gone_before, bounds.floor);
-        let at = if memory.is_blind { earlier.len() / 2 } else { 0 };
+        let earlier = from_before(&self.waiting, memory.expired_before, bounds.floor);
+        let at = if memory.start_unknown { earlier.len() / 2 } else { 0 };
         if let Some(from) = earlier.get(at) {
             return Some(BackfillRequest::Events(*from));
         }
-        let inquiring = from_before(&self.inquiring, bounds.floor.max(memory.inexplicable_upto), bounds.known);
+        let inquiring =
+            from_before(&self.needing_previous, bounds.floor.max(memory.previous_unknown_until), bounds.known);
         inquiring.first().map(|from| BackfillRequest::Before(*from))
     }
 }
@@ -216,12 +217,16 @@ impl BackfillProgress {
     fn may_wait(&self, client: ResumingClient, now: Instant) -> bool {
         let may_be_requested =
             self.requests < REQUESTS_MAX || self.under_way.is_some_and(|request| request.serves(client));
-        let is_inexplicable = client.inquires && client.from < self.inexplicable_upto;
-        !self.is_over && !self.rests(now) && may_be_requested && !is_inexplicable && client.from >= self.gone_before
+        let is_inexplicable = client.needs_previous && client.from < self.previous_unknown_until;
+        !self.is_over
+            && !self.is_backing_off(now)
+            && may_be_requested
+            && !is_inexplicable
+            && client.from >= self.expired_before
     }
 
-    fn rests(&self, now: Instant) -> bool {
-        self.rests_until.is_some_and(|until| now < until)
+    fn is_backing_off(&self, now: Instant) -> bool {
+        self.backoff_until.is_some_and(|until| now < until)
     }
 
     fn ask(&mut self, request: BackfillRequest) {
@@ -232,24 +237,26 @@ impl BackfillProgress {
     /// Records a response. Returns whether waiting is pointless, because upstream does not respond.
     fn note(&mut self, outcome: BackfillOutcome, now: Instant) -> bool {
         self.under_way = None;
-        self.broken = if outcome == BackfillOutcome::Interrupted { self.broken + 1 } else { 0 };
-        let has_failed = outcome == BackfillOutcome::Failed || self.broken >= BROKEN_MAX;
+        self.disconnects = if outcome == BackfillOutcome::Interrupted { self.disconnects + 1 } else { 0 };
+        let has_failed = outcome == BackfillOutcome::Failed || self.disconnects >= BROKEN_MAX;
         if has_failed {
-            self.rests_until = Some(now + REST);
-            self.broken = 0;
+            self.backoff_until = Some(now + REST);
+            self.disconnects = 0;
         }
         match outcome {
             BackfillOutcome::Prepended
             | BackfillOutcome::PreviousFound
             | BackfillOutcome::Interrupted
             | BackfillOutcome::Failed => {}
-            BackfillOutcome::Gone { before } => self.gone_before = self.gone_before.max(before),
+            BackfillOutcome::Gone { before } => self.expired_before = self.expired_before.max(before),
             BackfillOutcome::TooEarly { from } => {
-                self.gone_before = self.gone_before.max(ResourceVersion(from.0.saturating_add(1)));
-                self.is_blind = true;
+                self.expired_before = self.expired_before.max(ResourceVersion(from.0.saturating_add(1)));
+                self.start_unknown = true;
             }
             BackfillOutcome::OtherHistory => self.is_over = true,
-            BackfillOutcome::PreviousUnknown { upto } => self.inexplicable_upto = self.inexplicable_upto.max(upto),
+            BackfillOutcome::PreviousUnknown { upto } => {
+                self.previous_unknown_until = self.previous_unknown_until.max(upto);
+            }
         }
         has_failed
     }
@@ -260,7 +267,7 @@ impl BackfillRequest {
     fn serves(self, client: ResumingClient) -> bool {
         match self {
             Self::Events(from) => from <= client.from,
-            Self::Before(from) => client.inquires && from <= client.from,
+            Self::Before(from) => client.needs_previous && from <= client.from,
         }
     }
 }
@@ -268,7 +275,7 @@ impl BackfillRequest {
 impl Drop for BackfillWaiterGuard<'_> {
     fn drop(&mut self) {
         let client = self.client;
-        for clients in self.resume_backfills.ledger.lock().counts_of(client) {
+        for clients in self.resume_backfills.state.lock().counts_of(client) {
             if let Entry::Occupied(mut there) = clients.entry(client.from) {
                 *there.get_mut() -= 1;
                 if *there.get() == 0 {

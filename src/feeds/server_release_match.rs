@@ -13,7 +13,7 @@ use tokio::sync::watch;
 /// no state whose bodies another server wrote or may have written (F10).
 #[derive(Debug, Clone)]
 pub struct ServerReleaseMatch {
-    is_present: watch::Sender<bool>,
+    is_current: watch::Sender<bool>,
     /// The number of readers that wait until the feed's bodies may be served.
     waiting: watch::Sender<usize>,
     writers: Arc<Mutex<FeedServerBuilds>>,
@@ -36,7 +36,7 @@ struct FeedServerBuilds {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContentServerBuild {
     /// The build that encoded the bodies; `None` if it is unknown.
-    pub by: Option<Arc<ServerBuild>>,
+    pub build: Option<Arc<ServerBuild>>,
     /// The number of build changes before this content.
     pub changes: u32,
 }
@@ -52,31 +52,31 @@ impl Drop for ServerReleaseWaiterGuard<'_> {
 
 impl Default for ServerReleaseMatch {
     fn default() -> Self {
-        Self { is_present: watch::Sender::new(true), waiting: watch::Sender::new(0), writers: Arc::default() }
+        Self { is_current: watch::Sender::new(true), waiting: watch::Sender::new(0), writers: Arc::default() }
     }
 }
 
 impl ServerReleaseMatch {
     /// Returns whether a state may be served.
-    pub fn is_present(&self) -> bool {
-        *self.is_present.borrow()
+    pub fn is_current(&self) -> bool {
+        *self.is_current.borrow()
     }
 
     /// Completes when a state of the feed may be served, and requests the check of its encoding if needed. It may never
     /// complete, so callers need a deadline.
-    pub async fn present(&self) {
-        if self.is_present() {
+    pub async fn wait_current_requested(&self) {
+        if self.is_current() {
             return;
         }
         self.waiting.send_modify(|waiting| *waiting += 1);
         let _waiting = ServerReleaseWaiterGuard(&self.waiting);
-        self.becomes_present().await;
+        self.wait_current().await;
     }
 
     /// Completes when a state of the feed may be served, without requesting the check of its encoding.
-    pub async fn becomes_present(&self) {
+    pub async fn wait_current(&self) {
         // The sender lives as long as `self`.
-        let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
+        let _ = self.is_current.subscribe().wait_for(|is_present| *is_present).await;
     }
 
     /// Completes when a reader waits for a state of the feed.
@@ -85,15 +85,15 @@ impl ServerReleaseMatch {
     }
 
     /// Returns the build that encodes the feed's current content.
-    pub fn written(&self) -> ContentServerBuild {
+    pub fn current_build(&self) -> ContentServerBuild {
         self.writers.lock().now()
     }
 
     /// Returns the build that encoded the feed's content from version `rv` on. Later parts may be by another build.
-    pub fn written_from(&self, rv: ResourceVersion) -> ContentServerBuild {
+    pub fn build_since(&self, rv: ResourceVersion) -> ContentServerBuild {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {
-            Some(changes) if rv < writers.since => ContentServerBuild { by: writers.before.clone(), changes },
+            Some(changes) if rv < writers.since => ContentServerBuild { build: writers.before.clone(), changes },
             _ => writers.now(),
         }
     }
@@ -120,13 +120,13 @@ impl ServerReleaseMatch {
 
     /// Sets whether a state may be served. Only the task that fills the feed calls this.
     pub fn set_present(&self, is_present: bool) {
-        self.is_present.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
+        self.is_current.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
     }
 }
 
 impl FeedServerBuilds {
     fn now(&self) -> ContentServerBuild {
-        ContentServerBuild { by: self.now.clone().filter(|_| self.is_known), changes: self.changes }
+        ContentServerBuild { build: self.now.clone().filter(|_| self.is_known), changes: self.changes }
     }
 }
 
@@ -139,31 +139,37 @@ mod tests {
     #[test]
     fn waiter_requests_a_build_check_until_dropped() {
         let body_release = ServerReleaseMatch::default();
-        assert!(body_release.present().now_or_never().is_some(), "a feed begins with what its server wrote");
+        assert!(
+            body_release.wait_current_requested().now_or_never().is_some(),
+            "a feed begins with what its server wrote"
+        );
         body_release.set_present(false);
-        assert!(body_release.becomes_present().now_or_never().is_none());
+        assert!(body_release.wait_current().now_or_never().is_none());
         assert!(body_release.state_requested().now_or_never().is_none(), "no reader waits");
-        let mut waits = Box::pin(body_release.present());
+        let mut waits = Box::pin(body_release.wait_current_requested());
         assert!(waits.as_mut().now_or_never().is_none());
         assert!(body_release.state_requested().now_or_never().is_some());
         drop(waits);
         assert!(body_release.state_requested().now_or_never().is_none());
         body_release.set_present(true);
-        assert!(body_release.present().now_or_never().is_some());
+        assert!(body_release.wait_current_requested().now_or_never().is_some());
     }
 
     #[test]
     fn body_is_attributed_to_the_build_serving_its_version() {
         let build = |minor: u32| ServerBuild::of(&format!(r#"{{"major": "1", "minor": "{minor}"}}"#)).map(Arc::new);
         let (body_release, rv) = (ServerReleaseMatch::default(), ResourceVersion);
-        let said = |at: u64| (body_release.written_from(rv(at)).by.map(|build| build.minor), body_release.changes());
+        let said = |at: u64| (body_release.build_since(rv(at)).build.map(|build| build.minor), body_release.changes());
         assert_eq!(said(5), (None, 0));
         assert!(!body_release.set_written(build(36), rv(5)), "the first build replaces none");
         assert_eq!((said(1), said(9)), ((Some(36), 0), (Some(36), 0)));
-        assert!(!body_release.set_written(None, rv(7)) && body_release.written().by.is_none(), "the build is unknown");
+        assert!(
+            !body_release.set_written(None, rv(7)) && body_release.current_build().build.is_none(),
+            "the build is unknown"
+        );
         assert!(!body_release.set_written(build(36), rv(8)));
         assert!(body_release.set_written(build(37), rv(9)));
         assert_eq!((said(8), said(9)), ((Some(36), 1), (Some(37), 1)));
-        assert_eq!((body_release.written_from(rv(8)).changes, body_release.written().changes), (0, 1));
+        assert_eq!((body_release.build_since(rv(8)).changes, body_release.current_build().changes), (0, 1));
     }
 }

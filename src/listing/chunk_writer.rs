@@ -81,7 +81,7 @@ impl ListChunkWriter {
                 self.worked.store(true, Ordering::Relaxed);
             }
             let written = self.write(chunks.objects(index), is_shared, self.estimate(chunk.lengths))?;
-            chunk.note_written(self.renderer.representation());
+            chunk.set_encodable(self.renderer.representation());
             Ok(written)
         };
         if !is_shared {
@@ -151,12 +151,12 @@ impl ListChunkWriter {
     /// fail.
     pub(crate) fn was_written(&self, chunks: &PageChunks, index: usize) -> bool {
         let (chunk, representation) = (chunks.chunk(index), self.renderer.representation());
-        if self.renderer.is_verbatim() || chunk.was_written(representation) {
+        if self.renderer.is_verbatim() || chunk.is_encodable(representation) {
             return true;
         }
-        let written = chunks.objects(index).iter().all(|object| object.was_written(representation));
+        let written = chunks.objects(index).iter().all(|object| object.is_encodable(representation));
         if written {
-            chunk.note_written(representation);
+            chunk.set_encodable(representation);
         }
         written
     }
@@ -190,7 +190,7 @@ impl ListChunkWriter {
             if is_cached && representation.encoding() == FeedEncoding::Json && !is_verbatim {
                 // The length is not known yet, and JSON does not need it.
                 self.put_head(0, &mut pieces.open);
-                self.reader.put_body(object, &self.renderer, &mut pieces.open)?;
+                self.reader.write_body(object, &self.renderer, &mut pieces.open)?;
             } else {
                 let body = self.reader.body(object, &self.renderer)?;
                 self.put_head(body.len(), &mut pieces.open);
@@ -238,7 +238,7 @@ impl EncodedChunkPieces {
     fn close(&mut self) {
         if !self.open.is_empty() {
             self.copied += self.open.len();
-            self.done.push(self.account.keep(std::mem::take(&mut self.open).into_boxed_slice().into()));
+            self.done.push(self.account.charge_bytes(std::mem::take(&mut self.open).into_boxed_slice().into()));
         }
     }
 

@@ -10,7 +10,7 @@ use kubeapi::Selector;
 /// The selector cost between two yields to other tasks: about a millisecond of work.
 pub(crate) const SLICE: usize = 100_000;
 /// The selector cost that a watch may incur without a CPU slice.
-pub(crate) const GLANCE: usize = SLICE / 4;
+pub(crate) const FREE_SCAN_COST: usize = SLICE / 4;
 /// The cost of converting one object for a single client, if it is not cached: ten microseconds or more.
 pub(crate) const DERIVED: usize = 1_000;
 /// The cost up to which a scan needs no turn.
@@ -27,12 +27,12 @@ pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 const COUNTED_MAX: usize = 1_000;
 
 /// Returns an upper bound of the cost of finding the objects that match `view`.
-pub(crate) fn of_scan(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> usize {
+pub(crate) fn scan_cost(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
 
 /// Returns the cost of a LIST; `None` if it exceeds the limit.
-pub(crate) fn of_list(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> Option<usize> {
+pub(crate) fn list_cost(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> Option<usize> {
     if view.selector().is_everything() {
         return Some(0);
     }
@@ -42,11 +42,11 @@ pub(crate) fn of_list(view: &CollectionView, namespaced: bool, snapshot: &FeedSn
 
 /// Returns an upper bound of the objects to scan.
 fn objects(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> usize {
-    if view.selector().is_impossible() {
+    if view.selector().is_contradictory() {
         return 0;
     }
     let is_narrow = view.single(namespaced).is_some() || view.namespace().is_some();
-    let counted = || snapshot.looked_at(view, namespaced, None).take(COUNTED_MAX).count();
+    let counted = || snapshot.scan_candidates(view, namespaced, None).take(COUNTED_MAX).count();
     match is_narrow.then(counted) {
         Some(counted) if counted < COUNTED_MAX => counted,
         _ => snapshot.len(),
@@ -54,15 +54,15 @@ fn objects(view: &CollectionView, namespaced: bool, snapshot: &FeedSnapshot) -> 
 }
 
 fn is_for_objects(view: &CollectionView, objects: usize) -> bool {
-    objects.saturating_mul(view.usual_comparisons()) <= LIST_COMPARISONS_MAX
+    objects.saturating_mul(view.comparison_estimate()) <= LIST_COMPARISONS_MAX
 }
 
 fn of_objects(view: &CollectionView, objects: usize) -> usize {
-    objects.saturating_mul(view.usual_cost())
+    objects.saturating_mul(view.cost_estimate())
 }
 
 /// Returns whether a watch with the selector is cheap enough to be served from the cache.
-pub(crate) fn is_for_watch(selector: &Selector) -> bool {
+pub(crate) fn is_watchable(selector: &Selector) -> bool {
     selector.comparisons_at_most() <= WATCH_COMPARISONS_MAX
 }
 
@@ -108,10 +108,10 @@ mod tests {
             ("a long field selector", "", phases, 500_000, true, true),
         ] {
             let view = view(labels.trim_end_matches(','), fields);
-            let usual = view.usual_comparisons();
+            let usual = view.comparison_estimate();
             assert_eq!(is_for_objects(&view, objects), in_lists, "{what}: {usual}");
             let at_most = view.selector().comparisons_at_most();
-            assert_eq!(is_for_watch(view.selector()), in_watches, "{what}: {at_most}");
+            assert_eq!(is_watchable(view.selector()), in_watches, "{what}: {at_most}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::scan_queue::ScanOwner;
+use super::scan_queue::ScanPayer;
 use base::random;
 
 /// Slices for work that polls do for a single client: scans of a watch's history or initial state, expensive selectors,
@@ -26,7 +26,7 @@ pub(crate) struct CallerCpuSlices(Arc<Mutex<CpuSliceQueue>>);
 #[derive(Debug)]
 pub(crate) struct CpuSlice {
     slices: CallerCpuSlices,
-    owner: ScanOwner,
+    owner: ScanPayer,
     taken: Instant,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct CpuSlice {
 #[derive(Debug)]
 pub(crate) struct CpuSliceWaiter {
     slices: CallerCpuSlices,
-    owner: ScanOwner,
+    owner: ScanPayer,
 }
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct CpuSliceQueue {
     /// The time since when a slice is reserved for callers that have not had a slice in this round.
     reserved_since: Option<Instant>,
     /// The callers that wait for a slice, or that have had a slice in this round.
-    callers: HashMap<ScanOwner, CpuSliceCaller>,
+    callers: HashMap<ScanPayer, CpuSliceCaller>,
     /// The number of callers that requested a slice at the last count.
     requested_by: u32,
 }
@@ -64,11 +64,11 @@ const PERIOD: Duration = Duration::from_millis(2);
 /// The time for which a slice is reserved for callers that have not had a slice in this round.
 const RESERVED_FOR: Duration = Duration::from_millis(4);
 /// The longest retry delay of a poll that found no slice, in milliseconds.
-const TRY_AGAIN_MAX: u32 = 64;
-/// The target number of retries per millisecond of all polls together, subject to `TRY_AGAIN_MAX`.
+const RETRY_MAX_MS: u32 = 64;
+/// The target number of retries per millisecond of all polls together, subject to `RETRY_MAX_MS`.
 const TRIES: u32 = 16;
 /// The time without a retry after which a poll counts as abandoned by its client.
-const ABANDONED_AFTER: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
+const ABANDONED_AFTER: Duration = Duration::from_millis(2 * RETRY_MAX_MS as u64);
 
 impl CallerCpuSlices {
     pub(crate) fn new(at_a_time: usize) -> Self {
@@ -77,7 +77,7 @@ impl CallerCpuSlices {
     }
 
     /// Takes a slice, or returns the delay before the next attempt.
-    pub(crate) fn take(&self, owner: &ScanOwner) -> Result<CpuSlice, Duration> {
+    pub(crate) fn take(&self, owner: &ScanPayer) -> Result<CpuSlice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
         if let Some(caller) = queue.callers.get_mut(owner) {
@@ -92,14 +92,14 @@ impl CallerCpuSlices {
             }
             None => {
                 let own = queue.callers.get(owner).map_or(1, |caller| caller.waiting.max(1));
-                let spread = (own.saturating_mul(queue.requested_by) / TRIES).clamp(1, TRY_AGAIN_MAX);
+                let spread = (own.saturating_mul(queue.requested_by) / TRIES).clamp(1, RETRY_MAX_MS);
                 Err(Duration::from_millis(1) * random::u32(1..=spread))
             }
         }
     }
 
     /// Counts one more waiting poll of this caller.
-    pub(crate) fn wait(&self, owner: &ScanOwner) -> CpuSliceWaiter {
+    pub(crate) fn wait(&self, owner: &ScanPayer) -> CpuSliceWaiter {
         let now = Instant::now();
         let mut queue = self.0.lock();
         let unknown = CpuSliceCaller { waiting: 0, requested_at: now, round: queue.round };
@@ -110,7 +110,7 @@ impl CallerCpuSlices {
 
 impl CpuSliceQueue {
     /// Returns whether a caller may take a free slice.
-    fn is_due(&mut self, owner: &ScanOwner, now: Instant) -> bool {
+    fn is_due(&mut self, owner: &ScanPayer, now: Instant) -> bool {
         let Some(caller) = self.callers.get(owner) else { return true };
         if caller.round <= self.round {
             return true;
@@ -131,13 +131,13 @@ impl CpuSliceQueue {
     }
 
     /// Iterates over the callers that wait and have not had their slice in this round.
-    fn reserved_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut CpuSliceCaller)> {
+    fn reserved_for(&mut self) -> impl Iterator<Item = (&ScanPayer, &mut CpuSliceCaller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
 
     /// Returns a slice after use of the duration `took`.
-    fn used(&mut self, owner: &ScanOwner, taken: Instant, took: Duration) {
+    fn used(&mut self, owner: &ScanPayer, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;
         let is_waiting = |caller: &CpuSliceCaller| caller.waiting > 0 && caller.requested_at + ABANDONED_AFTER > now;
@@ -187,11 +187,11 @@ mod tests {
     use kubeapi::{FlowDistinguisher, User};
 
     fn payer(n: usize) -> FlowDistinguisher {
-        FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
+        FlowDistinguisher::from_user(&User { name: n.to_string(), ..User::default() })
     }
 
     /// Counts the slices that each caller uses if its watches always want more.
-    async fn used(slices: &CallerCpuSlices, watches: &[(ScanOwner, usize)], time: Duration) -> Vec<usize> {
+    async fn used(slices: &CallerCpuSlices, watches: &[(ScanPayer, usize)], time: Duration) -> Vec<usize> {
         let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
         let mut tasks = tokio::task::JoinSet::new();
         for ((owner, watches), count) in watches.iter().zip(&counts) {
@@ -261,6 +261,6 @@ mod tests {
             assert!(slices.take(&None).is_err(), "{took} ms");
             sleep(Duration::from_millis(1)).await;
         }
-        const { assert!(cost::GLANCE < cost::SLICE) };
+        const { assert!(cost::FREE_SCAN_COST < cost::SLICE) };
     }
 }

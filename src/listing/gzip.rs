@@ -27,7 +27,7 @@ pub(crate) fn is_accepted(accept_encoding: &str) -> bool {
 }
 
 /// Compresses a whole response. It yields to other tasks about every millisecond.
-pub(crate) async fn whole(plain: Bytes) -> Bytes {
+pub(crate) async fn compress(plain: Bytes) -> Bytes {
     let mut member = GzipMember::begin();
     for index in 0..pieces(plain.len()) {
         let range = piece(plain.len(), index);

@@ -79,7 +79,7 @@ pub(crate) struct PlainList {
     is_long: bool,
     at: ListSendPosition,
     /// A pause after each shared chunk that was derived or compressed.
-    rest: YieldPause,
+    yield_pause: YieldPause,
     /// The scan budget for chunks that belong to this client alone.
     scan_budget: ScanBudget,
 }
@@ -92,7 +92,7 @@ enum ListSendPosition {
     Chunk(usize),
     /// A piece of a chunk: the chunk's index, the chunk and the piece's index.
     Piece(usize, PlainChunk, usize),
-    Over,
+    Done,
 }
 
 impl PlainList {
@@ -116,7 +116,7 @@ impl PlainList {
                 if measures || items_len <= PLAIN_BYTES_MAX || !writer.was_written(&chunks, index) {
                     let plain = poll_fn(|cx| writer.poll_plain(&chunks, index, cx)).await?;
                     items_len += plain.iter().map(Bytes::len).sum::<usize>();
-                    pace.rest().await;
+                    pace.yield_now().await;
                 }
             }
         }
@@ -127,7 +127,7 @@ impl PlainList {
             tail: frame.tail(),
             is_long: frame.content_length(items, items_len) > PLAIN_BYTES_MAX,
             at: ListSendPosition::Head,
-            rest: YieldPause::default(),
+            yield_pause: YieldPause::default(),
             scan_budget: pace.scan_budget(),
         })
     }
@@ -150,12 +150,12 @@ impl PlainList {
         cx: &mut Context<'_>,
         encode: impl FnOnce(&ListChunkWriter, &PageChunks, &Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        ready!(self.rest.poll(cx));
+        ready!(self.yield_pause.poll(cx));
         let _slice = if is_shared { None } else { ready!(self.scan_budget.poll(cx)) };
         let encoded = ready!(encode(&self.writer, &self.chunks, cx));
         match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
-            (true, true) => self.rest.begin(),
+            (true, true) => self.yield_pause.begin(),
             (true, false) => *self.scan_budget.left() = 0,
         }
         Poll::Ready(encoded)
@@ -171,7 +171,7 @@ impl ListSlices for PlainList {
                     return Poll::Ready(Some(Ok(self.head.clone())));
                 }
                 ListSendPosition::Chunk(index) if *index == self.chunks.len() => {
-                    self.at = ListSendPosition::Over;
+                    self.at = ListSendPosition::Done;
                     return Poll::Ready(Some(Ok(self.tail.clone())));
                 }
                 ListSendPosition::Chunk(index) => {
@@ -191,12 +191,12 @@ impl ListSlices for PlainList {
                     }
                     None => self.at = ListSendPosition::Chunk(*index + 1),
                 },
-                ListSendPosition::Over => return Poll::Ready(None),
+                ListSendPosition::Done => return Poll::Ready(None),
             }
         }
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.at, ListSendPosition::Over)
+        matches!(self.at, ListSendPosition::Done)
     }
 }

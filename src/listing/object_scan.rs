@@ -19,7 +19,7 @@ pub(super) async fn scan<'a>(
     let mut last: Option<(&str, bool)> = None;
     let mut sees = |namespace: &'a str| match last {
         Some((checked, sees)) if checked == namespace => sees,
-        _ => last.insert((namespace, permit.sees(namespace))).1,
+        _ => last.insert((namespace, permit.allows_namespace(namespace))).1,
     };
     for object in objects {
         if pace.spend(view.cost_of(object)) {
@@ -53,7 +53,7 @@ pub(crate) async fn namespaces(
 ) -> Vec<Arc<str>> {
     let (mut found, mut start) = (Vec::<Arc<str>>::new(), start.map(str::to_owned));
     'namespaces: while found.len() < limit {
-        for object in snapshot.looked_at(view, true, start.as_deref()) {
+        for object in snapshot.scan_candidates(view, true, start.as_deref()) {
             if pace.spend(view.cost_of(object)) {
                 pace.rest_after_scan().await;
             }

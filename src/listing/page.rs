@@ -79,13 +79,13 @@ pub(crate) async fn page(
         _ => start.to_owned(),
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let whole = PageChunks::suit(&read.view);
+    let whole = PageChunks::can_share(&read.view);
     let shared = if whole { snapshot.chunks().await } else { Arc::default() };
     let mut chunks = PageChunks::new(snapshot.clone(), shared);
     let mut more = if whole {
         chunks.put_chunks(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
-        let objects = snapshot.looked_at(&read.view, namespaced, start.as_deref());
+        let objects = snapshot.scan_candidates(&read.view, namespaced, start.as_deref());
         chunks.put_matching(objects, (permit, &read.view), limit, pace).await;
         0
     };
@@ -100,9 +100,9 @@ pub(crate) async fn page(
                     .encode(read.pages);
             // With a selector the apiserver does not count (R-CONTINUE-5). A caller with partial access must not learn
             // how many objects it cannot see.
-            let counts = read.view.selector().is_everything() && permit.part().is_none();
+            let counts = read.view.selector().is_everything() && permit.namespaces().is_none();
             meta.remaining = counts.then(|| i64::try_from(more).unwrap_or(i64::MAX));
-            reader.hold(snapshot);
+            reader.keep_for_paging(snapshot);
         }
     }
     CollectionPage { reader: reader.clone(), meta, chunks }
@@ -122,12 +122,12 @@ impl PageChunks {
     }
 
     /// Returns whether the objects of a view form whole chunks except at its edges.
-    pub(crate) fn suit(view: &CollectionView) -> bool {
+    pub(crate) fn can_share(view: &CollectionView) -> bool {
         view.selector().is_everything()
     }
 
-    /// Appends the objects of a view that [`suit`](Self::suit) accepts, from `start` on, up to `limit` objects in all.
-    /// Returns how many more there are.
+    /// Appends the objects of a view that [`can_share`](Self::can_share) accepts, from `start` on, up to `limit`
+    /// objects in all. Returns how many more there are.
     pub(crate) fn put_chunks(
         &mut self,
         permit: &ReadPermission,
@@ -145,12 +145,12 @@ impl PageChunks {
         let end = shared.get(whole).map(|chunk| &chunk.first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
-        let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
+        let mut more = self.put(rest.filter(|object| permit.allows_namespace(object.key.namespace())), limit);
         for (index, chunk) in shared.iter().enumerate().skip(whole) {
             if !chunk.first.as_str().starts_with(&prefix) {
                 break;
             }
-            if !permit.sees(chunk.first.namespace()) {
+            if !permit.allows_namespace(chunk.first.namespace()) {
                 continue;
             }
             if chunk.lengths.items <= limit - self.lengths.items {
@@ -198,7 +198,7 @@ impl PageChunks {
     }
 
     fn extend_run(&mut self, run: &mut SelectedObjectRun, object: &Arc<ObjectRevision>) {
-        if let Some(chunk) = run.chunker.put(object) {
+        if let Some(chunk) = run.chunker.push(object) {
             self.put_selected(chunk, std::mem::take(&mut run.objects));
         }
         run.objects.push(object.clone());
@@ -291,9 +291,9 @@ async fn has_more_to_scan(
         return false;
     }
     let start = format!("{}\0", last.key.as_str());
-    if permit.part().is_some() {
+    if permit.namespaces().is_some() {
         // A caller with partial access must not learn how many objects it cannot see.
-        let objects = snapshot.looked_at(&read.view, namespaced, Some(&start));
+        let objects = snapshot.scan_candidates(&read.view, namespaced, Some(&start));
         return object_scan::first(objects, (permit, &read.view), pace).await.is_some();
     }
     let scope = CollectionView::new(read.view.namespace(), Selector::everything());

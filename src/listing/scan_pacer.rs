@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
 use super::cpu_slices::{CallerCpuSlices, CpuSlice, CpuSliceWaiter};
-use super::scan_queue::{ScanOwner, ScanPermit, ScanQueue};
+use super::scan_queue::{ScanPayer, ScanPermit, ScanQueue};
 
 /// Counts the work since the last yield.
 #[derive(Debug)]
@@ -16,9 +16,9 @@ pub(crate) struct ScanPacer {
     turn: Option<ScanPermit>,
     scans: ScanQueue,
     slices: CallerCpuSlices,
-    owner: ScanOwner,
+    owner: ScanPayer,
     spent: usize,
-    rests: usize,
+    yields: usize,
 }
 
 impl ScanPacer {
@@ -26,9 +26,9 @@ impl ScanPacer {
     pub(crate) fn new(
         turn: Option<ScanPermit>,
         (scans, slices): (ScanQueue, CallerCpuSlices),
-        owner: ScanOwner,
+        owner: ScanPayer,
     ) -> Self {
-        Self { turn, scans, slices, owner, spent: 0, rests: 0 }
+        Self { turn, scans, slices, owner, spent: 0, yields: 0 }
     }
 
     /// Adds the cost of scanned objects, and returns whether the scan must yield.
@@ -38,11 +38,11 @@ impl ScanPacer {
     }
 
     /// Yields to other tasks after work that is shared by all clients, or short.
-    pub(crate) async fn rest(&mut self) {
+    pub(crate) async fn yield_now(&mut self) {
         self.spent = 0;
-        self.rests += 1;
+        self.yields += 1;
         match &mut self.turn {
-            Some(turn) => turn.rest().await,
+            Some(turn) => turn.yield_now().await,
             None => tokio::task::yield_now().await,
         }
     }
@@ -50,9 +50,9 @@ impl ScanPacer {
     /// Yields after a scan of objects one by one. If work without a turn becomes expensive, because there are more or
     /// larger objects than expected, it waits for a turn from then on.
     pub(crate) async fn rest_after_scan(&mut self) {
-        self.rest().await;
+        self.yield_now().await;
         if self.turn.is_none() {
-            self.turn = Some(self.scans.turn_late(self.owner.clone()).await);
+            self.turn = Some(self.scans.acquire_unlimited(self.owner.clone()).await);
         }
     }
 
@@ -63,8 +63,8 @@ impl ScanPacer {
 
     /// Returns the number of yields of the scan.
     #[cfg(test)]
-    pub(crate) fn rests(&self) -> usize {
-        self.rests
+    pub(crate) fn yields(&self) -> usize {
+        self.yields
     }
 }
 
@@ -98,7 +98,7 @@ impl fmt::Debug for YieldPause {
 #[derive(Debug)]
 pub(crate) struct ScanBudget {
     slices: CallerCpuSlices,
-    owner: ScanOwner,
+    owner: ScanPayer,
     left: usize,
     wait: Option<Box<CpuSliceWait>>,
     is_expensive: bool,
@@ -111,10 +111,10 @@ struct CpuSliceWait {
 }
 
 impl ScanBudget {
-    /// Creates a budget. If `is_expensive` is set, the client gets [`cost::GLANCE`] once, rather than each time that it
-    /// has caught up, because the number of changes is unbounded.
-    pub(crate) fn new(slices: CallerCpuSlices, owner: ScanOwner, is_expensive: bool) -> Self {
-        Self { slices, owner, left: cost::GLANCE, wait: None, is_expensive }
+    /// Creates a budget. If `is_expensive` is set, the client gets [`cost::FREE_SCAN_COST`] once, rather than each time
+    /// that it has caught up, because the number of changes is unbounded.
+    pub(crate) fn new(slices: CallerCpuSlices, owner: ScanPayer, is_expensive: bool) -> Self {
+        Self { slices, owner, left: cost::FREE_SCAN_COST, wait: None, is_expensive }
     }
 
     /// Completes when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the
@@ -153,7 +153,7 @@ impl ScanBudget {
     /// Renews the budget, because the reader has caught up and further events are new.
     pub(crate) fn renew(&mut self) {
         if !self.is_expensive {
-            self.left = cost::GLANCE;
+            self.left = cost::FREE_SCAN_COST;
         }
     }
 }

@@ -10,11 +10,11 @@ use kubeapi::FlowDistinguisher;
 /// The queue of scans. A scan uses a whole core. So fewer scans run than there are cores, one per caller, and callers
 /// alternate about every millisecond. Work of less than a slice needs no turn.
 #[derive(Debug, Clone)]
-pub(crate) struct ScanQueue(base::RoundRobinSemaphore<ScanOwner>);
+pub(crate) struct ScanQueue(base::RoundRobinSemaphore<ScanPayer>);
 
 /// The permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
-pub(crate) struct ScanPermit(base::RoundRobinPermit<ScanOwner>);
+pub(crate) struct ScanPermit(base::RoundRobinPermit<ScanPayer>);
 
 /// The error of a request that exceeds the concurrency limit with this name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +22,7 @@ pub(crate) struct ScanPermit(base::RoundRobinPermit<ScanOwner>);
 pub(crate) struct LimitExceeded(pub(crate) &'static str);
 
 /// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
-pub(crate) type ScanOwner = Option<FlowDistinguisher>;
+pub(crate) type ScanPayer = Option<FlowDistinguisher>;
 
 /// The maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
 const WAITING_MAX: usize = 1_024;
@@ -41,24 +41,24 @@ impl ScanQueue {
     ///
     /// # Errors
     /// Too many scans wait, or the wait takes too long.
-    pub(crate) async fn turn(&self, owner: ScanOwner) -> Result<ScanPermit, LimitExceeded> {
+    pub(crate) async fn acquire(&self, owner: ScanPayer) -> Result<ScanPermit, LimitExceeded> {
         let (all, own) = self.0.waiting(&owner);
         if all >= WAITING_MAX || (owner.is_some() && own >= WAITING_PER_CALLER_MAX) {
             return Err(LimitExceeded("selections"));
         }
-        let called = timeout(WAIT_MAX, self.turn_late(owner)).await;
+        let called = timeout(WAIT_MAX, self.acquire_unlimited(owner)).await;
         called.map_err(|_| LimitExceeded("selections"))
     }
 
     /// Waits for a turn without a limit, because the caller has already started and is counted elsewhere.
-    pub(crate) async fn turn_late(&self, owner: ScanOwner) -> ScanPermit {
+    pub(crate) async fn acquire_unlimited(&self, owner: ScanPayer) -> ScanPermit {
         ScanPermit(self.0.wait(owner).await)
     }
 }
 
 impl ScanPermit {
     /// Yields to other tasks, and to scans of other callers if any wait. A caller's own scans run one by one.
-    pub(crate) async fn rest(&mut self) {
+    pub(crate) async fn yield_now(&mut self) {
         yield_now().await;
         if self.0.is_contended() {
             // Competing scans leave half of their time for other work: a slice takes about as long.
@@ -79,15 +79,15 @@ mod tests {
     use kubeapi::User;
 
     fn caller(n: u8) -> FlowDistinguisher {
-        FlowDistinguisher::of(&User { name: n.to_string(), ..User::default() })
+        FlowDistinguisher::from_user(&User { name: n.to_string(), ..User::default() })
     }
 
     /// Scans this number of slices and records each.
-    async fn scan(scans: ScanQueue, owner: ScanOwner, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
-        let mut turn = scans.turn(owner).await.expect("there is room");
+    async fn scan(scans: ScanQueue, owner: ScanPayer, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
+        let mut turn = scans.acquire(owner).await.expect("there is room");
         for slice in 0..slices {
             if slice > 0 {
-                turn.rest().await;
+                turn.yield_now().await;
             }
             notes.lock().push(name);
         }
@@ -110,10 +110,10 @@ mod tests {
     #[tokio::test]
     async fn scans_are_limited_to_one_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(2);
-        let first = scans.turn(Some(caller(1))).await.expect("no scan runs");
-        assert!(scans.turn(Some(caller(1))).now_or_never().is_none(), "its one scans");
-        let second = scans.turn(Some(caller(2))).now_or_never().expect("at once").expect("there is room");
-        let mut third = Box::pin(scans.turn(Some(caller(3))));
+        let first = scans.acquire(Some(caller(1))).await.expect("no scan runs");
+        assert!(scans.acquire(Some(caller(1))).now_or_never().is_none(), "its one scans");
+        let second = scans.acquire(Some(caller(2))).now_or_never().expect("at once").expect("there is room");
+        let mut third = Box::pin(scans.acquire(Some(caller(3))));
         assert!(third.as_mut().now_or_never().is_none(), "two scan");
         drop(first);
         assert!(third.await.is_ok());
@@ -124,22 +124,22 @@ mod tests {
     #[tokio::test]
     async fn scans_without_caller_identity_share_only_the_total_limit() {
         let scans = ScanQueue::at_a_time(2);
-        let turns = [scans.turn(None).await, scans.turn(None).await];
-        assert!(turns.iter().all(Result::is_ok) && scans.turn(None).now_or_never().is_none());
+        let turns = [scans.acquire(None).await, scans.acquire(None).await];
+        assert!(turns.iter().all(Result::is_ok) && scans.acquire(None).now_or_never().is_none());
     }
 
     #[tokio::test]
     async fn canceled_scan_passes_its_turn_to_next_waiter() {
         let scans = ScanQueue::at_a_time(1);
-        let turn = scans.turn(Some(caller(1))).await.expect("no scan runs");
-        let mut gone = Box::pin(scans.turn(Some(caller(2))));
-        let mut next = Box::pin(scans.turn(Some(caller(3))));
+        let turn = scans.acquire(Some(caller(1))).await.expect("no scan runs");
+        let mut gone = Box::pin(scans.acquire(Some(caller(2))));
+        let mut next = Box::pin(scans.acquire(Some(caller(3))));
         assert!(gone.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
         drop(turn);
         // It was dropped before it could use the turn.
         drop(gone);
         let turn = next.await.expect("it is its turn");
-        let waits = Box::pin(scans.turn(Some(caller(4))));
+        let waits = Box::pin(scans.acquire(Some(caller(4))));
         assert!(waits.now_or_never().is_none(), "and is gone again");
         drop(turn);
         assert!(scans.0.is_empty());
@@ -148,17 +148,17 @@ mod tests {
     #[tokio::test]
     async fn waiting_scans_are_limited_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(1);
-        let _turn = scans.turn(Some(caller(0))).await.expect("no scan runs");
+        let _turn = scans.acquire(Some(caller(0))).await.expect("no scan runs");
         let wait = |n| {
-            let mut waits = Box::pin(scans.turn(Some(caller(n))));
+            let mut waits = Box::pin(scans.acquire(Some(caller(n))));
             assert!(waits.as_mut().now_or_never().is_none());
             waits
         };
         let own: Vec<_> = (0..WAITING_PER_CALLER_MAX).map(|_| wait(1)).collect();
-        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
+        assert_eq!(scans.acquire(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
         drop(wait(2));
         let all: Vec<_> = (own.len()..WAITING_MAX).map(|n| wait(2 + u8::try_from(n / 64).expect("few"))).collect();
-        assert_eq!(scans.turn(Some(caller(200))).await.err(), Some(LimitExceeded("selections")));
+        assert_eq!(scans.acquire(Some(caller(200))).await.err(), Some(LimitExceeded("selections")));
         drop((own, all));
         drop(wait(200));
     }
@@ -166,8 +166,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn scan_wait_times_out() {
         let scans = ScanQueue::at_a_time(1);
-        let turn = scans.turn(Some(caller(0))).await.expect("no scan runs");
-        assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
+        let turn = scans.acquire(Some(caller(0))).await.expect("no scan runs");
+        assert_eq!(scans.acquire(Some(caller(1))).await.err(), Some(LimitExceeded("selections")));
         drop(turn);
         assert!(scans.0.is_empty());
     }

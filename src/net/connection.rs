@@ -22,7 +22,7 @@ pub struct ConnectionPeer {
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: DownstreamConnection,
     /// Ends a request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
-    pub cut: AbortSignal,
+    pub abort: AbortSignal,
 }
 
 /// The address of a connected client.
@@ -88,11 +88,11 @@ pub(super) const SHARED_CALLER: u64 = u64::MAX;
 pub(super) enum ConnectionState {
     /// The connection ends after its running requests, because of its age, idleness or a drain. Requests that the
     /// client sent before it received this are served.
-    Leaving = 1,
+    Draining = 1,
     /// The connection ends after its running requests and accepts no further ones.
     Closing,
     /// The connection must be closed now.
-    Cut,
+    Aborted,
 }
 
 /// Counts a running request until it is dropped.
@@ -189,8 +189,8 @@ impl DownstreamConnection {
     pub(super) fn request(&self, late_max: u32) -> Option<RunningRequestGuard> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
-                ConnectionFailure::Insistent.count();
-                self.advance(ConnectionState::Cut);
+                ConnectionFailure::Unauthenticated.count();
+                self.advance(ConnectionState::Aborted);
             }
             return None;
         }
@@ -383,16 +383,16 @@ mod tests {
     #[tokio::test]
     async fn closing_connection_refuses_requests_and_leaving_one_accepts() {
         let connection = DownstreamConnection::default();
-        connection.advance(ConnectionState::Leaving);
+        connection.advance(ConnectionState::Draining);
         assert!(connection.request(LATE_MAX).is_some());
         connection.close();
         connection.reached(ConnectionState::Closing).await;
-        connection.advance(ConnectionState::Leaving);
+        connection.advance(ConnectionState::Draining);
         for _ in 0..LATE_MAX {
-            assert!(connection.request(LATE_MAX).is_none() && !connection.is(ConnectionState::Cut));
+            assert!(connection.request(LATE_MAX).is_none() && !connection.is(ConnectionState::Aborted));
         }
         assert!(connection.request(LATE_MAX).is_none());
-        connection.reached(ConnectionState::Cut).await;
+        connection.reached(ConnectionState::Aborted).await;
     }
 
     #[test]

@@ -129,13 +129,13 @@ impl ConnectionLimiter {
     }
 
     /// Takes a slot for a connection, and waits until one is free.
-    pub(super) async fn enter(
+    pub(super) async fn acquire(
         self: &Arc<Self>,
         connection: &DownstreamConnection,
         source: ConnectionSource,
     ) -> ConnectionSlot {
         loop {
-            if let Some(at) = self.try_enter(connection, source) {
+            if let Some(at) = self.try_acquire(connection, source) {
                 open_connections(1.0);
                 return ConnectionSlot { limiter: self.clone(), at, connection: connection.clone() };
             }
@@ -150,13 +150,13 @@ impl ConnectionLimiter {
 
     /// Takes a slot for a connection that was queued when the listener ended; `None` if all are taken. No connection
     /// follows it, so it may use the descriptors that were freed for others.
-    pub(super) fn enter_last(
+    pub(super) fn acquire_final(
         self: &Arc<Self>,
         connection: &DownstreamConnection,
         source: ConnectionSource,
     ) -> Option<ConnectionSlot> {
         self.state.lock().capped = None;
-        self.enter(connection, source).now_or_never()
+        self.acquire(connection, source).now_or_never()
     }
 
     /// Makes room for a connection that could not be accepted. If no connection here is idle, requests that the other
@@ -176,7 +176,7 @@ impl ConnectionLimiter {
     ///
     /// For a while, the listener then accepts no more connections than remained. Otherwise, clients that connect often
     /// would take the freed descriptors.
-    pub(super) async fn make_room_for_others(&self) -> Infallible {
+    pub(super) async fn serve_descriptor_requests(&self) -> Infallible {
         loop {
             descriptor_requested().await;
             self.close_idle(CLOSED_FOR_OTHERS, true).await;
@@ -205,7 +205,7 @@ impl ConnectionLimiter {
         closing > 0 && timeout(SCAN_EVERY, closed).await.is_ok()
     }
 
-    fn try_enter(self: &Arc<Self>, connection: &DownstreamConnection, source: ConnectionSource) -> Option<usize> {
+    fn try_acquire(self: &Arc<Self>, connection: &DownstreamConnection, source: ConnectionSource) -> Option<usize> {
         let mut state = self.state.lock();
         if state.closing >= self.closing_max {
             return None;
@@ -216,7 +216,7 @@ impl ConnectionLimiter {
             let extra_max = self.closing_max.min((slots / SLOTS_PER_EXTRA).max(1));
             state.make_room(slots, extra_max)?;
         }
-        let at = state.enter(connection, source);
+        let at = state.insert(connection, source);
         // New connections are added to a scan that is still valid. Otherwise, newer connections would be closed before
         // them.
         if let Some(since) = connection.idle_since().filter(|_| is_full || state.has_scanned(SCAN_VALID_FOR)) {
@@ -260,7 +260,7 @@ fn slots_within(descriptors: usize) -> (usize, usize) {
 }
 
 impl ConnectionLimiterState {
-    fn enter(&mut self, connection: &DownstreamConnection, source: ConnectionSource) -> usize {
+    fn insert(&mut self, connection: &DownstreamConnection, source: ConnectionSource) -> usize {
         let (connection, owner, order) = (connection.clone(), ConnectionOwner::Source(source), self.accepted);
         self.accepted += 1;
         let at = self.connections.insert(AcceptedConnection { connection, source, owner, order });
@@ -268,7 +268,7 @@ impl ConnectionLimiterState {
         at
     }
 
-    fn leave(&mut self, at: usize) {
+    fn remove(&mut self, at: usize) {
         let AcceptedConnection { owner, order, .. } = self.connections.remove(at);
         self.owners.remove(owner, order, at);
     }
@@ -276,8 +276,8 @@ impl ConnectionLimiterState {
     /// Closes a connection to make room for another one.
     fn close(&mut self, at: usize, why: ConnectionFailure) {
         why.count();
-        self.connections[at].connection.advance(ConnectionState::Cut);
-        self.leave(at);
+        self.connections[at].connection.advance(ConnectionState::Aborted);
+        self.remove(at);
         self.closing += 1;
     }
 
@@ -298,15 +298,15 @@ impl ConnectionLimiterState {
         if latest.is_some() && self.evict_idle(latest, IdleConnectionSlots::next).is_some() {
             return true;
         }
-        let loser = self.owners.loser_for(owner);
+        let target = self.owners.eviction_target(owner);
         let is_idle = |at: &usize| self.connections[*at].connection.inactive_since().is_some();
-        let idle = self.owners.of(loser).take(SCANNED_PER_OWNER_MAX).find(is_idle);
-        let youngest = self.owners.of(loser).next_back().filter(|_| loser != owner);
+        let idle = self.owners.of(target).take(SCANNED_PER_OWNER_MAX).find(is_idle);
+        let youngest = self.owners.of(target).next_back().filter(|_| target != owner);
         match (idle, youngest) {
-            (Some(at), _) => self.close(at, ConnectionFailure::Displaced),
-            (None, Some(at)) => self.close(at, ConnectionFailure::OverShare),
+            (Some(at), _) => self.close(at, ConnectionFailure::Evicted),
+            (None, Some(at)) => self.close(at, ConnectionFailure::OverFairShare),
             (None, None) => {
-                ConnectionFailure::NoShare.count();
+                ConnectionFailure::ListenerFull.count();
                 return false;
             }
         }
@@ -327,7 +327,7 @@ impl ConnectionLimiterState {
             self.scan(SCAN_EVERY);
             self.next(|idle| next(idle, latest))
         })?;
-        self.close(closed, ConnectionFailure::Displaced);
+        self.close(closed, ConnectionFailure::Evicted);
         Some(())
     }
 
@@ -384,7 +384,7 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.limiter.state.lock();
         if state.connections.get(self.at).is_some_and(|entry| entry.connection.is_same_as(&self.connection)) {
-            state.leave(self.at);
+            state.remove(self.at);
         } else {
             state.closing -= 1;
         }

@@ -77,7 +77,7 @@ impl ConnectionScheduler {
     }
 
     /// Creates the turns of a connection on the current thread's core.
-    pub(super) fn of(&self, connection: &DownstreamConnection, source: ConnectionSource) -> ScheduledConnection {
+    pub(super) fn schedule(&self, connection: &DownstreamConnection, source: ConnectionSource) -> ScheduledConnection {
         let (core, connection) = (self.0.here().clone(), connection.clone());
         let owner = owner(&connection, source);
         core.change(|state| state.count(owner));
@@ -100,9 +100,9 @@ impl ScheduledConnection {
         mut aside: Pin<&mut impl Future<Output = O>>,
     ) -> ControlFlow<Result<(), BoxError>, O> {
         let wake_set = driver.wake_set().clone();
-        let waker = wake_set.waker(ConnectionWakeTarget::Aside);
+        let waker = wake_set.waker(ConnectionWakeTarget::BackgroundFuture);
         // `aside` may not have registered a waker yet, so it is polled at once.
-        wake_set.put(ConnectionWakeTarget::Aside);
+        wake_set.mark_woken(ConnectionWakeTarget::BackgroundFuture);
         poll_fn(|cx| {
             match self.poll_turn(cx) {
                 Poll::Ready(turn) => {
@@ -117,7 +117,7 @@ impl ScheduledConnection {
                 // again.
                 Poll::Pending => wake_set.wait(cx),
             }
-            if !wake_set.take(ConnectionWakeTarget::Aside) {
+            if !wake_set.take_woken(ConnectionWakeTarget::BackgroundFuture) {
                 return Poll::Pending;
             }
             aside.as_mut().poll(&mut Context::from_waker(&waker)).map(ControlFlow::Continue)

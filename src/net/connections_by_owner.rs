@@ -32,9 +32,9 @@ impl ConnectionsByOwner {
 
     /// Returns the owner that must close a connection so that this owner's newest one can stay: the owner with the
     /// most, or itself.
-    pub(super) fn loser_for(&self, newcomer: ConnectionOwner) -> ConnectionOwner {
+    pub(super) fn eviction_target(&self, newcomer: ConnectionOwner) -> ConnectionOwner {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
-        loser(counts, newcomer).unwrap_or(newcomer)
+        target_among(counts, newcomer).unwrap_or(newcomer)
     }
 
     /// Returns the slots of an owner's connections, the oldest first.
@@ -50,7 +50,10 @@ impl ConnectionsByOwner {
 /// owner with the most has more than a fair share. So an owner with a fair share or less loses nothing, and an owner
 /// with less gets a connection. Two owners do not evict each other in turn: after the first exchange both have as many,
 /// and the next connection is refused.
-fn loser(counts: impl Iterator<Item = (ConnectionOwner, usize)>, newcomer: ConnectionOwner) -> Option<ConnectionOwner> {
+fn target_among(
+    counts: impl Iterator<Item = (ConnectionOwner, usize)>,
+    newcomer: ConnectionOwner,
+) -> Option<ConnectionOwner> {
     let (mut own, mut most) = (0, None);
     for (owner, count) in counts {
         if owner == newcomer {
@@ -86,7 +89,7 @@ mod tests {
             (vec![(A, 5), (B, 7), (C, 1)], B, None),
             (vec![(A, 1), (B, 1), (C, 1)], C, None),
         ] {
-            assert_eq!(loser(counts.iter().copied(), newcomer), expected, "{newcomer:?} of {counts:?}");
+            assert_eq!(target_among(counts.iter().copied(), newcomer), expected, "{newcomer:?} of {counts:?}");
         }
     }
 
@@ -97,11 +100,11 @@ mod tests {
             owners.add(A, order, at);
         }
         owners.add(B, 4, 1);
-        assert_eq!((owners.loser_for(B), owners.loser_for(A)), (A, A));
+        assert_eq!((owners.eviction_target(B), owners.eviction_target(A)), (A, A));
         assert_eq!(owners.of(A).collect::<Vec<_>>(), [7, 3, 5]);
         owners.remove(A, 3, 5);
         owners.remove(A, 2, 3);
-        assert_eq!((owners.loser_for(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
+        assert_eq!((owners.eviction_target(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
         owners.remove(A, 1, 7);
         assert_eq!(owners.of(A).next(), None);
     }
@@ -121,7 +124,7 @@ mod tests {
             let fair = places / owners;
             let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
             let counted = counted.filter(|(_, count)| *count > 0);
-            let giver = loser(counted, owner(newcomer));
+            let giver = target_among(counted, owner(newcomer));
             match giver.map(|giver| (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them")) {
                 Some(giver) => prop_assert!(counts[giver] > fair && counts[giver] > counts[newcomer]),
                 None => prop_assert!(counts[newcomer] > fair),
@@ -145,7 +148,7 @@ mod tests {
                     }
                     let owner = |at: usize| ConnectionOwner::Caller(at as u64);
                     let counted = counts.iter().enumerate().map(|(at, count)| (owner(at), *count));
-                    match loser(counted, owner(at)) {
+                    match target_among(counted, owner(at)) {
                         Some(giver) => {
                             let giver = (0..counts.len()).find(|at| owner(*at) == giver).expect("it is one of them");
                             counts[giver] -= 1;

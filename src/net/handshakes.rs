@@ -66,7 +66,7 @@ const IDLE_ROUND: Duration = Duration::from_micros(10);
 /// attack.
 const FREE_FAILURES: f64 = 50.0;
 /// The number of failed handshakes that are forgotten per second.
-const FORGOTTEN_PER_SECOND: f64 = 10.0;
+const REFILL_PER_SECOND: f64 = 10.0;
 /// How long a source with too many failed handshakes waits.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The maximum number of sources remembered. Beyond that, all are forgotten, which does not help an attacker with one
@@ -165,7 +165,7 @@ impl HandshakeFailures {
 
 impl LeakyBucket {
     fn now(&self, now: Instant) -> f64 {
-        (self.failures - now.duration_since(self.at).as_secs_f64() * FORGOTTEN_PER_SECOND).max(0.0)
+        (self.failures - now.duration_since(self.at).as_secs_f64() * REFILL_PER_SECOND).max(0.0)
     }
 }
 

@@ -85,7 +85,7 @@ impl<H: HttpHandler> Service<Request<Incoming>> for Http1RequestService<H> {
             Http1PipelinePolicy::Requests
         };
         let is_early = self.check.request_read(policy);
-        let response = self.requests.answer(request.map(Either::Right), self.requests.peer.cut.clone());
+        let response = self.requests.answer(request.map(Either::Right), self.requests.peer.abort.clone());
         if is_early {
             // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
@@ -101,7 +101,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
 
     fn begin_goaway(&mut self) {
         self.connection.as_mut().graceful_shutdown();
-        self.wake_set.put(ConnectionWakeTarget::Codec);
+        self.wake_set.mark_woken(ConnectionWakeTarget::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {
@@ -178,7 +178,7 @@ mod tests {
             address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
             certificates: None,
             connection: DownstreamConnection::default(),
-            cut: AbortSignal::default(),
+            abort: AbortSignal::default(),
         }
     }
 
@@ -208,7 +208,7 @@ mod tests {
             );
             let mut go_on = |sent: Option<&'static [u8]>| {
                 socket.sent.lock().extend(sent.filter(|sent| !sent.is_empty()));
-                connection.wake_set().put(ConnectionWakeTarget::Codec);
+                connection.wake_set().mark_woken(ConnectionWakeTarget::Codec);
                 let _ = connection.poll(&mut Context::from_waker(Waker::noop()));
             };
             go_on(Some(OFFER));

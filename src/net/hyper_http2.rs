@@ -101,14 +101,14 @@ impl<H: HttpHandler> Service<Request<Incoming>> for HyperHttp2Service<H> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (requests, gate, cut) = (self.requests.clone(), self.gate.clone(), AbortSignal::default());
-        self.started.0.lock().0 = Some(cut.clone());
+        let (requests, gate, abort) = (self.requests.clone(), self.gate.clone(), AbortSignal::default());
+        self.started.0.lock().0 = Some(abort.clone());
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         let head = self.heads.charge(request.uri().path().len() + fields.sum::<usize>());
         Box::pin(async move {
             let head = head.ok_or(Reason::REFUSED_STREAM)?;
             let gate = gate.acquire().await;
-            let response = requests.answer(request.map(Either::Right), cut).ok_or(Reason::REFUSED_STREAM)?;
+            let response = requests.answer(request.map(Either::Right), abort).ok_or(Reason::REFUSED_STREAM)?;
             let response = response.await;
             drop((gate, head));
             Ok(response)
@@ -119,21 +119,21 @@ impl<H: HttpHandler> Service<Request<Incoming>> for HyperHttp2Service<H> {
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Http2StreamExecutor {
     fn execute(&self, stream: F) {
         let mut started = self.0.lock();
-        let cut = started.0.take().unwrap_or_default();
-        started.1.push(Box::pin(until_aborted(stream, cut)));
+        let abort = started.0.take().unwrap_or_default();
+        started.1.push(Box::pin(until_aborted(stream, abort)));
     }
 }
 
 /// Runs a stream until it ends or is aborted. hyper resets a stream that is dropped.
-async fn until_aborted(stream: impl Future<Output = ()>, cut: AbortSignal) {
+async fn until_aborted(stream: impl Future<Output = ()>, abort: AbortSignal) {
     let (mut stream, mut timer) = (pin!(stream), None);
     poll_fn(|cx| {
-        if cut.poll_cut(cx).is_ready() || stream.as_mut().poll(cx).is_ready() {
+        if abort.poll_aborted(cx).is_ready() || stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        let Some((max, why)) = cut.limit() else { return Poll::Pending };
+        let Some((max, why)) = abort.timeout() else { return Poll::Pending };
         ready!(timer.get_or_insert_with(|| Box::pin(sleep(max))).as_mut().poll(cx));
-        cut.cut(why);
+        abort.abort(why);
         Poll::Ready(())
     })
     .await;
@@ -156,7 +156,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Connect
 
     fn begin_goaway(&mut self) {
         self.codec.as_mut().graceful_shutdown();
-        self.wake_set.put(ConnectionWakeTarget::Codec);
+        self.wake_set.mark_woken(ConnectionWakeTarget::Codec);
     }
 
     fn wake_set(&self) -> &Arc<WakeSet> {

@@ -71,9 +71,9 @@ impl<C> IdleConnections<C> {
 
     /// Removes and returns the next connection to close; `None` if none is left, or if it became idle after `latest`.
     pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
-        let best = self.best()?;
-        let is_later = latest.is_some_and(|latest| rank_since(&best) > latest);
-        if is_later { None } else { self.take(&best) }
+        let next_victim = self.next_victim()?;
+        let is_later = latest.is_some_and(|latest| rank_since(&next_victim) > latest);
+        if is_later { None } else { self.take(&next_victim) }
     }
 
     /// Like [`next`](Self::next), but skips sources without a connection that was idle by `latest`.
@@ -81,9 +81,9 @@ impl<C> IdleConnections<C> {
         let Some(latest) = latest else { return self.next(None) };
         let mut later = Vec::new();
         let next = loop {
-            match self.best() {
-                Some(best) if rank_since(&best) > latest => later.extend(self.order.pop()),
-                Some(best) => break self.take(&best),
+            match self.next_victim() {
+                Some(next_victim) if rank_since(&next_victim) > latest => later.extend(self.order.pop()),
+                Some(next_victim) => break self.take(&next_victim),
                 None => break None,
             }
         };
@@ -92,22 +92,22 @@ impl<C> IdleConnections<C> {
     }
 
     /// Returns the source whose connection is closed next. Drops outdated entries.
-    fn best(&mut self) -> Option<IdleSourceRank> {
+    fn next_victim(&mut self) -> Option<IdleSourceRank> {
         loop {
-            let best = *self.order.peek()?;
-            let queue = self.queues.get(&best.2)?;
-            if rank(best.2, queue) == Some(best) {
-                return Some(best);
+            let next_victim = *self.order.peek()?;
+            let queue = self.queues.get(&next_victim.2)?;
+            if rank(next_victim.2, queue) == Some(next_victim) {
+                return Some(next_victim);
             }
             self.order.pop();
         }
     }
 
-    fn take(&mut self, best: &IdleSourceRank) -> Option<IdleConnection<C>> {
+    fn take(&mut self, next_victim: &IdleSourceRank) -> Option<IdleConnection<C>> {
         self.order.pop();
-        let queue = self.queues.get_mut(&best.2)?;
+        let queue = self.queues.get_mut(&next_victim.2)?;
         let first = queue.pop_front();
-        self.order.extend(rank(best.2, queue));
+        self.order.extend(rank(next_victim.2, queue));
         first
     }
 }

@@ -24,13 +24,13 @@ pub(super) enum ForcedConnectionEnd {
     #[error("no request received on the connection in time")]
     Silent,
     #[error("the proxy closed the connection")]
-    Cut,
+    Aborted,
 }
 
 /// Completes when a connection must end: gracefully, or at once with an error.
 pub(super) async fn ending(
     this: &DownstreamConnection,
-    cut: &AbortSignal,
+    signal: &AbortSignal,
     drain: DrainWatch,
     is_late: bool,
     limits: &ConnectionLimits,
@@ -46,10 +46,10 @@ pub(super) async fn ending(
             ConnectionFailure::Silent.count();
             Err(ForcedConnectionEnd::Silent)
         }
-        () = cut.over() => Err(ForcedConnectionEnd::Cut),
+        () = signal.aborted() => Err(ForcedConnectionEnd::Aborted),
         () = drain_reached(this, drain, is_late) => Ok(()),
         () = this.reached(ConnectionState::Closing) => {
-            if this.is(ConnectionState::Cut) { Err(ForcedConnectionEnd::Cut) } else { Ok(()) }
+            if this.is(ConnectionState::Aborted) { Err(ForcedConnectionEnd::Aborted) } else { Ok(()) }
         }
         () = age_reached(limits.connection_age_max) => Ok(()),
     }
@@ -62,7 +62,7 @@ pub(super) async fn ending(
 async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_late: bool) {
     if !is_late {
         drain.notice_due().await;
-        this.advance(ConnectionState::Leaving);
+        this.advance(ConnectionState::Draining);
         if this.is_multiplexed() {
             return;
         }
@@ -76,7 +76,7 @@ async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_la
 
 /// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
 /// and its client does not read the rest.
-pub(super) async fn abort(this: &DownstreamConnection, cut: &AbortSignal, limits: &ConnectionLimits) {
+pub(super) async fn abort(this: &DownstreamConnection, signal: &AbortSignal, limits: &ConnectionLimits) {
     let idle = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;
@@ -85,8 +85,8 @@ pub(super) async fn abort(this: &DownstreamConnection, cut: &AbortSignal, limits
     tokio::select! {
         biased;
         () = idle => {}
-        () = this.reached(ConnectionState::Cut) => {}
-        () = cut.over() => {}
+        () = this.reached(ConnectionState::Aborted) => {}
+        () = signal.aborted() => {}
     }
 }
 

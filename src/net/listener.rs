@@ -96,16 +96,16 @@ impl Listener {
     /// A stale socket file of a dead process is replaced; one with a listening process is not. A unix socket accepts
     /// only this process's user and root.
     pub fn bind(address: &ListenAddress) -> io::Result<Self> {
-        Self::bind_shared(address, ListenAddressSharing::Alone)
+        Self::bind_with(address, ListenAddressSharing::Alone)
     }
 
     /// Binds an address that other processes bind in the same way; each receives some of the connections. A unix socket
     /// cannot be shared in this way and is bound alone.
-    pub fn bind_beside_peers(address: &ListenAddress) -> io::Result<Self> {
-        Self::bind_shared(address, ListenAddressSharing::Peers)
+    pub fn bind_shared(address: &ListenAddress) -> io::Result<Self> {
+        Self::bind_with(address, ListenAddressSharing::Peers)
     }
 
-    fn bind_shared(address: &ListenAddress, sharing: ListenAddressSharing) -> io::Result<Self> {
+    fn bind_with(address: &ListenAddress, sharing: ListenAddressSharing) -> io::Result<Self> {
         match address {
             ListenAddress::Tcp(address) => {
                 Ok(Self::of_tcp(TcpListener::from_std(bind_tcp(*address, sharing)?)?, sharing))

@@ -32,13 +32,13 @@ pub(super) enum ConnectionFailure {
     /// The client sent no request in time.
     Silent,
     /// The connection was idle, and another connection needed its slot.
-    Displaced,
+    Evicted,
     /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
-    OverShare,
+    OverFairShare,
     /// The listener was full when the connection was accepted, and no other owner had more connections than its own.
-    NoShare,
+    ListenerFull,
     /// The connection was closing, and the client sent too many further requests.
-    Insistent,
+    Unauthenticated,
     /// The unix socket does not accept connections of this user of the machine.
     ForeignUid,
 }
@@ -53,10 +53,10 @@ impl ConnectionFailure {
             Self::Handshake => "handshake",
             Self::HandshakeTimeout => "handshake_timeout",
             Self::Silent => "no_request",
-            Self::Displaced => "evicted",
-            Self::OverShare => "over_fair_share",
-            Self::NoShare => "listener_full",
-            Self::Insistent => "unauthenticated",
+            Self::Evicted => "evicted",
+            Self::OverFairShare => "over_fair_share",
+            Self::ListenerFull => "listener_full",
+            Self::Unauthenticated => "unauthenticated",
             Self::ForeignUid => "uid_not_allowed",
         }
     }

@@ -72,9 +72,9 @@ pub(super) struct RequestTrackingBody<B> {
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 
 impl<H: HttpHandler> RequestDispatcher<H> {
-    /// Begins to answer a request; `None` if the connection takes no more. `cut` ends the request's HTTP/2 stream or
+    /// Begins to answer a request; `None` if the connection takes no more. `abort` ends the request's HTTP/2 stream or
     /// HTTP/1 connection.
-    pub(super) fn answer(&self, request: Request<RequestBody>, cut: AbortSignal) -> Option<ResponseFuture<H::Body>> {
+    pub(super) fn answer(&self, request: Request<RequestBody>, abort: AbortSignal) -> Option<ResponseFuture<H::Body>> {
         let this = self.peer.connection.clone();
         let running = (this.request(self.late_max)?, self.leaving.as_ref().map(DrainWatch::in_flight));
         let version = request.version();
@@ -83,9 +83,9 @@ impl<H: HttpHandler> RequestDispatcher<H> {
         if !is_http1 {
             this.mark_multiplexed();
         }
-        let answer = self.handler.answer(ConnectionPeer { cut, ..self.peer.clone() }, request);
+        let answer = self.handler.answer(ConnectionPeer { abort, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(move |mut answer| {
-            if is_http1 && (is_last || this.is(ConnectionState::Leaving)) {
+            if is_http1 && (is_last || this.is(ConnectionState::Draining)) {
                 begin_goaway(&mut answer, version);
             }
             answer.map(|body| RequestTrackingBody::new(body, running))
@@ -98,8 +98,8 @@ impl<H: HttpHandler> http2::HttpService for RequestDispatcher<H> {
     type Answer = ResponseFuture<H::Body>;
 
     fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, AbortSignal)> {
-        let cut = AbortSignal::default();
-        Some((self.answer(request.map(Either::Left), cut.clone())?, cut))
+        let abort = AbortSignal::default();
+        Some((self.answer(request.map(Either::Left), abort.clone())?, abort))
     }
 
     fn is_caller_unknown(&self) -> bool {

@@ -24,7 +24,7 @@ use super::preface::{DetectedProtocol, detect_protocol};
 use super::requests::{HttpHandler, RequestDispatcher};
 use super::tls_stream::{TlsRecordReader, TlsStream};
 use super::{ConnectionLimits, ConnectionPeer, DownstreamConnection, Http2Codec, Listener, ListenerTls, PeerAddress};
-use base::{AbortSignal, BackgroundTasks, DrainWatch, Reloadable, lacks_descriptor};
+use base::{AbortSignal, BackgroundTasks, DrainWatch, Reloadable, is_out_of_descriptors};
 
 /// The TLS configuration and the queue of handshakes.
 type TlsHandshakeParts = (ListenerTls, Arc<TlsHandshakeQueue>);
@@ -61,8 +61,8 @@ pub async fn serve<H: HttpHandler>(
                 Ok(stream) => stream,
                 Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
-            let scheduler = scheduler.of(&this, ConnectionSource::of(address));
-            let peer = ConnectionPeer { address, certificates: None, connection: this, cut: AbortSignal::default() };
+            let scheduler = scheduler.schedule(&this, ConnectionSource::of(address));
+            let peer = ConnectionPeer { address, certificates: None, connection: this, abort: AbortSignal::default() };
             if let Err(error) = serve_connection(stream, peer, (tls, scheduler, heads), &limits, drain, handler).await {
                 tracing::debug!(%error, "client connection ended with an error");
             }
@@ -70,28 +70,28 @@ pub async fn serve<H: HttpHandler>(
         });
     };
     let closing = drain.closing();
-    let making_room = limiter.make_room_for_others();
-    tokio::pin!(closing, making_room);
+    let serving_requests = limiter.serve_descriptor_requests();
+    tokio::pin!(closing, serving_requests);
     loop {
         let accepted = async {
             let (stream, address) = listener.accept().await?;
             let connection = DownstreamConnection::default();
-            let slot = limiter.enter(&connection, ConnectionSource::of(address)).await;
+            let slot = limiter.acquire(&connection, ConnectionSource::of(address)).await;
             Ok((stream, address, connection, slot))
         };
         let accepted = tokio::select! {
             biased;
             () = &mut closing => break,
-            never = &mut making_room => match never {},
+            never = &mut serving_requests => match never {},
             accepted = accepted => accepted,
         };
         match accepted {
             Ok((stream, address, this, slot)) => begin(stream, address, this, slot),
-            Err(error) if lacks_descriptor(&error) => {
+            Err(error) if is_out_of_descriptors(&error) => {
                 if limiter.make_room_or_request(&error).await {
                     // Room was made for this listener, not for the other users of descriptors, so their pending request
                     // is reset.
-                    making_room.set(limiter.make_room_for_others());
+                    serving_requests.set(limiter.serve_descriptor_requests());
                 }
             }
             Err(error) => pause_after(&error).await,
@@ -100,7 +100,7 @@ pub async fn serve<H: HttpHandler>(
     listener
         .end(|(stream, address)| {
             let this = DownstreamConnection::default();
-            if let Some(slot) = limiter.enter_last(&this, ConnectionSource::of(address)) {
+            if let Some(slot) = limiter.acquire_final(&this, ConnectionSource::of(address)) {
                 begin(stream, address, this, slot);
             }
         })
@@ -139,9 +139,9 @@ async fn serve_connection(
     let stream = tokio::select! {
         biased;
         stream = Box::pin(handshake) => TlsStream::new(stream?),
-        () = this.reached(ConnectionState::Cut) => return Err(ForcedConnectionEnd::Cut.into()),
+        () = this.reached(ConnectionState::Aborted) => return Err(ForcedConnectionEnd::Aborted.into()),
         () = async { closing.closing().await; sleep_until(this.accepted_at() + LATE_REQUEST_MAX).await } => {
-            return Err(ForcedConnectionEnd::Cut.into());
+            return Err(ForcedConnectionEnd::Aborted.into());
         }
     };
     let chain = stream.certificates();
@@ -157,16 +157,16 @@ async fn http(
     drain: DrainWatch,
     handler: impl HttpHandler,
 ) -> Result<(), BoxError> {
-    let (this, cut) = (peer.connection.clone(), peer.cut.clone());
+    let (this, signal) = (peer.connection.clone(), peer.abort.clone());
     let is_late = drain.has_started();
     if is_late {
         // The response asks the client to open another connection, because another process may serve by then.
-        this.advance(ConnectionState::Leaving);
+        this.advance(ConnectionState::Draining);
     }
     let leaving = (!is_late).then(|| drain.clone());
     let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handler };
     // Boxed to keep this future small: it is polled rarely.
-    let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
+    let mut ending = Box::pin(ending(&this, &signal, drain, is_late, limits));
     let protocol = tokio::select! {
         biased;
         protocol = detect_protocol(io) => protocol?,
@@ -174,16 +174,21 @@ async fn http(
     };
     match protocol {
         DetectedProtocol::Http1(io) => {
-            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
+            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &signal, limits))
                 .await
         }
         DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
-            drive(&mut HyperHttp2Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &cut, limits))
-                .await
+            drive(
+                &mut HyperHttp2Connection::new(io, limits, heads, requests),
+                scheduler,
+                ending,
+                (&this, &signal, limits),
+            )
+            .await
         }
         DetectedProtocol::Http2(io) => {
             let mut connection = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            drive(&mut connection, scheduler, ending, (&this, &cut, limits)).await
+            drive(&mut connection, scheduler, ending, (&this, &signal, limits)).await
         }
     }
 }
@@ -196,17 +201,17 @@ async fn drive(
     connection: &mut impl ConnectionDriver,
     mut scheduler: ScheduledConnection,
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
-    (this, cut, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
+    (this, signal, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
     match scheduler.run_until(connection, ending.as_mut()).await {
         ControlFlow::Break(ended) => return ended,
         ControlFlow::Continue(over) => over?,
     }
     drop(ending);
-    this.advance(ConnectionState::Leaving);
+    this.advance(ConnectionState::Draining);
     connection.begin_goaway();
-    match scheduler.run_until(connection, Box::pin(abort(this, cut, limits)).as_mut()).await {
+    match scheduler.run_until(connection, Box::pin(abort(this, signal, limits)).as_mut()).await {
         ControlFlow::Break(ended) => ended,
-        ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Cut.into()),
+        ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Aborted.into()),
     }
 }

@@ -17,7 +17,7 @@ pub struct CertificateFile {
     pub is_chain: bool,
 }
 
-const ABOUT: &str = "certificates";
+const AREA: &str = "certificates";
 /// The remaining validity below which a certificate gets a note.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
@@ -29,9 +29,9 @@ pub fn certificates(files: &[CertificateFile], now: SystemTime) -> Vec<CheckFind
 fn of_file(file: &CertificateFile, now: SystemTime) -> Vec<CheckFinding> {
     let named = format!("{}: {}", file.key, file.path.display());
     match read(&file.path) {
-        Err(why) => vec![CheckFinding::failed(ABOUT, format!("{named}: {why}"))],
+        Err(why) => vec![CheckFinding::failed(AREA, format!("{named}: {why}"))],
         Ok(chain) if chain.is_empty() => vec![CheckFinding::failed(
-            ABOUT,
+            AREA,
             format!("{named}: no certificate found (expected a PEM block \"CERTIFICATE\")"),
         )],
         Ok(chain) => check(file, &named, &chain, now),
@@ -47,7 +47,7 @@ fn read(path: &Path) -> Result<Vec<Vec<u8>>, String> {
 fn check(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
     let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
     let Ok(parsed) = parsed else {
-        return vec![CheckFinding::failed(ABOUT, format!("{named}: cannot parse the certificate"))];
+        return vec![CheckFinding::failed(AREA, format!("{named}: cannot parse the certificate"))];
     };
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(seconds).unwrap_or(i64::MAX);
@@ -58,21 +58,22 @@ fn check(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime
         let (from, to) = (validity.not_before, validity.not_after);
         let text = format!("{named}: {subject}");
         if to.timestamp() <= now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{text} expired on {to}")));
+            findings.push(CheckFinding::failed(AREA, format!("{text} expired on {to}")));
         } else if from.timestamp() > now {
-            findings.push(CheckFinding::failed(ABOUT, format!("{text} is not valid before {from}")));
+            findings.push(CheckFinding::failed(AREA, format!("{text} is not valid before {from}")));
         } else if to.timestamp() - now < soon {
-            findings.push(CheckFinding::note(ABOUT, format!("{text} expires soon, on {to}")));
+            findings.push(CheckFinding::warning(AREA, format!("{text} expires soon, on {to}")));
         } else {
-            findings.push(CheckFinding::ok(ABOUT, format!("{text} is valid until {to}")));
+            findings.push(CheckFinding::ok(AREA, format!("{text} is valid until {to}")));
         }
     }
     if file.is_chain {
         let broken = parsed.windows(2).position(|pair| pair[0].issuer() != pair[1].subject());
         if let Some(at) = broken {
-            let what = format!("{named}: certificate {} is not issued by the certificate that follows it", at + 1);
+            let message = format!("{named}: certificate {} is not issued by the certificate that follows it", at + 1);
             findings.push(
-                CheckFinding::failed(ABOUT, what).with_remedy("write the chain in order, the server certificate first"),
+                CheckFinding::failed(AREA, message)
+                    .with_remedy("write the chain in order, the server certificate first"),
             );
         }
         findings.extend(parsed.first().map(|first| names(named, first)));
@@ -94,10 +95,10 @@ fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     };
     let names: Vec<_> = alternative.iter().flat_map(|of| of.value.general_names.iter().filter_map(name)).collect();
     if names.is_empty() {
-        let what = format!("{named}: no subject alternative name, which clients require");
-        return CheckFinding::failed(ABOUT, what);
+        let message = format!("{named}: no subject alternative name, which clients require");
+        return CheckFinding::failed(AREA, message);
     }
-    CheckFinding::ok(ABOUT, format!("{named}: valid for {}", names.join(", ")))
+    CheckFinding::ok(AREA, format!("{named}: valid for {}", names.join(", ")))
 }
 
 #[cfg(test)]
@@ -116,7 +117,7 @@ mod tests {
         let outcomes = |now: SystemTime| -> Vec<_> {
             certificates(std::slice::from_ref(&file), now)
                 .into_iter()
-                .map(|finding| (finding.outcome, finding.what))
+                .map(|finding| (finding.outcome, finding.message))
                 .collect()
         };
         let year_2030 = UNIX_EPOCH + Duration::from_secs(60 * 365 * 24 * 3600);

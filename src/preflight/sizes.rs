@@ -29,7 +29,7 @@ struct SizeListMetadata {
     token: String,
 }
 
-const ABOUT: &str = "sizes";
+const AREA: &str = "sizes";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The maximum number of resources to measure, and to report, the largest first.
 const MEASURED_MAX: usize = 100;
@@ -48,7 +48,7 @@ pub async fn sizes(client: &UpstreamClient, items: &[CachedResource], budget: us
             Ok(None) => {}
             Err(error) => {
                 let is_gone = error.code().is_none();
-                failed.get_or_insert_with(|| CheckFinding::request_failed(ABOUT, item.gvr.group_resource(), &error));
+                failed.get_or_insert_with(|| CheckFinding::request_failed(AREA, item.gvr.group_resource(), &error));
                 // Every further request would wait as long.
                 if is_gone {
                     break;
@@ -63,20 +63,20 @@ pub async fn sizes(client: &UpstreamClient, items: &[CachedResource], budget: us
     findings.extend(failed);
     if let Some(rest) = found.get(REPORTED_MAX..).filter(|rest| !rest.is_empty()) {
         let objects: u64 = rest.iter().map(|(_, objects, _)| objects).sum();
-        findings.push(CheckFinding::ok(ABOUT, format!("{} more resources: {objects} objects", rest.len())));
+        findings.push(CheckFinding::ok(AREA, format!("{} more resources: {objects} objects", rest.len())));
     }
     if items.len() > MEASURED_MAX {
-        let what = format!("{} further resources were not measured", items.len() - MEASURED_MAX);
-        findings.push(CheckFinding::ok(ABOUT, what));
+        let message = format!("{} further resources were not measured", items.len() - MEASURED_MAX);
+        findings.push(CheckFinding::ok(AREA, message));
     }
     let (all, room) = (mebibytes(bytes), mebibytes(budget as u64));
     findings.push(if bytes > budget as u64 {
-        let what = format!(
+        let message = format!(
             "about {all} of JSON in total exceeds the memory of {room} for feeds: what does not fit is forwarded"
         );
-        CheckFinding::note(ABOUT, what).with_remedy("raise feeds.memoryMebibytes, or set feeds.resources")
+        CheckFinding::warning(AREA, message).with_remedy("raise feeds.memoryMebibytes, or set feeds.resources")
     } else {
-        CheckFinding::ok(ABOUT, format!("about {all} of JSON in total; feeds may use {room}"))
+        CheckFinding::ok(AREA, format!("about {all} of JSON in total; feeds may use {room}"))
     });
     findings
 }
@@ -84,7 +84,7 @@ pub async fn sizes(client: &UpstreamClient, items: &[CachedResource], budget: us
 fn finding(item: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
     let part = if item.selector.is_some() { " of this node" } else { "" };
     let (name, size) = (item.gvr.group_resource(), mebibytes(bytes));
-    CheckFinding::ok(ABOUT, format!("{name}{part}: {objects} objects, about {size}"))
+    CheckFinding::ok(AREA, format!("{name}{part}: {objects} objects, about {size}"))
 }
 
 /// Measures a resource; returns `None` if it may not be read.
@@ -124,14 +124,14 @@ fn mebibytes(bytes: u64) -> String {
 pub fn cost(nodes: u64, feeds: u64, own: u64) -> CheckFinding {
     let each = feeds + own;
     let streams = nodes * each;
-    let what = format!(
+    let message = format!(
         "{} prox{} × {each} watch{} = {streams} upstream watches; idle load: no requests, {} KiB/min of bookmarks",
         nodes,
         if nodes == 1 { "y" } else { "ies" },
         if each == 1 { "" } else { "es" },
         (streams * BOOKMARK_BYTES) >> 10
     );
-    CheckFinding::ok("cost", what)
+    CheckFinding::ok("cost", message)
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn fleet_cost_is_proxies_times_watches() {
-        let finding = cost(1_000, 5, 2).what;
+        let finding = cost(1_000, 5, 2).message;
         assert!(finding.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{finding}");
     }
 }

@@ -1,7 +1,7 @@
 use super::CheckFinding;
 use crate::upstream::{KubernetesRelease, UpstreamClient};
 
-const ABOUT: &str = "upstream";
+const AREA: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: KubernetesRelease = KubernetesRelease { major: 1, minor: 34 };
 /// The oldest Kubernetes release that is tested.
@@ -15,25 +15,25 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
     match client.release().await {
         Ok(release) => findings.push(of_release(&url, release)),
         Err(error) if error.code().is_none_or(|code| code == 401) => {
-            return (vec![CheckFinding::request_failed(ABOUT, &url, &error)], false);
+            return (vec![CheckFinding::request_failed(AREA, &url, &error)], false);
         }
-        Err(error) => findings.push(CheckFinding::request_failed(ABOUT, format!("{url}: /version"), &error)),
+        Err(error) => findings.push(CheckFinding::request_failed(AREA, format!("{url}: /version"), &error)),
     }
-    let is_usable = match client.who_am_i().await {
+    let is_usable = match client.own_user().await {
         Ok(user) => {
-            findings.push(CheckFinding::ok(ABOUT, format!("authenticated as {}", user.name)));
+            findings.push(CheckFinding::ok(AREA, format!("authenticated as {}", user.name)));
             true
         }
         // A server before 1.28 has no such review, and a cluster may not allow it.
         Err(error) if matches!(error.code(), Some(403 | 404)) => {
-            findings.push(CheckFinding::note(
-                ABOUT,
+            findings.push(CheckFinding::warning(
+                AREA,
                 format!("cannot determine the user that the proxy is authenticated as: {error}"),
             ));
             true
         }
         Err(error) => {
-            findings.push(CheckFinding::request_failed(ABOUT, "cannot determine the proxy's user", &error));
+            findings.push(CheckFinding::request_failed(AREA, "cannot determine the proxy's user", &error));
             error.code().is_some_and(|code| code != 401)
         }
     };
@@ -43,13 +43,13 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
 fn of_release(url: &str, release: KubernetesRelease) -> CheckFinding {
     let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
     if release < TESTED_SINCE {
-        CheckFinding::note(ABOUT, format!("{named} is older than the oldest tested release (1.30)"))
+        CheckFinding::warning(AREA, format!("{named} is older than the oldest tested release (1.30)"))
     } else if release < STREAMS_LISTS {
-        let what = format!(
+        let message = format!(
             "{named} may not stream lists (WatchList, on by default since 1.34): the proxy reads lists in pages"
         );
-        CheckFinding::note(ABOUT, what)
+        CheckFinding::warning(AREA, message)
     } else {
-        CheckFinding::ok(ABOUT, named)
+        CheckFinding::ok(AREA, named)
     }
 }

@@ -10,7 +10,7 @@ use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 /// The servers that encoded the bodies of one feed. The reflector records the server that it reads from; the
-/// [`BodyEncodingRefresher`](super::renew) finds out which release each server runs.
+/// [`BodyEncodingRefresher`](super::body_encoding_refresher) finds out which release each server runs.
 #[derive(Debug)]
 pub(super) struct BodyEncoderTracker {
     feed: Arc<Feed>,
@@ -33,11 +33,11 @@ pub(super) struct BodyEncoderState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyEncoderMatch {
     /// All bodies have the encoding of the followed server.
-    Present,
+    Match,
     /// Not known yet, because the release of a server is unknown.
-    Open,
+    Unknown,
     /// Some bodies have another encoding than that of the followed server.
-    Other,
+    Mismatch,
 }
 
 /// The maximum number of servers that are tracked separately. During a control-plane upgrade there are a few.
@@ -50,7 +50,7 @@ impl BodyEncoderTracker {
 
     /// Whether a feed needs this tracking of encoders. Rows of a Table are never served as a state, and recorded events
     /// keep their bytes.
-    pub(super) fn concerns(feed: &Feed) -> bool {
+    pub(super) fn applies_to(feed: &Feed) -> bool {
         feed.spec.key.encoding != FeedEncoding::Table
     }
 
@@ -63,7 +63,7 @@ impl BodyEncoderTracker {
     pub(super) fn writes_like_cache(&self, server: &UpstreamServer) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
-        by.authorship() == BodyEncoderMatch::Present && server.encodes_like(stream) == Some(true)
+        by.comparison() == BodyEncoderMatch::Match && server.encodes_like(stream) == Some(true)
     }
 
     /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
@@ -115,20 +115,20 @@ impl BodyEncoderTracker {
     }
 
     /// Whether `server` is known to produce different bytes than the followed server.
-    pub(super) fn writes_otherwise(&self, server: &UpstreamServer) -> bool {
+    pub(super) fn encodes_differently(&self, server: &UpstreamServer) -> bool {
         self.by.borrow().stream.as_ref().and_then(|stream| server.encodes_like(stream)) == Some(false)
     }
 
     /// Records that the server at the address of the followed server repeatedly reports this build.
-    pub(super) fn presume(&self, build: &ServerBuild) {
+    pub(super) fn assume_build(&self, build: &ServerBuild) {
         self.change(|by| {
             if let Some(stream) = &by.stream {
                 by.since = self.feed.reader.progress().rv;
                 // Keeps the earlier identity for the bodies that the server encoded while it was taken for another
                 // build.
-                let before = stream.known();
+                let before = stream.frozen();
                 stream.assume_build(build);
-                by.bodies.retain(|server| !server.is(stream));
+                by.bodies.retain(|server| !server.is_same(stream));
                 by.bodies.push(before);
             }
         });
@@ -139,36 +139,36 @@ impl BodyEncoderTracker {
             change(by);
             by.count += 1;
         });
-        self.weigh(false);
+        self.update(false);
     }
 
     /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
-    /// With `indulgent`, states are also served while the result is [`BodyEncoderMatch::Open`], because it may stay
+    /// With `indulgent`, states are also served while the result is [`BodyEncoderMatch::Unknown`], because it may stay
     /// open forever. This does not apply if a server has reported its release: then the other server will report it
     /// too, or is soon treated as one that does not.
-    pub(super) fn weigh(&self, indulgent: bool) -> BodyEncoderMatch {
-        if !Self::concerns(&self.feed) {
-            return BodyEncoderMatch::Present;
+    pub(super) fn update(&self, indulgent: bool) -> BodyEncoderMatch {
+        if !Self::applies_to(&self.feed) {
+            return BodyEncoderMatch::Match;
         }
         let (authorship, minor, writer, since) = {
             let by = self.by.borrow();
             let minor = by.stream.as_ref().and_then(UpstreamServer::build).map(|build| build.minor);
-            (by.authorship(), minor, by.writer(), by.since)
+            (by.comparison(), minor, by.writer(), by.since)
         };
-        let indulgent = indulgent && authorship == BodyEncoderMatch::Open && !self.by.borrow().has_been_reported();
-        let may_be_served = authorship == BodyEncoderMatch::Present || indulgent;
+        let indulgent = indulgent && authorship == BodyEncoderMatch::Unknown && !self.by.borrow().has_been_reported();
+        let may_be_served = authorship == BodyEncoderMatch::Match || indulgent;
         if !may_be_served {
             self.feed.body_release.set_present(false);
         }
         // The order matters. New bodies must be rendered for the new release, and old ones must not be rendered at all
         // while states are hidden.
         if let Some(minor) = minor {
-            self.is_of(minor);
+            self.set_release(minor);
         }
         if self.feed.body_release.set_written(writer, since) {
             // Ends the watches of proxies: when they resume, they learn that another build encodes the objects.
-            self.feed.reader.nudge();
+            self.feed.reader.wake_all();
         }
         if may_be_served {
             self.feed.body_release.set_present(true);
@@ -178,7 +178,7 @@ impl BodyEncoderTracker {
 
     /// Sets the release of upstream. Resets all qualified and refused renderings, because they were checked against the
     /// previous release.
-    fn is_of(&self, minor: u32) {
+    fn set_release(&self, minor: u32) {
         let was = self.feed.renderings.release();
         if was == Some(minor) {
             return;
@@ -190,25 +190,25 @@ impl BodyEncoderTracker {
             );
             self.feed.renderings.start_over();
             self.feed.reader.forget_derived();
-            self.feed.reader.nudge();
+            self.feed.reader.wake_all();
         }
         self.feed.renderings.set_release(minor);
     }
 }
 
 impl BodyEncoderState {
-    pub(super) fn authorship(&self) -> BodyEncoderMatch {
+    pub(super) fn comparison(&self) -> BodyEncoderMatch {
         // If a server does not report its release, a change of its release cannot be detected.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.reports_no_build()) else {
-            return BodyEncoderMatch::Present;
+            return BodyEncoderMatch::Match;
         };
         let comparisons: Vec<_> = self.bodies.iter().map(|server| server.encodes_like(stream)).collect();
         if comparisons.contains(&Some(false)) {
-            BodyEncoderMatch::Other
+            BodyEncoderMatch::Mismatch
         } else if comparisons.contains(&None) {
-            BodyEncoderMatch::Open
+            BodyEncoderMatch::Unknown
         } else {
-            BodyEncoderMatch::Present
+            BodyEncoderMatch::Match
         }
     }
 
@@ -229,7 +229,7 @@ impl BodyEncoderState {
     pub(super) fn unknown(&self) -> Vec<UpstreamServer> {
         let mut unknown: Vec<UpstreamServer> = Vec::new();
         for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {
-            if !unknown.iter().any(|known| known.is(server)) {
+            if !unknown.iter().any(|known| known.is_same(server)) {
                 unknown.push(server.clone());
             }
         }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn states_are_served_only_while_one_build_wrote_all_bodies() {
         let (written, feed) = written();
-        let serves = || feed.body_release.is_present();
+        let serves = || feed.body_release.is_current();
         let old = server(36, 1);
         written.listed(vec![old.clone()]);
         written.opened(&old);
@@ -303,13 +303,13 @@ mod tests {
         written.listed(vec![old.clone()]);
         written.opened(&old);
         written.will_list_from(&[same]);
-        assert!(feed.body_release.is_present(), "it writes the same");
+        assert!(feed.body_release.is_current(), "it writes the same");
         for other in [new, UpstreamServer::with_unknown_build()] {
             let count = written.follow().borrow().count;
             written.will_list_from(std::slice::from_ref(&other));
-            assert!(!feed.body_release.is_present() && !written.is_at(count));
+            assert!(!feed.body_release.is_current() && !written.is_at(count));
             written.listed(vec![other]);
-            assert!(feed.body_release.is_present());
+            assert!(feed.body_release.is_current());
             written.listed(vec![old.clone()]);
             written.opened(&old);
         }
@@ -322,9 +322,9 @@ mod tests {
         written.listed(vec![old.clone()]);
         written.opened(&new);
         written.renewed(vec![old]);
-        assert!(!feed.body_release.is_present(), "a balancer had the old one list");
+        assert!(!feed.body_release.is_current(), "a balancer had the old one list");
         written.renewed(vec![new]);
-        assert!(feed.body_release.is_present());
+        assert!(feed.body_release.is_current());
     }
 
     #[test]
@@ -333,23 +333,23 @@ mod tests {
         let (list, stream) = (UpstreamServer::with_unknown_build(), UpstreamServer::with_unknown_build());
         written.listed(vec![list.clone()]);
         written.opened(&stream);
-        assert!(!feed.body_release.is_present());
+        assert!(!feed.body_release.is_current());
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
-        assert_eq!(written.weigh(true), BodyEncoderMatch::Open);
-        assert!(feed.body_release.is_present(), "the request failed");
+        assert_eq!(written.update(true), BodyEncoderMatch::Unknown);
+        assert!(feed.body_release.is_current(), "the request failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
-        assert_eq!(written.weigh(true), BodyEncoderMatch::Open);
-        assert!(!feed.body_release.is_present(), "servers of this cluster do say it, if not when they start");
+        assert_eq!(written.update(true), BodyEncoderMatch::Unknown);
+        assert!(!feed.body_release.is_current(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
         written.opened(&UpstreamServer::with_build(None));
-        assert_eq!((written.weigh(false), feed.renderings.release()), (BodyEncoderMatch::Present, None));
-        assert!(feed.body_release.is_present());
+        assert_eq!((written.update(false), feed.renderings.release()), (BodyEncoderMatch::Match, None));
+        assert!(feed.body_release.is_current());
         written.opened(&server(36, 1));
         written.listed(vec![UpstreamServer::with_build(None)]);
         written.opened(&server(36, 1));
-        assert!(!feed.body_release.is_present(), "the encoder of the bodies is unknown");
+        assert!(!feed.body_release.is_current(), "the encoder of the bodies is unknown");
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
         written.opened(&server(36, 2));
         assert!(!used.is_revoked(), "the table is that of the minor");
         written.opened(&server(37, 1));
-        assert!(used.is_revoked() && !feed.body_release.is_present());
+        assert!(used.is_revoked() && !feed.body_release.is_current());
         assert_eq!((feed.renderings.derived().len(), feed.renderings.release()), (0, Some(37)));
     }
 
@@ -375,7 +375,7 @@ mod tests {
         let written = BodyEncoderTracker::new(feed.clone());
         written.listed(vec![server(36, 1)]);
         written.opened(&server(37, 1));
-        assert!(feed.body_release.is_present());
+        assert!(feed.body_release.is_current());
     }
 
     #[test]
@@ -386,9 +386,9 @@ mod tests {
         written.opened(&old);
         assert!(written.is_certain());
         let build = server(37, 1).build().expect("it says so");
-        written.presume(&build);
-        assert!(!feed.body_release.is_present() && !written.is_certain());
+        written.assume_build(&build);
+        assert!(!feed.body_release.is_current() && !written.is_certain());
         written.renewed(vec![server(37, 1)]);
-        assert!(feed.body_release.is_present());
+        assert!(feed.body_release.is_current());
     }
 }

@@ -51,7 +51,7 @@ pub(super) type ObjectVersion<'a> = (&'a ObjectKey, ResourceVersion);
 /// Compares the objects known at version `reached` with a state listed after that, at version `at`. Both iterators must
 /// be in key order.
 pub(super) fn compare<'a, 'b>(
-    known: impl Iterator<Item = ObjectVersion<'a>>,
+    cached: impl Iterator<Item = ObjectVersion<'a>>,
     reached: ResourceVersion,
     listed: impl Iterator<Item = ObjectVersion<'b>>,
     at: ResourceVersion,
@@ -60,7 +60,7 @@ pub(super) fn compare<'a, 'b>(
         return HistoryComparison::Other;
     }
     let mut finding = HistoryComparison::Same;
-    for (before, after) in side_by_side(known, listed, |known, listed| known.0.cmp(listed.0)) {
+    for (before, after) in merge_join(cached, listed, |cached, listed| cached.0.cmp(listed.0)) {
         let (before, after) = (before.map(|(_, rv)| rv), after.map(|(_, rv)| rv));
         if before == after {
             continue;
@@ -75,7 +75,7 @@ pub(super) fn compare<'a, 'b>(
 }
 
 /// Walks two sequences in key order side by side. Returns what each has of each key.
-pub(super) fn side_by_side<A, B>(
+pub(super) fn merge_join<A, B>(
     one: impl Iterator<Item = A>,
     other: impl Iterator<Item = B>,
     compare: impl Fn(&A, &B) -> Ordering,
@@ -93,7 +93,7 @@ pub(super) fn side_by_side<A, B>(
 }
 
 /// The keys and versions of a state's objects, in key order.
-pub(super) fn places(snapshot: &FeedSnapshot) -> impl Iterator<Item = ObjectVersion<'_>> {
+pub(super) fn object_versions(snapshot: &FeedSnapshot) -> impl Iterator<Item = ObjectVersion<'_>> {
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
@@ -117,7 +117,7 @@ pub(super) enum HistoryContinuity {
 
 impl HistoryContinuity {
     /// Records that the connection was lost or that upstream was unreachable.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn connection_lost(&mut self) {
         if *self == Self::Certain {
             *self = Self::Doubtful;
         }

@@ -14,7 +14,7 @@ use super::stream::WatchStreamEnd;
 pub(super) enum ReflectorStepError {
     /// The feed must end for the given reason.
     #[error("cannot list and watch the resource: {}", .0.as_str())]
-    Over(FeedEndReason),
+    FeedTerminated(FeedEndReason),
     #[error(transparent)]
     Stream(#[from] WatchStreamEnd),
     #[error(transparent)]
@@ -26,13 +26,13 @@ pub(super) enum ReflectorStepError {
 /// The class of a failure, for metrics and retry decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReflectorFailureKind {
-    Over,
-    Ended,
-    Silent,
+    FeedTerminated,
+    ClosedAtOnce,
+    IdleTimeout,
     OutOfOrder,
     Unreachable,
     Untrusted,
-    Broken,
+    ConnectionLost,
     Timeout,
     Credentials,
     Refused,
@@ -41,12 +41,12 @@ pub(super) enum ReflectorFailureKind {
 }
 
 /// Converts an error into the failure that either ends the feed or leads to a retry.
-pub(super) fn over(error: UpstreamError) -> ReflectorStepError {
+pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
     match &error {
         UpstreamError::Refused(status) => match status.code {
-            403 => ReflectorStepError::Over(FeedEndReason::Forbidden),
-            404 | 405 => ReflectorStepError::Over(FeedEndReason::Gone),
-            406 => ReflectorStepError::Over(FeedEndReason::NotOffered),
+            403 => ReflectorStepError::FeedTerminated(FeedEndReason::Forbidden),
+            404 | 405 => ReflectorStepError::FeedTerminated(FeedEndReason::Gone),
+            406 => ReflectorStepError::FeedTerminated(FeedEndReason::NotOffered),
             _ => ReflectorStepError::Upstream(error),
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
@@ -58,14 +58,14 @@ pub(super) fn over(error: UpstreamError) -> ReflectorStepError {
                 %error,
                 "upstream does not serve a list and watch in the requested encoding; ending the feed"
             );
-            ReflectorStepError::Over(FeedEndReason::NotOffered)
+            ReflectorStepError::FeedTerminated(FeedEndReason::NotOffered)
         }
-        UpstreamError::OverBudget => ReflectorStepError::Over(FeedEndReason::OverBudget),
+        UpstreamError::OverBudget => ReflectorStepError::FeedTerminated(FeedEndReason::OverBudget),
         // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
         // cannot be decoded would fail again.
         UpstreamError::Wire(WireError::Truncated)
         | UpstreamError::Unreachable(_)
-        | UpstreamError::Broken(_)
+        | UpstreamError::ConnectionLost(_)
         | UpstreamError::Timeout(_)
         | UpstreamError::Credentials(_)
         | UpstreamError::Unsendable(_)
@@ -73,10 +73,10 @@ pub(super) fn over(error: UpstreamError) -> ReflectorStepError {
         | UpstreamError::HiddenDefinitions
         | UpstreamError::TooLarge(_) => ReflectorStepError::Upstream(error),
         // The cached rows were printed with other columns, for example by another apiserver release.
-        UpstreamError::Wire(WireError::OtherColumns) => ReflectorStepError::Over(FeedEndReason::Outdated),
+        UpstreamError::Wire(WireError::OtherColumns) => ReflectorStepError::FeedTerminated(FeedEndReason::Outdated),
         UpstreamError::Wire(wire) => {
             tracing::warn!(error = %wire, "cannot decode objects from upstream; ending the feed");
-            ReflectorStepError::Over(FeedEndReason::Unreadable)
+            ReflectorStepError::FeedTerminated(FeedEndReason::Unreadable)
         }
     }
 }
@@ -90,11 +90,13 @@ pub(super) fn refuses_watch_list(error: &UpstreamError) -> bool {
 impl ReflectorStepError {
     pub(super) fn kind(&self) -> ReflectorFailureKind {
         match self {
-            Self::Over(_) => ReflectorFailureKind::Over,
-            Self::Stream(WatchStreamEnd::Clean) => ReflectorFailureKind::Ended,
-            Self::Stream(WatchStreamEnd::Silent) => ReflectorFailureKind::Silent,
+            Self::FeedTerminated(_) => ReflectorFailureKind::FeedTerminated,
+            Self::Stream(WatchStreamEnd::Closed) => ReflectorFailureKind::ClosedAtOnce,
+            Self::Stream(WatchStreamEnd::IdleTimeout) => ReflectorFailureKind::IdleTimeout,
             Self::OutOfOrder(_) => ReflectorFailureKind::OutOfOrder,
-            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => ReflectorFailureKind::of(error),
+            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => {
+                ReflectorFailureKind::from_error(error)
+            }
         }
     }
 
@@ -111,8 +113,8 @@ impl ReflectorStepError {
     }
 
     /// Returns the failure as text without confidential details.
-    pub(super) fn in_brief(&self) -> String {
-        self.error().map_or_else(|| self.to_string(), UpstreamError::in_brief)
+    pub(super) fn summary(&self) -> String {
+        self.error().map_or_else(|| self.to_string(), UpstreamError::summary)
     }
 
     pub(super) fn retry_after(&self) -> Option<u64> {
@@ -121,11 +123,11 @@ impl ReflectorStepError {
 }
 
 impl ReflectorFailureKind {
-    fn of(error: &UpstreamError) -> Self {
+    fn from_error(error: &UpstreamError) -> Self {
         match error {
             error if error.is_untrusted() => Self::Untrusted,
             UpstreamError::Unreachable(_) => Self::Unreachable,
-            UpstreamError::Broken(_) => Self::Broken,
+            UpstreamError::ConnectionLost(_) => Self::ConnectionLost,
             UpstreamError::Timeout(_) => Self::Timeout,
             UpstreamError::Credentials(_) => Self::Credentials,
             UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => Self::Refused,
@@ -143,23 +145,23 @@ impl ReflectorFailureKind {
 
     /// Whether the failure concerns the path to upstream rather than this feed.
     pub(super) fn is_connection(self) -> bool {
-        self.facts().0
+        self.retry_and_label().0
     }
 
     /// Returns the failure as a metric label.
     pub(super) fn as_str(self) -> &'static str {
-        self.facts().1
+        self.retry_and_label().1
     }
 
-    fn facts(self) -> (bool, &'static str) {
+    fn retry_and_label(self) -> (bool, &'static str) {
         match self {
-            Self::Over => (false, "feed_terminated"),
-            Self::Ended => (true, "closed_at_once"),
-            Self::Silent => (true, "idle_timeout"),
+            Self::FeedTerminated => (false, "feed_terminated"),
+            Self::ClosedAtOnce => (true, "closed_at_once"),
+            Self::IdleTimeout => (true, "idle_timeout"),
             Self::OutOfOrder => (false, "out_of_order"),
             Self::Unreachable => (true, "unreachable"),
             Self::Untrusted => (true, "untrusted"),
-            Self::Broken => (true, "connection_lost"),
+            Self::ConnectionLost => (true, "connection_lost"),
             Self::Timeout => (true, "timeout"),
             Self::Credentials => (false, "credentials"),
             Self::Refused => (false, "refused"),

@@ -19,14 +19,14 @@ pub(super) struct FeedTaskContext {
     pub(super) reader: Arc<ObjectReader>,
     /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
-    pub(super) written: Arc<BodyEncoderTracker>,
+    pub(super) body_encoders: Arc<BodyEncoderTracker>,
     /// Sends findings to the reflector.
     pub(super) findings: mpsc::Sender<ReflectorFinding>,
 }
 
 impl FeedTaskContext {
     /// Completes when the feed has a stream.
-    pub(super) async fn live(&self) {
+    pub(super) async fn wait_live(&self) {
         // The sender lives as long as the feed.
         let _ = self.feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
     }
@@ -39,7 +39,7 @@ impl FeedTaskContext {
     }
 
     /// Reports to the reflector that an upstream response contradicts what the feed had in this history.
-    pub(super) fn doubt(&self, history: u64) {
+    pub(super) fn report_mismatch(&self, history: u64) {
         // If the channel is full, a message is pending already; one suffices.
         let _ = self.findings.try_send(ReflectorFinding::HistoryMismatch { history });
     }

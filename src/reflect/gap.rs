@@ -73,7 +73,7 @@ impl RelistPlanner {
 pub(super) struct FeedAsOfTracker {
     as_of: Option<Instant>,
     /// The position of upstream's storage when the state was requested.
-    awaited: Option<ObservedResourceVersion>,
+    pending_position: Option<ObservedResourceVersion>,
     /// Whether the open stream has caught up.
     caught_up: bool,
 }
@@ -81,13 +81,13 @@ pub(super) struct FeedAsOfTracker {
 impl FeedAsOfTracker {
     /// Records that the current state was listed by a request sent at `requested_at`.
     pub(super) fn listed(&mut self, requested_at: Instant) {
-        (self.as_of, self.awaited) = (Some(requested_at), None);
+        (self.as_of, self.pending_position) = (Some(requested_at), None);
     }
 
     /// Records that a state of unknown age was listed. `upstream` is the position of upstream's storage.
-    pub(super) fn begins_at(&mut self, at: ResourceVersion, upstream: Option<ObservedResourceVersion>) {
-        (self.as_of, self.awaited) = (None, upstream);
-        self.reached(at);
+    pub(super) fn start_from_unknown(&mut self, at: ResourceVersion, upstream: Option<ObservedResourceVersion>) {
+        (self.as_of, self.pending_position) = (None, upstream);
+        self.on_version(at);
     }
 
     /// Records that a stream is open; `with_state` if the current state came with it.
@@ -100,15 +100,15 @@ impl FeedAsOfTracker {
         if to <= from {
             return;
         }
-        self.reached(to);
+        self.on_version(to);
         self.caught_up |= is_bookmark;
         if self.caught_up {
             self.as_of = Some(now);
         }
     }
 
-    fn reached(&mut self, rv: ResourceVersion) {
-        if let Some(position) = self.awaited.take_if(|position| position.at <= rv) {
+    fn on_version(&mut self, rv: ResourceVersion) {
+        if let Some(position) = self.pending_position.take_if(|position| position.at <= rv) {
             self.as_of = self.as_of.max(Some(position.requested_at));
         }
     }
@@ -204,7 +204,7 @@ mod tests {
         let (mut known, start) = (FeedAsOfTracker::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [a, b, c, d] = [5, 6, 7, 8].map(ResourceVersion);
-        known.begins_at(a, None);
+        known.start_from_unknown(a, None);
         known.opened(false);
         known.advanced(false, a, b, start);
         assert_eq!(known.age(None, start), None, "an event may be old");
@@ -221,7 +221,7 @@ mod tests {
     fn events_up_to_the_checked_version_get_the_check_time() {
         let (mut known, requested_at) = (FeedAsOfTracker::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
-        known.begins_at(a, Some(ObservedResourceVersion { requested_at, at: c }));
+        known.start_from_unknown(a, Some(ObservedResourceVersion { requested_at, at: c }));
         known.opened(false);
         let minute = Duration::from_secs(60);
         known.advanced(false, a, b, requested_at + minute);
@@ -229,7 +229,7 @@ mod tests {
         known.advanced(false, b, c, requested_at + minute);
         assert_eq!(known.age(None, requested_at + 2 * minute), Some(2 * minute));
         // Nothing was written since the version that the client named.
-        known.begins_at(c, Some(ObservedResourceVersion { requested_at, at: c }));
+        known.start_from_unknown(c, Some(ObservedResourceVersion { requested_at, at: c }));
         assert_eq!(known.age(None, requested_at + minute), Some(minute));
     }
 

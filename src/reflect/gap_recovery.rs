@@ -27,7 +27,7 @@ use crate::upstream::UpstreamError;
 use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-use super::continuity::{is_same, side_by_side};
+use super::continuity::{is_same, merge_join};
 use super::initial_state::UpstreamLister;
 use super::stream::{StreamItem, decoded};
 
@@ -48,7 +48,7 @@ pub(super) struct GapObjectDifference {
 
 /// Returns the objects that differ, in key order.
 pub(super) fn differences(before: &FeedSnapshot, after: &FeedSnapshot) -> Vec<GapObjectDifference> {
-    let both = side_by_side(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key));
+    let both = merge_join(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key));
     let differ =
         both.filter(|(before, after)| !before.zip(*after).is_some_and(|(before, after)| is_same(before, after)));
     let key = |before: Option<&Arc<ObjectRevision>>, after| Some(before.or(after)?.key.clone());
@@ -181,7 +181,7 @@ impl PastObjectReader<'_> {
 
     /// Builds a DELETED event: the last content, at the version of the deletion.
     fn deleted(&self, last: &ObjectRevision, at: ResourceVersion) -> Result<ObjectChange, GapRecoveryError> {
-        let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
+        let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.with_resource_version(at));
         match decoded(&self.lister.upstream.reader, frame)? {
             StreamItem::Change { change, .. } => Ok(change),
             StreamItem::Bookmark { .. } => Err(GapRecoveryError::Unknown),

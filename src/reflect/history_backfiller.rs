@@ -28,13 +28,13 @@ pub(super) struct HistoryBackfiller {
 
 /// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
 /// request.
-const GATHER: Duration = Duration::from_millis(200);
+const BATCH_DELAY: Duration = Duration::from_millis(200);
 /// The duration of the upstream watch. Upstream sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
 /// A watch that ends sooner than this was closed by a server that shuts down.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
 /// The timeout of one history backfill.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of bytes that are read, regardless of the free space in the ring.
 const BYTES_MAX: usize = 64 << 20;
 
@@ -71,24 +71,24 @@ impl HistoryBackfiller {
         let feed = &self.upstream.feed;
         loop {
             feed.resume_backfills.requested().await;
-            sleep(GATHER).await;
+            sleep(BATCH_DELAY).await;
             // Without a stream upstream cannot be reached, and the reflector would not take what is found.
-            self.upstream.live().await;
+            self.upstream.wait_live().await;
             let mut backoff = Backoff::default();
             while let Some(request) = feed.resume_backfills.next(&feed.reader) {
                 let backfill = async {
                     match request {
-                        BackfillRequest::Events(from) => self.look_back(from).await,
-                        BackfillRequest::Before(from) => self.explain(from).await,
+                        BackfillRequest::Events(from) => self.backfill(from).await,
+                        BackfillRequest::Before(from) => self.find_previous(from).await,
                     }
                 };
-                let outcome = timeout(LOOK_MAX, backfill).await.unwrap_or(BackfillOutcome::Failed);
+                let outcome = timeout(TIMEOUT, backfill).await.unwrap_or(BackfillOutcome::Failed);
                 self.log(request, outcome);
                 self.upstream.count("kube_fanout_history_backfills_total", "outcome", outcome.as_str());
                 feed.resume_backfills.answered(outcome);
                 if outcome == BackfillOutcome::Interrupted {
                     sleep(backoff.failed(Instant::now())).await;
-                    self.upstream.live().await;
+                    self.upstream.wait_live().await;
                 }
             }
         }
@@ -112,8 +112,8 @@ impl HistoryBackfiller {
         }
     }
 
-    async fn look_back(&self, from: ResourceVersion) -> BackfillOutcome {
-        let Some(beginning) = self.upstream.feed.reader.beginning() else { return BackfillOutcome::Failed };
+    async fn backfill(&self, from: ResourceVersion) -> BackfillOutcome {
+        let Some(beginning) = self.upstream.feed.reader.history_start() else { return BackfillOutcome::Failed };
         let history = self.upstream.feed.reader.history();
         let requested_at = Instant::now();
         let changes = match self.read(from, &beginning).await {
@@ -128,7 +128,7 @@ impl HistoryBackfiller {
                     feed = %self.upstream.feed.spec.key, %error,
                     "cannot read earlier events from upstream"
                 );
-                let is_early = matches!(error, WatchStreamEnd::Clean) && requested_at.elapsed() < WATCH_LASTS;
+                let is_early = matches!(error, WatchStreamEnd::Closed) && requested_at.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early {
                     BackfillOutcome::Interrupted
                 } else {
@@ -148,7 +148,7 @@ impl HistoryBackfiller {
                     %feed, error = %misfit,
                     "backfill rejected: upstream history does not match the snapshot"
                 );
-                self.upstream.doubt(history);
+                self.upstream.report_mismatch(history);
                 BackfillOutcome::OtherHistory
             }
         }
@@ -156,7 +156,7 @@ impl HistoryBackfiller {
 
     /// Reads the changes after `from`, up to the beginning of the history.
     async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<ObjectChange>, BackfillError> {
-        self.upstream.count_request(FeedRequestPurpose::Prehistory);
+        self.upstream.count_request(FeedRequestPurpose::Backfill);
         let spec = &self.upstream.feed.spec;
         let path = spec
             .key
@@ -172,7 +172,7 @@ impl HistoryBackfiller {
                 StreamItem::Change { change, .. } => {
                     bytes += change.frame.as_ref().map_or(0, Bytes::len);
                     changes.push(change);
-                    if bytes > BYTES_MAX || !beginning.room.takes(changes.len(), bytes) {
+                    if bytes > BYTES_MAX || !beginning.headroom.takes(changes.len(), bytes) {
                         return Err(BackfillError::TooMany);
                     }
                 }
@@ -181,8 +181,8 @@ impl HistoryBackfiller {
     }
 
     /// Finds the previous objects of the changes after `from`.
-    async fn explain(&self, from: ResourceVersion) -> BackfillOutcome {
-        let mut changes = self.upstream.feed.reader.unexplained();
+    async fn find_previous(&self, from: ResourceVersion) -> BackfillOutcome {
+        let mut changes = self.upstream.feed.reader.events_without_previous();
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
             && from < last
         {
@@ -191,15 +191,15 @@ impl HistoryBackfiller {
         let requested = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
         let (lister, mut before) =
-            (self.upstream.lister(FeedRequestPurpose::Past), Vec::with_capacity(requested.len()));
+            (self.upstream.lister(FeedRequestPurpose::PastObject), Vec::with_capacity(requested.len()));
         // Newest first, because storage compacts the oldest versions.
         for change in requested.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.count_request(FeedRequestPurpose::Past);
+            self.upstream.count_request(FeedRequestPurpose::PastObject);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
-                Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,
-                Err(error) if error.may_pass() => return BackfillOutcome::Failed,
+                Err(error) if error.is_disconnected() => return BackfillOutcome::Interrupted,
+                Err(error) if error.is_transient() => return BackfillOutcome::Failed,
                 // The version was compacted, or the object is not the one that must have existed.
                 Ok(_) | Err(_) => {
                     known = change.rv();

@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::continuity::{HistoryComparison, compare, places};
+use super::continuity::{HistoryComparison, compare, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::initial_state::{FeedInitialState, RequestedListVersion};
 use super::metrics::FeedRequestPurpose;
@@ -38,7 +38,7 @@ pub(super) enum HistoryCheckReason {
     /// An upstream response contradicts the cached state.
     Suspected,
     /// Another feed found that upstream's storage went back.
-    Notice,
+    StorageRolledBack,
 }
 
 impl HistoryCheckReason {
@@ -48,7 +48,7 @@ impl HistoryCheckReason {
             Self::Reopened => "watch_reopened",
             Self::Unconfirmed => "newest_event_missing",
             Self::Suspected => "response_mismatch",
-            Self::Notice => "storage_rolled_back",
+            Self::StorageRolledBack => "storage_rolled_back",
         }
     }
 }
@@ -83,7 +83,7 @@ pub(super) struct HistoryChecks {
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
     /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
     /// repeatedly.
-    unfounded: RecurrenceBackoff<10, 300>,
+    false_alarm_backoff: RecurrenceBackoff<10, 300>,
 }
 
 /// The timeout of the position request.
@@ -92,23 +92,24 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 impl HistoryChecks {
     /// Schedules a check within `from..from + spread`. The spread matters because thousands of feeds may have the same
     /// reason at the same moment.
-    pub(super) fn ask(&mut self, why: HistoryCheckReason, from: Duration, spread: Duration) {
+    pub(super) fn schedule(&mut self, reason: HistoryCheckReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(random::f64());
-        if why == HistoryCheckReason::Suspected {
-            when = self.unfounded.earliest().map_or(when, |earliest| earliest.max(when));
+        if reason == HistoryCheckReason::Suspected {
+            when = self.false_alarm_backoff.earliest().map_or(when, |earliest| earliest.max(when));
         }
         // A scheduled check is never delayed, and the more urgent reason covers the other.
-        self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
+        self.due = Some(self.due.map_or((when, reason), |(at, due)| (at.min(when), due.max(reason))));
     }
 
     /// Cancels a check that was scheduled because the stream was lost, once the stream has shown that the history is
     /// the same.
-    pub(super) fn withdraw(&mut self) {
-        self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed));
+    pub(super) fn cancel_reopened(&mut self) {
+        self.due
+            .take_if(|(_, reason)| matches!(reason, HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed));
     }
 
     /// Cancels all checks, because another history has begun.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn cancel_all(&mut self) {
         *self = Self::default();
     }
 
@@ -124,26 +125,26 @@ impl HistoryChecks {
                         | HistoryCheckOutcome::Failed(_)
                         | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected, _)
                 ) {
-                    self.unfounded.happened(Instant::now());
+                    self.false_alarm_backoff.record(Instant::now());
                 }
                 return outcome;
             }
-            let Some((when, why)) = self.due else { return pending().await };
+            let Some((when, reason)) = self.due else { return pending().await };
             sleep_until(when).await;
             self.due = None;
             let upstream = upstream.clone();
-            *self.running.get_mut() = Some(async move { upstream.check_history(why).await }.boxed());
+            *self.running.get_mut() = Some(async move { upstream.check_history(reason).await }.boxed());
         }
     }
 }
 
 impl FeedTaskContext {
     /// Sends the requests of one history check to upstream.
-    async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        if why == HistoryCheckReason::Reopened {
+    async fn check_history(&self, reason: HistoryCheckReason) -> HistoryCheckOutcome {
+        if reason == HistoryCheckReason::Reopened {
             let reached = self.feed.reader.progress().rv;
             self.count_request(FeedRequestPurpose::Position);
-            match timeout(REQUEST_TIMEOUT, self.lister(FeedRequestPurpose::Position).position_beside(reached)).await {
+            match timeout(REQUEST_TIMEOUT, self.lister(FeedRequestPurpose::Position).storage_position(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.feed.spec.key;
@@ -152,55 +153,60 @@ impl FeedTaskContext {
                         "upstream is behind the cache: restored storage, or a lagging server"
                     );
                 }
-                Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
+                Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(reason),
             }
         }
-        self.compare_histories(why).await
+        self.compare_histories(reason).await
     }
 
-    async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.count_request(FeedRequestPurpose::Doubt);
-        let known = self.feed.reader.snapshot();
+    async fn compare_histories(&self, reason: HistoryCheckReason) -> HistoryCheckOutcome {
+        self.count_request(FeedRequestPurpose::Mismatch);
+        let cached = self.feed.reader.snapshot();
         let requested_at = Instant::now();
-        let initial = match self.current_beside(known.rv).await {
+        let initial = match self.current_list(cached.rv).await {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.feed.spec.key;
                 tracing::info!(%feed, %error, "cannot list upstream's state to compare histories; retrying");
-                return HistoryCheckOutcome::Failed(why);
+                return HistoryCheckOutcome::Failed(reason);
             }
         };
         let listed = &initial.snapshot;
-        let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
+        let finding = match compare(object_versions(&cached), cached.rv, object_versions(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
-                match self.lister(FeedRequestPurpose::Doubt).list(RequestedListVersion::Exact(known.rv)).await {
-                    Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
+                match self.lister(FeedRequestPurpose::Mismatch).list(RequestedListVersion::Exact(cached.rv)).await {
+                    Ok(then) => {
+                        compare(object_versions(&cached), cached.rv, object_versions(&then.snapshot), then.snapshot.rv)
+                    }
                     Err(_) => HistoryComparison::Later,
                 }
             }
             finding => finding,
         };
-        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
-        let (reason, result) = (why.as_str(), finding.as_str());
-        tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
+        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, cached.rv);
+        let result = finding.as_str();
+        tracing::info!(
+            %feed, reason = reason.as_str(), result, upstream_rv = %at, rv = %reached,
+            "compared the cache with upstream"
+        );
         let listed = Box::new(TimestampedInitialState { requested_at, initial });
         match finding {
             HistoryComparison::Same => HistoryCheckOutcome::Continues,
             HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
-            HistoryComparison::Later => HistoryCheckOutcome::Unproven(why, listed),
+            HistoryComparison::Later => HistoryCheckOutcome::Unproven(reason, listed),
         }
     }
 
-    /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
-    /// case a list at `ours` or later is requested (`UpstreamLister::position_beside`).
-    async fn current_beside(&self, ours: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
-        let lister = self.lister(FeedRequestPurpose::Doubt);
+    /// Lists the current state. A proxy may return a version below `cached` although its history is the same. In that
+    /// case a list at `cached` or later is requested (`UpstreamLister::storage_position`).
+    async fn current_list(&self, cached: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
+        let lister = self.lister(FeedRequestPurpose::Mismatch);
         let current = lister.current().await?;
-        if current.snapshot.rv >= ours || !current.is_from_memory {
+        if current.snapshot.rv >= cached || !current.is_from_memory {
             return Ok(current);
         }
-        match lister.list(RequestedListVersion::NotOlderThan(ours)).await {
+        match lister.list(RequestedListVersion::NotOlderThan(cached)).await {
             Ok(later) => Ok(later),
             Err(error) if error.is_too_large_version() => Ok(current),
             Err(error) => Err(error.into()),
@@ -216,23 +222,23 @@ mod tests {
     async fn history_check_keeps_earliest_due_time_and_strongest_reason() {
         let mut history_checks = HistoryChecks::default();
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        history_checks.ask(HistoryCheckReason::Reopened, second, Duration::ZERO);
-        history_checks.ask(HistoryCheckReason::Notice, 3 * second, Duration::ZERO);
-        history_checks.ask(HistoryCheckReason::Suspected, 2 * second, Duration::ZERO);
-        assert_eq!(history_checks.due, Some((now + second, HistoryCheckReason::Notice)));
-        history_checks.withdraw();
+        history_checks.schedule(HistoryCheckReason::Reopened, second, Duration::ZERO);
+        history_checks.schedule(HistoryCheckReason::StorageRolledBack, 3 * second, Duration::ZERO);
+        history_checks.schedule(HistoryCheckReason::Suspected, 2 * second, Duration::ZERO);
+        assert_eq!(history_checks.due, Some((now + second, HistoryCheckReason::StorageRolledBack)));
+        history_checks.cancel_reopened();
         assert!(history_checks.due.is_some(), "there is another reason");
         history_checks.due = None;
-        for why in [HistoryCheckReason::Reopened, HistoryCheckReason::Unconfirmed] {
-            history_checks.ask(why, second, Duration::ZERO);
-            history_checks.withdraw();
+        for reason in [HistoryCheckReason::Reopened, HistoryCheckReason::Unconfirmed] {
+            history_checks.schedule(reason, second, Duration::ZERO);
+            history_checks.cancel_reopened();
             assert_eq!(history_checks.due, None);
         }
-        history_checks.unfounded.happened(now);
-        history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
+        history_checks.false_alarm_backoff.record(now);
+        history_checks.schedule(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now + Duration::from_secs(10), HistoryCheckReason::Suspected)), "paced");
-        history_checks.forget();
-        history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
+        history_checks.cancel_all();
+        history_checks.schedule(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Suspected)), "another history, another doubt");
     }
 }

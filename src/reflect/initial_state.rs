@@ -17,7 +17,7 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 use super::failure::refuses_watch_list;
 use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
-use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, ask};
+use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, send_request};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ const PAGE_LIMIT: usize = 500;
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 /// The time to wait for a 410: an apiserver that no longer has the changes after a version sends it before anything
 /// else.
-const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
+const GONE_RESPONSE_WAIT: Duration = Duration::from_millis(250);
 /// The number of attempts at a paginated LIST whose continue token expires. After that the LIST is made without a
 /// limit.
 const PAGED_TRIES_MAX: usize = 2;
@@ -82,10 +82,10 @@ const PAGED_TRIES_MAX: usize = 2;
 const EMPTY_PAGES_MAX: usize = 8;
 
 impl FeedTaskContext {
-    /// Returns a lister whose requests are accounted to `why`.
-    pub(super) fn lister(&self, why: FeedRequestPurpose) -> UpstreamLister<'_> {
+    /// Returns a lister whose requests are accounted to `purpose`.
+    pub(super) fn lister(&self, purpose: FeedRequestPurpose) -> UpstreamLister<'_> {
         let spec = &self.feed.spec;
-        UpstreamLister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
+        UpstreamLister { upstream: self, spec, cause: purpose.cause().of(&spec.key.gvr) }
     }
 }
 
@@ -106,7 +106,7 @@ impl UpstreamLister<'_> {
             match stream.next(&self.upstream.reader).await? {
                 StreamItem::Change { change, .. } if change.event_type == EventType::Added => {
                     // This frame is not sent to clients, so only the body is kept.
-                    staged.push(self.upstream.reader.alone(change.object)).map_err(over_budget)?;
+                    staged.push(self.upstream.reader.detached(change.object)).map_err(over_budget)?;
                 }
                 StreamItem::Change { change, .. } => return Err(UpstreamError::NotInitial(change.event_type).into()),
                 StreamItem::Bookmark { object, rv, initial_events_end: true } => {
@@ -135,7 +135,7 @@ impl UpstreamLister<'_> {
     pub(super) async fn current_and_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         match self.streamed().await? {
             Some(initial) => Ok(initial),
-            None => self.list_under_watch().await,
+            None => self.list_with_open_watch().await,
         }
     }
 
@@ -159,19 +159,19 @@ impl UpstreamLister<'_> {
         }
     }
 
-    /// Returns the position of upstream's storage, for a feed that is at version `ours`. A result below `ours` means
-    /// that the storage went back, or that a server lags.
+    /// Returns the position of upstream's storage, for a feed that is at version `cached`. A result below `cached`
+    /// means that the storage went back, or that a server lags.
     ///
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
     /// followed another proxy may therefore be further ahead with the same state. In that case the proxy must reach
-    /// `ours`; if it does, nothing contradicts the feed's history.
-    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, WatchStreamEnd> {
+    /// `cached`; if it does, nothing contradicts the feed's history.
+    pub(super) async fn storage_position(&self, cached: ResourceVersion) -> Result<ResourceVersion, WatchStreamEnd> {
         let reported = self.position(None).await?;
-        if reported.at >= ours || !reported.is_from_memory {
+        if reported.at >= cached || !reported.is_from_memory {
             return Ok(reported.at);
         }
-        match self.position(Some(ours)).await {
-            Ok(_) => Ok(ours),
+        match self.position(Some(cached)).await {
+            Ok(_) => Ok(cached),
             Err(WatchStreamEnd::Failed(error)) if error.is_too_large_version() => Ok(reported.at),
             Err(ended) => Err(ended),
         }
@@ -186,7 +186,7 @@ impl UpstreamLister<'_> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
-        let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
+        let path = self.spec.key.empty_list_url(&format!("{NOTHING}{version}"));
         let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
@@ -230,7 +230,7 @@ impl UpstreamLister<'_> {
 
     /// Lists the most recent state while an earlier watch is open and read. If lists are not streamed, this joins a
     /// list with its events even when upstream's window is shorter than a list takes.
-    async fn list_under_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
+    async fn list_with_open_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let from = self.position(None).await?.at;
         let mut stream = self.watch_from(from).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
@@ -260,9 +260,9 @@ impl UpstreamLister<'_> {
 
     /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
     /// it reports at once in the stream.
-    pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<UpstreamWatchStream> {
+    pub(super) async fn open_watch_if_available(&self, at: ResourceVersion) -> Option<UpstreamWatchStream> {
         let mut stream = self.watch_from(at).await.ok()?;
-        match timeout(FORGOTTEN_WITHIN, stream.next(&self.upstream.reader)).await {
+        match timeout(GONE_RESPONSE_WAIT, stream.next(&self.upstream.reader)).await {
             // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
             Ok(Err(_)) => None,
@@ -301,7 +301,7 @@ impl UpstreamLister<'_> {
             let (page, server, of_memory) =
                 self.page(&self.spec.key.url(&page_query(at, limit, &token)), &mut staged).await?;
             is_from_memory |= of_memory;
-            if !servers.iter().any(|known| known.is(&server)) {
+            if !servers.iter().any(|known| known.is_same(&server)) {
                 servers.push(server);
             }
             empty_pages = if page.items.is_empty() { empty_pages + 1 } else { 0 };
@@ -327,7 +327,8 @@ impl UpstreamLister<'_> {
         staged: &mut SnapshotStaging,
     ) -> Result<(ListPage, UpstreamServer, bool), UpstreamError> {
         let client = &self.upstream.client;
-        let response = ask(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
+        let response =
+            send_request(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
@@ -337,7 +338,7 @@ impl UpstreamLister<'_> {
         staged.page_is_read().map_err(over_budget)?;
         let page = self.upstream.reader.list(&body)?;
         drop(body);
-        staged.page_is_over();
+        staged.page_done();
         Ok((page, server, is_from_memory))
     }
 

@@ -26,9 +26,9 @@ pub(super) enum FeedRequestPurpose {
     /// A list after the history was lost.
     Relist,
     /// A list because the followed server runs another release now.
-    Renewal,
+    ReleaseChange,
     /// A past version of an object, to mend a gap or to find a previous object.
-    Past,
+    PastObject,
     /// A request for upstream's current version.
     Position,
     /// A list of the versions of a small collection, to prove that the cache equals them.
@@ -36,9 +36,9 @@ pub(super) enum FeedRequestPurpose {
     /// A watch from the feed's version, to prove that the cache has all changes.
     CatchUp,
     /// A list of the current state, because an upstream response contradicts the cached state.
-    Doubt,
+    Mismatch,
     /// A read of the history before the first list.
-    Prehistory,
+    Backfill,
     /// A read of versions or an object, to compare them with the cache.
     SelfCheck,
 }
@@ -60,7 +60,7 @@ impl FeedTaskContext {
     }
 
     pub(super) fn count_request(&self, what: FeedRequestPurpose) {
-        self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
+        self.count("kube_fanout_feed_requests_total", "purpose", what.label_and_cause().0);
     }
 
     /// Counts a break of the history: `mended`, `new_history`, `rewound` if upstream's storage went back and so did the
@@ -71,7 +71,7 @@ impl FeedTaskContext {
 
     /// Counts an event of the feed. The values of the label are a fixed set.
     pub(super) fn count(&self, metric: &'static str, label: &'static str, value: &'static str) {
-        self.feed.counts.say(LabelledMetric { metric, label, value });
+        self.feed.counts.increment(LabelledMetric { metric, label, value });
     }
 }
 
@@ -88,21 +88,21 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 impl FeedRequestPurpose {
     /// Returns the cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> UpstreamRequestCause {
-        self.facts().1
+        self.label_and_cause().1
     }
 
     /// The label value in metrics, and the cause.
-    fn facts(self) -> (&'static str, UpstreamRequestCause) {
+    fn label_and_cause(self) -> (&'static str, UpstreamRequestCause) {
         match self {
             Self::Initial => ("initial", UpstreamRequestCause::List),
             Self::Relist => ("relist", UpstreamRequestCause::List),
-            Self::Renewal => ("release_change", UpstreamRequestCause::List),
-            Self::Doubt => ("mismatch", UpstreamRequestCause::List),
+            Self::ReleaseChange => ("release_change", UpstreamRequestCause::List),
+            Self::Mismatch => ("mismatch", UpstreamRequestCause::List),
             Self::Position => ("position", UpstreamRequestCause::Proof),
             Self::Equality => ("equality", UpstreamRequestCause::Proof),
             Self::CatchUp => ("catch_up", UpstreamRequestCause::Proof),
-            Self::Past => ("past_object", UpstreamRequestCause::Past),
-            Self::Prehistory => ("backfill", UpstreamRequestCause::Past),
+            Self::PastObject => ("past_object", UpstreamRequestCause::Past),
+            Self::Backfill => ("backfill", UpstreamRequestCause::Past),
             Self::SelfCheck => ("self_check", UpstreamRequestCause::SelfCheck),
         }
     }

@@ -38,7 +38,7 @@ use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::continuity::{HistoryComparison, compare, places};
+use super::continuity::{HistoryComparison, compare, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::gap::ObservedResourceVersion;
 use super::initial_state::not_older_than;
@@ -63,7 +63,7 @@ pub(super) struct FreshnessProver {
     /// The failed requests to reach a version.
     unreached: ConsecutiveFailureCount,
     /// The failures of catch-up watches that did not advance the feed.
-    behind: ConsecutiveFailureCount,
+    failures: ConsecutiveFailureCount,
 }
 
 /// The time that the feed's stream has to reach a position before a proof is requested.
@@ -78,7 +78,7 @@ const AT_ONCE_OBJECTS_MAX: usize = 50;
 const EQUALITY_OBJECTS_RARE_MAX: usize = 20_000;
 /// The minimum time since the last equality proof, per object. Listing metadata costs upstream some 13 µs an object
 /// (R-DERIVE-4), so this takes little more than one percent of one of its cores.
-const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
+const COMPARISON_INTERVAL_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
 /// The timeout of one request, after which it is retried.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -99,7 +99,7 @@ impl ConsecutiveFailureCount {
     }
 
     /// Waits with jitter, twice as long as the last time.
-    async fn rest(&self) {
+    async fn backoff(&self) {
         let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
         let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
         tokio::time::sleep(wait.mul_f64(0.5 + random::f64())).await;
@@ -124,9 +124,9 @@ struct ListedResourceVersions {
 /// Completes when a request has finished, which is then dropped. Without a request it never completes.
 async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
     let Some(running) = request else { return std::future::pending().await };
-    let answer = running.await;
+    let response = running.await;
     *request = None;
-    answer
+    response
 }
 
 impl FreshnessProver {
@@ -139,17 +139,17 @@ impl FreshnessProver {
             unanswered: ConsecutiveFailureCount::default(),
             unproven: ConsecutiveFailureCount::default(),
             unreached: ConsecutiveFailureCount::default(),
-            behind: ConsecutiveFailureCount::default(),
+            failures: ConsecutiveFailureCount::default(),
         }
     }
 
     /// Proves the feed current and reaches requested versions, for as long as readers require it.
     pub(super) async fn run(&self) -> Infallible {
-        tokio::join!(self.prove_for_all(), self.reach_versions()).0
+        tokio::join!(self.run_proofs(), self.reach_versions()).0
     }
 
     /// Proves the feed current for as long as readers require it, with at most one request and one proof at a time.
-    async fn prove_for_all(&self) -> Infallible {
+    async fn run_proofs(&self) -> Infallible {
         let mut awaited = self.upstream.feed.freshness.subscribe();
         let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = UnprovenVersions::default();
@@ -178,11 +178,11 @@ impl FreshnessProver {
             }
             let result = tokio::select! {
                 biased;
-                answer = finished(&mut request) => answer,
+                response = finished(&mut request) => response,
                 proven = finished(&mut proof) => proven.map(FreshnessProofResult::Proven),
                 () = progress.changed(), if last.is_some() => None,
                 _ = awaited.changed() => None,
-                () = self.upstream.live(), if !self.live() => None,
+                () = self.upstream.wait_live(), if !self.is_live() => None,
             };
             match result.filter(|_| self.upstream.feed.reader.history() == history) {
                 Some(FreshnessProofResult::Position(position)) => positions.extend(position),
@@ -204,32 +204,32 @@ impl FreshnessProver {
         })
     }
 
-    fn live(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.upstream.feed.reader.state() == FeedState::Live
     }
 
     async fn request(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
-        if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
+        if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.is_live() {
             return self.at_once().await;
         }
         // Requests the version that upstream's storage has reached.
-        let (requested_at, served) = (Instant::now(), reader.shown_at());
+        let (requested_at, served) = (Instant::now(), reader.served_version());
         self.upstream.count_request(FeedRequestPurpose::Position);
         let lister = self.upstream.lister(FeedRequestPurpose::Position);
-        let at = self.run_request(served, lister.position_beside(served), |at| *at).await?;
+        let at = self.run_request(served, lister.storage_position(served), |at| *at).await?;
         Some(FreshnessProofResult::Position(ObservedResourceVersion { requested_at, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
     async fn at_once(&self) -> Option<FreshnessProofResult> {
-        let (requested_at, served) = (Instant::now(), self.upstream.feed.reader.shown_at());
+        let (requested_at, served) = (Instant::now(), self.upstream.feed.reader.served_version());
         let listing = async { self.listed("").await.map_err(WatchStreamEnd::from) };
         let listed = self.run_request(served, listing, |listed| listed.at).await?;
         if listed.is_other {
-            self.doubt();
-            self.unproven.rest().await;
+            self.report_mismatch();
+            self.unproven.backoff().await;
             return None;
         }
         // Otherwise the changes are still on their way.
@@ -251,11 +251,13 @@ impl FreshnessProver {
         version: impl Fn(&T) -> ResourceVersion,
     ) -> Option<T> {
         let feed = &self.upstream.feed.spec.key;
-        match timeout(REQUEST_TIMEOUT, request).await.map(|answered| answered.map(|answer| (version(&answer), answer)))
+        match timeout(REQUEST_TIMEOUT, request)
+            .await
+            .map(|answered| answered.map(|response| (version(&response), response)))
         {
-            Ok(Ok((at, answer))) if at >= served => {
+            Ok(Ok((at, response))) if at >= served => {
                 self.unanswered.succeeded();
-                return Some(answer);
+                return Some(response);
             }
             Ok(Ok((at, _))) => {
                 tracing::debug!(
@@ -263,12 +265,12 @@ impl FreshnessProver {
                     "upstream is behind the cache: restored storage, or a lagging server"
                 );
                 self.upstream.feed.reader.unconfirm();
-                self.doubt();
+                self.report_mismatch();
             }
             Ok(Err(error)) => tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion"),
             Err(_) => tracing::debug!(%feed, "reading upstream's current resourceVersion timed out"),
         }
-        self.unanswered.rest().await;
+        self.unanswered.backoff().await;
         None
     }
 
@@ -279,7 +281,7 @@ impl FreshnessProver {
         let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
         let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
-        let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
+        let is_other = compare(object_versions(&before), before.rv, listed, at) == HistoryComparison::Other;
         Ok(ListedResourceVersions { at, versions, is_other, is_from_memory })
     }
 
@@ -295,10 +297,10 @@ impl FreshnessProver {
     }
 
     async fn prove_by_requests(&self, position: ObservedResourceVersion) -> Option<Instant> {
-        let proven = if self.affords_equality() {
-            self.by_equality(position).await
-        } else if self.live() && self.watches_have_bookmarks() {
-            self.by_catching_up(false).await.map(|()| None)
+        let proven = if self.can_compare_versions() {
+            self.prove_by_comparison(position).await
+        } else if self.is_live() && self.watches_have_bookmarks() {
+            self.prove_by_catching_up(false).await.map(|()| None)
         } else {
             // Only a reflector that is watching can use the result of a catch-up.
             tokio::time::sleep(RETRY).await;
@@ -314,7 +316,7 @@ impl FreshnessProver {
                     feed = %self.upstream.feed.spec.key, %error,
                     "cannot prove that the cache is current; readers wait for a retry"
                 );
-                self.unproven.rest().await;
+                self.unproven.backoff().await;
                 None
             }
         }
@@ -325,13 +327,13 @@ impl FreshnessProver {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
 
-    fn affords_equality(&self) -> bool {
+    fn can_compare_versions(&self) -> bool {
         let objects = self.upstream.feed.reader.stats().objects;
-        let rest = EQUALITY_REST_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
+        let interval = COMPARISON_INTERVAL_PER_OBJECT.saturating_mul(u32::try_from(objects).unwrap_or(u32::MAX));
         let mut last = self.last_equality.lock();
         // If only a list can prove it, the proof costs upstream less than the lists that would pass through.
         let only_way = !self.watches_have_bookmarks();
-        let rested = only_way || last.is_none_or(|last| last.elapsed() >= rest);
+        let rested = only_way || last.is_none_or(|last| last.elapsed() >= interval);
         let affords = objects <= EQUALITY_OBJECTS_MAX || (objects <= EQUALITY_OBJECTS_RARE_MAX && rested);
         if affords {
             *last = Some(Instant::now());
@@ -343,11 +345,11 @@ impl FreshnessProver {
     ///
     /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
     /// from its own cache, and a proxy serves it without a proof of its own.
-    async fn by_equality(&self, position: ObservedResourceVersion) -> Result<Option<Instant>, WatchStreamEnd> {
+    async fn prove_by_comparison(&self, position: ObservedResourceVersion) -> Result<Option<Instant>, WatchStreamEnd> {
         let listed = self.listed(&not_older_than(position.at)).await?;
         if listed.is_other {
-            self.doubt();
-            self.unproven.rest().await;
+            self.report_mismatch();
+            self.unproven.backoff().await;
             return Ok(None);
         }
         let mut progress = self.upstream.feed.reader.follow_progress();
@@ -358,7 +360,7 @@ impl FreshnessProver {
                 }
                 let snapshot = self.upstream.feed.reader.snapshot();
                 if snapshot.rv >= listed.at {
-                    return !outlived(&snapshot, &listed.versions, listed.at);
+                    return !has_stale_object(&snapshot, &listed.versions, listed.at);
                 }
                 progress.changed().await;
             }
@@ -366,8 +368,8 @@ impl FreshnessProver {
         match timeout(Duration::from_secs(CATCH_UP_SECONDS), equal).await {
             Ok(true) => Ok(Some(position.requested_at)),
             Ok(false) => {
-                self.doubt();
-                self.unproven.rest().await;
+                self.report_mismatch();
+                self.unproven.backoff().await;
                 Ok(None)
             }
             Err(_) => Ok(None),
@@ -386,25 +388,25 @@ impl FreshnessProver {
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
     /// only for small collections.
     async fn is_at(&self, rv: ResourceVersion) -> Result<bool, WatchStreamEnd> {
-        if self.is_behind_a_proxy() || !self.affords_equality() {
+        if self.is_behind_a_proxy() || !self.can_compare_versions() {
             return Ok(false);
         }
         let listed = self.listed(&not_older_than(rv)).await?;
         if listed.is_other {
-            self.doubt();
+            self.report_mismatch();
         }
-        Ok(!listed.is_other && self.equals_cache(&listed) && self.upstream.feed.reader.shown_at() >= rv)
+        Ok(!listed.is_other && self.equals_cache(&listed) && self.upstream.feed.reader.served_version() >= rv)
     }
 
     /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the
     /// prover backs off.
-    fn doubt(&self) {
-        self.upstream.doubt(self.upstream.feed.reader.history());
+    fn report_mismatch(&self) {
+        self.upstream.report_mismatch(self.upstream.feed.reader.history());
     }
 
     /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
     /// applies the changes and, if `announced`, sends its readers the new version.
-    async fn by_catching_up(&self, announced: bool) -> Result<(), WatchStreamEnd> {
+    async fn prove_by_catching_up(&self, announced: bool) -> Result<(), WatchStreamEnd> {
         self.upstream.count_request(FeedRequestPurpose::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
@@ -429,6 +431,6 @@ fn same(snapshot: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) 
 }
 
 /// Whether the feed, which has reached a listed version, still has an object that the list did not have.
-fn outlived(now: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
-    places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
+fn has_stale_object(now: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
+    object_versions(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

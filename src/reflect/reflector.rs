@@ -16,7 +16,7 @@ use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 use super::continuity::HistoryContinuity;
-use super::failure::{ReflectorFailureKind, ReflectorStepError, over};
+use super::failure::{ReflectorFailureKind, ReflectorStepError, classify};
 use super::feed_client::FeedTaskContext;
 use super::gap::{FeedAsOfTracker, ObservedResourceVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
@@ -33,19 +33,19 @@ pub(super) struct Reflector {
     findings: mpsc::Receiver<ReflectorFinding>,
     /// Exchanges rewind notices between the feeds of one upstream.
     rewinds: Arc<StorageRollbackNotifier>,
-    notices: watch::Receiver<Option<Instant>>,
+    rollback_notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
-    /// Whether the last lost stream had been open for at least [`LIVED`].
-    had_lived: bool,
+    /// Whether the last lost stream had been open for at least [`ACCEPTED_AFTER`].
+    was_accepted: bool,
     /// The time at which upstream began to refuse this feed after having served it.
     refused_since: Option<Instant>,
     /// The delays between attempts while upstream refuses the feed.
     refusals: Backoff,
     /// The number of delays in this row of failures that ended early because upstream had responded to another request.
-    woken_early: u32,
+    early_wakeups: u32,
     relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
     rests_until: Option<Instant>,
@@ -53,7 +53,7 @@ pub(super) struct Reflector {
     continuity: HistoryContinuity,
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
-    begun: HistoryOrigin,
+    origin: HistoryOrigin,
     /// Whether the history is being discarded because upstream has another one.
     rewinding: bool,
     /// Limits the rate at which interruptions are logged.
@@ -91,12 +91,13 @@ const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// version.
 const POSITION_MAX: Duration = Duration::from_secs(1);
 /// The time after which an open stream counts as accepted.
-const LIVED: Duration = Duration::from_secs(5);
+const ACCEPTED_AFTER: Duration = Duration::from_secs(5);
 /// The window over which feeds that lost their streams together spread their resumes.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 /// The minimum waits for retries that a response to another request triggers, after the first one in a row. A needless
 /// retry then costs about as much time as the outage has lasted, not the half minute of the feed's own backoff.
-const WOKEN_WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+const EARLY_RETRY_BACKOFF: BackoffBounds =
+    BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
     pub(super) fn new(
@@ -110,21 +111,21 @@ impl Reflector {
             upstream,
             writer,
             findings,
-            notices: rewinds.follow(),
+            rollback_notices: rewinds.follow(),
             rewinds,
             backoff: Backoff::new(waits),
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
-            had_lived: false,
+            was_accepted: false,
             refused_since: None,
             refusals: Backoff::new(REFUSED_WAITS),
-            woken_early: 0,
+            early_wakeups: 0,
             relists: RelistPlanner::default(),
             rests_until: None,
             complete: FeedAsOfTracker::default(),
             continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
-            begun: HistoryOrigin { requested_at: Instant::now(), rewound: false },
+            origin: HistoryOrigin { requested_at: Instant::now(), replaced_history: false },
             rewinding: false,
             interruptions: LogRateLimit::default(),
         }
@@ -137,7 +138,7 @@ impl Reflector {
             let (next, failure) = self.step(state).await;
             state = next;
             let Some(failure) = failure else { continue };
-            if let ReflectorStepError::Over(end) = failure
+            if let ReflectorStepError::FeedTerminated(end) = failure
                 && !self.tolerates(end, &state)
             {
                 return end;
@@ -152,8 +153,8 @@ impl Reflector {
     /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
     fn log_interruption(&self, failure: &ReflectorStepError, wait: Duration) {
         let feed = &self.upstream.feed;
-        feed.counts.note_trouble(failure.in_brief());
-        if let ReflectorStepError::Stream(WatchStreamEnd::Clean) = failure {
+        feed.counts.record_failure(failure.summary());
+        if let ReflectorStepError::Stream(WatchStreamEnd::Closed) = failure {
             tracing::info!(
                 feed = %feed.spec.key, error = %failure, retry_in = ?wait,
                 "upstream watch interrupted; retrying"
@@ -196,7 +197,7 @@ impl Reflector {
             ReflectorState::Listed { at } => match self.resume(at).await {
                 Ok((stream, resume_marker)) => {
                     self.complete.opened(false);
-                    self.upstream.written.opened(stream.server());
+                    self.upstream.body_encoders.opened(stream.server());
                     // The stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (ReflectorState::Watching { at, stream, resume_marker }, None)
@@ -210,7 +211,7 @@ impl Reflector {
             ReflectorState::Watching { at, stream, resume_marker } => {
                 let opened = Instant::now();
                 let ended = self.watch(at, stream, resume_marker).await;
-                self.had_lived = opened.elapsed() >= LIVED;
+                self.was_accepted = opened.elapsed() >= ACCEPTED_AFTER;
                 ended
             }
             ReflectorState::Expired { at, window } => match self.relist(at, window).await {
@@ -239,21 +240,21 @@ impl Reflector {
         let (requested_at, lister) = (Instant::now(), self.upstream.lister(FeedRequestPurpose::Initial));
         let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
         let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
-        let stream = lister.not_forgotten(at).await?;
+        let stream = lister.open_watch_if_available(at).await?;
         let (upstream, template) = reported.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
         let (feed, objects) = (&self.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed synced at the resourceVersion of its resuming clients");
-        self.upstream.written.will_list_from(&servers);
+        self.upstream.body_encoders.will_list_from(&servers);
         self.writer.replace(snapshot);
-        self.upstream.written.listed(servers);
-        self.upstream.feed.freshness.forget();
-        self.upstream.feed.begins_behind(requested_at);
-        self.complete.begins_at(at, upstream);
+        self.upstream.body_encoders.listed(servers);
+        self.upstream.feed.freshness.clear();
+        self.upstream.feed.start_from_old_state(requested_at);
+        self.complete.start_from_unknown(at, upstream);
         self.begin_history(requested_at, false);
-        self.note_progress();
+        self.record_progress();
         self.writer.set_state(FeedState::Live);
         Some(self.after_list(at, Some(ContinuingWatch { stream, template: None })))
     }
@@ -281,7 +282,7 @@ impl Reflector {
         let initial = self.upstream.lister(FeedRequestPurpose::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
-            self.give_up(served, "a list is older than served data");
+            self.discard_rolled_back(served, "a list is older than served data");
         }
         let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), requested_at.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
@@ -292,14 +293,14 @@ impl Reflector {
     fn start_with(&mut self, initial: FeedInitialState, requested_at: Instant) -> ReflectorState {
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
-        self.upstream.written.will_list_from(&servers);
+        self.upstream.body_encoders.will_list_from(&servers);
         self.writer.replace(snapshot);
-        self.upstream.written.listed(servers);
-        self.upstream.feed.freshness.forget();
+        self.upstream.body_encoders.listed(servers);
+        self.upstream.feed.freshness.clear();
         self.upstream.feed.freshness.prove(requested_at);
         self.complete.listed(requested_at);
         self.begin_history(requested_at, self.rewinding);
-        self.note_progress();
+        self.record_progress();
         let next = self.after_list(at, stream);
         // Set last, because it admits the requests that wait for the feed.
         self.writer.set_state(FeedState::Live);
@@ -308,9 +309,9 @@ impl Reflector {
 
     /// Resets the fields that belong to the previous history.
     fn begin_history(&mut self, requested_at: Instant, rewound: bool) {
-        self.begun = HistoryOrigin { requested_at, rewound };
+        self.origin = HistoryOrigin { requested_at, replaced_history: rewound };
         self.continuity = HistoryContinuity::Certain;
-        self.history_checks.forget();
+        self.history_checks.cancel_all();
         self.rewinding = false;
     }
 
@@ -318,28 +319,28 @@ impl Reflector {
     fn after_list(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> ReflectorState {
         let Some(ContinuingWatch { stream, template }) = stream else { return ReflectorState::Listed { at } };
         self.complete.opened(template.is_some());
-        self.upstream.written.opened(stream.server());
+        self.upstream.body_encoders.opened(stream.server());
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }
         ReflectorState::Watching { at, stream, resume_marker: None }
     }
 
-    fn note_progress(&mut self) {
+    fn record_progress(&mut self) {
         self.last_sign = Instant::now();
         self.refused_since = None;
-        self.woken_early = 0;
+        self.early_wakeups = 0;
         self.backoff.succeeded(self.last_sign);
     }
 
     /// Waits. If upstream was unreachable, the wait ends early once upstream responds to another request.
     async fn pause(&mut self, wait: Duration, failure: &ReflectorStepError) {
-        let soonest = Instant::now() + least_pause(self.woken_early);
+        let soonest = Instant::now() + least_pause(self.early_wakeups);
         let back = async {
             if !failure.kind().is_connection() {
                 std::future::pending::<()>().await;
             }
-            self.upstream.client.answers().await;
+            self.upstream.client.next_response().await;
             sleep_until(soonest).await;
             // Spreads the resumes of all feeds.
             sleep(RESUME_SPREAD.mul_f64(random::f64())).await;
@@ -347,7 +348,7 @@ impl Reflector {
         tokio::select! {
             biased;
             () = sleep(wait) => {}
-            () = back => self.woken_early += 1,
+            () = back => self.early_wakeups += 1,
         }
     }
 
@@ -364,8 +365,8 @@ impl Reflector {
             self.refused_since = None;
         }
         // A stream without bookmarks is silent whenever nothing changes.
-        if kind != ReflectorFailureKind::Silent || self.upstream.feed.spec.key.gvr.has_watch_cache() {
-            self.continuity.lost();
+        if kind != ReflectorFailureKind::IdleTimeout || self.upstream.feed.spec.key.gvr.has_watch_cache() {
+            self.continuity.connection_lost();
         }
         if let ReflectorState::Listed { .. } | ReflectorState::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
@@ -383,10 +384,10 @@ impl Reflector {
             }
         }
         // A stream that had been open for long is resumed at once, because usually only the connection was lost.
-        if std::mem::take(&mut self.had_lived) && kind.is_connection() {
+        if std::mem::take(&mut self.was_accepted) && kind.is_connection() {
             return RESUME_SPREAD.mul_f64(random::f64());
         }
-        if kind == ReflectorFailureKind::Over {
+        if kind == ReflectorFailureKind::FeedTerminated {
             return self.refusals.failed(Instant::now());
         }
         let wait = self.backoff.failed(Instant::now());
@@ -394,15 +395,15 @@ impl Reflector {
     }
 }
 
-/// The minimum wait after `woken_early` waits in a row that ended early. It grows, because feeds that fail together
+/// The minimum wait after `early_wakeups` waits in a row that ended early. It grows, because feeds that fail together
 /// would otherwise keep waking each other. The count resets at the first sign of life.
-fn least_pause(woken_early: u32) -> Duration {
-    if woken_early == 0 { Duration::ZERO } else { WOKEN_WAITS.after(woken_early) }
+fn least_pause(early_wakeups: u32) -> Duration {
+    if early_wakeups == 0 { Duration::ZERO } else { EARLY_RETRY_BACKOFF.after(early_wakeups) }
 }
 
 fn ended(end: WatchStreamEnd) -> ReflectorStepError {
     match end {
-        WatchStreamEnd::Failed(error) => over(error),
+        WatchStreamEnd::Failed(error) => classify(error),
         end => end.into(),
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct ObjectDivergence {
     /// The version of the compared states.
     pub(super) at: ResourceVersion,
     /// The cached version of the object, and the one that upstream has; `None` if the object is absent.
-    pub(super) ours: Option<ResourceVersion>,
-    pub(super) theirs: Option<ResourceVersion>,
+    pub(super) cached: Option<ResourceVersion>,
+    pub(super) upstream: Option<ResourceVersion>,
     /// A description of how the object differs.
     pub(super) difference: &'static str,
 }
@@ -75,7 +75,7 @@ const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl StorageRollbackNotifier {
     /// Notifies the other feeds, unless another feed did so within the same incident.
-    pub(super) fn announce(&self, now: Instant) {
+    pub(super) fn notify(&self, now: Instant) {
         self.0.send_if_modified(|last| {
             let is_news = last.is_none_or(|last| now.duration_since(last) >= SAME_INCIDENT);
             if is_news {
@@ -99,13 +99,13 @@ pub(super) struct HistoryOrigin {
     /// The time at which the request for the history's first state was sent.
     pub(super) requested_at: Instant,
     /// Whether the history replaced one that upstream no longer had.
-    pub(super) rewound: bool,
+    pub(super) replaced_history: bool,
 }
 
 impl HistoryOrigin {
     /// Whether a rewind that another feed found at `found` may affect this feed.
-    pub(super) fn is_concerned(self, found: Instant) -> bool {
-        let same_incident = self.rewound && found.duration_since(self.requested_at) < SAME_INCIDENT;
+    pub(super) fn is_affected(self, found: Instant) -> bool {
+        let same_incident = self.replaced_history && found.duration_since(self.requested_at) < SAME_INCIDENT;
         self.requested_at < found && !same_incident
     }
 }
@@ -128,8 +128,8 @@ mod tests {
             // The storage may have gone back once more.
             (4, true, 65, true),
         ] {
-            let begun = HistoryOrigin { requested_at: after(began), rewound };
-            assert_eq!(begun.is_concerned(after(found)), concerned, "{began} {rewound} {found}");
+            let begun = HistoryOrigin { requested_at: after(began), replaced_history: rewound };
+            assert_eq!(begun.is_affected(after(found)), concerned, "{began} {rewound} {found}");
         }
     }
 }

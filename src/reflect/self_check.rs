@@ -42,7 +42,7 @@ use super::metrics::FeedRequestPurpose;
 use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use super::versions::ObjectVersionPage;
-use compare::{ObjectDiscrepancy, ObjectKeyRange, contradictions};
+use compare::{ObjectDiscrepancy, ObjectKeyRange, conflicting_keys};
 
 /// Compares one feed with upstream periodically.
 pub(super) struct FeedSelfChecker {
@@ -63,12 +63,12 @@ struct SelfCheckState {
     /// The number of consecutive rounds that upstream did not answer.
     unanswered: u32,
     /// The history and version of a state that upstream no longer has.
-    forgotten: Option<(u64, ResourceVersion)>,
+    expired_state: Option<(u64, ResourceVersion)>,
     /// Whether upstream's object count was found to be wrong.
-    misleads: bool,
+    count_unreliable: bool,
     /// Limits how often the feed is given up because it differs from upstream. If it differs again soon, upstream's
     /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
-    given_up: RecurrenceBackoff<3_600, 86_400>,
+    discard_backoff: RecurrenceBackoff<3_600, 86_400>,
 }
 
 /// A walk over all keys, continued round by round.
@@ -76,7 +76,7 @@ struct SelfCheckState {
 struct SelfCheckSweep {
     began: FeedStateId,
     /// The last key that was compared. The next round resumes after this key.
-    behind: Option<ObjectKey>,
+    after: Option<ObjectKey>,
 }
 
 /// The maximum number of keys that are compared in a round.
@@ -91,8 +91,8 @@ const OBJECT_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of differences that are checked again.
 const SUSPECTS_MAX: usize = 4;
 /// The number of times that a difference is checked again, and the base delay between two checks.
-const LOOKS: u32 = 2;
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const RECHECKS: u32 = 2;
+const RECHECK_DELAY: Duration = Duration::from_secs(5);
 /// The time in which the feed's stream must reach the version of the state that upstream has listed. It is more than
 /// two bookmark intervals of a minute.
 const REACHED_MAX: Duration = Duration::from_secs(150);
@@ -102,12 +102,12 @@ const DOUBLINGS_MAX: u32 = 6;
 impl FeedSelfChecker {
     /// Compares for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        if !self.can_be_asked() {
+        if !self.is_cheap() {
             return pending().await;
         }
         let feed = &self.upstream.feed;
-        self.upstream.live().await;
-        let mut known = SelfCheckState::since(feed.reader.state_mark());
+        self.upstream.wait_live().await;
+        let mut progress = SelfCheckState::since(feed.reader.state_mark());
         // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
         let mut config = self.config.get();
@@ -129,16 +129,16 @@ impl FeedSelfChecker {
             }
             let Some(every) = config.self_check else { continue };
             let mark = feed.reader.state_mark();
-            let is_due = known.proven != mark || known.sweep.is_some();
-            if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
-                self.round(mark, &mut known).await;
+            let is_due = progress.proven != mark || progress.sweep.is_some();
+            if is_due && feed.was_read_since(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
+                self.round(mark, &mut progress).await;
             }
-            wait = Some(every.mul_f64(0.5 + random::f64()) * 2_u32.pow(known.unanswered.min(DOUBLINGS_MAX)));
+            wait = Some(every.mul_f64(0.5 + random::f64()) * 2_u32.pow(progress.unanswered.min(DOUBLINGS_MAX)));
         }
     }
 
     /// Whether the requests are cheap for upstream: without a watch cache, a selector makes it read all of its storage.
-    fn can_be_asked(&self) -> bool {
+    fn is_cheap(&self) -> bool {
         !self.is_selection() || self.upstream.feed.spec.key.gvr.has_watch_cache()
     }
 
@@ -146,28 +146,28 @@ impl FeedSelfChecker {
         matches!(self.upstream.feed.spec.key.scope, FeedScope::Selected { .. })
     }
 
-    async fn round(&self, mark: FeedStateId, known: &mut SelfCheckState) {
+    async fn round(&self, mark: FeedStateId, progress: &mut SelfCheckState) {
         let state = self.upstream.feed.reader.snapshot();
-        if known.forgotten == Some((mark.history, state.rv)) {
+        if progress.expired_state == Some((mark.history, state.rv)) {
             return;
         }
-        let before = (known.proven, known.sweep.clone());
-        let outcome = match self.compare(mark, &state, known).await {
+        let before = (progress.proven, progress.sweep.clone());
+        let outcome = match self.compare(mark, &state, progress).await {
             Ok(Some(divergence)) => {
-                known.unanswered = 0;
-                self.report(divergence, known).await;
+                progress.unanswered = 0;
+                self.report(divergence, progress).await;
                 "different"
             }
             Ok(None) if self.upstream.feed.reader.history() != mark.history => "skipped",
             Ok(None) => {
-                known.unanswered = 0;
+                progress.unanswered = 0;
                 "same"
             }
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
-                (known.proven, known.sweep) = before;
-                known.note(&error, (mark.history, state.rv));
+                (progress.proven, progress.sweep) = before;
+                progress.record_failure(&error, (mark.history, state.rv));
                 "skipped"
             }
         };
@@ -179,16 +179,16 @@ impl FeedSelfChecker {
         &self,
         mark: FeedStateId,
         state: &FeedSnapshot,
-        known: &mut SelfCheckState,
+        progress: &mut SelfCheckState,
     ) -> Result<Option<ObjectDivergence>, UpstreamError> {
-        let mut suspects = if self.is_selection() {
-            self.against_current(mark, state, known).await?
+        let mut candidates = if self.is_selection() {
+            self.against_current(mark, state, progress).await?
         } else {
-            self.against_page(mark, state, known).await?
+            self.against_page(mark, state, progress).await?
         };
-        suspects.extend(self.against_objects(state).await?);
-        for key in suspects.iter().take(SUSPECTS_MAX) {
-            if let Some(divergence) = self.looked_at_again(mark, key).await? {
+        candidates.extend(self.against_objects(state).await?);
+        for key in candidates.iter().take(SUSPECTS_MAX) {
+            if let Some(divergence) = self.recheck(mark, key).await? {
                 return Ok(Some(divergence));
             }
         }
@@ -200,25 +200,29 @@ impl FeedSelfChecker {
         &self,
         mark: FeedStateId,
         state: &FeedSnapshot,
-        known: &mut SelfCheckState,
+        progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
-        let goes_on = known.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
-        let sweep = goes_on.unwrap_or(SelfCheckSweep { began: mark, behind: None });
-        let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
-        let suspects = contradictions(state, state, &page, &ObjectKeyRange::of(sweep.behind.clone(), &page));
-        if !suspects.is_empty() {
-            return Ok(suspects);
+        let goes_on = progress.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
+        let sweep = goes_on.unwrap_or(SelfCheckSweep { began: mark, after: None });
+        let page = self.page(state.rv, sweep.after.as_ref(), progress.keys).await?;
+        let candidates = conflicting_keys(state, state, &page, &ObjectKeyRange::from_page(sweep.after.clone(), &page));
+        if !candidates.is_empty() {
+            return Ok(candidates);
         }
-        let is_all = sweep.behind.is_none() && page.is_last;
+        let is_all = sweep.after.is_none() && page.is_last;
         // The response to the first page includes the number of objects after it.
-        let counted = if sweep.behind.is_none() { page.count() } else { None };
+        let counted = if sweep.after.is_none() { page.count() } else { None };
         match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
-                known.sweep = Some(SelfCheckSweep { began: sweep.began, behind: Some(last.clone()) });
+                progress.sweep = Some(SelfCheckSweep { began: sweep.began, after: Some(last.clone()) });
             }
-            _ => (known.proven, known.sweep) = (sweep.began, None),
+            _ => (progress.proven, progress.sweep) = (sweep.began, None),
         }
-        if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
+        if is_all || progress.count_unreliable {
+            Ok(Vec::new())
+        } else {
+            self.against_count(state, counted, progress).await
+        }
     }
 
     /// Compares the number of objects. If it differs, returns the keys that differ.
@@ -226,7 +230,7 @@ impl FeedSelfChecker {
         &self,
         state: &FeedSnapshot,
         counted: Option<usize>,
-        known: &mut SelfCheckState,
+        progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
         let counted = match counted {
             None => self.page(state.rv, None, 1).await?.count(),
@@ -235,22 +239,22 @@ impl FeedSelfChecker {
         if counted.is_none_or(|counted| counted == state.len()) {
             return Ok(Vec::new());
         }
-        let (mut behind, pages_max) = (None, state.len() / known.keys + 2);
+        let (mut after, pages_max) = (None, state.len() / progress.keys + 2);
         // An upstream that ignores `continue` would repeat its first page.
         for _ in 0..pages_max {
-            let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
-            let suspects = contradictions(state, state, &page, &ObjectKeyRange::of(behind, &page));
-            behind = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
-            if !suspects.is_empty() {
-                return Ok(suspects);
+            let page = self.page(state.rv, after.as_ref(), progress.keys).await?;
+            let candidates = conflicting_keys(state, state, &page, &ObjectKeyRange::from_page(after, &page));
+            after = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
+            if !candidates.is_empty() {
+                return Ok(candidates);
             }
-            if behind.is_none() {
+            if after.is_none() {
                 break;
             }
         }
         let (feed, cached) = (&self.upstream.feed.spec.key, state.len());
         tracing::debug!(%feed, upstream = counted, cached, "object count differs from upstream, but no object does");
-        known.misleads = true;
+        progress.count_unreliable = true;
         Ok(Vec::new())
     }
 
@@ -259,7 +263,7 @@ impl FeedSelfChecker {
         &self,
         mark: FeedStateId,
         before: &FeedSnapshot,
-        known: &mut SelfCheckState,
+        progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
         let query = format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", before.rv);
         let listed = self.versions(&query).await?;
@@ -269,31 +273,31 @@ impl FeedSelfChecker {
         if reader.history() != mark.history {
             return Ok(Vec::new());
         }
-        let suspects = contradictions(before, &after, &listed, &ObjectKeyRange::default());
-        if suspects.is_empty() {
-            known.proven = mark;
+        let candidates = conflicting_keys(before, &after, &listed, &ObjectKeyRange::default());
+        if candidates.is_empty() {
+            progress.proven = mark;
         }
-        Ok(suspects)
+        Ok(candidates)
     }
 
     /// Compares a few random objects in full. Returns the keys of those that differ.
     async fn against_objects(&self, state: &FeedSnapshot) -> Result<Vec<ObjectKey>, UpstreamError> {
-        let mut suspects = Vec::new();
+        let mut candidates = Vec::new();
         if !self.has_comparable_bodies() || state.is_empty() {
-            return Ok(suspects);
+            return Ok(candidates);
         }
         let first = random::usize(..state.len());
         for number in 0..OBJECTS_MAX.min(state.len()) {
-            let Some(ours) = state.iter().nth((first + number) % state.len()) else { break };
-            if ours.body().len() > OBJECT_BYTES_MAX {
+            let Some(cached) = state.iter().nth((first + number) % state.len()) else { break };
+            if cached.body().len() > OBJECT_BYTES_MAX {
                 continue;
             }
-            let then = self.object(&ours.key, state.rv).await?;
-            if ObjectDiscrepancy::between(Some(ours), then.object.as_ref(), self.is_written_alike(&then)).is_some() {
-                suspects.push(ours.key.clone());
+            let then = self.object(&cached.key, state.rv).await?;
+            if ObjectDiscrepancy::between(Some(cached), then.object.as_ref(), self.has_same_bytes(&then)).is_some() {
+                candidates.push(cached.key.clone());
             }
         }
-        Ok(suspects)
+        Ok(candidates)
     }
 
     /// Whether bodies can be compared at all. Cells of a Table depend on when they were printed, and a conversion
@@ -303,28 +307,24 @@ impl FeedSelfChecker {
         feed.spec.key.encoding != FeedEncoding::Table && feed.spec.edition.is_none()
     }
 
-    fn is_written_alike(&self, then: &PastObject) -> bool {
-        let is_present = self.upstream.feed.body_release.is_present();
-        self.has_comparable_bodies() && is_present && self.upstream.written.writes_like_cache(&then.server)
+    fn has_same_bytes(&self, then: &PastObject) -> bool {
+        let is_present = self.upstream.feed.body_release.is_current();
+        self.has_comparable_bodies() && is_present && self.upstream.body_encoders.writes_like_cache(&then.server)
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
-    async fn looked_at_again(
-        &self,
-        mark: FeedStateId,
-        key: &ObjectKey,
-    ) -> Result<Option<ObjectDivergence>, UpstreamError> {
+    async fn recheck(&self, mark: FeedStateId, key: &ObjectKey) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let reader = &self.upstream.feed.reader;
         let mut last: Option<(ObjectDivergence, Option<ObjectRevision>)> = None;
-        for _ in 0..LOOKS {
-            sleep(self.look_again().mul_f64(1.0 + random::f64())).await;
+        for _ in 0..RECHECKS {
+            sleep(self.recheck_delay().mul_f64(1.0 + random::f64())).await;
             let state = reader.snapshot();
             let then = self.object(key, state.rv).await?;
             if reader.history() != mark.history || reader.state() != FeedState::Live {
                 return Ok(None);
             }
-            let (ours, alike) = (state.get(key), self.is_written_alike(&then));
-            let Some(difference) = ObjectDiscrepancy::between(ours, then.object.as_ref(), alike) else {
+            let (cached, alike) = (state.get(key), self.has_same_bytes(&then));
+            let Some(difference) = ObjectDiscrepancy::between(cached, then.object.as_ref(), alike) else {
                 return Ok(None);
             };
             // A server whose encoding of an object varies proves nothing about ours.
@@ -338,8 +338,8 @@ impl FeedSelfChecker {
                 history: mark.history,
                 key: key.clone(),
                 at: state.rv,
-                ours: ours.map(|object| object.rv),
-                theirs: then.object.as_ref().map(|object| object.rv),
+                cached: cached.map(|object| object.rv),
+                upstream: then.object.as_ref().map(|object| object.rv),
                 difference: difference.as_str(),
             };
             last = Some((divergence, then.object));
@@ -349,13 +349,13 @@ impl FeedSelfChecker {
 
     /// Returns the base delay between two checks of a difference: long compared with a transaction, and short compared
     /// with a round.
-    fn look_again(&self) -> Duration {
-        self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
+    fn recheck_delay(&self) -> Duration {
+        self.config.get().self_check.map_or(RECHECK_DELAY, |every| RECHECK_DELAY.min(every / 10))
     }
 
     /// Makes the reflector discard the cached state, unless it did so recently and the difference returned.
-    async fn report(&self, divergence: ObjectDivergence, known: &mut SelfCheckState) {
-        if known.given_up.earliest() > Some(Instant::now()) {
+    async fn report(&self, divergence: ObjectDivergence, progress: &mut SelfCheckState) {
+        if progress.discard_backoff.earliest() > Some(Instant::now()) {
             let ObjectDivergence { key, difference, .. } = &divergence;
             tracing::warn!(
                 feed = %self.upstream.feed.spec.key, object = %key, difference,
@@ -364,19 +364,19 @@ impl FeedSelfChecker {
             );
             return;
         }
-        known.given_up.happened(Instant::now());
+        progress.discard_backoff.record(Instant::now());
         let _ = self.upstream.findings.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
-    /// Requests a page of versions of the keys after `behind`, at version `rv`.
+    /// Requests a page of versions of the keys after `after`, at version `rv`.
     async fn page(
         &self,
         rv: ResourceVersion,
-        behind: Option<&ObjectKey>,
+        after: Option<&ObjectKey>,
         limit: usize,
     ) -> Result<ObjectVersionPage, UpstreamError> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
-        let query = match behind {
+        let query = match after {
             None => format!("limit={limit}&resourceVersion={rv}&resourceVersionMatch=Exact"),
             Some(last) => {
                 let in_namespace = feed.spec.key.scope.namespace().is_some();
@@ -414,17 +414,17 @@ impl SelfCheckState {
             sweep: None,
             keys: KEYS_MAX,
             unanswered: 0,
-            forgotten: None,
-            misleads: false,
-            given_up: RecurrenceBackoff::default(),
+            expired_state: None,
+            count_unreliable: false,
+            discard_backoff: RecurrenceBackoff::default(),
         }
     }
 
     /// Records the reason that nothing was compared, so that refused requests are not repeated.
-    fn note(&mut self, error: &UpstreamError, state: (u64, ResourceVersion)) {
+    fn record_failure(&mut self, error: &UpstreamError, state: (u64, ResourceVersion)) {
         match error {
             UpstreamError::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),
-            error if error.is_expired() => self.forgotten = Some(state),
+            error if error.is_expired() => self.expired_state = Some(state),
             _ => self.unanswered += 1,
         }
     }
@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn failed_self_check_backs_off_and_oversized_pages_shrink() {
         let mark = FeedStateId::default();
-        let mut known = SelfCheckState::since(mark);
+        let mut progress = SelfCheckState::since(mark);
         for (error, expected) in [
             (refused(403), (1, KEYS_MAX, None)),
             (refused(504), (2, KEYS_MAX, None)),
@@ -451,13 +451,13 @@ mod tests {
             (UpstreamError::TooLarge(KEYS_BYTES_MAX), (4, KEYS_MAX / 2, None)),
             (refused(410), (4, KEYS_MAX / 2, Some((1, ResourceVersion(9))))),
         ] {
-            known.note(&error, (1, ResourceVersion(9)));
-            assert_eq!((known.unanswered, known.keys, known.forgotten), expected, "{error}");
+            progress.record_failure(&error, (1, ResourceVersion(9)));
+            assert_eq!((progress.unanswered, progress.keys, progress.expired_state), expected, "{error}");
         }
         for _ in 0..10 {
-            known.note(&UpstreamError::TooLarge(KEYS_BYTES_MAX), (1, ResourceVersion(9)));
+            progress.record_failure(&UpstreamError::TooLarge(KEYS_BYTES_MAX), (1, ResourceVersion(9)));
         }
-        assert_eq!(known.keys, KEYS_MIN);
-        assert!(known.unanswered > 4, "what does not fit in the smallest parts is rare as well");
+        assert_eq!(progress.keys, KEYS_MIN);
+        assert!(progress.unanswered > 4, "what does not fit in the smallest parts is rare as well");
     }
 }

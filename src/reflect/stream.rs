@@ -40,11 +40,11 @@ pub(super) enum StreamItem {
 pub(super) enum WatchStreamEnd {
     /// Upstream closed the watch on a frame boundary, which is its ordinary end.
     #[error("upstream ended the watch")]
-    Clean,
+    Closed,
     /// Neither an event nor a bookmark was received for [`SILENCE_MAX`], so the connection counts as lost
     /// (R-UPSTREAM-2).
     #[error("no event or bookmark received for {SILENCE_MAX:?}")]
-    Silent,
+    IdleTimeout,
     /// It broke, cannot be decoded, or has sent an ERROR event, which is [`UpstreamError::Refused`].
     #[error(transparent)]
     Failed(#[from] UpstreamError),
@@ -54,8 +54,10 @@ impl WatchStreamEnd {
     /// Whether the stream broke, including in the middle of a frame.
     pub(super) fn broke_off(&self) -> bool {
         match self {
-            Self::Failed(error) => error.broke_off() || matches!(error, UpstreamError::Wire(WireError::Truncated)),
-            Self::Clean | Self::Silent => false,
+            Self::Failed(error) => {
+                error.is_disconnected() || matches!(error, UpstreamError::Wire(WireError::Truncated))
+            }
+            Self::Closed | Self::IdleTimeout => false,
         }
     }
 }
@@ -78,7 +80,7 @@ impl FeedTaskContext {
     ) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
-        let response = ask(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
+        let response = send_request(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
         Ok(UpstreamWatchStream {
             body: response.into_body(),
             splitter: FrameSplitter::new(key.encoding, FRAME_BYTES_MAX),
@@ -101,7 +103,7 @@ impl UpstreamWatchStream {
 
     /// Records that the state at the start of the stream is complete.
     pub(super) fn is_listed(&mut self) {
-        self.body.is_listed();
+        self.body.mark_listed();
     }
 
     /// Prepends items that have already been read to the stream.
@@ -126,17 +128,17 @@ impl UpstreamWatchStream {
                 self.last_item = Instant::now();
                 return Ok(item);
             }
-            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| WatchStreamEnd::Silent)?;
+            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| WatchStreamEnd::IdleTimeout)?;
             match frame {
                 Some(frame) => {
-                    if let Ok(data) = frame.map_err(UpstreamError::Broken)?.into_data() {
+                    if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
                         self.splitter.push(&data);
                     }
                 }
                 None => {
                     // An incomplete last frame is an error, and the watch resumes before it.
                     self.splitter.finish().map_err(UpstreamError::Wire)?;
-                    return Err(WatchStreamEnd::Clean);
+                    return Err(WatchStreamEnd::Closed);
                 }
             }
         }
@@ -178,7 +180,7 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
 
 /// Sends a request in a feed's encoding. If the response has another encoding, fails with
 /// [`UpstreamError::OtherRepresentation`].
-pub(super) async fn ask(
+pub(super) async fn send_request(
     client: &UpstreamClient,
     cause: UpstreamRequestCause,
     question: UpstreamRequestKind,

@@ -15,13 +15,13 @@ use base::{BackgroundTasks, Reloadable};
 
 use super::ReflectConfig;
 use super::body_encoder_tracker::BodyEncoderTracker;
+use super::body_encoding_refresher::{BodyEncodingRefresher, ListMutex};
 use super::feed_client::FeedTaskContext;
 use super::history_backfiller::HistoryBackfiller;
 use super::prover::FreshnessProver;
-use super::qualify::RepresentationVerifier;
 use super::reflector::Reflector;
 use super::reflector_findings::StorageRollbackNotifier;
-use super::renew::{BodyEncodingRefresher, ListMutex};
+use super::representation_verifier::RepresentationVerifier;
 use super::self_check::FeedSelfChecker;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
@@ -33,7 +33,7 @@ pub struct ReflectorSupervisor {
     tasks: BackgroundTasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<StorageRollbackNotifier>,
-    turns: ListMutex,
+    list_lock: ListMutex,
 }
 
 /// The interval at which feeds are checked for idleness.
@@ -48,7 +48,7 @@ impl ReflectorSupervisor {
     ) -> Self {
         let config = config.into();
         let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), ListMutex::default());
-        Self { client, feeds, config, tasks, lists_only, rewinds, turns }
+        Self { client, feeds, config, tasks, lists_only, rewinds, list_lock: turns }
     }
 
     /// Starts the feeds that are demanded, until the sender of the demands is dropped.
@@ -64,19 +64,19 @@ impl ReflectorSupervisor {
         let reader = ObjectReader::new(key.encoding, feed.spec.shape, feed.spec.fields.clone());
         // Objects or bookmarks of another kind are rejected.
         let reader =
-            if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
-        let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
+            if feed.spec.kind.is_empty() { reader } else { reader.with_kind(&key.gvr.api_version(), &feed.spec.kind) };
+        let reader = Arc::new(reader.with_table_columns(&feed.columns).with_account(feed.reader.account()));
         let (findings, found) = mpsc::channel(1);
         let upstream = FeedTaskContext {
             client: self.client.clone(),
             feed: feed.clone(),
             reader,
             lists_only: self.lists_only.clone(),
-            written: Arc::new(BodyEncoderTracker::new(feed.clone())),
+            body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
             findings,
         };
         let qualifier = RepresentationVerifier { upstream: upstream.clone() };
-        let renewer = BodyEncodingRefresher { upstream: upstream.clone(), turns: self.turns.clone() };
+        let renewer = BodyEncodingRefresher { upstream: upstream.clone(), list_lock: self.list_lock.clone() };
         let checker = FeedSelfChecker { upstream: upstream.clone(), config: self.config.clone() };
         let backfiller = HistoryBackfiller { upstream: upstream.clone() };
         let prover = FreshnessProver::new(upstream.clone());
@@ -93,10 +93,10 @@ impl ReflectorSupervisor {
                 renewer.run().map(|never| match never {}).boxed(),
                 backfiller.run().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
-                prove_beginning(&feed).map(|never| match never {}).boxed(),
+                request_initial_proof(&feed).map(|never| match never {}).boxed(),
                 idle(&feeds, &feed, &config).map(|()| FeedEndReason::Idle).boxed(),
                 feed.retired().map(|()| FeedEndReason::Outdated).boxed(),
-                feed.reader.outgrown().map(|()| FeedEndReason::OverBudget).boxed(),
+                feed.reader.over_budget().map(|()| FeedEndReason::OverBudget).boxed(),
             ]);
             leaving.end = tokio::select! {
                 biased;
@@ -131,7 +131,7 @@ impl Drop for FeedRemovalGuard<'_> {
 ///
 /// Until then, the age of its state is unknown, so a gap could not be mended if the apiserver restarts. On a quiet
 /// resource, upstream's first bookmark may be a minute away.
-async fn prove_beginning(feed: &Feed) -> Infallible {
+async fn request_initial_proof(feed: &Feed) -> Infallible {
     let _ = feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
     feed.caught_up().await;
     std::future::pending().await

@@ -141,13 +141,13 @@ impl Scene {
         // A reader that arrives at the very moment of a request is covered by it.
         sleep(Duration::from_millis(1)).await;
         let came = Instant::now();
-        assert!(timeout(NEVER, self.feed.freshness.reached(came)).await.is_ok(), "no proof in a day");
+        assert!(timeout(NEVER, self.feed.freshness.wait_proven(came)).await.is_ok(), "no proof in a day");
         came.elapsed()
     }
 
     /// Whether a reader that arrives now still waits for a proof after `long`.
     async fn waits(&self, long: Duration) -> bool {
-        timeout(long, self.feed.freshness.reached(Instant::now())).await.is_err()
+        timeout(long, self.feed.freshness.wait_proven(Instant::now())).await.is_err()
     }
 
     /// Writes an object that is not of the feed.
@@ -163,7 +163,7 @@ impl Scene {
 
     /// The sum of the feed's counts whose label has this value.
     fn said(&self, value: &str) -> u64 {
-        self.feed.counts.said().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
+        self.feed.counts.labelled_counts().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
     }
 
     /// Whether the feed holds what upstream does.

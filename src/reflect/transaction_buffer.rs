@@ -42,7 +42,7 @@ const BUFFERED_MAX: usize = 10_000;
 
 impl TransactionBuffer {
     /// Creates the buffer for a resource; `None` if each change has its own version.
-    pub(super) fn of(gvr: &Gvr) -> Option<Self> {
+    pub(super) fn for_resource(gvr: &Gvr) -> Option<Self> {
         (!gvr.has_watch_cache()).then(|| Self { buffered: None, ahead: None, fired: 0, timer: Instant::now() })
     }
 
@@ -59,7 +59,7 @@ impl TransactionBuffer {
                 None => tokio::select! {
                     biased;
                     item = stream.next(reader) => item?,
-                    Some(joined) = self.quiet() => return Ok(joined),
+                    Some(joined) = self.flush_if_idle() => return Ok(joined),
                 },
             };
             if let Some(item) = self.take(item) {
@@ -101,7 +101,7 @@ impl TransactionBuffer {
     }
 
     /// Returns the buffered changes once nothing has followed them for long enough.
-    async fn quiet(&mut self) -> Option<StreamItem> {
+    async fn flush_if_idle(&mut self) -> Option<StreamItem> {
         while self.fired < TIMERS {
             sleep_until(self.timer).await;
             self.fired += 1;
@@ -122,7 +122,8 @@ mod tests {
     /// Describes what the reader of `events` returns for these items: `+` joins the changes of a transaction.
     fn received(items: &[(&str, &str, u64)]) -> Vec<String> {
         let reader = ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default());
-        let mut transactions = TransactionBuffer::of(&Gvr::new("", "v1", "events")).expect("they have leases");
+        let mut transactions =
+            TransactionBuffer::for_resource(&Gvr::new("", "v1", "events")).expect("they have leases");
         let mut seen = Vec::new();
         for (kind, name, version) in items {
             let metadata = format!(r#"{{"name":"{name}","namespace":"a","resourceVersion":"{version}"}}"#);
@@ -154,7 +155,7 @@ mod tests {
             ("MODIFIED", "p", 14),
         ];
         assert_eq!(received(&ITEMS), ["a/p 11", "a/q 12 + a/r 12", "a/s 13", "a/p 14"]);
-        assert!(TransactionBuffer::of(&Gvr::new("", "v1", "pods")).is_none());
+        assert!(TransactionBuffer::for_resource(&Gvr::new("", "v1", "pods")).is_none());
     }
 
     #[test]

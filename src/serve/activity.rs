@@ -19,7 +19,7 @@ pub(crate) enum WatchTransport {
 
 impl WatchTransport {
     /// Returns the transport of a watch request.
-    pub(crate) fn of<B>(request: &Request<B>, is_websocket: bool) -> Self {
+    pub(crate) fn from_request<B>(request: &Request<B>, is_websocket: bool) -> Self {
         match (is_websocket, request.version()) {
             (true, _) => Self::WebSocket,
             (false, Version::HTTP_2) => Self::Http2,
@@ -59,7 +59,7 @@ pub(crate) enum WatchEndReason {
     /// The client closed the watch.
     ClientClosed,
     /// The watch was aborted by another part of the proxy, for the given reason.
-    Cut(&'static str),
+    Aborted(&'static str),
 }
 
 impl WatchEndReason {
@@ -74,7 +74,7 @@ impl WatchEndReason {
             Self::UpstreamUpgraded => "upstream_upgraded",
             Self::Drained => "drained",
             Self::ClientClosed => "client_closed",
-            Self::Cut(why) => why,
+            Self::Aborted(reason) => reason,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! (R-THREAT-15).
 //!
 //! ```text
-//! request ─► AuditRecord ─► answer ─► AuditRecord::answered ─► queue, bounded ─► AuditWriter ─► file
+//! request ─► AuditRecord ─► response ─► AuditRecord::record_response ─► queue, bounded ─► AuditWriter ─► file
 //!                                       watch: also a second record when the AuditRecord is dropped
 //! ```
 //!

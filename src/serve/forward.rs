@@ -32,7 +32,7 @@ use crate::serve::limits::{
     BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
 };
 use crate::serve::response::{
-    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, bad_timeout, not_granted, too_many,
+    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, bad_timeout, denied_status, too_many,
     unavailable,
 };
 use crate::serve::route::ForwardReason;
@@ -49,13 +49,13 @@ type UpstreamReadResult = Result<Response<UpstreamResponseBody>, UpstreamError>;
 
 /// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
 /// error arrive first.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT_SLACK: Duration = Duration::from_secs(5);
 /// The maximum size in bytes of a response that is buffered to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
 /// The maximum number of proxies in a chain.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
-const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
+const LOOP_DETECTED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
 const BROKEN_BODY: &str = "the request body is malformed or incomplete";
 /// The maximum number of rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
@@ -85,13 +85,13 @@ impl ForwardHandler {
         reason: ForwardReason,
     ) -> Response<ResponseBody> {
         metrics::forwarded(reason);
-        let carried = self.carry(request, caller, info, query, context, reason).await;
-        let mut response = carried.unwrap_or_else(|status| context.status(&status));
+        let response = self.send_upstream(request, caller, info, query, context, reason).await;
+        let mut response = response.unwrap_or_else(|status| context.status(&status));
         response.headers_mut().insert(REASON, HeaderValue::from_static(reason.as_str()));
         response
     }
 
-    async fn carry(
+    async fn send_upstream(
         &self,
         mut request: Request<RequestBody>,
         caller: &Caller,
@@ -100,13 +100,13 @@ impl ForwardHandler {
         context: &ResponseContext,
         reason: ForwardReason,
     ) -> Result<Response<ResponseBody>, Status> {
-        let (payer, lane) = (caller.payer(), lane_of(request.headers(), request.method(), info));
-        let acting_as = {
-            let acting_as = pin!(self.acting_as(caller, request.headers(), info));
-            self.concurrency.waiting.while_waiting(payer.as_ref(), acting_as).await
+        let (flow, pool_kind) = (caller.flow(), pool_kind(request.headers(), request.method(), info));
+        let identity = {
+            let identity = pin!(self.upstream_identity(caller, request.headers(), info));
+            self.concurrency.waiting.while_waiting(flow.as_ref(), identity).await
         };
-        let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
-            Ok(acting_as) => acting_as,
+        let identity = match identity.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
+            Ok(identity) => identity,
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
             Err(_) if info.is_none() => RequestIdentity::Anonymous,
             Err(status) => {
@@ -118,63 +118,63 @@ impl ForwardHandler {
                 return Ok(refused);
             }
         };
-        let is_anonymous = acting_as == RequestIdentity::Anonymous;
-        let pool = match (lane, reason) {
+        let is_anonymous = identity == RequestIdentity::Anonymous;
+        let pool = match (pool_kind, reason) {
             _ if is_anonymous => &self.concurrency.anonymous,
             (_, ForwardReason::Syncing) => &self.concurrency.unready,
             (ForwardPoolKind::Short, _) => &self.concurrency.forwards,
             (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.concurrency.streams,
         };
-        let permit = pool.take(payer.as_ref().filter(|_| !is_anonymous));
+        let permit = pool.acquire(flow.as_ref().filter(|_| !is_anonymous));
         let permit = Arc::new(permit.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
-        if lane == ForwardPoolKind::Tunnel {
-            return self.tunnel(request, &acting_as, context, permit).await;
+        if pool_kind == ForwardPoolKind::Tunnel {
+            return self.tunnel(request, &identity, context, permit).await;
         }
-        let is_alike = match reason {
+        let is_shareable = match reason {
             ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
             ForwardReason::Table => is_short_table(info, query),
             _ => false,
         };
-        self.make_outgoing(request.headers_mut(), &acting_as);
-        if is_alike
-            && lane == ForwardPoolKind::Short
+        self.rewrite_headers(request.headers_mut(), &identity);
+        if is_shareable
+            && pool_kind == ForwardPoolKind::Short
             && !is_anonymous
             && request.body().is_end_stream()
-            && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &permit).await?
+            && let Some(response) = self.shared(&request, flow, identity.clone(), context, &permit).await?
         {
             return Ok(response);
         }
         let is_repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
         // A request and its response have a deadline of one minute each. A caller without a credential always has one.
-        let is_short = lane == ForwardPoolKind::Short || is_anonymous;
+        let is_short = pool_kind == ForwardPoolKind::Short || is_anonymous;
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(DeadlineBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
+                track_body_error(DeadlineBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
             } else {
-                noticed(body, is_broken)
+                track_body_error(body, is_broken)
             }
         });
         // Boxed, because the future has about 3 KB and moving it into another future would double that.
-        let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
-        let answer = if is_short { self.in_time(answering).await } else { answering.await };
-        match answer {
-            Ok(response) => Ok(self.passed(response, is_short, permit, context)),
+        let response = Box::pin(self.forwarder.forward(&identity, pool_kind, request));
+        let response = if is_short { self.with_timeout(response).await } else { response.await };
+        match response {
+            Ok(response) => Ok(self.relay(response, is_short, permit, context)),
             Err(_) if is_broken.load(Ordering::Relaxed) => Err(Status::bad_request(BROKEN_BODY)),
-            Err(error) if !is_repeatable && error.may_have_been_carried_out() => Err(unknown(&error)),
+            Err(error) if !is_repeatable && error.may_be_processed() => Err(maybe_applied(&error)),
             Err(error) => Err(unreachable(&error)),
         }
     }
 
     /// Awaits the head of a response, and fails after the timeout.
-    async fn in_time(&self, answering: impl Future<Output = UpstreamReadResult>) -> UpstreamReadResult {
-        let max = self.slow_readers.body_max() + PATIENCE;
-        timeout(max, answering).await.unwrap_or(Err(UpstreamError::Timeout(max)))
+    async fn with_timeout(&self, response: impl Future<Output = UpstreamReadResult>) -> UpstreamReadResult {
+        let max = self.slow_readers.body_max() + HEAD_TIMEOUT_SLACK;
+        timeout(max, response).await.unwrap_or(Err(UpstreamError::Timeout(max)))
     }
 
     /// Returns upstream's response to the caller. An error response is always treated as short.
-    fn passed(
+    fn relay(
         &self,
         response: Response<UpstreamResponseBody>,
         is_short: bool,
@@ -182,7 +182,7 @@ impl ForwardHandler {
         context: &ResponseContext,
     ) -> Response<ResponseBody> {
         let is_short = is_short || !response.status().is_success();
-        let deadline = is_short.then(|| (&self.slow_readers, context.cut.clone()));
+        let deadline = is_short.then(|| (&self.slow_readers, context.abort.clone()));
         response.map(|body| ResponseBody::forwarded(body, permit, deadline))
     }
 
@@ -194,15 +194,15 @@ impl ForwardHandler {
     async fn shared(
         &self,
         request: &Request<RequestBody>,
-        payer: Option<FlowDistinguisher>,
-        acting_as: RequestIdentity,
+        flow: Option<FlowDistinguisher>,
+        identity: RequestIdentity,
         context: &ResponseContext,
         permit: &Arc<ConcurrencyPermit>,
     ) -> Result<Option<Response<ResponseBody>>, Status> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = CoalesceKey {
-            acting_as: acting_as.clone(),
+            identity: identity.clone(),
             path_and_query: path.as_str().to_owned(),
             accept: context.accept.clone(),
             accept_encoding: encoding.map(str::to_owned),
@@ -211,13 +211,13 @@ impl ForwardHandler {
         let (request_permit, headers) = (permit.clone(), request.headers().clone());
         let parts = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
         let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let ((client, forwarder, concurrency), acting_as) = (parts.clone(), acting_as.clone());
-            let (request_permit, payer) = (request_permit.clone(), payer.clone());
+            let ((client, forwarder, concurrency), identity) = (parts.clone(), identity.clone());
+            let (request_permit, flow) = (request_permit.clone(), flow.clone());
             let mut request = Request::new(no_body());
             *request.uri_mut() = Uri::from(path.clone());
             request.headers_mut().clone_from(&headers);
             Box::pin(async move {
-                let response = forwarder.forward(&acting_as, ForwardPoolKind::Short, request).await?;
+                let response = forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
                 let (status, mut headers) = (response.status(), response.headers().clone());
                 let body = match client.read_at_most(response, SHARED_BYTES_MAX).await {
                     Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
@@ -225,14 +225,14 @@ impl ForwardHandler {
                 };
                 drop(request_permit);
                 headers.remove(CONTENT_LENGTH);
-                let permit = permit_for(&body, &concurrency, payer.as_ref())?;
+                let permit = permit_for(&body, &concurrency, flow.as_ref())?;
                 Ok(CoalescedResponse { status, headers, body, permit })
             })
         };
         match self.coalesced.send(key, &self.tasks, Arc::new(send)).await {
             Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
-                let whole = BufferedResponseBody::of(body, vec![permit.clone(), bytes_permit]);
-                let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.cut.clone()));
+                let whole = BufferedResponseBody::from_bytes(body, vec![permit.clone(), bytes_permit]);
+                let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.abort.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all requests that share a response.
@@ -242,7 +242,7 @@ impl ForwardHandler {
                 }
                 Ok(Some(response))
             }
-            Some(Err(why)) => match &*why {
+            Some(Err(error)) => match &*error {
                 CoalesceError::TooLarge => Ok(None),
                 CoalesceError::Failed(error) => Err(unreachable(error)),
             },
@@ -254,28 +254,28 @@ impl ForwardHandler {
     async fn tunnel(
         &self,
         mut request: Request<RequestBody>,
-        acting_as: &RequestIdentity,
+        identity: &RequestIdentity,
         context: &ResponseContext,
         permit: Arc<ConcurrencyPermit>,
     ) -> Result<Response<ResponseBody>, Status> {
         let downstream = hyper::upgrade::on(&mut request);
-        self.make_outgoing(request.headers_mut(), acting_as);
+        self.rewrite_headers(request.headers_mut(), identity);
         let mut request = request.map(|_| no_body());
         for name in [CONTENT_LENGTH, EXPECT] {
             request.headers_mut().remove(name);
         }
-        let drain_hold = self.drain.hold();
-        let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPoolKind::Tunnel, request));
-        let answer =
-            if *acting_as == RequestIdentity::Anonymous { self.in_time(answering).await } else { answering.await };
-        let mut response = answer.map_err(|error| unreachable(&error))?;
+        let drain_hold = self.drain.block_end();
+        let response = Box::pin(self.forwarder.forward(identity, ForwardPoolKind::Tunnel, request));
+        let response =
+            if *identity == RequestIdentity::Anonymous { self.with_timeout(response).await } else { response.await };
+        let mut response = response.map_err(|error| unreachable(&error))?;
         if response.status().is_redirection() {
             // Redirects are not passed on, because clients follow them with their credentials, and some with those of
             // the tunnel (R-THREAT-9).
             return Err(Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(self.passed(response, true, permit, context));
+            return Ok(self.relay(response, true, permit, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {
@@ -295,30 +295,31 @@ impl ForwardHandler {
     /// # Errors
     /// The caller impersonates another user without permission, or with invalid headers. This is checked here only if
     /// the caller's credential cannot be forwarded.
-    async fn acting_as(
+    async fn upstream_identity(
         &self,
         caller: &Caller,
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<RequestIdentity, Status> {
-        let acting_as = self.authorizer.acting_as(caller).await;
-        if !matches!(acting_as, RequestIdentity::User(_)) {
-            return Ok(acting_as);
+        let identity = self.authorizer.upstream_identity(caller).await;
+        if !matches!(identity, RequestIdentity::User(_)) {
+            return Ok(identity);
         }
-        let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
+        let Some(impersonation) =
+            Impersonation::from_headers(headers).map_err(|error| Status::bad_request(error.to_string()))?
         else {
-            return Ok(acting_as);
+            return Ok(identity);
         };
         let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
-        let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
+        let user = user.map_err(|denied| denied_status(&denied.refused, caller.name(), &denied.access))?;
         Ok(RequestIdentity::User(Arc::new(user)))
     }
 
     /// Rewrites the headers of a request for its next hop.
-    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &RequestIdentity) {
-        headers.insert(HOPS, self.hops_with_us(headers));
+    fn rewrite_headers(&self, headers: &mut HeaderMap, identity: &RequestIdentity) {
+        headers.insert(HOPS, self.hops_with_self(headers));
         headers.remove(CAUSE);
-        if !matches!(acting_as, RequestIdentity::Bearer(..) | RequestIdentity::Anonymous) {
+        if !matches!(identity, RequestIdentity::Bearer(..) | RequestIdentity::Anonymous) {
             websocket::drop_bearer(headers);
         }
     }
@@ -327,26 +328,26 @@ impl ForwardHandler {
     pub(crate) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
         let passed = hops(headers);
         let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
-        if looped { Err(Status::from_code(508, LOOPED)) } else { Ok(()) }
+        if looped { Err(Status::from_code(508, LOOP_DETECTED)) } else { Ok(()) }
     }
 
     /// Returns the hop list of the request, including this proxy.
-    pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> HeaderValue {
+    pub(crate) fn hops_with_self(&self, headers: &HeaderMap) -> HeaderValue {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).expect("the items are visible ASCII")
     }
 }
 
 /// Wraps a request body and records when it breaks off, because then the sender is at fault and not upstream.
-fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
+fn track_body_error<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
 {
-    let notice = move |error: B::Error| {
+    let on_error = move |error: B::Error| {
         is_broken.store(true, Ordering::Relaxed);
         error.into()
     };
-    body.map_err(notice).boxed_unsync()
+    body.map_err(on_error).boxed_unsync()
 }
 
 fn no_body() -> UpstreamBody {
@@ -364,9 +365,9 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 fn permit_for(
     body: &Bytes,
     concurrency: &ConcurrencyLimits,
-    payer: Option<&FlowDistinguisher>,
+    flow: Option<&FlowDistinguisher>,
 ) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
-    concurrency.whole(payer, body.len()).map(Arc::new).map_err(|LimitExceeded(_)| CoalesceError::TooLarge)
+    concurrency.buffered(flow, body.len()).map(Arc::new).map_err(|LimitExceeded(_)| CoalesceError::TooLarge)
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
@@ -377,9 +378,9 @@ fn is_short_table(info: Option<&RequestInfo>, query: &UrlQuery) -> bool {
 }
 
 /// Returns the connection pool for a forwarded request.
-fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPoolKind {
+fn pool_kind(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPoolKind {
     let protocol = headers.get(UPGRADE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let is_spdy = protocol.to_ascii_lowercase().starts_with("spdy/") && websocket::asks_for_upgrade(headers);
+    let is_spdy = protocol.to_ascii_lowercase().starts_with("spdy/") && websocket::requests_upgrade(headers);
     if is_spdy || websocket::is_upgrade(headers) {
         return ForwardPoolKind::Tunnel;
     }
@@ -399,7 +400,7 @@ pub(crate) fn unreachable(error: &UpstreamError) -> Status {
         UpstreamError::Timeout(_) => Status::from_code(504, &error.for_callers()),
         UpstreamError::Unreachable(_) | UpstreamError::Credentials(_) => unavailable(&error.for_callers()),
         // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
-        UpstreamError::Broken(_)
+        UpstreamError::ConnectionLost(_)
         | UpstreamError::InvalidRequest(_)
         | UpstreamError::OtherDocument(_)
         | UpstreamError::OtherRepresentation { .. }
@@ -413,6 +414,6 @@ pub(crate) fn unreachable(error: &UpstreamError) -> Status {
 }
 
 /// Returns the Status for a write that upstream may have applied. It has no `Retry-After`, because clients would retry.
-fn unknown(error: &UpstreamError) -> Status {
+fn maybe_applied(error: &UpstreamError) -> Status {
     Status::from_code(502, &error.for_callers())
 }

@@ -1,14 +1,16 @@
 //! The way of a request through the proxy, in stages. Each stage takes the type that the one before returns:
 //!
 //! ```text
-//! UnauthenticatedRequest ─screen─► ScreenedRequest ─authenticate─► AuthenticatedRequest ─admit─► AdmittedRequest
-//!     AdmittedRequest ─RequestRouter: route, authorize, serve or forward─► response ─record─► ─finish─► response
+//! UnauthenticatedRequest ─screen─► ScreenedRequest ─authenticate─► AuthenticatedRequest ─check_caller─►
+//!     RoutableRequest ─RequestRouter: route, authorize, serve or forward─► response ─record─► ─finish─► response
 //! ```
 //!
-//! `screen` and `admit` may refuse the request. The response to a screened request is recorded too.
+//! `screen` and `check_caller` may respond to the request themselves. Of the responses of `screen`, only the audit log
+//! has a record.
 
 mod request_router;
 mod scrape_authorizer;
+mod unauthenticated_request;
 mod wiring;
 
 use std::sync::Arc;
@@ -21,24 +23,25 @@ pub use self::scrape_authorizer::ScrapeAuthorizer;
 pub use self::wiring::HttpFrontendDeps;
 
 use self::request_router::RequestRouter;
+use self::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Authorizer, Caller, ClientConnectionInfo, CrossOriginCheck, GrantError};
 use crate::net::{ConnectionPeer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, UserAndAgent, metrics};
 use crate::serve::audit::{AuditLog, AuditRecord, ServedLocally};
 use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::health;
-use crate::serve::read::{ReadRequest, UnauthenticatedRequest};
+use crate::serve::read::ReadRequest;
 use crate::serve::response::{
-    AUDIT_ID, REASON, REFUSED_BY, ResponseBody, ResponseContext, expectation_failed, expects_the_impossible, malformed,
-    new_audit_id, too_many_wait, turned_away, unavailable,
+    AUDIT_ID, REASON, REFUSED_BY, ResponseBody, ResponseContext, auth_refusal, expectation_failed,
+    has_unsupported_expect, malformed, new_audit_id, too_many_waiting, unavailable,
 };
 use crate::serve::route::CacheCoverage;
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{SERVED, UpstreamClient, inspect};
 use base::{ReadinessTracker, Reloadable};
-use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, reaches_inside};
+use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, targets_workload};
 
-/// Receives requests, authenticates their senders, and passes them to the [`RequestRouter`].
+/// Receives requests, authenticates their senders, and passes them to the `RequestRouter`.
 #[derive(Debug)]
 pub struct HttpFrontend {
     router: RequestRouter,
@@ -68,7 +71,7 @@ struct AuthenticatedRequest {
 }
 
 /// A request that the router may answer. It is not authorized yet.
-enum AdmittedRequest {
+enum RoutableRequest {
     Parsed(Box<ReadRequest>),
     /// The path names no resource. Upstream rejects the request with its own text.
     NoResource(Box<UnauthenticatedRequest>, Caller),
@@ -78,19 +81,19 @@ enum AdmittedRequest {
 struct RequestLog {
     method: Method,
     path: String,
-    who: UserAndAgent,
+    client: UserAndAgent,
     received: Instant,
     /// The context with the audit record, if there is one.
     audited: Option<Box<ResponseContext>>,
 }
 
-const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded from a port that every local process \
-                         can reach; use a unix socket, or set execOnLoopback";
-const NO_SHARE: &str =
+const CONNECT_FORBIDDEN: &str = "exec, attach, portforward and proxy are not forwarded from a port that every local \
+                                 process can reach; use a unix socket, or set execOnLoopback";
+const LISTENER_FULL: &str =
     "connection limit reached (limits.connections), and no other caller has more connections than you";
 /// The `Retry-After` of a client whose connection got no slot, in seconds. It is long, because other connections rarely
 /// end.
-const NO_SHARE_RETRY_SECONDS: u32 = 10;
+const LISTENER_FULL_RETRY_SECONDS: u32 = 10;
 
 impl HttpFrontend {
     /// Applies new settings to later requests; requests in flight are not affected. The node, authorization, body and
@@ -105,7 +108,7 @@ impl HttpFrontend {
     }
 
     /// Answers one request, whose head is read at once.
-    pub fn answer(
+    pub fn handle(
         self: Arc<Self>,
         peer: ConnectionPeer,
         request: Request<RequestBody>,
@@ -119,10 +122,10 @@ impl HttpFrontend {
             let response = match self.screen(&peer, request, info.map(Box::new)) {
                 Ok(request) => {
                     let request = self.authenticate(&peer, request).await;
-                    let log = RequestLog::of(&request);
-                    let response = match self.admit(&peer, request) {
-                        Ok(AdmittedRequest::Parsed(request)) => self.router.dispatch(request).await,
-                        Ok(AdmittedRequest::NoResource(request, caller)) => {
+                    let log = RequestLog::new(&request);
+                    let response = match self.check_caller(&peer, request) {
+                        Ok(RoutableRequest::Parsed(request)) => self.router.dispatch(request).await,
+                        Ok(RoutableRequest::NoResource(request, caller)) => {
                             Box::pin(self.router.forward_unparsed(request, caller)).await
                         }
                         Err(refusal) => refusal,
@@ -153,7 +156,7 @@ impl HttpFrontend {
             let head = (request.http.uri(), request.http.headers());
             AuditRecord::new(&self.audit, peer, head, info, id).map(Box::new)
         });
-        match self.answer_without_caller(peer, &request, info.as_deref().ok()) {
+        match self.respond_without_caller(peer, &request, info.as_deref().ok()) {
             None => Ok(ScreenedRequest { request, info, record }),
             Some(response) => {
                 peer.connection.authentication_failed();
@@ -163,7 +166,7 @@ impl HttpFrontend {
         }
     }
 
-    fn answer_without_caller(
+    fn respond_without_caller(
         &self,
         peer: &ConnectionPeer,
         UnauthenticatedRequest { http, context, .. }: &UnauthenticatedRequest,
@@ -173,11 +176,11 @@ impl HttpFrontend {
             Some(context.status(&looped))
         } else if let Some(status) = &context.accept_refused {
             Some(context.status(status))
-        } else if expects_the_impossible(http) {
+        } else if has_unsupported_expect(http) {
             Some(expectation_failed())
         } else if let Err(ambiguous) = inspect(http.headers()) {
             Some(context.status(&Status::bad_request(ambiguous.to_string())))
-        } else if self.is_open_to_all(peer)
+        } else if self.is_unauthenticated_port(peer)
             && let Err(foreign) = self.browsers.get().check(http.uri(), http.headers())
         {
             Some(context.status(&Status::from_code(403, &foreign.to_string())))
@@ -190,13 +193,13 @@ impl HttpFrontend {
     async fn authenticate(&self, peer: &ConnectionPeer, request: ScreenedRequest) -> AuthenticatedRequest {
         let ScreenedRequest { mut request, info, mut record } = request;
         let caller = {
-            let sender = ClientConnectionInfo::of(peer);
+            let sender = ClientConnectionInfo::from_peer(peer);
             let mut authenticating = Box::pin(self.authorizer.authenticate(sender, request.http.headers()));
-            let caller = self.concurrency.unknown.while_waiting(None, authenticating.as_mut()).await;
-            caller.map_err(too_many_wait).flatten()
+            let caller = self.concurrency.unauthenticated.while_waiting(None, authenticating.as_mut()).await;
+            caller.map_err(too_many_waiting).flatten()
         };
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
-            record.put_caller(caller);
+            record.set_caller(caller);
         }
         request.context.record = record.map(Arc::from);
         AuthenticatedRequest { request, info, caller }
@@ -207,15 +210,15 @@ impl HttpFrontend {
     /// # Errors
     /// The refusal: there is no slot for the connection, the caller is forbidden to send the request or is not
     /// authenticated, or the path cannot be parsed.
-    fn admit(
+    fn check_caller(
         &self,
         peer: &ConnectionPeer,
         AuthenticatedRequest { request, info, caller }: AuthenticatedRequest,
-    ) -> Result<AdmittedRequest, Response<ResponseBody>> {
+    ) -> Result<RoutableRequest, Response<ResponseBody>> {
         match &caller {
-            Ok(known @ (Caller::ProxyItself | Caller::Known(_))) => {
-                if !peer.connection.authenticated(known.payer().as_ref().map(FlowDistinguisher::number)) {
-                    let no_slot = Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS);
+            Ok(authenticated @ (Caller::ProxyItself | Caller::Known(_))) => {
+                if !peer.connection.authenticated(authenticated.flow().as_ref().map(FlowDistinguisher::number)) {
+                    let no_slot = Status::too_many_requests(LISTENER_FULL, LISTENER_FULL_RETRY_SECONDS);
                     return Err(request.context.status(&no_slot));
                 }
             }
@@ -225,16 +228,16 @@ impl HttpFrontend {
             Ok(Caller::Anonymous) | Err(_) => peer.connection.authentication_failed(),
         }
         if let Ok(caller) = &caller
-            && let Some(why) = self.forbids(peer, &request.http, &info, caller)
+            && let Some(reason) = self.rejection(peer, &request.http, &info, caller)
         {
-            return Err(request.context.status(&Status::from_code(403, &why)));
+            return Err(request.context.status(&Status::from_code(403, &reason)));
         }
         match (info, caller) {
-            (Ok(info), Ok(caller)) => Ok(AdmittedRequest::Parsed(request.of(caller, info))),
-            (Ok(info), Err(why)) => Err(turned_away(&request.context, "", &info, &request.query, &why)),
+            (Ok(info), Ok(caller)) => Ok(RoutableRequest::Parsed(request.with_caller(caller, info))),
+            (Ok(info), Err(error)) => Err(auth_refusal(&request.context, "", &info, &request.query, &error)),
             // For any caller, upstream rejects the request.
             (Err(RequestInfoError::NoResource(_)), caller) => {
-                Ok(AdmittedRequest::NoResource(request, caller.unwrap_or(Caller::Anonymous)))
+                Ok(RoutableRequest::NoResource(request, caller.unwrap_or(Caller::Anonymous)))
             }
             // A path with an invalid escape is not forwarded, because upstream would close the connection.
             (Err(RequestInfoError::BadEscape), _) => {
@@ -247,35 +250,35 @@ impl HttpFrontend {
     /// Returns why a request is forbidden although its sender is authenticated, if it is. Either a web page may have
     /// caused the sender's browser to send it, or any local process may be the sender. `kubectl proxy` rejects `exec`
     /// and `attach` for the latter reason.
-    fn forbids(
+    fn rejection(
         &self,
         peer: &ConnectionPeer,
         request: &Request<RequestBody>,
         info: &Result<Box<RequestInfo>, RequestInfoError>,
         caller: &Caller,
     ) -> Option<String> {
-        if caller.shows_certificate() {
+        if caller.has_client_certificate() {
             // A browser adds the client certificate to every request that a page sends.
             return self.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
             // Such a request is always rejected.
             Err(RequestInfoError::BadEscape) => false,
-            info => reaches_inside(request.uri().path(), info.as_deref().ok()),
+            info => targets_workload(request.uri().path(), info.as_deref().ok()),
         };
-        let forbidden = !self.config.get().exec_on_loopback && self.is_open_to_all(peer) && reaches();
-        forbidden.then(|| NO_WAY_IN.to_owned())
+        let forbidden = !self.config.get().exec_on_loopback && self.is_unauthenticated_port(peer) && reaches();
+        forbidden.then(|| CONNECT_FORBIDDEN.to_owned())
     }
 
     /// Whether any process on this machine can connect and act with the proxy's permissions.
-    fn is_open_to_all(&self, peer: &ConnectionPeer) -> bool {
+    fn is_unauthenticated_port(&self, peer: &ConnectionPeer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
     /// Writes the response to the audit log, the access log and the recent events of the debug pages. Returns the
     /// response, or a refusal if a required audit record cannot be written.
     fn record(&self, log: &RequestLog, response: Response<ResponseBody>) -> Response<ResponseBody> {
-        let RequestLog { method, path, who, received, audited } = log;
+        let RequestLog { method, path, client, received, audited } = log;
         let mut response = match audited {
             Some(context) => recorded(context, response),
             None => response,
@@ -292,12 +295,12 @@ impl HttpFrontend {
         let request = (method.as_str(), &**path);
         if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
             if response.status() != StatusCode::NOT_FOUND {
-                self.active_watches.refused(who, request, (status.http_code(), &status.message));
+                self.active_watches.refused(client, request, (status.http_code(), &status.message));
             }
         } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
             && [Method::GET, Method::HEAD].contains(method)
         {
-            self.active_watches.passed(who, request, reason);
+            self.active_watches.forwarded(client, request, reason);
         }
         response
     }
@@ -308,25 +311,25 @@ impl HttpFrontend {
         if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
             metrics::refused(status.http_code());
         }
-        let is_ours = !response.headers().contains_key(REASON);
-        if let Some(policy) = self.client.strict_transport_security().filter(|_| is_ours) {
+        let is_own = !response.headers().contains_key(REASON);
+        if let Some(policy) = self.client.strict_transport_security().filter(|_| is_own) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, policy);
         }
-        if is_ours && (response.status().is_client_error() || response.status().is_server_error()) {
+        if is_own && (response.status().is_client_error() || response.status().is_server_error()) {
             response.headers_mut().entry(REFUSED_BY).or_insert(HeaderValue::from_static("proxy"));
         }
-        if without_body { response.map(ResponseBody::of_head) } else { response }
+        if without_body { response.map(ResponseBody::without_body) } else { response }
     }
 }
 
 impl RequestLog {
-    fn of(AuthenticatedRequest { request, caller, .. }: &AuthenticatedRequest) -> Self {
+    fn new(AuthenticatedRequest { request, caller, .. }: &AuthenticatedRequest) -> Self {
         let UnauthenticatedRequest { http, context, received, .. } = &**request;
-        let payer = caller.as_ref().ok().and_then(Caller::payer);
+        let flow = caller.as_ref().ok().and_then(Caller::flow);
         Self {
             method: http.method().clone(),
             path: http.uri().path().to_owned(),
-            who: UserAndAgent::new(payer, http.headers().get(USER_AGENT)),
+            client: UserAndAgent::new(flow, http.headers().get(USER_AGENT)),
             received: *received,
             audited: context.record.is_some().then(|| Box::new(context.clone())),
         }
@@ -336,7 +339,7 @@ impl RequestLog {
 /// Writes the audit record of the response. Returns the response, or a refusal if a required record cannot be written.
 fn recorded(context: &ResponseContext, response: Response<ResponseBody>) -> Response<ResponseBody> {
     match &context.record {
-        Some(record) if !record.answered(&response) => {
+        Some(record) if !record.record_response(&response) => {
             metrics::records("refused", 1);
             context.status(&unavailable("the audit log queue is full, and this read must be audited; try again"))
         }

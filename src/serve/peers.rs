@@ -56,7 +56,7 @@ struct DownstreamReviewKey {
 
 #[derive(Debug, Clone)]
 struct CachedDownstreamReview {
-    answer: Bytes,
+    body: Bytes,
     /// How long the response serves requests.
     ttl: Duration,
     /// How long the response serves reviews for open watches.
@@ -67,10 +67,10 @@ struct CachedDownstreamReview {
 #[derive(Debug, Clone, Copy)]
 struct LastPermissionChange {
     /// The time from which they normally reflect the change.
-    seen: Instant,
+    seen_at: Instant,
     /// The time from which they certainly reflect the change. After a change, each open watch is reviewed once more,
     /// and must not receive the earlier decision.
-    settled: Instant,
+    settled_at: Instant,
 }
 
 /// Creates reviews on behalf of downstream proxies, and shares the results.
@@ -78,15 +78,15 @@ struct LastPermissionChange {
 pub(crate) struct DownstreamReviewHandler {
     client: UpstreamClient,
     authorizer: Authorizer,
-    kept: CoalescingCache<DownstreamReviewKey, CachedDownstreamReview>,
+    cache: CoalescingCache<DownstreamReviewKey, CachedDownstreamReview>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
 }
 
 /// The timeout of a review, including the wait for identical ones.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
-const KEPT_BYTES_MAX: u64 = 32 << 20;
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+const CACHE_BYTES_MAX: u64 = 32 << 20;
 const KEY_BYTES: usize = 256;
 /// The maximum size of a review. It contains the name and groups of a user, or a token.
 const REVIEW_BYTES_MAX: usize = 128 << 10;
@@ -101,16 +101,17 @@ impl DownstreamReviewHandler {
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedDownstreamReview| KEY_BYTES + kept.answer.len());
-        Self { client, authorizer, kept, concurrency, body_max, lag_max }
+        let cache =
+            CoalescingCache::new(CACHE_BYTES_MAX, |cached: &CachedDownstreamReview| KEY_BYTES + cached.body.len());
+        Self { client, authorizer, cache, concurrency, body_max, lag_max }
     }
 
     /// Whether another proxy requests a review for itself, in the form that proxies use.
-    pub(crate) fn has(request: &ReadRequest) -> bool {
+    pub(crate) fn is_proxy_review(request: &ReadRequest) -> bool {
         let headers = request.http.headers();
         let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
         request.context.by_proxy
-            && DownstreamReviewKind::of(request).is_some()
+            && DownstreamReviewKind::from_request(request).is_some()
             && *request.http.method() == Method::POST
             && request.http.uri().query().is_none()
             && (is_json(ACCEPT) && is_json(CONTENT_TYPE))
@@ -118,81 +119,84 @@ impl DownstreamReviewHandler {
     }
 
     /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
-    pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ResponseBody> {
-        let (kind, received, payer) = (DownstreamReviewKind::of(&request), request.received, request.caller.payer());
+    pub(crate) async fn handle(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ResponseBody> {
+        let (kind, received, flow) =
+            (DownstreamReviewKind::from_request(&request), request.received, request.caller.flow());
         let ReadRequest { http, context, .. } = *request;
-        match self
-            .answered(kind.unwrap_or(DownstreamReviewKind::Access), http.into_body(), (received, payer), hops)
-            .await
+        match self.respond(kind.unwrap_or(DownstreamReviewKind::Access), http.into_body(), (received, flow), hops).await
         {
-            Ok(answer) => {
-                let mut response = Response::new(ResponseBody::full(answer));
+            Ok(body) => {
+                let mut response = Response::new(ResponseBody::full(body));
                 *response.status_mut() = StatusCode::CREATED;
                 let headers = response.headers_mut();
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
                 headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
                 headers.insert(AUDIT_ID, context.audit_id.unwrap_or_else(new_audit_id));
-                response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
+                response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
                 response
             }
             Err(status) => context.status(&status),
         }
     }
 
-    async fn answered(
+    async fn respond(
         &self,
         kind: DownstreamReviewKind,
         body: RequestBody,
-        (received, payer): (Instant, Option<FlowDistinguisher>),
+        (received, flow): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
     ) -> Result<Bytes, Status> {
-        let _place =
-            self.concurrency.forwards.take(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
-        let whole = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
-        let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
-        let body = whole.to_bytes();
+        let _permit =
+            self.concurrency.forwards.acquire(flow.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
+        let collected = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
+        let Ok(Ok(collected)) = collected else { return Err(Status::bad_request(UNREADABLE)) };
+        let body = collected.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
         let key = DownstreamReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
-        let ask = |_| self.ask(kind, hops, body);
-        let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
-        let answered = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(UpstreamError::Timeout(ANSWER_MAX)));
-        let (kept, source) = answered.map_err(|error| unreachable(&error))?;
+        let send = |_| self.send(kind, hops, body);
+        let pending =
+            self.cache.get(&key, received, |cached| kind.is_fresh(cached, self.last_change(), Instant::now()), send);
+        let outcome = timeout(REVIEW_TIMEOUT, pending).await.unwrap_or(Err(UpstreamError::Timeout(REVIEW_TIMEOUT)));
+        let (cached, source) = outcome.map_err(|error| unreachable(&error))?;
         metrics::answered_proxy("review", source);
-        Ok(kept.answer)
+        Ok(cached.body)
     }
 
-    async fn ask(
+    async fn send(
         &self,
         kind: DownstreamReviewKind,
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
         if kind != DownstreamReviewKind::Token {
-            return self.ask_whether(kind, hops, body).await;
+            return self.review_access(kind, hops, body).await;
         }
         let requested_at = Instant::now();
-        let answer = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        let response = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
-        let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
-        let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(TimedResponse { requested_at, value: CachedDownstreamReview { answer, ttl, lease_ttl: Duration::ZERO } })
+        let is_known = TokenReviewResult::parse(&response).is_some_and(|result| result.user.is_some());
+        let ttl = if is_known { self.authorizer.config().token_ttl } else { Duration::ZERO };
+        Ok(TimedResponse {
+            requested_at,
+            value: CachedDownstreamReview { body: response, ttl, lease_ttl: Duration::ZERO },
+        })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
     /// review about its kubelet, and this proxy one about the node's proxy. These are the same review.
-    async fn ask_whether(
+    async fn review_access(
         &self,
         kind: DownstreamReviewKind,
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
-        let requested = AccessReviewResult::requested(&body);
-        let since = self.last_change().map(|change| change.least(kind, Instant::now()));
+        let requested = AccessReviewResult::parse_request(&body);
+        let since = self.last_change().map(|change| change.requested_at_min(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&requested, since)
-            && let Some((requested_at, verdict)) = self.authorizer.recalls(user, access, since).await
-            && let Some(answer) = verdict.clone().answer(user, access)
+            && let Some((requested_at, result)) = self.authorizer.cached_decision(user, access, since).await
+            && let Some(body) = result.clone().into_response(user, access)
         {
-            return Ok(TimedResponse { requested_at, value: self.kept(answer, &verdict) });
+            return Ok(TimedResponse { requested_at, value: self.cache_entry(body, &result) });
         }
         let cause = if kind == DownstreamReviewKind::Lease {
             UpstreamRequestCause::LeaseReview
@@ -200,33 +204,33 @@ impl DownstreamReviewHandler {
             UpstreamRequestCause::AccessReview
         };
         let requested_at = Instant::now();
-        let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
-        let verdict = AccessReviewResult::read(&answer);
-        if let (Some(requested), Some(verdict)) = (requested, &verdict) {
-            self.authorizer.learns(requested, cause, requested_at, verdict.clone()).await;
+        let response = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
+        let result = AccessReviewResult::parse(&response);
+        if let (Some(requested), Some(result)) = (requested, &result) {
+            self.authorizer.cache_decision(requested, cause, requested_at, result.clone()).await;
         }
-        let nothing = AccessReviewResult { allowed: false, reason: String::new() };
-        Ok(TimedResponse { requested_at, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
+        let denied = AccessReviewResult { allowed: false, reason: String::new() };
+        Ok(TimedResponse { requested_at, value: self.cache_entry(response, result.as_ref().unwrap_or(&denied)) })
     }
 
-    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedDownstreamReview {
-        let ages = self.authorizer.remembers_for();
-        let ttl = match verdict {
-            AccessReviewResult { allowed: true, .. } => ages.allowed_ttl,
-            AccessReviewResult { reason, .. } if AccessReviewResult::denies_for_now(reason) => Duration::ZERO,
-            AccessReviewResult { .. } => ages.denied_ttl,
+    fn cache_entry(&self, body: Bytes, result: &AccessReviewResult) -> CachedDownstreamReview {
+        let ttls = self.authorizer.config();
+        let ttl = match result {
+            AccessReviewResult { allowed: true, .. } => ttls.allowed_ttl,
+            AccessReviewResult { reason, .. } if AccessReviewResult::is_transient_denial(reason) => Duration::ZERO,
+            AccessReviewResult { .. } => ttls.denied_ttl,
         };
         // This proxy observes every change of RBAC, which not every proxy below it may.
-        let is_by_rbac = verdict.allowed && AccessReviewResult::is_by_rbac(&verdict.reason);
-        let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
-        CachedDownstreamReview { answer, ttl, lease_ttl }
+        let is_by_rbac = result.allowed && AccessReviewResult::is_by_rbac(&result.reason);
+        let lease_ttl = if is_by_rbac { ttls.recheck_rbac.max(ttl) } else { ttl };
+        CachedDownstreamReview { body, ttl, lease_ttl }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
     fn last_change(&self) -> Option<LastPermissionChange> {
-        let recheck = self.authorizer.remembers_for().recheck;
+        let recheck = self.authorizer.config().recheck;
         let at = self.authorizer.policy_unchanged_since()?;
-        Some(LastPermissionChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
+        Some(LastPermissionChange { seen_at: at + self.lag_max, settled_at: at + recheck.max(self.lag_max) })
     }
 }
 
@@ -240,62 +244,63 @@ pub(crate) fn health<B>(
     if *request.method() != Method::GET || request.uri().query().is_some() || !info.is_canonical {
         return None;
     }
-    let is_well = match info.path.as_str() {
+    let is_healthy = match info.path.as_str() {
         "/livez" | "/healthz" => true,
         "/readyz" => ready.is_ready(),
         _ => return None,
     };
     metrics::answered_proxy("health", metrics::SharedResponseOrigin::Memory);
     let failed = (StatusCode::SERVICE_UNAVAILABLE, "readyz check failed\n");
-    let (status, text) = if is_well { (StatusCode::OK, "ok") } else { failed };
+    let (status, text) = if is_healthy { (StatusCode::OK, "ok") } else { failed };
     let mut response = plain(status, text);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     put_served(headers, None);
-    response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
+    response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
     Some(response)
 }
 
 impl LastPermissionChange {
     /// Whether responses to reviews of a kind must certainly reflect the change.
     fn is_settled(self, kind: DownstreamReviewKind, now: Instant) -> bool {
-        kind == DownstreamReviewKind::Lease && now >= self.settled
+        kind == DownstreamReviewKind::Lease && now >= self.settled_at
     }
 
     /// Returns the time before which no response may have been requested.
-    fn least(self, kind: DownstreamReviewKind, now: Instant) -> Instant {
-        if self.is_settled(kind, now) { self.settled } else { self.seen }
+    fn requested_at_min(self, kind: DownstreamReviewKind, now: Instant) -> Instant {
+        if self.is_settled(kind, now) { self.settled_at } else { self.seen_at }
     }
 }
 
 impl DownstreamReviewKind {
     /// Returns the kind of review that another proxy states.
-    fn of(request: &ReadRequest) -> Option<Self> {
-        let says =
-            |cause: UpstreamRequestCause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+    fn from_request(request: &ReadRequest) -> Option<Self> {
+        let has_cause = |cause: UpstreamRequestCause| {
+            request.http.headers().get(CAUSE).is_some_and(|value| value == cause.as_str())
+        };
         match request.http.uri().path() {
-            ACCESS_REVIEWS if says(UpstreamRequestCause::AccessReview) => Some(Self::Access),
-            ACCESS_REVIEWS if says(UpstreamRequestCause::LeaseReview) => Some(Self::Lease),
-            TOKEN_REVIEWS if says(UpstreamRequestCause::TokenReview) => Some(Self::Token),
+            ACCESS_REVIEWS if has_cause(UpstreamRequestCause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if has_cause(UpstreamRequestCause::LeaseReview) => Some(Self::Lease),
+            TOKEN_REVIEWS if has_cause(UpstreamRequestCause::TokenReview) => Some(Self::Token),
             _ => None,
         }
     }
 
     /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
-    fn will_do(
+    fn is_fresh(
         self,
         last: &TimedResponse<CachedDownstreamReview>,
         change: Option<LastPermissionChange>,
         now: Instant,
     ) -> bool {
-        let (age, kept) = (now.saturating_duration_since(last.requested_at), &last.value);
+        let (age, cached) = (now.saturating_duration_since(last.requested_at), &last.value);
         match change {
-            _ if self == Self::Token => age < kept.ttl,
+            _ if self == Self::Token => age < cached.ttl,
             None => false,
             Some(change) => {
-                let ttl = if change.is_settled(self, now) { kept.lease_ttl } else { kept.ttl };
-                age < ttl && last.requested_at >= change.least(self, now)
+                let ttl = if change.is_settled(self, now) { cached.lease_ttl } else { cached.ttl };
+                age < ttl && last.requested_at >= change.requested_at_min(self, now)
             }
         }
     }
@@ -311,7 +316,7 @@ mod tests {
     fn shared_review_expires_after_ttl_or_rbac_change() {
         let zero = Instant::now();
         let at = |second: u64| zero + Duration::from_secs(second);
-        let change = LastPermissionChange { seen: at(5), settled: at(60) };
+        let change = LastPermissionChange { seen_at: at(5), settled_at: at(60) };
         let (by_rbac, by_others) = (600, 10);
         for (kind, requested_at, now, lease_ttl, expected) in [
             (DownstreamReviewKind::Access, 4, 6, by_rbac, false),
@@ -333,14 +338,14 @@ mod tests {
             (DownstreamReviewKind::Token, 1, 11, 0, false),
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
-            let kept = TimedResponse {
+            let cached = TimedResponse {
                 requested_at: at(requested_at),
-                value: CachedDownstreamReview { answer: Bytes::new(), ttl, lease_ttl },
+                value: CachedDownstreamReview { body: Bytes::new(), ttl, lease_ttl },
             };
-            let case = format!("{kind:?}, requested_at at {requested_at} s, at {now} s, for {lease_ttl:?}");
-            assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
+            let case = format!("{kind:?}, requested at {requested_at} s, at {now} s, for {lease_ttl:?}");
+            assert_eq!(kind.is_fresh(&cached, Some(change), at(now)), expected, "{case}");
             let of_token = kind == DownstreamReviewKind::Token && expected;
-            assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
+            assert_eq!(kind.is_fresh(&cached, None, at(now)), of_token, "{case}, where no change would be seen");
         }
     }
 }

@@ -15,5 +15,5 @@ pub use sources::spec;
 pub(crate) use coalescing_cache::{CoalescingCache, TimedResponse};
 pub(crate) use discovery_cache::DiscoveryCache;
 pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
-pub(crate) use request::{CacheReadResult, NotServable, ReadRequest, UnauthenticatedRequest};
+pub(crate) use request::{CacheReadResult, NotServable, ReadRequest};
 pub(crate) use sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};

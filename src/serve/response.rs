@@ -12,6 +12,6 @@ pub(crate) use context::{
     new_audit_id, plain, put_served,
 };
 pub(crate) use refusals::{
-    LIST_RETRY_SECONDS, bad_timeout, expects_the_impossible, not_granted, revoked, too_many, too_many_wait,
-    turned_away, unavailable,
+    LIST_RETRY_SECONDS, auth_refusal, bad_timeout, denied_status, has_unsupported_expect, revoked, too_many,
+    too_many_waiting, unavailable,
 };

@@ -130,7 +130,7 @@ pub(crate) struct ReadRouteInput<'a> {
     /// Whether the caller impersonates another user.
     pub(crate) impersonates: bool,
     /// Whether a downstream proxy sends the request to fill its own feed.
-    pub(crate) fills_a_feed: bool,
+    pub(crate) is_feed_request: bool,
     /// Whether the caller requests the readable part of a collection.
     pub(crate) readable: bool,
 }
@@ -197,7 +197,7 @@ pub(crate) fn check_kind(input: &ReadRouteInput<'_>) -> Result<(), ForwardReason
     if input.impersonates {
         return Err(ForwardReason::Impersonation);
     }
-    if !info.is_canonical || !input.query.is_lossless() {
+    if !info.is_canonical || !input.query.is_utf8() {
         return Err(ForwardReason::AmbiguousUrl);
     }
     if !info.subresource.is_empty() {
@@ -212,7 +212,7 @@ fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
     let watch = info.verb == RequestVerb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { SupportedMediaTypes::BUILTIN } else { SupportedMediaTypes::CUSTOM };
-    let offers = if watch { offers.watching() } else { offers };
+    let offers = if watch { offers.for_watch() } else { offers };
     if built_in && !router_accepts(accept, offers) {
         return Err(ForwardReason::NotAcceptable.into());
     }
@@ -257,25 +257,25 @@ fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
     };
     if !info.name.is_empty() {
         // The name in the path (`/watch/…/NAME`) and the selector must agree.
-        fields = fields.narrowed_to(&info.name)?;
+        fields = fields.and_name(&info.name)?;
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
     let view = CollectionView::new(namespace, Selector { labels: options.labels.clone(), fields });
     let view = match scope {
-        FeedScope::Selected { field, value } => view.within(field, value),
+        FeedScope::Selected { field, value } => view.with_fixed_field(field, value),
         FeedScope::Cluster | FeedScope::Namespace(_) => view,
     };
     if watch {
         let start = options.watch_start()?;
         // The initial rows of a feed are sent only to proxies that fill a feed.
-        let is_printed = input.fills_a_feed || is_printed(start, &view, resource);
+        let is_printed = input.is_feed_request || is_printed(start, &view, resource);
         if matches!(representation, Representation::Table(_)) && !is_printed {
             return Err(ForwardReason::Table.into());
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(ReadRoute::Watch(RoutedWatch { representation, view, start, bookmarks, timeout_seconds }));
     }
-    if !ContinueToken::is_legible(&options.continue_token) {
+    if !ContinueToken::is_go_parsable(&options.continue_token) {
         return Err(ForwardReason::Continue.into());
     }
     let plan = options.list_plan()?;
@@ -390,8 +390,8 @@ impl<E: Into<Status>> From<E> for NotCacheable {
 }
 
 impl From<NotCoveredReason> for ForwardReason {
-    fn from(why: NotCoveredReason) -> Self {
-        match why {
+    fn from(reason: NotCoveredReason) -> Self {
+        match reason {
             NotCoveredReason::NotConfigured => Self::NotInResources,
             NotCoveredReason::Sensitive => Self::Sensitive,
         }

@@ -50,7 +50,7 @@ impl CallerConnectionPools {
     /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let unpooled = ConnectionPool::new(&credentials, PoolTrafficClass::Once)?;
+        let unpooled = ConnectionPool::new(&credentials, PoolTrafficClass::SingleUse)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
         Ok(Self { credentials, pools, permits_per_user: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), unpooled })
     }
@@ -59,11 +59,11 @@ impl CallerConnectionPools {
     /// credential of a known user, it uses a connection that is not reused.
     pub(super) async fn send(
         &self,
-        acting_as: &RequestIdentity,
+        identity: &RequestIdentity,
         kind: ForwardPoolKind,
         request: CountedRequest,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let pools = match acting_as {
+        let pools = match identity {
             RequestIdentity::Bearer(credential, flow) => self.pools(*credential, flow)?,
             RequestIdentity::Anonymous | RequestIdentity::ProxyItself | RequestIdentity::User(_) => None,
         };
@@ -95,7 +95,7 @@ impl CallerConnectionPools {
     }
 
     fn permit(&self, flow: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
-        self.permits_per_user.of(flow).try_acquire_owned().ok()
+        self.permits_per_user.get(flow).try_acquire_owned().ok()
     }
 
     fn new_pools(&self, permit: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
@@ -115,7 +115,7 @@ mod tests {
     const STUCK: Duration = Duration::from_secs(60);
 
     fn flow(name: &str) -> FlowDistinguisher {
-        FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
+        FlowDistinguisher::from_user(&User { name: name.to_owned(), ..User::default() })
     }
 
     fn id(number: usize) -> CredentialId {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
 use super::identity_headers::{RequestIdentity, set_proxy_credentials};
 use super::link::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
-use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_by};
+use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_on};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::{
@@ -38,7 +38,7 @@ struct UpstreamClientState {
     /// The tasks for requests that outlive the callers that wait for them.
     tasks: BackgroundTasks,
     /// The number of received responses, for tasks that wait until upstream is reachable again.
-    answered: watch::Sender<u64>,
+    responses: watch::Sender<u64>,
     strict_transport: HstsHeader,
 }
 
@@ -57,7 +57,7 @@ pub(super) enum ConnectionTarget<'a> {
     /// Any connection to the server in use.
     Any(UpstreamRequestKind),
     /// The one to this server, as long as it is in use.
-    Beside(&'a UpstreamServer),
+    Server(&'a UpstreamServer),
 }
 
 /// A document that is the same for every caller.
@@ -70,7 +70,7 @@ pub struct CachedDocument {
 const JSON: &str = "application/json";
 const REVIEW_BYTES_MAX: usize = 1 << 20;
 /// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl UpstreamClient {
     /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
@@ -94,8 +94,10 @@ impl UpstreamClient {
     ) -> Result<Self, CredentialError> {
         let links = UpstreamTransports::load(source, endpoints)?;
         let instance = format!("{:016x}", fastrand::u64(..));
-        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
-        Ok(Self { shared: Arc::new(UpstreamClientState { links, costs, instance, tasks, answered, strict_transport }) })
+        let (responses, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
+        Ok(Self {
+            shared: Arc::new(UpstreamClientState { links, costs, instance, tasks, responses, strict_transport }),
+        })
     }
 
     /// Creates a client whose connections come from `connect`, for tests with a paused clock.
@@ -152,10 +154,10 @@ impl UpstreamClient {
     }
 
     /// Completes when upstream responds to any request after this call, which shows that it is reachable.
-    pub async fn answers(&self) {
-        let mut answered = self.shared.answered.subscribe();
+    pub async fn next_response(&self) {
+        let mut responses = self.shared.responses.subscribe();
         // The sender lives as long as this client, so waiting cannot fail.
-        let _ = answered.changed().await;
+        let _ = responses.changed().await;
     }
 
     /// Sends a GET of the proxy and returns the response, whose body is read by the caller. Any response other than a
@@ -167,7 +169,7 @@ impl UpstreamClient {
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        self.ask(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
+        self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
@@ -179,13 +181,14 @@ impl UpstreamClient {
         body: Bytes,
     ) -> Result<Bytes, UpstreamError> {
         let request = post_json().header(HOPS, hops);
-        let response = self.ask(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, request, body).await?;
+        let response =
+            self.send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, request, body).await?;
         self.read_at_most(response, REVIEW_BYTES_MAX).await
     }
 
     /// Sends a request of the proxy and waits for the response. Any response other than a success is read and returned
     /// as [`UpstreamError::Refused`].
-    pub(super) async fn ask(
+    pub(super) async fn send_request(
         &self,
         cause: UpstreamRequestCause,
         via: ConnectionTarget<'_>,
@@ -195,20 +198,20 @@ impl UpstreamClient {
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let (at, is_stream) = match via {
             ConnectionTarget::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
-            ConnectionTarget::Beside(server) => (server.endpoint, false),
+            ConnectionTarget::Server(server) => (server.endpoint, false),
         };
         let counter = self.shared.costs.counter(cause, is_stream);
         let link = self.shared.links.at(at);
-        let request = self.prepared(&link, cause, path_and_query, request, body).await?;
+        let request = self.build_request(&link, cause, path_and_query, request, body).await?;
         let outgoing = CountedRequest { request, counter };
-        let answering = async {
+        let responding = async {
             let pool = match via {
                 ConnectionTarget::Any(UpstreamRequestKind::Watch) => &link.watches,
                 ConnectionTarget::Any(UpstreamRequestKind::Short) => &link.short,
-                ConnectionTarget::Beside(server) => {
-                    let place = link.watches.place_beside(server).or_else(|| link.short.place_beside(server));
-                    return match place {
-                        Some(place) => send_by(place, outgoing).await,
+                ConnectionTarget::Server(server) => {
+                    let stream = link.watches.acquire_on(server).or_else(|| link.short.acquire_on(server));
+                    return match stream {
+                        Some(stream) => send_on(stream, outgoing).await,
                         // The credentials have been reloaded since, and so have the connections.
                         None => link.short.send(outgoing).await,
                     };
@@ -217,9 +220,9 @@ impl UpstreamClient {
             self.endpoints().watch_response(at, UpstreamRequestOrigin::Proxy, pin!(pool.send(outgoing))).await
         };
         let response =
-            timeout(ANSWER_TIMEOUT, answering).await.map_err(|_| UpstreamError::Timeout(ANSWER_TIMEOUT))??;
-        self.note_answer();
-        self.shared.strict_transport.learn(response.headers());
+            timeout(RESPONSE_TIMEOUT, responding).await.map_err(|_| UpstreamError::Timeout(RESPONSE_TIMEOUT))??;
+        self.record_response();
+        self.shared.strict_transport.update(response.headers());
         if response.status().is_success() {
             return Ok(response);
         }
@@ -227,23 +230,23 @@ impl UpstreamClient {
         let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
         let status = read_status(&head, &body);
         if status.code >= 500 && matches!(via, ConnectionTarget::Any(_)) {
-            self.endpoints().report_alarm(at);
+            self.endpoints().report_failure(at);
         }
         Err(UpstreamError::Refused(Box::new(status)))
     }
 
     /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the status code of
     /// the response.
-    pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
+    pub(super) async fn send_to_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
         let link = self.shared.links.at(endpoint);
         let request =
-            self.prepared(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
+            self.build_request(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
         let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
     /// Builds a request with the credentials of a link to upstream.
-    async fn prepared(
+    async fn build_request(
         &self,
         link: &UpstreamTransport,
         cause: UpstreamRequestCause,
@@ -286,7 +289,7 @@ impl UpstreamClient {
         let mut request = Request::builder();
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
         match self
-            .ask(
+            .send_request(
                 UpstreamRequestCause::Discovery,
                 ConnectionTarget::Any(UpstreamRequestKind::Short),
                 path,
@@ -328,25 +331,25 @@ impl UpstreamClient {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends a caller's request with the identity `acting_as`: with the proxy's credentials or with its own one. With
+    /// Sends a caller's request with `identity`: with the proxy's credentials or with its own one. With
     /// the proxy's, impersonation headers are kept: upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
-        acting_as: &RequestIdentity,
+        identity: &RequestIdentity,
         lane: ForwardPoolKind,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let link = self.shared.links.current();
-        link.readdress(&mut request)?;
-        let is_ours = matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_));
-        if is_ours {
+        link.set_authority(&mut request)?;
+        let is_own = matches!(identity, RequestIdentity::ProxyItself | RequestIdentity::User(_));
+        if is_own {
             set_proxy_credentials(request.headers_mut(), link.credentials.headers().await?)?;
         }
         let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {
-                _ if !is_ours => link.caller_pools.send(acting_as, lane, outgoing).await,
+                _ if !is_own => link.caller_pools.send(identity, lane, outgoing).await,
                 ForwardPoolKind::Short => link.forwards.here().send(outgoing).await,
                 ForwardPoolKind::Stream => link.streams.send(outgoing).await,
                 ForwardPoolKind::Tunnel => link.tunnels.send(outgoing).await,
@@ -355,9 +358,9 @@ impl UpstreamClient {
         self.endpoints().watch_response(link.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
     }
 
-    pub(super) fn note_answer(&self) {
-        if self.shared.answered.receiver_count() > 0 {
-            self.shared.answered.send_modify(|answers| *answers = answers.wrapping_add(1));
+    pub(super) fn record_response(&self) {
+        if self.shared.responses.receiver_count() > 0 {
+            self.shared.responses.send_modify(|count| *count = count.wrapping_add(1));
         }
     }
 }
@@ -392,7 +395,7 @@ pub(super) async fn read_whole(
     while let Some(frame) =
         timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| UpstreamError::Timeout(BODY_SILENCE_MAX))?
     {
-        if let Ok(data) = frame.map_err(UpstreamError::Broken)?.into_data() {
+        if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
             if whole.len() + data.len() > bytes_max {
                 return Err(UpstreamError::TooLarge(bytes_max));
             }

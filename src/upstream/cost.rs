@@ -162,7 +162,7 @@ impl UpstreamCostCounter {
     }
 
     /// Records that the initial state of the stream is complete: events follow.
-    pub(super) fn is_listed(&mut self) {
+    pub(super) fn mark_listed(&mut self) {
         self.cause = self.cause.of_stream();
     }
 
@@ -207,7 +207,7 @@ mod tests {
         counter.sent();
         counter.response_started(true);
         counter.received(70);
-        counter.is_listed();
+        counter.mark_listed();
         counter.received(5);
         let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
         assert_eq!(

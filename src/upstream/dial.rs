@@ -12,7 +12,7 @@ use tokio::io::DuplexStream;
 use tower::util::BoxCloneSyncService;
 use tower::{Service as _, service_fn};
 
-use base::{DESCRIPTOR_TRIES, lacks_descriptor, request_descriptor};
+use base::{DESCRIPTOR_TRIES, is_out_of_descriptors, request_descriptor};
 
 /// An upstream within this process, without a socket, for tests and simulations with a virtual clock, which a kernel
 /// does not follow.
@@ -93,7 +93,7 @@ pub(super) fn dialer(tcp: HttpConnector, memory: Option<&InMemoryUpstream>) -> U
 async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<DialledConnection, BoxError> {
     for _ in 0..DESCRIPTOR_TRIES {
         match tcp.call(uri.clone()).await {
-            Err(error) if lacks_descriptor(&error) => request_descriptor().await,
+            Err(error) if is_out_of_descriptors(&error) => request_descriptor().await,
             dialled => return Ok(Box::new(dialled?)),
         }
     }

@@ -51,7 +51,7 @@ pub struct UpstreamResource {
 
 impl UpstreamResource {
     /// Whether `name` is a name of the resource as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
-    pub fn is_called(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         name == self.gvr.to_string()
             || name == self.gvr.group_resource()
             || (name == &*self.gvr.resource && self.origin == ResourceOrigin::BuiltIn)
@@ -99,12 +99,12 @@ pub struct DiscoveryFailure {
     /// other credentials.
     pub is_outage: bool,
     /// The reason, as a text for callers.
-    pub why: String,
+    pub reason: String,
 }
 
 impl From<&UpstreamError> for DiscoveryFailure {
     fn from(error: &UpstreamError) -> Self {
-        Self { is_outage: error.is_outage(), why: error.in_brief() }
+        Self { is_outage: error.is_outage(), reason: error.summary() }
     }
 }
 
@@ -157,7 +157,7 @@ impl ResourceCatalog {
     /// Returns the resource with a name as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<UpstreamResource>> {
         let served = &self.shared.state.read().served;
-        let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
+        let mut found: Vec<_> = served.resources.values().filter(|resource| resource.has_name(name)).collect();
         // The core group has precedence, as when kubectl resolves short names; then stable versions.
         found.sort_by_key(|resource| (resource.gvr.group.len(), resource.gvr.version.len(), resource.gvr.to_string()));
         found.first().map(|resource| (*resource).clone())
@@ -178,7 +178,7 @@ impl ResourceCatalog {
 
     /// Whether a custom resource is certainly no longer served. Discovery may lack it for a moment, so its definition
     /// decides.
-    pub fn is_gone(&self, custom: &Gvr) -> bool {
+    pub fn is_removed(&self, custom: &Gvr) -> bool {
         let served = &self.shared.state.read().served;
         served.read.definitions && !served.resources.contains_key(custom)
     }
@@ -223,7 +223,7 @@ impl ResourceCatalog {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.requested.definitions && found.customs.is_none() && !state.known.reported.definitions;
+        let is_hidden = found.requested.definitions && found.custom.is_none() && !state.known.from_feeds.definitions;
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
             if attempts.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
@@ -232,12 +232,12 @@ impl ResourceCatalog {
         }
         attempts.refused_since = None;
         let has_new_root = found.roots.iter().any(Option::is_some);
-        state.known.take(found);
-        let changed = state.settle();
+        state.known.apply(found);
+        let changed = state.recompute();
         drop(state);
         self.shared.is_known.send_if_modified(|is_known| !std::mem::replace(is_known, true));
         if has_new_root {
-            self.note_change();
+            self.mark_changed();
         }
         Ok(changed)
     }
@@ -270,49 +270,50 @@ impl ResourceCatalog {
     }
 
     /// Records that a definition has changed, whatever the change is.
-    pub fn note_change(&self) {
+    pub fn mark_changed(&self) {
         *self.shared.changed_at.lock() = Instant::now();
     }
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
-        let PerApiDefinitionKind { definitions, services } = self.shared.state.read().known.reported;
+        let PerApiDefinitionKind { definitions, services } = self.shared.state.read().known.from_feeds;
         (definitions && services).then(|| *self.shared.changed_at.lock())
     }
 
     /// Whether upstream itself serves this group or group version, rather than a server behind it.
-    pub fn serves_itself(&self, group: &str, version: Option<&str>) -> bool {
+    pub fn is_local_group(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.shared.state.read();
-        let is_remote = state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group));
+        let is_aggregated =
+            state.known.aggregated.as_ref().is_none_or(|aggregated| aggregated.iter().any(|(other, _)| other == group));
         let has = |gvr: &Gvr| *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version);
-        !is_remote && state.served.resources.keys().any(has)
+        !is_aggregated && state.served.resources.keys().any(has)
     }
 
     /// Applies the complete contents of one of the proxy's discovery feeds. After this, they are not requested from
     /// upstream. Returns whether anything changed.
     pub fn apply_feed<'a>(&self, from: ApiDefinitionKind, all: impl Iterator<Item = &'a ApiDefinition>) -> bool {
-        let (mut customs, mut remote) = (HashMap::new(), Vec::new());
+        let (mut custom, mut aggregated) = (HashMap::new(), Vec::new());
         for ApiDefinition(declaration) in all {
             match declaration {
-                DefinedApis::Customs(defined) => customs.extend(defined.iter().cloned()),
-                DefinedApis::Remote(other) => remote.extend(other.clone()),
+                DefinedApis::Custom(defined) => custom.extend(defined.iter().cloned()),
+                DefinedApis::Aggregated(other) => aggregated.extend(other.clone()),
             }
         }
-        self.note_change();
+        self.mark_changed();
         let mut state = self.shared.state.write();
         match from {
-            ApiDefinitionKind::Definitions => state.known.customs = Some(customs),
-            ApiDefinitionKind::Services => state.known.remote = Some(remote),
+            ApiDefinitionKind::Definitions => state.known.custom = Some(custom),
+            ApiDefinitionKind::Services => state.known.aggregated = Some(aggregated),
         }
-        *state.known.reported.of_mut(from) = true;
-        self.shared.refused.lock().of_mut(from).accepted();
-        state.settle()
+        *state.known.from_feeds.get_mut(from) = true;
+        self.shared.refused.lock().get_mut(from).accepted();
+        state.recompute()
     }
 
     /// Records that the feed of `from` is lost: the known contents stay, and they are requested from upstream again.
     pub fn feed_lost(&self, from: ApiDefinitionKind) {
-        *self.shared.state.write().known.reported.of_mut(from) = false;
-        self.note_change();
+        *self.shared.state.write().known.from_feeds.get_mut(from) = false;
+        self.mark_changed();
     }
 
     /// Requests all discovery documents that no feed provides.
@@ -325,16 +326,16 @@ impl ResourceCatalog {
             let (encoding, _) = self.client.fetch(UpstreamRequestCause::Discovery, "/api", PROTOBUF_FIRST).await?;
             found.protobuf = Some(encoding == Some(FeedEncoding::Protobuf));
         }
-        let reported = self.shared.state.read().known.reported;
-        found.requested = PerApiDefinitionKind { definitions: !reported.definitions, services: !reported.services };
+        let from_feeds = self.shared.state.read().known.from_feeds;
+        found.requested = PerApiDefinitionKind { definitions: !from_feeds.definitions, services: !from_feeds.services };
         // After discovery, so that a definition created or deleted in between takes effect.
-        if !reported.definitions {
+        if !from_feeds.definitions {
             let read = self.optional::<CustomResourceDefinitions>(ApiDefinitionKind::Definitions).await?;
-            found.customs = read.map(CustomResourceDefinitions::served);
+            found.custom = read.map(CustomResourceDefinitions::served);
         }
-        if !reported.services {
+        if !from_feeds.services {
             let read = self.optional::<ApiServices>(ApiDefinitionKind::Services).await?;
-            found.remote = read.map(ApiServices::remote);
+            found.aggregated = read.map(ApiServices::aggregated);
         }
         // A failure is ignored, because continue tokens of either spelling are continued.
         found.minor =
@@ -386,17 +387,17 @@ impl ResourceCatalog {
     ) -> Result<Option<T>, UpstreamError> {
         let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
         // A document that was readable last time is requested regardless of later refusals.
-        let is_known = *self.reads().of(from);
-        if !is_known && refused.lock().of(from).is_backing_off(Instant::now(), *policy) {
+        let is_known = *self.reads().get(from);
+        if !is_known && refused.lock().get(from).is_backing_off(Instant::now(), *policy) {
             return Ok(None);
         }
         match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
-                refused.lock().of_mut(from).accepted();
+                refused.lock().get_mut(from).accepted();
                 Ok(read(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                refused.lock().of_mut(from).refused(Instant::now(), *policy);
+                refused.lock().get_mut(from).refused(Instant::now(), *policy);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),
@@ -407,7 +408,7 @@ impl ResourceCatalog {
 
 impl ResourceCatalogState {
     /// Recomputes the served resources. Returns whether they changed.
-    fn settle(&mut self) -> bool {
+    fn recompute(&mut self) -> bool {
         let served = self.known.served();
         let changed = self.served != served;
         self.served = served;
@@ -416,14 +417,14 @@ impl ResourceCatalogState {
 }
 
 impl<T> PerApiDefinitionKind<T> {
-    pub fn of(&self, which: ApiDefinitionKind) -> &T {
+    pub fn get(&self, which: ApiDefinitionKind) -> &T {
         match which {
             ApiDefinitionKind::Definitions => &self.definitions,
             ApiDefinitionKind::Services => &self.services,
         }
     }
 
-    pub fn of_mut(&mut self, which: ApiDefinitionKind) -> &mut T {
+    pub fn get_mut(&mut self, which: ApiDefinitionKind) -> &mut T {
         match which {
             ApiDefinitionKind::Definitions => &mut self.definitions,
             ApiDefinitionKind::Services => &mut self.services,

@@ -43,9 +43,9 @@ struct UpstreamEndpointsState {
     /// The server from which the proxy last switched away because it had failed.
     failed_over: watch::Sender<Option<usize>>,
     /// The server in use on which a request failed last.
-    alarm: watch::Sender<usize>,
+    failure_tx: watch::Sender<usize>,
     /// A receiver that has received no sign yet.
-    alarms: watch::Receiver<usize>,
+    failure_rx: watch::Receiver<usize>,
 }
 
 /// The origin of a request: the proxy or one of its callers.
@@ -59,9 +59,9 @@ pub(super) enum UpstreamRequestOrigin {
 
 impl UpstreamEndpoints {
     pub fn new(config: UpstreamEndpointsConfig) -> Self {
-        let (current, failed_over, (alarm, alarms)) =
+        let (current, failed_over, (failure_tx, failure_rx)) =
             (watch::Sender::new(0), watch::Sender::new(None), watch::channel(0));
-        Self { shared: Arc::new(UpstreamEndpointsState { config, current, failed_over, alarm, alarms }) }
+        Self { shared: Arc::new(UpstreamEndpointsState { config, current, failed_over, failure_tx, failure_rx }) }
     }
 
     /// Whether upstream has several servers. With one server, no readiness check is ever sent.
@@ -92,17 +92,17 @@ impl UpstreamEndpoints {
     }
 
     /// Completes at the next sign that the server in use may have failed. Returns that server.
-    pub(super) async fn next_alarm(alarms: &mut watch::Receiver<usize>) -> usize {
-        if alarms.changed().await.is_err() {
+    pub(super) async fn next_failure(failures: &mut watch::Receiver<usize>) -> usize {
+        if failures.changed().await.is_err() {
             // This endpoint set owns the sender, so it outlives the receiver.
             std::future::pending::<()>().await;
         }
-        *alarms.borrow_and_update()
+        *failures.borrow_and_update()
     }
 
     /// Returns a receiver of the signs of failure from now on, including the last one before.
-    pub(super) fn alarms(&self) -> watch::Receiver<usize> {
-        self.shared.alarms.clone()
+    pub(super) fn failures(&self) -> watch::Receiver<usize> {
+        self.shared.failure_rx.clone()
     }
 
     /// Waits for the response of a server. A failure or a slow response is a sign that the server may have failed. A
@@ -124,23 +124,23 @@ impl UpstreamEndpoints {
                 result = &mut response => break result,
                 () = &mut slow, if !is_slow => {
                     is_slow = true;
-                    self.report_alarm(at);
+                    self.report_failure(at);
                 }
                 () = &mut failed_over, if origin == UpstreamRequestOrigin::Proxy => {
                     break Err(UpstreamError::Unreachable("another server is used now".into()));
                 }
             }
         };
-        if result.as_ref().is_err_and(|error| is_alarming(error, origin)) {
-            self.report_alarm(at);
+        if result.as_ref().is_err_and(|error| is_failure(error, origin)) {
+            self.report_failure(at);
         }
         result
     }
 
     /// Reports a sign that a server may have failed.
-    pub(super) fn report_alarm(&self, at: usize) {
+    pub(super) fn report_failure(&self, at: usize) {
         if self.has_several() && at == self.current() {
-            self.shared.alarm.send_replace(at);
+            self.shared.failure_tx.send_replace(at);
         }
     }
 
@@ -153,10 +153,10 @@ impl UpstreamEndpoints {
 }
 
 /// Whether an error may be the server's fault. A caller's request may also fail because of its body.
-fn is_alarming(error: &UpstreamError, origin: UpstreamRequestOrigin) -> bool {
+fn is_failure(error: &UpstreamError, origin: UpstreamRequestOrigin) -> bool {
     match error {
-        UpstreamError::Unreachable(_) => origin == UpstreamRequestOrigin::Proxy || !error.may_have_been_carried_out(),
-        UpstreamError::Timeout(_) | UpstreamError::Broken(_) => true,
+        UpstreamError::Unreachable(_) => origin == UpstreamRequestOrigin::Proxy || !error.may_be_processed(),
+        UpstreamError::Timeout(_) | UpstreamError::ConnectionLost(_) => true,
         _ => false,
     }
 }

@@ -9,7 +9,7 @@ pub enum UpstreamError {
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The connection broke during the response.
     #[error("upstream closed the connection during the response: {0}")]
-    Broken(#[source] hyper::Error),
+    ConnectionLost(#[source] hyper::Error),
     /// There was no response in time.
     #[error("upstream did not respond within {0:?}")]
     Timeout(std::time::Duration),
@@ -88,25 +88,25 @@ impl UpstreamError {
     /// Returns the text for callers. It reveals neither upstream's address nor the proxy's credentials.
     pub fn for_callers(&self) -> String {
         match self {
-            Self::Unreachable(why) => format!("upstream cannot be reached: {}", root_cause(&**why)),
+            Self::Unreachable(error) => format!("upstream cannot be reached: {}", root_cause(&**error)),
             Self::Credentials(_) => "the proxy cannot load its upstream credentials".to_owned(),
             error => error.to_string(),
         }
     }
 
     /// Returns the text for readers of the health port: no address, user, path or object.
-    pub fn in_brief(&self) -> String {
+    pub fn summary(&self) -> String {
         match self {
             Self::Refused(status) => format!("upstream returned {}", status.code),
             Self::Unreachable(_) | Self::Credentials(_) => self.for_callers(),
-            Self::Broken(_) | Self::Timeout(_) | Self::OverBudget | Self::TooLarge(_) => self.to_string(),
+            Self::ConnectionLost(_) | Self::Timeout(_) | Self::OverBudget | Self::TooLarge(_) => self.to_string(),
             _ => "upstream's response cannot be used".to_owned(),
         }
     }
 
     /// Whether upstream's certificate is not trusted, or the TLS handshake failed.
     pub fn is_untrusted(&self) -> bool {
-        matches!(self, Self::Unreachable(why) if of_tls(&**why).is_some())
+        matches!(self, Self::Unreachable(error) if of_tls(&**error).is_some())
     }
 
     /// Returns the code of the Status with which upstream refused the request.
@@ -118,13 +118,13 @@ impl UpstreamError {
     }
 
     /// Whether upstream may have processed the request although there is no response.
-    pub fn may_have_been_carried_out(&self) -> bool {
+    pub fn may_be_processed(&self) -> bool {
         match self {
-            Self::Unreachable(why) => {
-                let why = why.downcast_ref::<hyper_util::client::legacy::Error>();
-                why.is_some_and(|why| !why.is_connect() && !was_not_processed(why))
+            Self::Unreachable(error) => {
+                let error = error.downcast_ref::<hyper_util::client::legacy::Error>();
+                error.is_some_and(|error| !error.is_connect() && !was_not_processed(error))
             }
-            Self::Broken(_) | Self::Timeout(_) => true,
+            Self::ConnectionLost(_) | Self::Timeout(_) => true,
             _ => false,
         }
     }
@@ -132,26 +132,26 @@ impl UpstreamError {
     /// Whether the server has certainly not processed the request, and another connection to it may carry it. Failures
     /// to connect are not included.
     pub(super) fn is_unprocessed(&self) -> bool {
-        let Self::Unreachable(why) = self else { return false };
-        match why.downcast_ref::<hyper_util::client::legacy::Error>() {
+        let Self::Unreachable(error) = self else { return false };
+        match error.downcast_ref::<hyper_util::client::legacy::Error>() {
             Some(error) if error.is_connect() => !has_failed_to_connect(error),
-            _ => was_not_processed(&**why),
+            _ => was_not_processed(&**error),
         }
     }
 
     /// Whether the same request may succeed later: upstream is unreachable, sheds load, fails, or temporarily rejects
     /// the credentials. Any other error is final.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Broken(_) | Self::Timeout(_) | Self::Credentials(_) => true,
+            Self::Unreachable(_) | Self::ConnectionLost(_) | Self::Timeout(_) | Self::Credentials(_) => true,
             Self::Refused(status) => matches!(status.code, 401 | 408 | 429 | 500..),
             _ => false,
         }
     }
 
     /// Whether upstream was unreachable, or its response broke off. Then upstream has refused nothing.
-    pub fn broke_off(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Broken(_)) && !self.is_untrusted()
+    pub fn is_disconnected(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::ConnectionLost(_)) && !self.is_untrusted()
     }
 
     /// Whether upstream is unreachable or fails for every caller, so that no other credential would help.
@@ -159,7 +159,7 @@ impl UpstreamError {
         match self {
             Self::Timeout(_) => true,
             Self::Refused(status) => matches!(status.code, 429 | 500 | 502..=504),
-            error => error.broke_off(),
+            error => error.is_disconnected(),
         }
     }
 
@@ -184,14 +184,14 @@ impl UpstreamError {
 
 /// Returns an error and its causes, outermost first.
 pub(super) fn causes<'a>(
-    why: &'a (dyn std::error::Error + 'static),
+    error: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
-    std::iter::successors(Some(why), |cause| cause.source())
+    std::iter::successors(Some(error), |cause| cause.source())
 }
 
 /// Returns the TLS error among the causes, if there is one.
-fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
-    causes(why).find_map(tls_in)
+fn of_tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    causes(error).find_map(tls_in)
 }
 
 /// Returns a TLS error, which may be wrapped in I/O errors. Those do not return it from `source`.
@@ -204,9 +204,9 @@ fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls
 
 /// Returns the texts of an error and all its causes, outermost first. Texts that repeat the end of the previous one are
 /// omitted.
-fn chain(why: &(dyn std::error::Error + 'static)) -> String {
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
-    for cause in causes(why) {
+    for cause in causes(error) {
         // "client error (Connect)" adds nothing to its causes.
         let is_wrapper = cause.is::<hyper_util::client::legacy::Error>() && cause.source().is_some();
         let text = cause.to_string();
@@ -218,10 +218,10 @@ fn chain(why: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Returns the innermost cause, or the TLS error. Neither names an address; only [`UpstreamConnectError`] does.
-fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
-    match of_tls(why) {
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    match of_tls(error) {
         Some(tls) => tls.to_string(),
-        None => causes(why).last().map_or_else(String::new, ToString::to_string),
+        None => causes(error).last().map_or_else(String::new, ToString::to_string),
     }
 }
 
@@ -230,9 +230,9 @@ fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
 /// by `REFUSED_STREAM`.
 ///
 /// h2 reports a GOAWAY as the error of exactly those streams, and of a request for which it has not opened a stream.
-fn was_not_processed(why: &(dyn std::error::Error + 'static)) -> bool {
+fn was_not_processed(error: &(dyn std::error::Error + 'static)) -> bool {
     // Only hyper's own error counts: the cause of a broken request body may be an error of the caller's connection.
-    let Some(hyper) = causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()) else { return false };
+    let Some(hyper) = causes(error).find_map(|cause| cause.downcast_ref::<hyper::Error>()) else { return false };
     let h2 = || std::error::Error::source(hyper).and_then(|cause| cause.downcast_ref::<h2::Error>());
     hyper.is_canceled()
         || hyper.is_closed()
@@ -241,8 +241,8 @@ fn was_not_processed(why: &(dyn std::error::Error + 'static)) -> bool {
 
 /// Whether an error of the kind "connect" belongs to a connection that could not be opened. Otherwise the request was
 /// waiting for a connection that another request opened, and which had closed by then.
-fn has_failed_to_connect(why: &(dyn std::error::Error + 'static)) -> bool {
-    causes(why).any(|cause| cause.is::<std::io::Error>() || tls_in(cause).is_some())
+fn has_failed_to_connect(error: &(dyn std::error::Error + 'static)) -> bool {
+    causes(error).any(|cause| cause.is::<std::io::Error>() || tls_in(cause).is_some())
 }
 
 #[cfg(test)]
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn errors_are_classified_as_transient_and_outage() {
-        for (code, may_pass, is_outage) in [
+        for (code, is_transient, is_outage) in [
             (400, false, false),
             (401, true, false),
             (403, false, false),
@@ -323,7 +323,7 @@ mod tests {
             (508, true, false),
         ] {
             let error = UpstreamError::Refused(Box::new(Status { code, ..Status::default() }));
-            assert_eq!((error.may_pass(), error.is_outage()), (may_pass, is_outage), "{code}");
+            assert_eq!((error.is_transient(), error.is_outage()), (is_transient, is_outage), "{code}");
         }
         for (error, expected) in [
             (UpstreamError::Timeout(std::time::Duration::ZERO), (true, true)),
@@ -334,7 +334,7 @@ mod tests {
             (UpstreamError::EndlessPages, (false, false)),
             (UpstreamError::OverBudget, (false, false)),
         ] {
-            assert_eq!((error.may_pass(), error.is_outage()), expected, "{error}");
+            assert_eq!((error.is_transient(), error.is_outage()), expected, "{error}");
         }
     }
 
@@ -351,13 +351,13 @@ mod tests {
             let error = UpstreamError::Unreachable(error.into());
             let expected = format!("upstream cannot be reached: cannot connect to {named}: connection refused");
             assert_eq!(error.to_string(), expected);
-            for text in [error.for_callers(), error.in_brief()] {
+            for text in [error.for_callers(), error.summary()] {
                 assert_eq!(text, "upstream cannot be reached: connection refused");
             }
         }
         let refused =
             UpstreamError::Refused(Box::new(Status { code: 403, message: "ada".to_owned(), ..Status::default() }));
-        assert_eq!(refused.in_brief(), "upstream returned 403");
+        assert_eq!(refused.summary(), "upstream returned 403");
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::identity_headers::{self, RequestIdentity, drop_asserted, set_user, strip_identity};
+use super::identity_headers::{self, RequestIdentity, remove_forwarding_headers, set_user, strip_identity};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody};
 use super::retryable_request::UpstreamBody;
 use super::{HOPS, UnsendableRequest, UpstreamClient, UpstreamError};
@@ -23,7 +23,7 @@ impl RequestForwarder {
         Self { own, impersonator }
     }
 
-    /// Passes a request through, streaming in both directions, with exactly the identity `acting_as`.
+    /// Passes a request through, streaming in both directions, with exactly `identity`.
     ///
     /// Hop-by-hop headers are removed; for a [`ForwardPoolKind::Tunnel`] the upgrade itself is kept. Ambiguous requests
     /// have been refused before ([`inspect`](super::inspect)).
@@ -33,17 +33,17 @@ impl RequestForwarder {
     /// that headers cannot carry.
     pub async fn forward(
         &self,
-        acting_as: &RequestIdentity,
+        identity: &RequestIdentity,
         kind: ForwardPoolKind,
         request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let request = outgoing(acting_as, kind, request)?;
-        let client = match acting_as {
+        let request = outgoing(identity, kind, request)?;
+        let client = match identity {
             RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => &self.own,
             RequestIdentity::User(_) => self.impersonator.as_ref().ok_or(UnsendableRequest::NoImpersonator)?,
         };
-        let mut response = client.send(acting_as, kind, request).await?;
-        self.own.note_answer();
+        let mut response = client.send(identity, kind, request).await?;
+        self.own.record_response();
         if response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
         }
@@ -54,12 +54,12 @@ impl RequestForwarder {
 /// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
 /// because they could name the identity headers (R-THREAT-1).
 fn outgoing(
-    acting_as: &RequestIdentity,
+    identity: &RequestIdentity,
     kind: ForwardPoolKind,
     mut request: Request<UpstreamBody>,
 ) -> Result<Request<UpstreamBody>, UnsendableRequest> {
     prepare_headers(kind, &mut request);
-    apply_identity(acting_as, request.headers_mut())?;
+    apply_identity(identity, request.headers_mut())?;
     Ok(request)
 }
 
@@ -79,11 +79,11 @@ fn prepare_headers(kind: ForwardPoolKind, request: &mut Request<UpstreamBody>) {
 }
 
 /// Sets the identity headers of a request. The connection determines the credentials.
-fn apply_identity(acting_as: &RequestIdentity, headers: &mut HeaderMap) -> Result<(), UnsendableRequest> {
-    match acting_as {
+fn apply_identity(identity: &RequestIdentity, headers: &mut HeaderMap) -> Result<(), UnsendableRequest> {
+    match identity {
         // Impersonation that the sender requests is kept: upstream decides about it.
         RequestIdentity::ProxyItself | RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => {
-            drop_asserted(headers);
+            remove_forwarding_headers(headers);
         }
         RequestIdentity::User(user) => {
             strip_identity(headers);

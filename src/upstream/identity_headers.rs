@@ -76,13 +76,13 @@ pub fn is_impersonation(name: &HeaderName) -> bool {
 }
 
 /// Whether a header is one in which a front proxy asserts the caller's identity.
-pub fn is_asserted(name: &HeaderName) -> bool {
+pub fn is_front_proxy_header(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-remote-")
 }
 
 /// Whether a header determines the identity of a request.
 fn is_identity(name: &HeaderName) -> bool {
-    is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION
+    is_impersonation(name) || is_front_proxy_header(name) || *name == AUTHORIZATION
 }
 
 /// Refuses headers from which two servers could read two different callers or requests.
@@ -118,14 +118,14 @@ pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
 
 /// Removes all headers that determine the identity of the request.
 pub(super) fn strip_identity(headers: &mut HeaderMap) {
-    drop_asserted(headers);
+    remove_forwarding_headers(headers);
     remove(headers, |name| is_impersonation(name) || *name == AUTHORIZATION);
 }
 
 /// Removes the headers in which a proxy asserts an identity or an origin, because no such claim may reach upstream over
 /// the proxy's connections.
-pub(super) fn drop_asserted(headers: &mut HeaderMap) {
-    remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
+pub(super) fn remove_forwarding_headers(headers: &mut HeaderMap) {
+    remove(headers, |name| is_front_proxy_header(name) || ORIGINS.contains(&name.as_str()));
 }
 
 /// Replaces the sender's credentials with the proxy's. Impersonation that the sender requests is kept.

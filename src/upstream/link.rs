@@ -65,7 +65,7 @@ impl UpstreamTransports {
         // kube-client reads the files once more. If they have changed in between, the next check detects that.
         let read = move |_: &[Vec<u8>]| {
             let credentials = UpstreamCredentials::load(&read, servers.servers())?;
-            check_unmoved(&upstream, &credentials)?;
+            check_same_address(&upstream, &credentials)?;
             links(credentials)
         };
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
@@ -106,7 +106,7 @@ impl UpstreamTransport {
             short: ConnectionPool::new(&credentials, PoolTrafficClass::Short)?,
             forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, PoolTrafficClass::Forwards))?,
             streams: ConnectionPool::new(&credentials, PoolTrafficClass::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
-            tunnels: ConnectionPool::new(&credentials, PoolTrafficClass::Once)?,
+            tunnels: ConnectionPool::new(&credentials, PoolTrafficClass::SingleUse)?,
             caller_pools: CallerConnectionPools::new(&credentials)?,
             credentials,
         })
@@ -118,7 +118,7 @@ impl UpstreamTransport {
     }
 
     /// Changes the URI of a request to that of the server.
-    pub(super) fn readdress<B>(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {
+    pub(super) fn set_authority<B>(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         // Without a prefix the path stays the same and need not be parsed again.
         *request.uri_mut() = if self.prefix().is_empty() { self.at(path)? } else { self.uri(path.as_str())? };
@@ -145,7 +145,7 @@ impl UpstreamTransport {
 
 /// Refuses another address than the first. It may be another cluster, where the versions that feeds and clients have
 /// mean something else.
-fn check_unmoved(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
+fn check_same_address(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
     let [UpstreamCredentials { base: new, .. }, ..] = credentials else { return Ok(()) };
     let first = upstream.get_or_init(|| new.clone());
     if first == new {
@@ -158,13 +158,13 @@ fn check_unmoved(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) 
 mod tests {
     use super::*;
 
-    fn readdressed(base: &'static str, requested: &'static str) -> String {
+    fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
         let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
         let link = UpstreamTransport::new(credentials.remove(0)).expect("no request is sent");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(requested);
-        link.readdress(&mut request).expect("an address");
+        link.set_authority(&mut request).expect("an address");
         request.uri().to_string()
     }
 
@@ -179,11 +179,11 @@ mod tests {
             ("elsewhere:1", "/"),
         ] {
             for base in ["http://up:8080", "http://up:8080/"] {
-                assert_eq!(readdressed(base, requested), format!("http://up:8080{path}"), "{requested}");
+                assert_eq!(rewritten(base, requested), format!("http://up:8080{path}"), "{requested}");
             }
         }
         for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {
-            assert_eq!(readdressed(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
+            assert_eq!(rewritten(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
         }
     }
 }

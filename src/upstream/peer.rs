@@ -98,13 +98,13 @@ impl UpstreamServer {
     }
 
     /// Whether two servers are at the other end of the same connection.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.peer, &other.peer)
     }
 
     /// Returns a copy of the current facts about the server, which later findings do not change.
     #[must_use]
-    pub fn known(&self) -> Self {
+    pub fn frozen(&self) -> Self {
         let reported = Mutex::new(self.peer.reported.lock().clone());
         Self { peer: Arc::new(UpstreamServerInfo { reported, ..UpstreamServerInfo::default() }), ..self.clone() }
     }
@@ -122,15 +122,15 @@ impl UpstreamServer {
 
     /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
     pub fn encodes_like(&self, other: &Self) -> Option<bool> {
-        if self.is(other) {
+        if self.is_same(other) {
             return Some(true);
         }
         // Takes one lock after the other, because a comparison in the opposite order would otherwise deadlock.
-        let ours = self.peer.reported.lock().clone();
-        let theirs = other.peer.reported.lock().clone();
-        match (ours, theirs) {
-            (ServerBuildState::Build { build: ours, .. }, ServerBuildState::Build { build: theirs, .. }) => {
-                Some(ours == theirs)
+        let first = self.peer.reported.lock().clone();
+        let second = other.peer.reported.lock().clone();
+        match (first, second) {
+            (ServerBuildState::Build { build: first, .. }, ServerBuildState::Build { build: second, .. }) => {
+                Some(first == second)
             }
             (ServerBuildState::NotReported, ServerBuildState::NotReported) => Some(true),
             (ServerBuildState::Pending | ServerBuildState::Failed { .. }, _)
@@ -179,10 +179,10 @@ impl UpstreamServer {
     }
 
     /// Records the response to a request about this server, which `by` sent.
-    pub(super) fn answered(&self, by: &Self, build: Option<ServerBuild>) {
+    pub(super) fn record_response(&self, by: &Self, build: Option<ServerBuild>) {
         let reported = ServerBuildState::reported(build, by.multiplexes);
         *by.peer.reported.lock() = reported.clone();
-        if self.is(by) {
+        if self.is_same(by) {
             return;
         }
         // There may be two connections for a moment, both to the same server.
@@ -319,13 +319,13 @@ mod tests {
     #[test]
     fn servers_are_compared_by_reported_build() {
         let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| UpstreamServer::with_build(Some(build(text))));
-        let (mute, unasked) = (UpstreamServer::with_build(None), UpstreamServer::with_unknown_build());
+        let (silent, unknown) = (UpstreamServer::with_build(None), UpstreamServer::with_unknown_build());
         assert_eq!(a.encodes_like(&UpstreamServer::with_build(Some(build("v1.36.1")))), Some(true));
         assert_eq!(a.encodes_like(&b), Some(false));
-        assert_eq!(mute.encodes_like(&UpstreamServer::with_build(None)), Some(true));
-        assert_eq!((a.encodes_like(&mute), mute.encodes_like(&a)), (Some(false), Some(false)));
-        assert_eq!((a.encodes_like(&unasked), unasked.encodes_like(&mute)), (None, None));
-        assert_eq!(unasked.encodes_like(&unasked.clone()), Some(true), "whatever it is");
+        assert_eq!(silent.encodes_like(&UpstreamServer::with_build(None)), Some(true));
+        assert_eq!((a.encodes_like(&silent), silent.encodes_like(&a)), (Some(false), Some(false)));
+        assert_eq!((a.encodes_like(&unknown), unknown.encodes_like(&silent)), (None, None));
+        assert_eq!(unknown.encodes_like(&unknown.clone()), Some(true), "whatever it is");
     }
 
     /// Feeds on several threads compare the same two servers in both orders.
@@ -347,14 +347,14 @@ mod tests {
         let (connection, gone) = (Arc::new(()), UpstreamServer::with_unknown_build());
         let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
         let alive = UpstreamServer::new(Arc::new(peer), Arc::default(), 0, true);
-        alive.answered(&by, Some(build("v1.36.1")));
+        alive.record_response(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.encodes_like(&by), alive.is_certain()), (true, Some(true), false));
-        gone.answered(&by, Some(build("v1.36.1")));
+        gone.record_response(&by, Some(build("v1.36.1")));
         assert_eq!((gone.encodes_like(&by), gone.reports_no_build()), (Some(false), true), "its build is unknown");
         // Without multiplexing there is no better way to identify a server.
         let single = || UpstreamServer::new(Arc::default(), Arc::default(), 0, false);
         let (requests, other) = (single(), single());
-        requests.answered(&other, Some(build("v1.36.1")));
+        requests.record_response(&other, Some(build("v1.36.1")));
         assert_eq!((requests.encodes_like(&by), requests.is_certain()), (Some(true), false));
         assert!(!other.is_certain(), "the next stream may come by it, and from another server");
     }

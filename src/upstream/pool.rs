@@ -56,7 +56,7 @@ pub(super) enum PoolTrafficClass {
     /// Callers' streams over HTTP/1.1: one per connection at a time. At most `idle_max` idle connections are kept.
     Streams { idle_max: usize },
     /// HTTP/1.1, without reuse of connections.
-    Once,
+    SingleUse,
 }
 
 impl PoolTrafficClass {
@@ -67,7 +67,7 @@ impl PoolTrafficClass {
         match self {
             Self::Watches | Self::Short => Some(1 << 20),
             Self::Forwards => Some(UNREAD_BYTES),
-            Self::Streams { .. } | Self::Once => None,
+            Self::Streams { .. } | Self::SingleUse => None,
         }
     }
 }
@@ -146,15 +146,15 @@ impl ConnectionPool {
     /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
     /// it, it is retried on another connection. So is a watch whose connection turns out to allow fewer streams.
     pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let mut resendable = RetryableRequest::new(outgoing);
+        let mut retryable = RetryableRequest::new(outgoing);
         loop {
-            let (connections, slot) = self.place();
+            let (connections, slot) = self.acquire();
             let (before, limit) = (slot.before, slot.limit.clone());
             tokio::select! {
                 biased;
-                answer = send_by((connections, slot), resendable.attempt()) => match answer {
-                    Err(error) if resendable.may_retry(&error).await => {}
-                    answer => return answer,
+                response = send_on((connections, slot), retryable.attempt()) => match response {
+                    Err(error) if retryable.may_retry(&error).await => {}
+                    response => return response,
                 },
                 () = limit.is_exceeded_by(before), if self.traffic == PoolTrafficClass::Watches => {}
             }
@@ -163,30 +163,30 @@ impl ConnectionPool {
 
     /// Acquires a stream on the connections where `server` was met, if they belong to this pool. It may be above the
     /// limit for long-lived streams, which is below the apiserver's.
-    pub(super) fn place_beside(&self, server: &UpstreamServer) -> Option<ReservedStream> {
+    pub(super) fn acquire_on(&self, server: &UpstreamServer) -> Option<ReservedStream> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
         // Usually one stream above `STREAMS_MAX` is still below the server's limit.
-        let is_taken = shard.streams.load(Ordering::Relaxed) < shard.limit.get();
-        is_taken.then(|| shard.slot(&self.credentials))
+        let has_room = shard.streams.load(Ordering::Relaxed) < shard.limit.get();
+        has_room.then(|| shard.slot(&self.credentials))
     }
 
-    fn place(&self) -> ReservedStream {
+    fn acquire(&self) -> ReservedStream {
         let mut shards = self.shards.lock();
         if let Some(free) = shards.iter().find(|shard| shard.has_room()) {
             return free.slot(&self.credentials);
         }
         // A new connection is presumed to have the lowest limit of the existing ones.
-        let presumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
+        let assumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
         // With HTTP/1.1 the client opens a connection per request, so one shard suffices.
-        let fresh = self.traffic.stream_window().and_then(|_| self.shard(presumed).ok());
-        let slot = fresh.as_ref().unwrap_or(&shards[0]).slot(&self.credentials);
-        shards.extend(fresh);
+        let new = self.traffic.stream_window().and_then(|_| self.shard(assumed).ok());
+        let slot = new.as_ref().unwrap_or(&shards[0]).slot(&self.credentials);
+        shards.extend(new);
         slot
     }
 
-    fn shard(&self, presumed: u32) -> Result<PoolShard, CredentialError> {
-        let limit = AnnouncedStreamLimit::new(presumed);
+    fn shard(&self, assumed: u32) -> Result<PoolShard, CredentialError> {
+        let limit = AnnouncedStreamLimit::new(assumed);
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -207,7 +207,7 @@ impl ConnectionPool {
         }
         let idle_max = match self.traffic {
             PoolTrafficClass::Streams { idle_max } => idle_max,
-            PoolTrafficClass::Once => 0,
+            PoolTrafficClass::SingleUse => 0,
             PoolTrafficClass::Watches | PoolTrafficClass::Short | PoolTrafficClass::Forwards => IDLE_CONNECTIONS_MAX,
         };
         let memory = self.credentials.memory.as_ref();
@@ -219,8 +219,8 @@ impl ConnectionPool {
             None => tls.enable_http1().wrap_connector(dialer),
         };
         let runtime = match self.traffic {
-            PoolTrafficClass::Watches | PoolTrafficClass::Short => ConnectionRuntime::Home,
-            PoolTrafficClass::Forwards | PoolTrafficClass::Streams { .. } | PoolTrafficClass::Once => {
+            PoolTrafficClass::Watches | PoolTrafficClass::Short => ConnectionRuntime::Shared,
+            PoolTrafficClass::Forwards | PoolTrafficClass::Streams { .. } | PoolTrafficClass::SingleUse => {
                 ConnectionRuntime::Current
             }
         };
@@ -245,13 +245,13 @@ impl ConnectionPool {
 }
 
 /// Sends a request on an acquired stream.
-pub(super) async fn send_by(
+pub(super) async fn send_on(
     (connections, slot): ReservedStream,
     CountedRequest { request, counter }: CountedRequest,
 ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
     counter.sent();
     let response = connections.request(request).await.map_err(|error| UpstreamError::Unreachable(error.into()))?;
-    Ok(UpstreamResponseBody::of(response, slot, counter))
+    Ok(UpstreamResponseBody::new(response, slot, counter))
 }
 
 impl Drop for StreamSlot {
@@ -271,7 +271,7 @@ pub struct UpstreamResponseBody {
 }
 
 impl UpstreamResponseBody {
-    fn of(response: Response<Incoming>, slot: StreamSlot, mut counter: UpstreamCostCounter) -> Response<Self> {
+    fn new(response: Response<Incoming>, slot: StreamSlot, mut counter: UpstreamCostCounter) -> Response<Self> {
         counter
             .response_started(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = match ServerBuild::named_in(response.headers()) {
@@ -295,8 +295,8 @@ impl UpstreamResponseBody {
     }
 
     /// Records that the initial state of a stream is complete, so that later bytes are counted as events.
-    pub fn is_listed(&mut self) {
-        self.counter.is_listed();
+    pub fn mark_listed(&mut self) {
+        self.counter.mark_listed();
     }
 }
 

@@ -20,33 +20,33 @@ impl UpstreamClient {
         let metrics = EndpointMetrics::new(endpoints.servers());
         let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
         let mut choice = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
-        let mut alarms = endpoints.alarms();
+        let mut failures = endpoints.failures();
         let mut event = EndpointEvent::Due;
-        let mut why = String::new();
+        let mut reason = String::new();
         loop {
             let decision = choice.next(event, Instant::now());
             if let Some(switch) = decision.switch {
                 let EndpointSwitch { from, to, cause } = switch;
                 endpoints.switch(switch);
                 metrics.switched(switch);
-                let ([from, to], reason) = ([from, to].map(|at| &endpoints.servers()[at]), std::mem::take(&mut why));
+                let ([from, to], reason) = ([from, to].map(|at| &endpoints.servers()[at]), std::mem::take(&mut reason));
                 tracing::warn!(%from, %to, cause = cause.as_str(), reason, "switched to another upstream server");
                 // Wakes tasks that wait until upstream is reachable again.
-                self.note_answer();
+                self.record_response();
             }
             event = match decision.next {
                 EndpointNextStep::Check(at) => {
                     let result = self.is_ready(at, &endpoints).await;
                     if let (Err(error), true) = (&result, at == choice.current()) {
-                        why.clone_from(error);
+                        reason.clone_from(error);
                     }
-                    EndpointEvent::Answer { is_ready: result.is_ok() }
+                    EndpointEvent::CheckResult { is_ready: result.is_ok() }
                 }
                 EndpointNextStep::Wait(None) => {
-                    EndpointEvent::Alarm { at: UpstreamEndpoints::next_alarm(&mut alarms).await }
+                    EndpointEvent::Failure { at: UpstreamEndpoints::next_failure(&mut failures).await }
                 }
                 EndpointNextStep::Wait(Some(due)) => tokio::select! {
-                    at = UpstreamEndpoints::next_alarm(&mut alarms) => EndpointEvent::Alarm { at },
+                    at = UpstreamEndpoints::next_failure(&mut failures) => EndpointEvent::Failure { at },
                     () = sleep_until(due) => EndpointEvent::Due,
                 },
             };
@@ -55,10 +55,10 @@ impl UpstreamClient {
 
     /// Checks whether a server is ready, on a separate connection. The error says why the server is not.
     async fn is_ready(&self, at: usize, endpoints: &UpstreamEndpoints) -> Result<(), String> {
-        let answer_max = endpoints.times().answer_max;
-        let answered = timeout(answer_max, self.ask_server(at, READYZ)).await;
-        match answered.unwrap_or(Err(UpstreamError::Timeout(answer_max))) {
-            Ok(code) if is_well(code) => Ok(()),
+        let check_timeout = endpoints.times().check_timeout;
+        let result = timeout(check_timeout, self.send_to_server(at, READYZ)).await;
+        match result.unwrap_or(Err(UpstreamError::Timeout(check_timeout))) {
+            Ok(code) if is_usable(code) => Ok(()),
             Ok(code) => Err(format!("{READYZ} returned {code}")),
             Err(error) => Err(error.for_callers()),
         }
@@ -67,7 +67,7 @@ impl UpstreamClient {
 
 /// Whether a server with this response code can be used. That includes a server that is busy, or that denies access to
 /// the endpoint.
-fn is_well(code: u16) -> bool {
+fn is_usable(code: u16) -> bool {
     matches!(code, 200..=299 | 403 | 404 | 429)
 }
 
@@ -80,7 +80,7 @@ mod tests {
         for (code, expected) in
             [(200, true), (403, true), (404, true), (429, true), (401, false), (500, false), (503, false)]
         {
-            assert_eq!(is_well(code), expected, "{code}");
+            assert_eq!(is_usable(code), expected, "{code}");
         }
     }
 }

@@ -9,9 +9,9 @@ use super::{KubernetesRelease, ServerBuild, UpstreamClient, UpstreamError, Upstr
 
 const VERSION: &str = "/version";
 /// The timeout after which a caller stops waiting for a server's build.
-const CALLER_WAIT_MAX: Duration = Duration::from_secs(2);
+const CALLER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout of the request itself, after which another may be sent.
-const REQUEST_MAX: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl UpstreamClient {
     /// Requests the release that upstream emulates, which may be older than its own.
@@ -45,9 +45,9 @@ impl UpstreamClient {
             // If the task has panicked, a caller that needs the build requests it again.
             is_done.await.unwrap_or(Ok(()))
         };
-        timeout(CALLER_WAIT_MAX, requesting).await.unwrap_or_else(|_| {
+        timeout(CALLER_TIMEOUT, requesting).await.unwrap_or_else(|_| {
             server.failed();
-            Err(UpstreamError::Timeout(CALLER_WAIT_MAX))
+            Err(UpstreamError::Timeout(CALLER_TIMEOUT))
         })
     }
 
@@ -55,14 +55,20 @@ impl UpstreamClient {
         let requesting = async {
             let request = get("application/json");
             let response = self
-                .ask(UpstreamRequestCause::Discovery, ConnectionTarget::Beside(server), VERSION, request, Bytes::new())
+                .send_request(
+                    UpstreamRequestCause::Discovery,
+                    ConnectionTarget::Server(server),
+                    VERSION,
+                    request,
+                    Bytes::new(),
+                )
                 .await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
-            server.answered(&by, ServerBuild::parse(&body));
+            server.record_response(&by, ServerBuild::parse(&body));
             Ok(())
         };
-        timeout(REQUEST_MAX, requesting).await.unwrap_or(Err(UpstreamError::Timeout(REQUEST_MAX)))
+        timeout(REQUEST_TIMEOUT, requesting).await.unwrap_or(Err(UpstreamError::Timeout(REQUEST_TIMEOUT)))
     }
 }
 

@@ -49,13 +49,13 @@ struct RetryableBody {
     /// error.
     attempt: u32,
     /// The bytes of the body that were read so far; `None` if they exceed the limits or cannot be repeated.
-    kept: Option<RetainedBytes>,
+    retained: Option<RetainedBytes>,
 }
 
 #[derive(Debug, Default)]
 struct RetainedBytes {
     bytes: Vec<u8>,
-    /// The permits of [`KEPT`] for the kept bytes.
+    /// The permits of [`RETAINED`] for the kept bytes.
     permits: Option<SemaphorePermit<'static>>,
 }
 
@@ -77,10 +77,10 @@ const RETRIES_MAX: u32 = 8;
 /// The mean pause before the second retry; doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The maximum size in bytes of a body that is kept for a retry.
-const KEPT_BYTES_MAX: usize = 256 << 10;
+const RETAINED_BYTES_MAX: usize = 256 << 10;
 /// The maximum number of bytes that all kept bodies occupy together.
-const ALL_KEPT_BYTES_MAX: usize = 64 << 20;
-static KEPT: Semaphore = Semaphore::const_new(ALL_KEPT_BYTES_MAX);
+const ALL_RETAINED_BYTES_MAX: usize = 64 << 20;
+static RETAINED: Semaphore = Semaphore::const_new(ALL_RETAINED_BYTES_MAX);
 
 impl RetryableRequest {
     pub(super) fn new(CountedRequest { request, counter }: CountedRequest) -> Self {
@@ -107,8 +107,8 @@ impl RetryableRequest {
 
     /// Returns whether to retry the request after this error; if so, pauses first.
     pub(super) async fn may_retry(&mut self, error: &UpstreamError) -> bool {
-        let is_kept = || self.body.as_ref().is_none_or(|body| body.lock().kept.is_some());
-        if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_kept() {
+        let is_retained = || self.body.as_ref().is_none_or(|body| body.lock().retained.is_some());
+        if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_retained() {
             return false;
         }
         // The first retry usually finds another connection at once.
@@ -125,7 +125,7 @@ impl Drop for RetryableRequest {
     /// Frees the kept bytes. The last attempt may continue to read.
     fn drop(&mut self) {
         if let Some(shared) = &self.body {
-            shared.lock().kept = None;
+            shared.lock().retained = None;
         }
     }
 }
@@ -134,8 +134,8 @@ impl RetryableBody {
     fn new(body: UpstreamBody) -> Self {
         let length = body.size_hint().exact();
         // Avoids copying a body that is too large to be kept.
-        let is_kept = length.is_none_or(|length| length <= KEPT_BYTES_MAX as u64);
-        Self { body, length, is_read: false, attempt: 0, kept: is_kept.then(RetainedBytes::default) }
+        let is_retained = length.is_none_or(|length| length <= RETAINED_BYTES_MAX as u64);
+        Self { body, length, is_read: false, attempt: 0, retained: is_retained.then(RetainedBytes::default) }
     }
 
     fn begin_attempt(&mut self) -> u32 {
@@ -145,11 +145,11 @@ impl RetryableBody {
 
     /// Returns the kept bytes that an attempt has not sent yet.
     fn unsent(&self, sent: usize) -> &[u8] {
-        self.kept.as_ref().and_then(|kept| kept.bytes.get(sent..)).unwrap_or_default()
+        self.retained.as_ref().and_then(|retained| retained.bytes.get(sent..)).unwrap_or_default()
     }
 
-    fn keep(&mut self, data: &[u8]) {
-        self.kept = self.kept.take().and_then(|kept| kept.with(data));
+    fn retain(&mut self, data: &[u8]) {
+        self.retained = self.retained.take().and_then(|retained| retained.with(data));
     }
 }
 
@@ -159,10 +159,10 @@ impl RetainedBytes {
         if data.is_empty() {
             return Some(self);
         }
-        if self.bytes.len() + data.len() > KEPT_BYTES_MAX {
+        if self.bytes.len() + data.len() > RETAINED_BYTES_MAX {
             return None;
         }
-        let permits = KEPT.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
+        let permits = RETAINED.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
         match &mut self.permits {
             Some(all) => all.merge(permits),
             none => *none = Some(permits),
@@ -196,12 +196,12 @@ impl Body for AttemptBody {
             Some(Ok(frame)) => match frame.data_ref() {
                 Some(data) => {
                     attempt.sent += data.len();
-                    shared.keep(data);
+                    shared.retain(data);
                 }
                 // Trailers are not kept, so they prevent a retry.
-                None => shared.kept = None,
+                None => shared.retained = None,
             },
-            Some(Err(_)) => shared.kept = None,
+            Some(Err(_)) => shared.retained = None,
         }
         Poll::Ready(frame)
     }
@@ -280,7 +280,7 @@ mod tests {
 
     #[tokio::test]
     async fn body_above_buffer_limit_is_not_retried() {
-        let large = || Bytes::from(vec![b'a'; KEPT_BYTES_MAX + 1]);
+        let large = || Bytes::from(vec![b'a'; RETAINED_BYTES_MAX + 1]);
         let known = Full::from(large()).map_err(|never| match never {}).boxed_unsync();
         assert!(!resendable(known).may_retry(&unprocessed().await).await);
         let mut unknown = resendable(parts(&[b"a", Vec::leak(large().to_vec())]));
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"a"))));
         assert!(unknown.may_retry(&unprocessed().await).await, "what was read so far is kept");
         let second = unknown.attempt().request.into_body().collect().await.expect("whole");
-        assert_eq!(second.to_bytes().len(), KEPT_BYTES_MAX + 2);
+        assert_eq!(second.to_bytes().len(), RETAINED_BYTES_MAX + 2);
         assert!(!unknown.may_retry(&unprocessed().await).await);
     }
 

@@ -36,7 +36,7 @@ pub struct AccessReviewResult {
 
 /// The reason of the Node authorizer for an object that none of the node's known pods needs
 /// (`plugin/pkg/auth/authorizer/node/node_authorizer.go`).
-const NO_POD_NEEDS_IT: &str = "no relationship found between node";
+const NODE_UNRELATED: &str = "no relationship found between node";
 
 /// The prefix of the reason for access that RBAC allows. Neither the Node authorizer nor ABAC gives a reason.
 const BY_RBAC: &str = "RBAC: allowed by ";
@@ -76,7 +76,7 @@ impl ReviewClient for UpstreamClient {
             };
             let review = TokenReview { spec, ..TokenReview::default() };
             let review = self.create(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, &review).await?;
-            Ok(TokenReviewResult::of(review.status.unwrap_or_default()))
+            Ok(TokenReviewResult::from_status(review.status.unwrap_or_default()))
         })
     }
 
@@ -88,7 +88,7 @@ impl ReviewClient for UpstreamClient {
     ) -> ReviewFuture<'a, AccessReviewResult> {
         Box::pin(async move {
             let review = self.create(cause, ACCESS_REVIEWS, &access_review(user, access)).await?;
-            Ok(AccessReviewResult::of(review.status.unwrap_or_default()))
+            Ok(AccessReviewResult::from_status(review.status.unwrap_or_default()))
         })
     }
 
@@ -98,14 +98,14 @@ impl ReviewClient for UpstreamClient {
             let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
             let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
             let review = self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &review).await?;
-            Ok(AccessReviewResult::of(review.status.unwrap_or_default()))
+            Ok(AccessReviewResult::from_status(review.status.unwrap_or_default()))
         })
     }
 }
 
 impl UpstreamClient {
     /// Requests the user as which upstream authenticates the proxy.
-    pub async fn who_am_i(&self) -> Result<User, UpstreamError> {
+    pub async fn own_user(&self) -> Result<User, UpstreamError> {
         let review =
             self.create(UpstreamRequestCause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = review.status.and_then(|status| status.user_info);
@@ -120,22 +120,23 @@ impl UpstreamClient {
         review: &R,
     ) -> Result<R, UpstreamError> {
         let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
-        let response =
-            self.ask(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
+        let response = self
+            .send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into())
+            .await?;
         let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
-        read(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
+        parse(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
     }
 }
 
 impl TokenReviewResult {
     /// Parses a `TokenReview` response; returns `None` if it is not one.
-    pub fn read(answer: &[u8]) -> Option<Self> {
-        Some(Self::of(read::<TokenReview>(answer)?.status.unwrap_or_default()))
+    pub fn parse(response: &[u8]) -> Option<Self> {
+        Some(Self::from_status(parse::<TokenReview>(response)?.status.unwrap_or_default()))
     }
 
     /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response
     /// that lacks either must not be trusted (CVE-2023-48312).
-    fn of(status: TokenReviewStatus) -> Self {
+    fn from_status(status: TokenReviewStatus) -> Self {
         let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
         let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
         Self { user, audiences: status.audiences.unwrap_or_default() }
@@ -144,14 +145,14 @@ impl TokenReviewResult {
 
 impl AccessReviewResult {
     /// Parses a `SubjectAccessReview` response; returns `None` if it is not one.
-    pub fn read(answer: &[u8]) -> Option<Self> {
-        Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
+    pub fn parse(response: &[u8]) -> Option<Self> {
+        Some(Self::from_status(parse::<SubjectAccessReview>(response)?.status.unwrap_or_default()))
     }
 
     /// The user and the access in a review request, if it has exactly the form that a proxy writes. Then it contains
     /// nothing else that the response could depend on.
-    pub fn requested(request: &[u8]) -> Option<(User, AccessAttributes)> {
-        let SubjectAccessReview { spec, .. } = read(request)?;
+    pub fn parse_request(request: &[u8]) -> Option<(User, AccessAttributes)> {
+        let SubjectAccessReview { spec, .. } = parse(request)?;
         let access = requested_access(&spec)?;
         let SubjectAccessReviewSpec { user: username, uid, groups, extra, .. } = spec;
         let user = user(UserInfo { username, uid, groups, extra });
@@ -159,7 +160,7 @@ impl AccessReviewResult {
     }
 
     /// Returns the review response with this result for `user` and `access`.
-    pub fn answer(self, user: &User, access: &AccessAttributes) -> Option<Bytes> {
+    pub fn into_response(self, user: &User, access: &AccessAttributes) -> Option<Bytes> {
         let Self { allowed, reason } = self;
         let status =
             SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
@@ -174,11 +175,11 @@ impl AccessReviewResult {
 
     /// Whether a denial with this reason may soon change without an event. The Node authorizer denies objects that a
     /// node's pods need until it has seen those pods, and their kubelet learns of them sooner.
-    pub fn denies_for_now(reason: &str) -> bool {
-        reason.contains(NO_POD_NEEDS_IT)
+    pub fn is_transient_denial(reason: &str) -> bool {
+        reason.contains(NODE_UNRELATED)
     }
 
-    fn of(status: SubjectAccessReviewStatus) -> Self {
+    fn from_status(status: SubjectAccessReviewStatus) -> Self {
         // If both are set, or the result is malformed, access is denied.
         let allowed = status.allowed && status.denied != Some(true);
         Self { allowed, reason: status.reason.unwrap_or_default() }
@@ -186,8 +187,8 @@ impl AccessReviewResult {
 }
 
 /// Parses a review and drops serde's error, because it could quote credentials.
-fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
-    serde_json::from_slice(answer).ok()
+fn parse<A: DeserializeOwned>(response: &[u8]) -> Option<A> {
+    serde_json::from_slice(response).ok()
 }
 
 fn user(info: UserInfo) -> User {
@@ -324,22 +325,25 @@ mod tests {
         for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
             let access = AccessAttributes { verb: "watch".to_owned(), target };
             let request = serde_json::to_value(access_review(&node, &access)).expect("JSON");
-            let read = |request: &serde_json::Value| AccessReviewResult::requested(request.to_string().as_bytes());
+            let parse = |request: &serde_json::Value| AccessReviewResult::parse_request(request.to_string().as_bytes());
             let written = serde_json::to_vec(&access_review(&node, &access));
-            assert_eq!(AccessReviewResult::requested(&written.expect("JSON")), Some((node.clone(), access.clone())));
-            for (at, said) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
+            assert_eq!(
+                AccessReviewResult::parse_request(&written.expect("JSON")),
+                Some((node.clone(), access.clone()))
+            );
+            for (at, value) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
                 let mut more = request.clone();
                 let (parent, key) = at.rsplit_once('/').expect("a path");
                 let parent = if parent.is_empty() { Some(&mut more) } else { more.pointer_mut(parent) };
                 let parent = parent.and_then(serde_json::Value::as_object_mut).expect("an object");
-                parent.insert(key.to_owned(), json!(said));
-                assert_eq!(read(&more), None, "{at}");
+                parent.insert(key.to_owned(), json!(value));
+                assert_eq!(parse(&more), None, "{at}");
             }
-            let verdict = AccessReviewResult { allowed: true, reason: "so".to_owned() };
-            let answer = verdict.clone().answer(&node, &access).expect("JSON");
-            assert_eq!(AccessReviewResult::read(&answer), Some(verdict));
+            let result = AccessReviewResult { allowed: true, reason: "so".to_owned() };
+            let response = result.clone().into_response(&node, &access).expect("JSON");
+            assert_eq!(AccessReviewResult::parse(&response), Some(result));
         }
-        assert_eq!(AccessReviewResult::requested(b"{}"), None);
+        assert_eq!(AccessReviewResult::parse_request(b"{}"), None);
     }
 
     #[test]
@@ -347,7 +351,7 @@ mod tests {
         let ada = UserInfo { username: Some("ada".to_owned()), ..UserInfo::default() };
         let says = |authenticated, error: Option<&str>, user| {
             let error = error.map(str::to_owned);
-            TokenReviewResult::of(TokenReviewStatus { authenticated, error, user, audiences: None }).user
+            TokenReviewResult::from_status(TokenReviewStatus { authenticated, error, user, audiences: None }).user
         };
         assert!(says(Some(true), None, Some(ada.clone())).is_some());
         assert!(says(Some(true), Some(""), Some(ada.clone())).is_some());

@@ -5,14 +5,14 @@ use hyper::rt::Executor;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use base::home_runtime;
+use base::main_runtime;
 
 /// The runtime on which an upstream connection is opened and driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionRuntime {
     /// The shared runtime. Traffic of many callers on one connection, such as reviews and watches, must not depend on
     /// the load of the core that needed it first.
-    Home,
+    Shared,
     /// The runtime of the request that needs the connection.
     Current,
 }
@@ -25,7 +25,7 @@ impl ConnectionRuntime {
     {
         match self {
             Self::Current => making.await,
-            Self::Home => match AbortOnDropHandle::new(home_runtime().spawn(making)).await {
+            Self::Shared => match AbortOnDropHandle::new(main_runtime().spawn(making)).await {
                 Ok(made) => made,
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => resume_unwind(panic),
@@ -44,7 +44,7 @@ where
     fn execute(&self, driving: F) {
         let runtime = match self {
             Self::Current => Handle::current(),
-            Self::Home => home_runtime(),
+            Self::Shared => main_runtime(),
         };
         // The task drives the connection and ends with it.
         runtime.spawn(driving);
@@ -62,12 +62,13 @@ mod tests {
 
     #[tokio::test]
     async fn shared_connections_run_on_home_runtime_and_others_locally() {
-        let (tasks, home) = (BackgroundTasks::beside(CoreRuntimes::start(1).expect("threads")), thread::current().id());
+        let (tasks, home) =
+            (BackgroundTasks::with_cores(CoreRuntimes::start(1).expect("threads")), thread::current().id());
         let (sender, receiver) = oneshot::channel();
         tasks.spread("a request", async move {
             let here = thread::current().id();
             let mut seen = Vec::new();
-            for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Current] {
+            for runtime in [ConnectionRuntime::Shared, ConnectionRuntime::Current] {
                 seen.push(runtime.run(async { thread::current().id() }).await);
                 let (thread_sender, reported) = oneshot::channel();
                 runtime.execute(async { thread_sender.send(thread::current().id()).expect("the receiver is open") });

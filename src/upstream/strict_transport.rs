@@ -14,7 +14,7 @@ pub(super) struct HstsHeader {
 }
 
 impl HstsHeader {
-    pub(super) fn learn(&self, headers: &HeaderMap) {
+    pub(super) fn update(&self, headers: &HeaderMap) {
         let received = headers.get(STRICT_TRANSPORT_SECURITY);
         if received.is_none() && !self.is_sent.load(Ordering::Relaxed) || received == self.value.read().as_ref() {
             return;
@@ -35,17 +35,17 @@ mod tests {
     #[test]
     fn hsts_header_of_last_response_is_used() {
         let policy = HstsHeader::default();
-        let answer =
+        let response =
             |value: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(value))]);
         for (headers, expected) in [
             (HeaderMap::new(), None),
-            (answer("max-age=1"), Some("max-age=1")),
-            (answer("max-age=1"), Some("max-age=1")),
-            (answer("max-age=2,preload"), Some("max-age=2,preload")),
+            (response("max-age=1"), Some("max-age=1")),
+            (response("max-age=1"), Some("max-age=1")),
+            (response("max-age=2,preload"), Some("max-age=2,preload")),
             (HeaderMap::new(), None),
-            (answer("max-age=1"), Some("max-age=1")),
+            (response("max-age=1"), Some("max-age=1")),
         ] {
-            policy.learn(&headers);
+            policy.update(&headers);
             assert_eq!(policy.get().as_ref().and_then(|value| value.to_str().ok()), expected);
         }
     }

@@ -42,12 +42,12 @@ impl BookmarkTemplate {
     /// The object cannot be read, because it is not in the envelope's encoding and shape.
     pub fn from_object(envelope: &FrameEnvelope, object: &ObjectRevision) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
-            FeedEncoding::Json => BookmarkBodyTemplate::in_json(envelope.shape(), object.body(), end),
+            FeedEncoding::Json => BookmarkBodyTemplate::in_json(envelope.layout(), object.body(), end),
             FeedEncoding::Protobuf => BookmarkBodyTemplate::in_protobuf(object.body(), end),
-            FeedEncoding::Table => BookmarkBodyTemplate::in_table(envelope.shape(), object.body(), end),
+            FeedEncoding::Table => BookmarkBodyTemplate::in_table(envelope.layout(), object.body(), end),
         };
         if object.encoding() != envelope.encoding() {
-            return Err(WireError::WrongForm);
+            return Err(WireError::WrongEncoding);
         }
         Ok(Self { envelope: envelope.clone(), plain: holes(false)?, initial_events_end: holes(true)? })
     }
@@ -92,7 +92,7 @@ impl BookmarkTemplate {
 impl BookmarkBodyTemplate {
     fn minimal(envelope: &FrameEnvelope, end: bool) -> Self {
         let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
-        let hole = match (envelope.encoding(), envelope.shape()) {
+        let hole = match (envelope.encoding(), envelope.layout()) {
             (FeedEncoding::Protobuf, _) => Self::in_protobuf(&MINIMAL_PROTOBUF, end),
             (FeedEncoding::Json, shape @ JsonLayout::BuiltIn) => Self::in_json(shape, MINIMAL_METADATA.as_bytes(), end),
             (FeedEncoding::Json, shape @ JsonLayout::Custom) => {

@@ -26,7 +26,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use facts::is_of_kubernetes;
+pub use facts::is_builtin_group_version;
 pub use metadata::MetadataRenderer;
 pub use refused::{TranscodeError, TranscodeRefusal};
 

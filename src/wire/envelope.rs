@@ -18,7 +18,7 @@ pub struct FrameEnvelope {
 #[derive(Debug)]
 struct FrameEnvelopeParts {
     encoding: FeedEncoding,
-    shape: JsonLayout,
+    layout: JsonLayout,
     api_version: String,
     kind: String,
     list_kind: String,
@@ -33,19 +33,21 @@ impl FrameEnvelope {
     pub fn new(encoding: FeedEncoding, api_version: &str, kind: &str, shape: JsonLayout) -> Self {
         let object_head = Bytes::from(object_head(encoding, shape, api_version, kind));
         let (api_version, list_kind, kind) = (api_version.to_owned(), format!("{kind}List"), kind.to_owned());
-        Self { parts: Arc::new(FrameEnvelopeParts { encoding, shape, api_version, kind, list_kind, object_head }) }
+        Self {
+            parts: Arc::new(FrameEnvelopeParts { encoding, layout: shape, api_version, kind, list_kind, object_head }),
+        }
     }
 
     /// Returns this envelope with another list kind: a CRD may choose its `listKind`, and upstream's LIST contains it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
-        let FrameEnvelopeParts { encoding, shape, ref api_version, ref kind, list_kind: _, ref object_head } =
+        let FrameEnvelopeParts { encoding, layout: shape, ref api_version, ref kind, list_kind: _, ref object_head } =
             *self.parts;
         let (api_version, kind, object_head) = (api_version.clone(), kind.clone(), object_head.clone());
         Self {
             parts: Arc::new(FrameEnvelopeParts {
                 encoding,
-                shape,
+                layout: shape,
                 api_version,
                 kind,
                 list_kind: list_kind.to_owned(),
@@ -60,8 +62,8 @@ impl FrameEnvelope {
     }
 
     /// Returns the layout of the envelope's JSON.
-    pub fn shape(&self) -> JsonLayout {
-        self.parts.shape
+    pub fn layout(&self) -> JsonLayout {
+        self.parts.layout
     }
 
     /// Returns the group and version of the objects and of their list, such as `apps/v1`.
@@ -156,7 +158,7 @@ impl FrameEnvelope {
     /// Returns the pieces of a LIST response with this metadata. It does not support Tables, because their cells would
     /// be outdated.
     pub fn list(&self, meta: &ListMeta) -> ListFrame {
-        let FrameEnvelopeParts { encoding, shape, api_version, list_kind, .. } = &*self.parts;
+        let FrameEnvelopeParts { encoding, layout: shape, api_version, list_kind, .. } = &*self.parts;
         match encoding {
             FeedEncoding::Json | FeedEncoding::Table => ListFrame::json(*shape, api_version, list_kind, meta),
             FeedEncoding::Protobuf => ListFrame::protobuf(type_meta_head(api_version, list_kind), meta),

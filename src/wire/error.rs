@@ -46,8 +46,8 @@ pub enum WireError {
     UnknownEventType,
     /// The data is JSON where protobuf was expected, or the reverse.
     #[error("the response is not in the negotiated encoding")]
-    WrongForm,
-    /// The object is of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
+    WrongEncoding,
+    /// The object is of another kind than [`ObjectReader::with_kind`](super::ObjectReader::with_kind) named.
     #[error("the object is of another kind than the feed")]
     WrongKind,
     /// The Table has other columns than those before it.

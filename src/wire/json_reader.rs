@@ -20,14 +20,15 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion, SelectableAttributes, Selec
 /// [`FrameEnvelope::frame`](super::FrameEnvelope::frame) puts around them: another layout could not be reproduced from
 /// the body. The object's reader checks that it is one JSON value.
 pub(super) fn split_event(line: &[u8]) -> Result<(EventType, &[u8]), WireError> {
-    const ODD: WireError = WireError::Layout("a watch line is not {\"type\":…,\"object\":…} and a newline");
+    const UNEXPECTED_LAYOUT: WireError =
+        WireError::Layout("a watch line is not {\"type\":…,\"object\":…} and a newline");
     if line.first() != Some(&b'{') {
-        return Err(WireError::WrongForm);
+        return Err(WireError::WrongEncoding);
     }
-    let rest = line.strip_prefix(JSON_EVENT_HEAD).ok_or(ODD)?;
-    let name = &rest[..memchr(b'"', rest).ok_or(ODD)?];
-    let rest = rest[name.len()..].strip_prefix(JSON_EVENT_OBJECT).ok_or(ODD)?;
-    let object = rest.strip_suffix(JSON_EVENT_TAIL).ok_or(ODD)?;
+    let rest = line.strip_prefix(JSON_EVENT_HEAD).ok_or(UNEXPECTED_LAYOUT)?;
+    let name = &rest[..memchr(b'"', rest).ok_or(UNEXPECTED_LAYOUT)?];
+    let rest = rest[name.len()..].strip_prefix(JSON_EVENT_OBJECT).ok_or(UNEXPECTED_LAYOUT)?;
+    let object = rest.strip_suffix(JSON_EVENT_TAIL).ok_or(UNEXPECTED_LAYOUT)?;
     let event_type = std::str::from_utf8(name).ok().and_then(EventType::parse).ok_or(WireError::UnknownEventType)?;
     Ok((event_type, object))
 }

@@ -35,7 +35,7 @@ pub struct ObjectRevision {
 /// allocations, and its slot in the map that holds it. In the worst case the map's nodes are half full.
 const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
-const _: () = assert!(Representation::PLACES <= 8, "a bit each");
+const _: () = assert!(Representation::COUNT <= 8, "a bit each");
 
 /// The position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
 /// digits.
@@ -60,7 +60,7 @@ impl DecodedObjectFields {
     }
 
     /// Returns the same reading for a body in which everything is shifted by `by` bytes.
-    pub(super) fn moved(self, by: usize) -> Result<Self, WireError> {
+    pub(super) fn shifted(self, by: usize) -> Result<Self, WireError> {
         let offset = u32::try_from(by).ok().and_then(|by| self.rv_at.offset.checked_add(by));
         let offset = offset.ok_or(WireError::BadResourceVersion)?;
         Ok(Self { rv_at: ResourceVersionSpan { offset, ..self.rv_at }, ..self })
@@ -68,12 +68,12 @@ impl DecodedObjectFields {
 }
 
 fn bytes_without_body(key: &ObjectKey, attributes: &SelectableAttributes) -> usize {
-    size_of::<ObjectRevision>() + key.as_str().len() + attributes.held_bytes() + OVERHEAD_BYTES
+    size_of::<ObjectRevision>() + key.as_str().len() + attributes.heap_bytes() + OVERHEAD_BYTES
 }
 
 impl ObjectRevision {
-    /// Creates an object. `allocated` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
-    /// `body`.
+    /// Creates an object. `allocated` is the size of the allocation that contains `body`; `reading.rv_at` must lie
+    /// inside `body`.
     pub(super) fn new(encoding: FeedEncoding, body: Bytes, allocated: usize, reading: DecodedObjectFields) -> Self {
         let DecodedObjectFields { key, rv, rv_at, attributes } = reading;
         debug_assert!(allocated >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
@@ -92,14 +92,14 @@ impl ObjectRevision {
     }
 
     /// Splits the object into its body and the values read from it.
-    pub(super) fn into_reading(self) -> (Bytes, DecodedObjectFields) {
+    pub(super) fn into_parts(self) -> (Bytes, DecodedObjectFields) {
         let Self { key, rv, attributes, body, rv_at, .. } = self;
         (body, DecodedObjectFields { key, rv, rv_at, attributes })
     }
 
     /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.
     pub fn charged_bytes(&self) -> usize {
-        self.allocated as usize + MemoryAccount::KEPT_BYTES + bytes_without_body(&self.key, &self.attributes)
+        self.allocated as usize + MemoryAccount::OVERHEAD_BYTES + bytes_without_body(&self.key, &self.attributes)
     }
 
     /// Returns upstream's bytes in the normal form described in [`wire`](super).
@@ -115,7 +115,7 @@ impl ObjectRevision {
     /// Returns the body with `rv` in place of its own resourceVersion and nothing else changed. The apiserver sends it
     /// if an object leaves a watch's selection (R-EVENT-2). In protobuf the enclosing lengths follow the digit count; a
     /// Table has the version twice. The call makes one allocation of exact size, or none if `rv` is the object's own.
-    pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
+    pub fn with_resource_version(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {
             return self.body.clone();
         }
@@ -130,17 +130,17 @@ impl ObjectRevision {
     }
 
     /// Returns whether the object has been written in a representation, so that writing it again cannot fail.
-    pub fn was_written(&self, representation: Representation) -> bool {
-        self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
+    pub fn is_encodable(&self, representation: Representation) -> bool {
+        self.written.load(Ordering::Relaxed) & (1 << representation.index()) != 0
     }
 
     /// Records that the object has been written in a representation.
-    pub fn note_written(&self, representation: Representation) {
-        self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
+    pub fn set_encodable(&self, representation: Representation) {
+        self.written.fetch_or(1 << representation.index(), Ordering::Relaxed);
     }
 
     /// Returns the object's derived JSON body, if it is cached.
-    pub fn kept_json(&self) -> Option<Bytes> {
+    pub fn cached_json(&self) -> Option<Bytes> {
         self.json.lock().as_deref().cloned()
     }
 
@@ -153,7 +153,7 @@ impl ObjectRevision {
     /// attributes, and itself. If it came by watch, the allocation is the whole frame. The estimate excludes allocator
     /// overhead.
     pub fn size(&self) -> usize {
-        size_of::<Self>() + self.allocated as usize + self.key.as_str().len() + self.attributes.held_bytes()
+        size_of::<Self>() + self.allocated as usize + self.key.as_str().len() + self.attributes.heap_bytes()
     }
 
     fn restamped_protobuf(&self, start: usize, end: usize, digits: &[u8]) -> Bytes {

@@ -25,7 +25,7 @@ pub(super) struct ProtobufDocument<'a> {
 impl<'a> ProtobufDocument<'a> {
     /// Splits a whole protobuf document. All lengths are checked against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
-        let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
+        let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongEncoding)?;
         let (mut type_meta, mut raw) = (None, None);
         let mut fields = FieldReader::new(unknown);
         while let Some(field) = fields.next_field()? {
@@ -57,7 +57,7 @@ pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError>
     let (prefix, message) = frame.split_first_chunk::<LENGTH_PREFIX>().ok_or(WireError::Truncated)?;
     let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
     if len > message.len() {
-        return Err(if prefix.starts_with(b"{") { WireError::WrongForm } else { WireError::Truncated });
+        return Err(if prefix.starts_with(b"{") { WireError::WrongEncoding } else { WireError::Truncated });
     }
     if len < message.len() {
         return Err(WireError::Protobuf("bytes after the watch event"));

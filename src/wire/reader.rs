@@ -26,7 +26,7 @@ const ROW_WITHOUT_TYPE_META: &str = "a row whose object has no kind and apiVersi
 /// It is created once per feed and compiles the table's paths, so that each object is read in one pass. All methods
 /// take `&self`, so one reader serves a feed's LIST and all its watches.
 pub struct ObjectReader {
-    shape: JsonLayout,
+    layout: JsonLayout,
     fields: Arc<SelectableFieldTable>,
     paths: ObjectPaths,
     /// `apiVersion` and kind.
@@ -109,12 +109,12 @@ impl ObjectReader {
             FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths::new(&fields)),
             FeedEncoding::Table => ObjectPaths::Table(JsonPaths::new(&fields), TableColumns::default()),
         };
-        Self { shape, fields, paths, expected: None, account: None }
+        Self { layout: shape, fields, paths, expected: None, account: None }
     }
 
     /// Records the columns of Tables in `columns`.
     #[must_use]
-    pub fn noting(mut self, columns: &TableColumns) -> Self {
+    pub fn with_table_columns(mut self, columns: &TableColumns) -> Self {
         if let ObjectPaths::Table(_, noted) = &mut self.paths {
             *noted = columns.clone();
         }
@@ -123,14 +123,14 @@ impl ObjectReader {
 
     /// Charges every frame and object that the reader decodes to an account, for as long as they live.
     #[must_use]
-    pub fn charging(self, account: &Arc<MemoryAccount>) -> Self {
+    pub fn with_account(self, account: &Arc<MemoryAccount>) -> Self {
         Self { account: Some(account.clone()), ..self }
     }
 
     /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without this check, a stream of
     /// Tables, for example, would be read as objects.
     #[must_use]
-    pub fn expecting(self, api_version: &str, kind: &str) -> Self {
+    pub fn with_kind(self, api_version: &str, kind: &str) -> Self {
         Self { expected: Some((api_version.to_owned(), kind.to_owned())), ..self }
     }
 
@@ -240,7 +240,7 @@ impl ObjectReader {
 
     fn json_list(&self, paths: &JsonPaths, document: &[u8]) -> Result<ListPage, WireError> {
         if document.first() != Some(&b'{') {
-            return Err(WireError::WrongForm);
+            return Err(WireError::WrongEncoding);
         }
         let ParsedListPage { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
         let items = items.0.unwrap_or_default().into_iter().map(|item| self.json_item(paths, item.get().as_bytes()));
@@ -250,7 +250,7 @@ impl ObjectReader {
     fn json_item(&self, paths: &JsonPaths, item: &[u8]) -> Result<ObjectRevision, WireError> {
         check_size(item)?;
         let found = json_found(paths, item, true)?;
-        let body_at = match (self.shape, found.kind(), found.api_version()) {
+        let body_at = match (self.layout, found.kind(), found.api_version()) {
             (JsonLayout::BuiltIn, None, None) => 1,
             (JsonLayout::BuiltIn, ..) => return Err(WireError::Layout("a list item of a built-in kind with TypeMeta")),
             (JsonLayout::Custom, Some(kind), Some(api_version)) => self.check_kind(api_version, kind).map(|()| 0)?,
@@ -266,7 +266,7 @@ impl ObjectReader {
         let SingleRowTable { event_type, found, body, object_at } = table::one_row(&frame, paths)?;
         self.check_type_meta(&found, ROW_WITHOUT_TYPE_META)?;
         let initial_events_end = found.is_initial_events_end();
-        let reading = paths.reading(found, 0)?.moved(object_at)?;
+        let reading = paths.reading(found, 0)?.shifted(object_at)?;
         let (object, frame) = self.within(frame, body, reading);
         Ok(match event_type {
             EventType::Bookmark => WatchItem::Bookmark { rv: object.rv, object, initial_events_end },
@@ -280,7 +280,7 @@ impl ObjectReader {
             check_size(row.as_bytes())?;
             let (found, object_at, body) = table::listed_row(row, paths)?;
             self.check_type_meta(&found, ROW_WITHOUT_TYPE_META)?;
-            let (reading, len) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
+            let (reading, len) = (paths.reading(found, 0)?.shifted(object_at)?, body.len());
             Ok(self.within(body, 0..len, reading).0)
         });
         ListPage::of(metadata, items.collect(), table::KIND, table::API_VERSION)
@@ -293,7 +293,7 @@ impl ObjectReader {
             return Err(WireError::Layout(missing));
         };
         self.check_kind(api_version, kind)?;
-        match self.shape {
+        match self.layout {
             JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version),
             JsonLayout::Custom => Ok(0),
         }
@@ -331,8 +331,8 @@ impl ObjectReader {
     }
 
     /// Returns the same object with its own copy of the body, so that the frame is not kept alive.
-    pub fn alone(&self, object: ObjectRevision) -> ObjectRevision {
-        let (body, reading) = object.into_reading();
+    pub fn detached(&self, object: ObjectRevision) -> ObjectRevision {
+        let (body, reading) = object.into_parts();
         self.copied(&body, reading)
     }
 
@@ -340,7 +340,7 @@ impl ObjectReader {
     fn within(&self, frame: Bytes, body: Range<usize>, reading: DecodedObjectFields) -> (ObjectRevision, Bytes) {
         let allocated = frame.len();
         let frame = match &self.account {
-            Some(account) => account.keep_with(frame, reading.bytes_without_body()),
+            Some(account) => account.charge_with_overhead(frame, reading.bytes_without_body()),
             None => frame,
         };
         (ObjectRevision::new(self.encoding(), frame.slice(body), allocated, reading), frame)

@@ -76,7 +76,7 @@ impl ObjectRenderer {
                 let transcoder = ProtobufJsonTranscoder::for_server(minor, feed.api_version(), feed.kind())?;
                 (
                     RenderMethod::Json(transcoder),
-                    FrameEnvelope::new(FeedEncoding::Json, feed.api_version(), feed.kind(), feed.shape()),
+                    FrameEnvelope::new(FeedEncoding::Json, feed.api_version(), feed.kind(), feed.layout()),
                 )
             }
             Representation::Metadata(encoding, version) => {
@@ -121,11 +121,11 @@ impl ObjectRenderer {
 
     /// Records that upstream's output differs from the renderer's, so earlier output may have been wrong. Callers call
     /// it before [`revoke`](Self::revoke).
-    pub fn disprove(&self) {
+    pub fn mark_mismatch(&self) {
         self.0.disproven.store(true, Ordering::Relaxed);
     }
 
-    pub fn is_disproven(&self) -> bool {
+    pub fn is_mismatched(&self) -> bool {
         self.0.disproven.load(Ordering::Relaxed)
     }
 

@@ -111,7 +111,7 @@ impl Representation {
     ];
 
     /// The maximum number of representations of one feed's objects.
-    pub const PLACES: usize = 6;
+    pub const COUNT: usize = 6;
 
     /// Returns the representation of received bodies in a feed of this encoding.
     pub fn verbatim(encoding: FeedEncoding) -> Self {
@@ -131,7 +131,7 @@ impl Representation {
 
     /// Returns the index of the representation among those of one feed's objects. Tables are derived from rows, and
     /// rows yield nothing else, so the two groups share indices.
-    pub fn place(self) -> usize {
+    pub fn index(self) -> usize {
         let encoding = usize::from(self.encoding() == FeedEncoding::Protobuf);
         match self {
             Self::Object(_) => encoding,
@@ -208,8 +208,8 @@ mod tests {
         for tables in [false, true] {
             let of_one_feed = Representation::ALL.into_iter().filter(|one| is_table(one) == tables);
             for (place, representation) in of_one_feed.enumerate() {
-                assert_eq!(representation.place(), place, "{representation}");
-                assert!(place < Representation::PLACES, "{representation}");
+                assert_eq!(representation.index(), place, "{representation}");
+                assert!(place < Representation::COUNT, "{representation}");
             }
         }
     }

@@ -15,13 +15,13 @@ pub struct FrameSplitter {
     /// The start of the first frame that was not taken yet.
     start: usize,
     /// The offset before which JSON has no newline, so that a frame that arrives in many small chunks is searched once.
-    searched: usize,
+    scanned: usize,
 }
 
 impl FrameSplitter {
     /// Creates a splitter. `frame_bytes_max` bounds one frame, including its newline or length prefix.
     pub fn new(encoding: FeedEncoding, frame_bytes_max: usize) -> Self {
-        Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, searched: 0 }
+        Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, scanned: 0 }
     }
 
     /// Appends the next bytes of the stream. Callers must call [`next_frame`](Self::next_frame) until it returns `None`
@@ -36,7 +36,7 @@ impl FrameSplitter {
         } else {
             self.buffer.drain(..self.start);
         }
-        self.searched -= self.start;
+        self.scanned -= self.start;
         self.start = 0;
         self.buffer.extend_from_slice(chunk);
     }
@@ -50,11 +50,11 @@ impl FrameSplitter {
         let (max, rest) = (self.frame_bytes_max, &self.buffer[self.start..]);
         let end = match self.encoding {
             FeedEncoding::Json | FeedEncoding::Table => {
-                let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) else {
-                    self.searched = self.buffer.len();
+                let Some(at) = memchr(b'\n', &self.buffer[self.scanned..]) else {
+                    self.scanned = self.buffer.len();
                     return if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) };
                 };
-                self.searched + at + 1
+                self.scanned + at + 1
             }
             FeedEncoding::Protobuf => {
                 let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
@@ -73,7 +73,7 @@ impl FrameSplitter {
         }
         let frame = Bytes::copy_from_slice(&self.buffer[self.start..end]);
         self.start = end;
-        self.searched = end;
+        self.scanned = end;
         Ok(Some(frame))
     }
 

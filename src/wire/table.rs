@@ -39,14 +39,14 @@ pub struct TableColumns {
 impl TableColumns {
     /// Records columns, and rejects columns that differ from the recorded ones. Cells printed under other columns could
     /// not be distinguished.
-    pub(super) fn note(&self, columns: &str) -> Result<(), WireError> {
+    pub(super) fn record(&self, columns: &str) -> Result<(), WireError> {
         let known = self.known.get_or_init(|| columns.into());
         if **known == *columns { Ok(()) } else { Err(WireError::OtherColumns) }
     }
 
     /// Returns the watch frame with the columns, as the first frame of a watch has them. `None` if the frame is not a
     /// Table, or if the columns are not known yet.
-    pub fn put(&self, frame: &[u8]) -> Option<Bytes> {
+    pub fn with_columns(&self, frame: &[u8]) -> Option<Bytes> {
         let (at, columns) = memmem::find(frame, NO_COLUMNS.as_bytes()).zip(self.known.get())?;
         let (before, after) = (&frame[..at + COLUMNS.len()], &frame[at + NO_COLUMNS.len()..]);
         Some([before, columns.as_bytes(), after].concat().into())
@@ -96,22 +96,25 @@ pub(super) fn without_columns(frame: &[u8], columns: &TableColumns) -> Result<Op
     if definitions == NULL {
         return Ok(None);
     }
-    columns.note(definitions)?;
+    columns.record(definitions)?;
     let at = definitions.as_ptr().addr() - frame.as_ptr().addr();
     Ok(Some([&frame[..at], NULL.as_bytes(), &frame[at + definitions.len()..]].concat().into()))
 }
 
 /// Decodes a Table frame without columns.
 pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<SingleRowTable<'a>, WireError> {
-    const ODD: WireError = WireError::Layout("not a Table of one row");
+    const UNEXPECTED_LAYOUT: WireError = WireError::Layout("not a Table of one row");
     let (event_type, document) = json_reader::split_event(frame)?;
     let document = utf8(document)?;
     let TableDocument { metadata, rows, .. } = document_of(document)?;
-    let Some([row]) = rows.as_deref() else { return Err(ODD) };
-    let rest = document.strip_prefix(TYPE_META).and_then(|body| body.strip_prefix(VERSION)).ok_or(ODD)?;
-    let rest = rest.strip_prefix(&*metadata.resource_version).and_then(|rest| rest.strip_prefix(ROWS)).ok_or(ODD)?;
+    let Some([row]) = rows.as_deref() else { return Err(UNEXPECTED_LAYOUT) };
+    let rest = document.strip_prefix(TYPE_META).and_then(|body| body.strip_prefix(VERSION)).ok_or(UNEXPECTED_LAYOUT)?;
+    let rest = rest
+        .strip_prefix(&*metadata.resource_version)
+        .and_then(|rest| rest.strip_prefix(ROWS))
+        .ok_or(UNEXPECTED_LAYOUT)?;
     if rest.strip_prefix(row.get()) != Some(TAIL) {
-        return Err(ODD);
+        return Err(UNEXPECTED_LAYOUT);
     }
     let object = object_in(row.get())?;
     let found = json_found(paths, &row.get().as_bytes()[object.clone()], event_type != EventType::Bookmark)?;
@@ -130,7 +133,7 @@ pub(super) fn rows<'a>(
 ) -> Result<(ParsedListMetadata<'a>, Vec<&'a str>), WireError> {
     let TableDocument { metadata, column_definitions, rows, .. } = document_of(list)?;
     if column_definitions.get() != NULL {
-        columns.note(column_definitions.get())?;
+        columns.record(column_definitions.get())?;
     }
     Ok((metadata, rows.unwrap_or_default().into_iter().map(RawValue::get).collect()))
 }

@@ -98,7 +98,7 @@ async fn node_authorizer_denial_reason_is_recognized_as_uncacheable() {
     let review = bed.direct().create(ACCESS_REVIEWS, json!({"spec": spec})).await;
     assert_eq!(review["status"]["allowed"], false, "{review}");
     let reason = review["status"]["reason"].as_str().unwrap_or_default();
-    assert!(AccessReviewResult::denies_for_now(reason), "{reason}");
+    assert!(AccessReviewResult::is_transient_denial(reason), "{reason}");
 }
 
 /// The control plane is quiet, so that the versions of two lists are equal.

@@ -239,10 +239,10 @@ async fn report(proxy: &Proxy, time: Duration) {
     log_line(&format!("upstream was found behind the cache {behind} times"));
     // The longer it takes, the more often it is found.
     let behind_max = 20 + usize::try_from(time.as_secs()).expect("minutes");
-    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: one for each proof");
+    assert!(behind <= behind_max, "{behind} lines, {behind_max} at most; is one logged for each proof?");
     let maps =
         metrics.sum("kube_fanout_feed_requests_total", &[("purpose", "mismatch"), ("resource", "configmaps.v1")]);
-    assert!(maps <= 1, "{maps} lists on a doubt");
+    assert!(maps <= 1, "{maps} lists because of a mismatch");
     proxy.assert_sound();
 }
 

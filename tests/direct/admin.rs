@@ -100,7 +100,7 @@ async fn debug_feeds_reports_actual_feed_state() {
     assert_eq!(field("resourceVersion"), last.to_string());
     assert_eq!(field("oldestResourceVersion"), from.to_string());
     assert_eq!(field("objects"), up.keys("pods").len());
-    assert_eq!((field("ringEvents"), field("readers"), field("lanes")), (3.into(), 3.into(), 2.into()));
+    assert_eq!((field("windowEvents"), field("readers"), field("lanes")), (3.into(), 3.into(), 2.into()));
     assert!(field("objectBytes").as_u64() > Some(7 * 1000));
 }
 

@@ -182,7 +182,7 @@ fn sidecar_manifest_sets_memory_limit_probes_and_grace_period() {
     assert_eq!(container["ports"], ports);
     assert!(container["env"].is_null(), "{container}");
     let nowhere = kube_fanout::upstream::CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
-    let drain = kube_fanout::config::ServeSettings::in_front_of(nowhere).drain.as_secs();
+    let drain = kube_fanout::config::ServeSettings::for_upstream(nowhere).drain.as_secs();
     let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a time");
     assert!(grace >= drain + 5, "the drain, and then the last records");
 }

@@ -163,7 +163,7 @@ async fn rediscovery_sends_etag_and_keeps_unchanged_documents() {
             return;
         }
     }
-    panic!("definitions have their own feed, and LISTs of them must still be served");
+    panic!("discovery requests a list of definitions although their feed has them");
 }
 
 #[tokio::test]

@@ -192,7 +192,7 @@ async fn inherited_unix_socket_is_served_and_not_removed() {
     for _ in 0..2 {
         let mut inherited = InheritedSockets::default();
         inherited.add_unix(listener.try_clone().expect("a descriptor")).expect("it listens");
-        let mut config = ServeSettings::in_front_of(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
+        let mut config = ServeSettings::for_upstream(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
         (config.listen, config.admin) = (vec![ListenAddress::Unix(path.clone())], None);
         let bound = BoundApp::bind_with(config, inherited).await.expect("it can listen");
         let client = Client::to(Place::Unix(path.clone()));

@@ -26,19 +26,19 @@ fn times() -> EndpointTimings {
         |first, longest| BackoffBounds { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
     EndpointTimings {
         slow: PATIENCE,
-        answer_max: PATIENCE,
+        check_timeout: PATIENCE,
         false_alarms: waits(20, 200),
         rounds: waits(20, 100),
         stay: waits(50, 400),
-        returns: waits(200, 2_000),
+        failbacks: waits(200, 2_000),
         ready_for: Duration::from_millis(200),
-        calm: PATIENCE,
+        reset_after: PATIENCE,
     }
 }
 
 /// Timings for a silent server, which must be detected before a read is forwarded.
 fn impatient() -> EndpointTimings {
-    EndpointTimings { slow: Duration::from_secs(2), answer_max: Duration::from_secs(2), ..times() }
+    EndpointTimings { slow: Duration::from_secs(2), check_timeout: Duration::from_secs(2), ..times() }
 }
 
 pub fn in_front_of(servers: &[String]) -> Plan {
@@ -150,7 +150,7 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     // All servers are healthy, and probes stop once the last one is answered.
     eventually("no server is probed", || async {
         let requests = [&first, &second].map(asked_whether_ready);
-        sleep(times().returns.first + times().ready_for).await;
+        sleep(times().failbacks.first + times().ready_for).await;
         [&first, &second].map(asked_whether_ready) == requests
     })
     .await;

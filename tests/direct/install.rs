@@ -213,7 +213,7 @@ async fn runbook_queries_match_exposed_data() {
         move || shell.run(&commands)
     });
     let stdout = stdout.await.expect("no panic");
-    for part in ["pods.v1\t\tlive\t3\t", "kube_fanout_upstream_failures_total{", "\"trouble\":"] {
+    for part in ["pods.v1\t\tlive\t3\t", "kube_fanout_upstream_failures_total{", "\"lastError\":"] {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
     assert!(!stdout.contains("\tnull") && !stdout.contains("\t\t\t"), "a field that is not there: {stdout}");

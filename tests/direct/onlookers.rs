@@ -97,10 +97,10 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == version };
     eventually("the feed has reached it", reached).await;
     assert!(second["bytesSent"].as_u64() > Some(390 * 1000), "{second}");
-    assert_eq!((&all["total"], &all["leftOut"]), (&2.into(), &0.into()));
+    assert_eq!((&all["total"], &all["omitted"]), (&2.into(), &0.into()));
     let one = page("?limit=1").await;
     assert_eq!(
-        (&one["total"], &one["leftOut"], one["watches"].as_array().map(Vec::len)),
+        (&one["total"], &one["omitted"], one["watches"].as_array().map(Vec::len)),
         (&2.into(), &1.into(), Some(1))
     );
     for (query, total) in [("?resource=nodes", 0), ("?text=PODS.v1", 2), ("?text=nobody", 0), ("?text=", 2)] {
@@ -123,9 +123,9 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
         (&"expired".into(), &"pods.v1".into()),
         "{recent}"
     );
-    let passed = first("passedThrough");
+    let passed = first("forwarded");
     assert_eq!(
-        (&passed["request"], &passed["reason"], &passed["times"]),
+        (&passed["request"], &passed["reason"], &passed["count"]),
         (&"/healthz".into(), &"non_resource".into(), &2.into())
     );
     assert!(first("refused")["reason"].as_str().is_some_and(|reason| reason.starts_with("400 ")), "{recent}");

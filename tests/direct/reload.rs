@@ -43,7 +43,7 @@ async fn configuration_reload_applies_without_ending_watches() {
     })
     .await;
     let page = config_page(&process).await;
-    assert_eq!((&page["restart"], &page["trouble"]), (&json!(["reusePort"]), &Value::Null));
+    assert_eq!((&page["restartRequired"], &page["lastError"]), (&json!(["reusePort"]), &Value::Null));
     let settings = |key: &str| page["settings"][key].clone();
     assert_eq!((settings("reusePort"), settings("consistency")), (false.into(), "bounded".into()), "what runs");
     assert_eq!(client.watch(PODS).initial_events().open().await.err().map(|answer| answer.status), Some(429));
@@ -58,15 +58,15 @@ async fn configuration_reload_applies_without_ending_watches() {
     // All problems are reported, and the previous configuration stays.
     write("limits: {watches: many}\nnonsense: 1\n");
     read_again(&process, "the page shows the problem", |page_now| {
-        let trouble = page_now["trouble"].as_str().unwrap_or_default();
-        trouble.contains("limits.watches") && trouble.contains("nonsense")
+        let error = page_now["lastError"].as_str().unwrap_or_default();
+        error.contains("limits.watches") && error.contains("nonsense")
     })
     .await;
     assert_eq!(config_page(&process).await["settings"], page["settings"]);
 
     write("limits: {watches: 1050}\nfeeds: {resources: [pods]}\n");
     read_again(&process, "there is more room", |page_now| page_now["settings"]["limits.watches"] == 1_050).await;
-    assert_eq!(config_page(&process).await["restart"], json!([]));
+    assert_eq!(config_page(&process).await["restartRequired"], json!([]));
     client.watch(PODS).initial_events().await.listed().await;
     assert!(!client.get(CONFIGMAPS).await.is_cached());
 

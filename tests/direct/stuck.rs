@@ -50,7 +50,7 @@ async fn open_stuck_watches(app: &App, client: &Client, timeout_seconds: i64) ->
     for watch in &stuck {
         within("an object", watch.more_than(0)).await;
     }
-    let pinned = app.feed("configmaps").await.and_then(|feed| feed["pinned"].as_u64());
+    let pinned = app.feed("configmaps").await.and_then(|feed| feed["snapshotsInUse"].as_u64());
     (stuck, pinned)
 }
 
@@ -126,9 +126,11 @@ async fn unread_list_is_cut_after_body_timeout() {
         assert!(unread.headers().contains_key("kube-fanout-served"), "{protocol:?}: it is ours");
         // On a machine that stalls it may end before it is seen.
         let began = Instant::now();
-        app.until_feed("configmaps", "it receives a state", |feed| feed["pinned"] == 1 || began.elapsed() > body_max)
-            .await;
-        let is_cut = app.until_feed("configmaps", "it was cut", |feed| feed["pinned"] == 0);
+        app.until_feed("configmaps", "it receives a state", |feed| {
+            feed["snapshotsInUse"] == 1 || began.elapsed() > body_max
+        })
+        .await;
+        let is_cut = app.until_feed("configmaps", "it was cut", |feed| feed["snapshotsInUse"] == 0);
         direct::in_time(body_max, "it was cut", is_cut).await;
         drop(reader);
         assert!(http_body_util::BodyExt::collect(unread.into_body()).await.is_err(), "{protocol:?}: cut, and it shows");

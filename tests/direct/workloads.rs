@@ -18,7 +18,7 @@ fn text(name: &str) -> String {
 
 fn drain_seconds() -> u64 {
     let nowhere = kube_fanout::upstream::CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("a URL"));
-    kube_fanout::config::ServeSettings::in_front_of(nowhere).drain.as_secs()
+    kube_fanout::config::ServeSettings::for_upstream(nowhere).drain.as_secs()
 }
 
 /// The pod specification of a workload. `None` for other kinds, and for patches, which name no container.

@@ -18,8 +18,8 @@ function feeds() {
     resource: ["pods.v1", "configmaps.v1", "deployments.v1.apps"][nth] ?? `widgets.v${nth}.example.org`,
     namespace: nth === 1 ? "team-a" : null, selector: null, encoding: "protobuf", state,
     staleSeconds: state === "stale" ? 12 : null, resourceVersion: String(184_000 + nth),
-    oldestResourceVersion: "100", objects: 1000 * (nth + 1), objectBytes: 1, ringEvents: 900 + nth, ringBytes: 1,
-    ringSpanSeconds: 300, memoryBytes: 3_000_000 * (nth + 1), lanes: 0, readers: 5000 - nth, pinned: 0,
+    oldestResourceVersion: "100", objects: 1000 * (nth + 1), objectBytes: 1, windowEvents: 900 + nth, windowBytes: 1,
+    windowSpanSeconds: 300, memoryBytes: 3_000_000 * (nth + 1), lanes: 0, readers: 5000 - nth, snapshotsInUse: 0,
   });
   return Array.from({ length: 6 }, (_, nth) => feed(nth, nth === 4 ? "stale" : "live"));
 }
@@ -30,7 +30,7 @@ function watches(total) {
     resource: "pods.v1", namespace: nth % 2 ? "team-a" : null, selectors: nth % 3 ? "none" : "fields",
     representation: "protobuf", protocol: "h2", openSeconds: 60 + nth, bytesSent: 4096 * nth,
     resourceVersion: "184000", feedResourceVersion: "184000", eventsBehind: nth === 5 ? 17 : 0,
-    eventsBehindAtLeast: false, state: nth === 5 ? "stalled" : "idle", stateSeconds: nth,
+    eventsBehindIsLowerBound: false, state: nth === 5 ? "stalled" : "idle", stateSeconds: nth,
   }));
 }
 
@@ -67,7 +67,7 @@ async function serve(world) {
     "/debug/watches": (query) => {
       world.asked = query;
       const found = watches(world.watches).filter((watch) => watch.userAgent.includes(query.get("agent")));
-      return json({ total: found.length, leftOut: 0, watches: found.slice(0, Number(query.get("limit"))) });
+      return json({ total: found.length, omitted: 0, watches: found.slice(0, Number(query.get("limit"))) });
     },
   };
   const server = http.createServer((request, response) => {

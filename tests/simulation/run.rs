@@ -142,7 +142,7 @@ impl Simulation {
         let mut inherited = InheritedSockets::default();
         inherited.add_memory(ADDRESS, listener);
         let upstream = InMemoryUpstream::new(to_upstream.over(up.connector()), plan.multiplexes);
-        let mut config = ServeSettings::in_front_of(CredentialSource::Memory(upstream));
+        let mut config = ServeSettings::for_upstream(CredentialSource::Memory(upstream));
         config.listen = vec![ListenAddress::Tcp(ADDRESS)];
         config.admin = None;
         config.drain = DRAIN;

@@ -48,8 +48,8 @@ impl Known {
     }
 }
 
-/// The citations in `text` that do not exist. The text begins at `line` of `file`. `is_prose` says whether it is prose, in
-/// which a capital letter with a number is an id.
+/// The citations in `text` that do not exist. The text begins at `line` of `file`. `is_prose` says whether it is prose,
+/// in which a capital letter with a number is an id.
 fn violations(known: &Known, file: &str, line: usize, text: &str, is_prose: bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut wrong = |at: usize, what: String| {

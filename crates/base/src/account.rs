@@ -26,7 +26,7 @@ struct ChargedBytes {
 
 impl MemoryAccount {
     /// The overhead of charged bytes: their owner, the reference count, and the allocator's overhead for both.
-    pub const KEPT_BYTES: usize = size_of::<ChargedBytes>() + 48;
+    pub const OVERHEAD_BYTES: usize = size_of::<ChargedBytes>() + 48;
 
     /// Creates an account that counts on no other account.
     pub fn new() -> Arc<Self> {
@@ -34,7 +34,7 @@ impl MemoryAccount {
     }
 
     /// Creates an account that also counts on `total`.
-    pub fn of(total: &Arc<Self>) -> Arc<Self> {
+    pub fn child_of(total: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self { bytes: AtomicUsize::new(0), total: Some(total.clone()) })
     }
 
@@ -51,15 +51,15 @@ impl MemoryAccount {
 
     /// Returns the same bytes, charged until the last handle to any part of them is dropped. If `bytes` is not the only
     /// handle to a separate allocation, the contents are copied.
-    pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        self.keep_with(bytes, 0)
+    pub fn charge_bytes(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        self.charge_with_overhead(bytes, 0)
     }
 
-    /// Returns the same bytes, charged with `beside` additional bytes for data that is stored with them.
-    pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
+    /// Returns the same bytes, charged with `overhead` additional bytes for data that is stored with them.
+    pub fn charge_with_overhead(self: &Arc<Self>, bytes: Bytes, overhead: usize) -> Bytes {
         // Takes over the allocation if it is not shared, and copies it otherwise.
         let bytes = Vec::from(bytes).into_boxed_slice();
-        let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
+        let charge = self.charge(bytes.len() + Self::OVERHEAD_BYTES + overhead);
         Bytes::from_owner(ChargedBytes { bytes, _charge: charge })
     }
 
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn charge_is_released_on_drop_and_added_again_on_clone() {
         let total = MemoryAccount::new();
-        let (one, other) = (MemoryAccount::of(&total), MemoryAccount::of(&total));
+        let (one, other) = (MemoryAccount::child_of(&total), MemoryAccount::child_of(&total));
         let mut first = one.charge(100);
         let second = other.charge(10);
         assert_eq!((one.bytes(), other.bytes(), total.bytes()), (100, 10, 110));
@@ -138,9 +138,9 @@ mod tests {
     #[test]
     fn kept_bytes_are_charged_once_until_the_last_slice_drops() {
         let account = MemoryAccount::new();
-        let kept = account.keep(Bytes::from_static(b"a long text"));
+        let kept = account.charge_bytes(Bytes::from_static(b"a long text"));
         let charged = account.bytes();
-        assert_eq!(charged, 11 + MemoryAccount::KEPT_BYTES);
+        assert_eq!(charged, 11 + MemoryAccount::OVERHEAD_BYTES);
         let (part, clone) = (kept.slice(2..6), kept.clone());
         assert_eq!((&*part, &*clone, account.bytes()), (&b"long"[..], &b"a long text"[..], charged));
         drop((kept, clone));

@@ -18,7 +18,7 @@ pub fn ns_at(moment: Instant) -> u64 {
 }
 
 /// Completes at `due`; never if `due` is `None`.
-pub async fn until(due: Option<Instant>) {
+pub async fn sleep_until_opt(due: Option<Instant>) {
     match due {
         Some(due) => sleep_until(due).await,
         None => std::future::pending().await,

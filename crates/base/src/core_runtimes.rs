@@ -65,17 +65,18 @@ pub struct PerCore<T>(Box<[T]>);
 /// The data of a core's thread about its own core.
 struct CurrentCore {
     core_waker: Arc<CoreWaker>,
-    home: Option<Handle>,
+    main_runtime: Option<Handle>,
 }
 
 thread_local! {
-    static HERE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
+    static CURRENT_CORE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
 }
 
 /// Returns the runtime on which the cores were started, if called on a core's thread; elsewhere the current runtime. It
 /// runs tasks that other cores also wait for, which must not depend on one core's load.
-pub fn home_runtime() -> Handle {
-    HERE.with_borrow(|current| current.as_ref().and_then(|current| current.home.clone()))
+pub fn main_runtime() -> Handle {
+    CURRENT_CORE
+        .with_borrow(|current| current.as_ref().and_then(|current| current.main_runtime.clone()))
         .unwrap_or_else(Handle::current)
 }
 
@@ -85,7 +86,7 @@ impl CoreRuntimes {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn beside_runtime() -> io::Result<Self> {
+    pub fn matching_runtime() -> io::Result<Self> {
         let runtime = Handle::current();
         match runtime.runtime_flavor() {
             RuntimeFlavor::CurrentThread => Ok(Self::default()),
@@ -128,10 +129,10 @@ impl CoreRuntime {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let core_waker = Arc::new(CoreWaker { number, ..CoreWaker::default() });
         let handle = runtime.handle().clone();
-        let home = Handle::try_current().ok();
+        let main_runtime = Handle::try_current().ok();
         let draining = core_waker.clone();
         let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
-            HERE.set(Some(CurrentCore { core_waker: draining.clone(), home }));
+            CURRENT_CORE.set(Some(CurrentCore { core_waker: draining.clone(), main_runtime }));
             runtime.block_on(poll_fn(|cx| draining.poll_drain(cx)));
         })?;
         Ok(Self { runtime: handle, thread, core_waker, load: AtomicUsize::new(0) })
@@ -160,7 +161,7 @@ impl Drop for CoreLoadGuard {
 impl CoreWaker {
     /// Returns the waker of the current thread's core, if the thread is a core's.
     pub fn here() -> Option<Arc<Self>> {
-        HERE.with_borrow(|current| current.as_ref().map(|current| current.core_waker.clone()))
+        CURRENT_CORE.with_borrow(|current| current.as_ref().map(|current| current.core_waker.clone()))
     }
 
     pub fn number(&self) -> usize {
@@ -210,7 +211,8 @@ impl<T> PerCore<T> {
 
     /// Returns the value of the current thread's core.
     pub fn here(&self) -> &T {
-        let number = HERE.with_borrow(|current| current.as_ref().map_or(0, |current| 1 + current.core_waker.number));
+        let number =
+            CURRENT_CORE.with_borrow(|current| current.as_ref().map_or(0, |current| 1 + current.core_waker.number));
         &self.0[number % self.0.len()]
     }
 }
@@ -319,11 +321,11 @@ mod tests {
 
     #[tokio::test]
     async fn single_threaded_runtime_starts_no_cores() {
-        assert!(CoreRuntimes::beside_runtime().expect("nothing is started").slot().is_none());
+        assert!(CoreRuntimes::matching_runtime().expect("nothing is started").slot().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
     async fn multi_threaded_runtime_starts_one_core_per_worker() {
-        assert_eq!(CoreRuntimes::beside_runtime().expect("threads").0.all.len(), 3);
+        assert_eq!(CoreRuntimes::matching_runtime().expect("threads").0.all.len(), 3);
     }
 }

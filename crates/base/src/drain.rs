@@ -154,7 +154,7 @@ impl DrainWatch {
     }
 
     /// Returns a guard that keeps the drain from ending until it is dropped.
-    pub fn hold(&self) -> DrainGuard {
+    pub fn block_end(&self) -> DrainGuard {
         let in_flight = (!self.has_started()).then(|| self.in_flight());
         DrainGuard { _in_flight: in_flight, _blocker: self.blocker.clone() }
     }
@@ -171,7 +171,7 @@ mod tests {
         let (trigger, watch) = DrainTrigger::new();
         let mut holder = watch.clone();
         drop(watch);
-        let guard = holder.hold();
+        let guard = holder.block_end();
         let work = tokio::spawn(async move {
             holder.started().await;
             tokio::time::sleep(Duration::from_secs(3)).await;
@@ -187,7 +187,7 @@ mod tests {
     async fn drain_gives_up_at_the_deadline() {
         for seconds in [0, 1, 5, 20, 600] {
             let (trigger, watch) = DrainTrigger::new();
-            let _held = watch.hold();
+            let _held = watch.block_end();
             drop(watch);
             let (grace, began) = (Duration::from_secs(seconds), Instant::now());
             assert!(!trigger.drain(grace).await);
@@ -233,7 +233,7 @@ mod tests {
         let (first, last) = early.slots().await.expect("there is time to leave");
         let leaving = GRACE.saturating_sub(CLOSING_MAX);
         assert_eq!((first - began, last - began), (leaving.mul_f64(NOTICE), leaving.mul_f64(LEAVING)));
-        let (late, late_work) = (watch.notice_due(), watch.hold());
+        let (late, late_work) = (watch.notice_due(), watch.block_end());
         sleep_until(first).await;
         let ended = began.elapsed();
         drop((early, in_flight));
@@ -250,7 +250,7 @@ mod tests {
         let notices: Vec<_> = (0..100).map(|_| watch.notice_due()).collect();
         let began = Instant::now();
         let _draining = tokio::spawn(trigger.drain(GRACE));
-        let _held = watch.hold();
+        let _held = watch.block_end();
         let (first, _) = watch.clone().slots().await.expect("there is time to leave");
         futures_util::future::join_all(notices).await;
         let reported = began.elapsed();

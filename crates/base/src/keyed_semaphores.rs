@@ -35,7 +35,7 @@ impl<K: Eq + Hash + Clone> KeyedSemaphores<K> {
     }
 
     /// Returns the semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
-    pub fn of(&self, holder: &K) -> Arc<Semaphore> {
+    pub fn get(&self, holder: &K) -> Arc<Semaphore> {
         let mut state = self.state.lock();
         if let Some(semaphore) = state.semaphores.get(holder).and_then(Weak::upgrade) {
             return semaphore;
@@ -57,20 +57,20 @@ mod tests {
     #[test]
     fn semaphore_persists_while_one_of_its_permits_is_in_use() {
         let semaphores = KeyedSemaphores::<u32>::new(2);
-        let first = semaphores.of(&1).try_acquire_owned().expect("a permit");
-        assert_eq!((semaphores.of(&1).available_permits(), semaphores.of(&2).available_permits()), (1, 2));
+        let first = semaphores.get(&1).try_acquire_owned().expect("a permit");
+        assert_eq!((semaphores.get(&1).available_permits(), semaphores.get(&2).available_permits()), (1, 2));
         drop(first);
-        assert_eq!(semaphores.of(&1).available_permits(), 2);
+        assert_eq!(semaphores.get(&1).available_permits(), 2);
     }
 
     #[test]
     fn unused_semaphores_are_removed() {
         let semaphores = KeyedSemaphores::<usize>::new(1);
-        let first_ten: Vec<_> = (0..10).map(|holder| semaphores.of(&holder)).collect();
-        (10..10 * KEPT_MAX).for_each(|holder| drop(semaphores.of(&holder)));
+        let first_ten: Vec<_> = (0..10).map(|holder| semaphores.get(&holder)).collect();
+        (10..10 * KEPT_MAX).for_each(|holder| drop(semaphores.get(&holder)));
         assert!(semaphores.state.lock().semaphores.len() <= KEPT_MAX);
         assert!(
-            first_ten.iter().enumerate().all(|(holder, semaphore)| Arc::ptr_eq(semaphore, &semaphores.of(&holder)))
+            first_ten.iter().enumerate().all(|(holder, semaphore)| Arc::ptr_eq(semaphore, &semaphores.get(&holder)))
         );
     }
 }

@@ -14,7 +14,7 @@ pub struct LogRateLimit {
 struct LogRateWindow {
     logged_at: Instant,
     /// The number of failures since the last log line.
-    unlogged: u64,
+    suppressed: u64,
 }
 
 impl LogRateLimit {
@@ -26,25 +26,26 @@ impl LogRateLimit {
         let mut window = self.window.lock();
         match &mut *window {
             Some(window) if now.duration_since(window.logged_at) < Self::EVERY => {
-                window.unlogged += 1;
+                window.suppressed += 1;
                 None
             }
             other => {
-                let unlogged =
-                    other.replace(LogRateWindow { logged_at: now, unlogged: 0 }).map_or(0, |window| window.unlogged);
-                Some(unlogged + 1)
+                let suppressed = other
+                    .replace(LogRateWindow { logged_at: now, suppressed: 0 })
+                    .map_or(0, |window| window.suppressed);
+                Some(suppressed + 1)
             }
         }
     }
 
     /// Returns the number of failures that were not logged, once a line is due and if there are any. To be called on
     /// success, so that the end of a series is logged as well.
-    pub fn unlogged(&self, now: Instant) -> Option<u64> {
+    pub fn take_suppressed(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock();
         if window.as_ref().is_none_or(|window| now.duration_since(window.logged_at) < Self::EVERY) {
             return None;
         }
-        window.take().map(|window| window.unlogged).filter(|unlogged| *unlogged > 0)
+        window.take().map(|window| window.suppressed).filter(|suppressed| *suppressed > 0)
     }
 }
 
@@ -55,7 +56,7 @@ mod tests {
     #[test]
     fn first_failure_is_logged_and_later_ones_are_counted() {
         let (limit, start) = (LogRateLimit::default(), Instant::now());
-        assert_eq!(limit.unlogged(start), None);
+        assert_eq!(limit.take_suppressed(start), None);
         assert_eq!(limit.failed(start), Some(1));
         for second in 1..=58 {
             assert_eq!(limit.failed(start + Duration::from_secs(second)), None);
@@ -63,9 +64,9 @@ mod tests {
         let second_line = start + LogRateLimit::EVERY;
         assert_eq!(limit.failed(second_line), Some(59));
         assert_eq!(limit.failed(second_line), None);
-        assert_eq!(limit.unlogged(second_line), None, "no line is due yet");
-        assert_eq!(limit.unlogged(second_line + LogRateLimit::EVERY), Some(1));
-        assert_eq!(limit.unlogged(second_line + LogRateLimit::EVERY), None);
+        assert_eq!(limit.take_suppressed(second_line), None, "no line is due yet");
+        assert_eq!(limit.take_suppressed(second_line + LogRateLimit::EVERY), Some(1));
+        assert_eq!(limit.take_suppressed(second_line + LogRateLimit::EVERY), None);
         assert_eq!(limit.failed(second_line + LogRateLimit::EVERY), Some(1));
     }
 }

@@ -26,7 +26,7 @@ struct NotReadyReasonFn(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 /// A component that is not ready yet; dropping the guard marks it ready.
 #[derive(Debug)]
 pub struct ReadinessGuard {
-    what: String,
+    name: String,
     number: u64,
     waiting: SharedReadinessGuards,
 }
@@ -34,7 +34,7 @@ pub struct ReadinessGuard {
 /// The name of a component that is not ready, and the reason if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreadyComponent {
-    pub what: String,
+    pub name: String,
     pub reason: Option<String>,
 }
 
@@ -45,13 +45,13 @@ impl ReadinessTracker {
 
     /// Registers a component that is not ready until the guard is dropped.
     #[must_use]
-    pub fn register(&self, what: impl Into<String>) -> ReadinessGuard {
-        let what = what.into();
+    pub fn register(&self, name: impl Into<String>) -> ReadinessGuard {
+        let name = name.into();
         let mut waiting = self.waiting.lock();
         let number = waiting.next;
         waiting.next += 1;
-        waiting.guards.insert((what.clone(), number), None);
-        ReadinessGuard { what, number, waiting: self.waiting.clone() }
+        waiting.guards.insert((name.clone(), number), None);
+        ReadinessGuard { name, number, waiting: self.waiting.clone() }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -61,14 +61,14 @@ impl ReadinessTracker {
     /// Returns the components that are not ready, in the order of names, each name once; empty when ready.
     pub fn pending(&self) -> Vec<UnreadyComponent> {
         let guards: Vec<_> =
-            self.waiting.lock().guards.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
+            self.waiting.lock().guards.iter().map(|((name, _), reason)| (name.clone(), reason.clone())).collect();
         let mut pending: Vec<UnreadyComponent> = Vec::new();
         // A reason may take other locks, so the lock is released first.
-        for (what, why) in guards {
-            let reason = why.and_then(|NotReadyReasonFn(why)| why());
+        for (name, reason) in guards {
+            let reason = reason.and_then(|NotReadyReasonFn(reason)| reason());
             match pending.last_mut() {
-                Some(last) if last.what == what => last.reason = last.reason.take().or(reason),
-                _ => pending.push(UnreadyComponent { what, reason }),
+                Some(last) if last.name == name => last.reason = last.reason.take().or(reason),
+                _ => pending.push(UnreadyComponent { name, reason }),
             }
         }
         pending
@@ -79,14 +79,14 @@ impl ReadinessGuard {
     /// Sets the function that returns the reason that the component is not ready. Any client of the health port can
     /// read the reason, so it must not name an address, user or object.
     #[must_use]
-    pub fn because(self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+    pub fn with_reason(self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.set_reason(reason);
         self
     }
 
-    /// Replaces the function that [`because`](Self::because) has set.
+    /// Replaces the function that [`with_reason`](Self::with_reason) has set.
     pub fn set_reason(&self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        if let Some(guards) = self.waiting.lock().guards.get_mut(&(self.what.clone(), self.number)) {
+        if let Some(guards) = self.waiting.lock().guards.get_mut(&(self.name.clone(), self.number)) {
             *guards = Some(NotReadyReasonFn(Arc::new(reason)));
         }
     }
@@ -96,7 +96,7 @@ impl Drop for ReadinessGuard {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
         // The reason is dropped after the lock is released, because it may own anything.
-        let reason = waiting.guards.remove(&(std::mem::take(&mut self.what), self.number));
+        let reason = waiting.guards.remove(&(std::mem::take(&mut self.name), self.number));
         drop(waiting);
         drop(reason);
     }
@@ -105,7 +105,7 @@ impl Drop for ReadinessGuard {
 impl fmt::Display for UnreadyComponent {
     /// Writes `NAME not ready`, and the reason after a colon.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} not ready", self.what)?;
+        write!(f, "{} not ready", self.name)?;
         self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
     }
 }
@@ -121,14 +121,14 @@ mod tests {
     use super::*;
 
     fn names(ready: &ReadinessTracker) -> Vec<String> {
-        ready.pending().into_iter().map(|pending| pending.what).collect()
+        ready.pending().into_iter().map(|pending| pending.name).collect()
     }
 
     #[test]
     fn tracker_is_ready_only_after_every_guard_is_dropped() {
         let ready = ReadinessTracker::new();
         assert!(ready.pending().is_empty());
-        let [first, second, other] = ["preload pods", "preload pods", "discovery"].map(|what| ready.register(what));
+        let [first, second, other] = ["preload pods", "preload pods", "discovery"].map(|name| ready.register(name));
         assert_eq!(names(&ready), ["discovery", "preload pods"]);
         drop(first);
         assert_eq!(names(&ready), ["discovery", "preload pods"], "the second guard of that name is still held");
@@ -141,7 +141,7 @@ mod tests {
     fn pending_condition_reports_its_current_reason() {
         let (ready, why) = (ReadinessTracker::new(), Arc::new(Mutex::new(None)));
         let current = why.clone();
-        let guard = ready.register("discovery").because(move || current.lock().clone());
+        let guard = ready.register("discovery").with_reason(move || current.lock().clone());
         assert_eq!(ready.pending()[0].to_string(), "discovery not ready");
         *why.lock() = Some("upstream cannot be reached".to_owned());
         assert_eq!(ready.pending()[0].to_string(), "discovery not ready: upstream cannot be reached");

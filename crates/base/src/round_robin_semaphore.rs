@@ -63,7 +63,7 @@ enum QueueInsertSide {
 }
 
 /// Returns the number of concurrent turns that leaves other work a free core: half of the cores, and at least one.
-pub fn half_of_the_cores() -> usize {
+pub fn half_core_count() -> usize {
     available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
 
@@ -122,7 +122,7 @@ impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
     /// Whether another holder waits that could get this turn.
     pub fn is_contended(&self) -> bool {
         let queue = self.turns.0.lock();
-        queue.order.iter().any(|waiting_holder| *waiting_holder != self.holder && queue.may_have(waiting_holder))
+        queue.order.iter().any(|waiting_holder| *waiting_holder != self.holder && queue.can_acquire(waiting_holder))
     }
 
     /// Passes the turn to other holders, and completes when this holder has one again.
@@ -147,7 +147,7 @@ impl<K: Clone + Eq + Hash + Unpin> Future for RoundRobinAcquire<K> {
 }
 
 impl<K: Clone + Eq + Hash> RoundRobinState<K> {
-    fn may_have(&self, holder: &K) -> bool {
+    fn can_acquire(&self, holder: &K) -> bool {
         !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|state| state.running == 0)
     }
 
@@ -156,7 +156,7 @@ impl<K: Clone + Eq + Hash> RoundRobinState<K> {
         let mut skipped = 0;
         while self.running < self.running_max && skipped < self.order.len() {
             let Some(holder) = self.order.pop_front() else { return };
-            if !self.may_have(&holder) {
+            if !self.can_acquire(&holder) {
                 self.order.push_back(holder);
                 skipped += 1;
                 continue;

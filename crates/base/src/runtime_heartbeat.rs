@@ -26,7 +26,7 @@ struct RuntimeBeats {
 const EVERY: Duration = Duration::from_secs(5);
 /// The silence after which a runtime is considered lost: a deadlock or an endless loop blocks it, and it serves no
 /// requests.
-const SILENT_MAX: Duration = Duration::from_secs(30);
+const STALLED_AFTER: Duration = Duration::from_secs(30);
 
 impl RuntimeHeartbeat {
     /// Sends heartbeats on the runtime that runs the future. The silence is measured from this call, even if that
@@ -55,8 +55,8 @@ impl RuntimeHeartbeat {
     }
 
     /// Whether a runtime has sent no heartbeat for so long that it is considered lost.
-    pub fn is_lost(&self) -> bool {
-        self.silent() > SILENT_MAX
+    pub fn is_stalled(&self) -> bool {
+        self.silent() > STALLED_AFTER
     }
 }
 
@@ -70,13 +70,17 @@ mod tests {
         let (_other, beating) = (tokio::spawn(heartbeat.beat()), tokio::spawn(heartbeat.beat()));
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            assert!(heartbeat.silent() < Duration::from_millis(10) && !heartbeat.is_lost(), "{:?}", heartbeat.silent());
+            assert!(
+                heartbeat.silent() < Duration::from_millis(10) && !heartbeat.is_stalled(),
+                "{:?}",
+                heartbeat.silent()
+            );
         }
         assert_eq!(heartbeat.tasks(), 2 * 2, "two tasks, counted twice: this runtime beats twice");
         beating.abort();
-        tokio::time::sleep(SILENT_MAX).await;
-        assert!(!heartbeat.is_lost(), "{:?}", heartbeat.silent());
+        tokio::time::sleep(STALLED_AFTER).await;
+        assert!(!heartbeat.is_stalled(), "{:?}", heartbeat.silent());
         tokio::time::sleep(2 * EVERY).await;
-        assert!(heartbeat.is_lost(), "{:?}", heartbeat.silent());
+        assert!(heartbeat.is_stalled(), "{:?}", heartbeat.silent());
     }
 }

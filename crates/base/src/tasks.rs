@@ -19,11 +19,11 @@ use tokio::sync::watch;
 pub struct BackgroundTasks {
     tracker: TaskTracker,
     /// The runtime of tasks that are not spread over cores; `None` for the runtime on which they are spawned.
-    home: Option<Handle>,
+    main_runtime: Option<Handle>,
     cores: CoreRuntimes,
     running: Arc<Mutex<RunningTasks>>,
     /// The first critical task that has panicked.
-    lost: watch::Sender<Option<&'static str>>,
+    critical_panic: watch::Sender<Option<&'static str>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ struct RunningTasks {
 /// Reports a panic when it is dropped by one, because the runtime catches it and it would go unnoticed.
 struct TaskPanicGuard {
     name: &'static str,
-    lost: watch::Sender<Option<&'static str>>,
+    critical_panic: watch::Sender<Option<&'static str>>,
 }
 
 /// Removes a task from the list when it ends in any way.
@@ -57,8 +57,8 @@ impl BackgroundTasks {
 
     /// An owner whose tasks run on the current runtime, wherever they are spawned, except those that are
     /// [spread](Self::spread) over `cores`.
-    pub fn beside(cores: CoreRuntimes) -> Self {
-        Self { home: Some(Handle::current()), cores, ..Self::default() }
+    pub fn with_cores(cores: CoreRuntimes) -> Self {
+        Self { main_runtime: Some(Handle::current()), cores, ..Self::default() }
     }
 
     /// Runs `future` until it ends or the tasks are stopped, whichever comes first.
@@ -71,7 +71,7 @@ impl BackgroundTasks {
         self.spawn_at(self.cores.slot(), name, future);
     }
 
-    /// Runs a future of `make` on each core, and one on the home runtime.
+    /// Runs a future of `make` on each core, and one on the main runtime.
     pub fn spawn_on_each<F: Future<Output = ()> + Send + 'static>(&self, name: &'static str, make: impl Fn() -> F) {
         self.spawn(name, make());
         self.cores.each().for_each(|slot| self.spawn_at(Some(slot), name, make()));
@@ -87,7 +87,7 @@ impl BackgroundTasks {
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
         let number = entry.number;
-        let runtime = slot.as_ref().map_or(self.home.as_ref(), |slot| Some(slot.runtime())).cloned();
+        let runtime = slot.as_ref().map_or(self.main_runtime.as_ref(), |slot| Some(slot.runtime())).cloned();
         let work = async move {
             let _guards = (entry, slot);
             future.await;
@@ -108,22 +108,22 @@ impl BackgroundTasks {
     }
 
     /// Runs a `future` that the owner depends on, such as one that reloads credentials: if it panics,
-    /// [`lost`](Self::lost) completes. Other tasks serve one connection or one resource, and are replaced by later
+    /// [`critical_panic`](Self::critical_panic) completes. Other tasks serve one connection or one resource, and are replaced by later
     /// ones.
-    pub fn spawn_needed(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        let needed = TaskPanicGuard { name, lost: self.lost.clone() };
+    pub fn spawn_critical(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        let guard = TaskPanicGuard { name, critical_panic: self.critical_panic.clone() };
         let future = Box::pin(future);
         self.spawn(name, async move {
-            let _needed = needed;
+            let _guard = guard;
             future.await;
         });
     }
 
     /// Completes with the name of the first critical task that has panicked.
-    pub async fn lost(&self) -> &'static str {
-        let mut lost = self.lost.subscribe();
+    pub async fn critical_panic(&self) -> &'static str {
+        let mut panic = self.critical_panic.subscribe();
         // `self` holds a sender, so waiting cannot fail.
-        lost.wait_for(Option::is_some).await.ok().and_then(|name| *name).unwrap_or_default()
+        panic.wait_for(Option::is_some).await.ok().and_then(|name| *name).unwrap_or_default()
     }
 
     /// Adds a task to the list; returns `None` once the tasks are stopped.
@@ -161,7 +161,7 @@ impl BackgroundTasks {
 impl Drop for TaskPanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.lost.send_if_modified(|lost| lost.replace(lost.unwrap_or(self.name)).is_none());
+            self.critical_panic.send_if_modified(|first| first.replace(first.unwrap_or(self.name)).is_none());
         }
     }
 }
@@ -183,14 +183,14 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn spawn_uses_the_home_runtime_even_when_called_on_a_core() {
-        let tasks = BackgroundTasks::beside(CoreRuntimes::start(2).expect("threads"));
+        let tasks = BackgroundTasks::with_cores(CoreRuntimes::start(2).expect("threads"));
         let (sender, mut received) = mpsc::unbounded_channel();
         let reported = |what: &'static str| {
             let sender = sender.clone();
             async move {
                 sender
                     .send((what, CoreWaker::here().map(|core_waker| core_waker.number())))
-                    .expect("the receiver is open")
+                    .expect("the receiver is open");
             }
         };
         tasks.spawn_on_each("each", || reported("each"));
@@ -220,13 +220,13 @@ mod tests {
     async fn only_a_panicked_needed_task_is_reported_as_lost() {
         let tasks = BackgroundTasks::new();
         tasks.spawn("one of many", async { panic!("not needed") });
-        tasks.spawn_needed("ended", async {});
-        tasks.spawn_needed("aborted", pending());
+        tasks.spawn_critical("ended", async {});
+        tasks.spawn_critical("aborted", pending());
         tasks.join().await;
-        assert_eq!(*tasks.lost.borrow(), None);
+        assert_eq!(*tasks.critical_panic.borrow(), None);
         let tasks = BackgroundTasks::new();
-        tasks.spawn_needed("rights", async { panic!("it is over") });
-        assert_eq!(tasks.lost().await, "rights");
+        tasks.spawn_critical("rights", async { panic!("it is over") });
+        assert_eq!(tasks.critical_panic().await, "rights");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::until;
+use super::sleep_until_opt;
 
 /// The timers of many objects, in one map that one task waits for. A timer or a task for each object would cost a
 /// wake-up of another thread, and usually for nothing. Clones share the map.
@@ -90,7 +90,7 @@ impl TimerQueue {
             self.fire(self.now());
             let wakes = self.set_wakes();
             tokio::select! {
-                () = until(wakes) => {}
+                () = sleep_until_opt(wakes) => {}
                 () = self.0.earlier.notified() => {}
             }
         }

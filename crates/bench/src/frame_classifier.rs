@@ -3,7 +3,7 @@
 
 use memchr::memmem::Finder;
 
-use kubeapi::WRITTEN_AT;
+use kubeapi::WRITE_TIME;
 
 /// The type of a watch frame, as recognised from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +35,9 @@ impl FrameClassifier {
     pub(super) fn new(is_protobuf: bool) -> Self {
         let (written, initial_end, expired) = if is_protobuf {
             // The key of a map's entry, and the tag of its value. The code of a Status is its sixth field.
-            (format!("{WRITTEN_AT}\x12"), "k8s.io/initial-events-end\x12", &b"\x30\x9a\x03"[..])
+            (format!("{WRITE_TIME}\x12"), "k8s.io/initial-events-end\x12", &b"\x30\x9a\x03"[..])
         } else {
-            (format!("\"{WRITTEN_AT}\":\""), "\"k8s.io/initial-events-end\":\"true\"", &b"\"code\":410"[..])
+            (format!("\"{WRITE_TIME}\":\""), "\"k8s.io/initial-events-end\":\"true\"", &b"\"code\":410"[..])
         };
         Self {
             is_protobuf,

@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use super::option_values::{SelectorKind, WorkloadObjectKind};
 use super::plan::{BenchPlan, ResolvedWatchGroup};
-use kubeapi::WRITTEN_AT;
+use kubeapi::WRITE_TIME;
 
 /// The label whose values are spread over the objects, and the annotation that pads them to their size.
 const SLOT: &str = "kube-fanout.io/slot";
@@ -71,7 +71,7 @@ impl WorkloadObjects {
     pub(super) fn document(&self, n: usize, padding: usize) -> String {
         let (name, slot, node) = (Self::name(n), Self::slot(n % self.spread), Self::node(n % self.spread));
         let padding = "x".repeat(padding);
-        let annotations = format!(r#"{{"{WRITTEN_AT}":"0","{PADDING}":"{padding}"}}"#);
+        let annotations = format!(r#"{{"{WRITE_TIME}":"0","{PADDING}":"{padding}"}}"#);
         let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
         let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
         match self.shape {
@@ -211,7 +211,7 @@ mod tests {
             let objects = WorkloadObjects::of(&plan(&json!({"shape": shape})));
             let document: serde_json::Value = serde_json::from_str(&objects.document(3, 10)).unwrap();
             assert_eq!(document["metadata"]["annotations"][PADDING], "xxxxxxxxxx");
-            assert_eq!(document["metadata"]["annotations"][WRITTEN_AT], "0");
+            assert_eq!(document["metadata"]["annotations"][WRITE_TIME], "0");
         }
     }
 }

@@ -17,7 +17,7 @@ use super::option_values::{WriteMethod, WriteRate};
 use super::plan::BenchPlan;
 use super::tally::histogram;
 use base::{BackgroundTasks, now_ns};
-use kubeapi::WRITTEN_AT;
+use kubeapi::WRITE_TIME;
 use probe::{TargetServer, UnaryClient, WatchProtocol};
 
 /// The number of writers per connection, below a server's limit of streams.
@@ -210,7 +210,7 @@ impl WriteBodyTemplate {
             meta.remove("managedFields");
         }
         let text = object.to_string();
-        let key = format!("\"{WRITTEN_AT}\":\"");
+        let key = format!("\"{WRITE_TIME}\":\"");
         let at = memmem::find(text.as_bytes(), key.as_bytes()).ok_or_else(broken)? + key.len();
         let end = at + text[at..].find('"').ok_or_else(broken)?;
         Ok(Self { before: text.as_bytes()[..at].to_vec().into(), after: text.as_bytes()[end..].to_vec().into() })
@@ -219,7 +219,7 @@ impl WriteBodyTemplate {
 
 impl WriteBodies {
     fn new(with: WriteMethod) -> Self {
-        let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITTEN_AT}":""#).into();
+        let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITE_TIME}":""#).into();
         let patch = WriteBodyTemplate { before, after: Bytes::from_static(br#""}}}"#) };
         Self { with, patch, whole: HashMap::new() }
     }

@@ -37,7 +37,7 @@ fn versions(group: &str) -> Vec<&'static str> {
 
 /// Answers a discovery request. `known` is the entity tag of the response that the client has (`If-None-Match`).
 pub(crate) fn reply(what: &DiscoveryRoute, style: &ResponseStyle, known: Option<&HeaderValue>) -> DemoReply {
-    let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
+    let aggregated = style.accepts_kind("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
         DiscoveryRoute::Api | DiscoveryRoute::Apis if aggregated => {
             let list = aggregated_list(what);

@@ -78,7 +78,7 @@ fn continued(
     match store.at(kind, rv) {
         Ok(objects) => Ok(page(&objects, rv, &start, limit, selector, true)),
         Err(status) if status.code == 410 => {
-            let latest = ContinueToken { at: ContinueVersion::Latest, start: relative.to_owned() };
+            let latest = ContinueToken { version: ContinueVersion::Latest, start: relative.to_owned() };
             Err(DemoStatus::expired_continue(latest.encode(ListPageSource::FromStorage)))
         }
         Err(status) => Err(status),
@@ -106,7 +106,7 @@ fn page(
     let next = last.map(|last| {
         let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
         let at = ContinueVersion::Version(ResourceVersion(revision));
-        ContinueToken { at, start: format!("{key}\0") }.encode(ListPageSource::FromCache)
+        ContinueToken { version: at, start: format!("{key}\0") }.encode(ListPageSource::FromCache)
     });
     let remaining = (next.is_some() && !selector.is_selective()).then_some(remaining);
     DemoPage { objects, revision, next, remaining }
@@ -118,7 +118,7 @@ impl DemoPage {
         let at = ContinueVersion::Version(ResourceVersion(self.revision));
         let start = format!("nowhere/{:x}\0", fastrand::u64(..));
         self.objects.clear();
-        self.next = Some(ContinueToken { at, start }.encode(ListPageSource::FromCache));
+        self.next = Some(ContinueToken { version: at, start }.encode(ListPageSource::FromCache));
     }
 
     /// Returns the body, generated piece by piece while it is sent.

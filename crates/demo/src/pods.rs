@@ -5,7 +5,7 @@ use super::json::{Json, JsonMembers};
 use super::object::{DemoObjectMeta, StoredObject};
 use super::objects::{POD_SPEC, POD_STATUS, POD_STATUS_PENDING, fill};
 use base::now_ns;
-use kubeapi::WRITTEN_AT;
+use kubeapi::WRITE_TIME;
 
 pub(crate) const NAMESPACES: [&str; 10] =
     ["default", "auth", "billing", "checkout", "data", "edge", "mail", "media", "search", "shop"];
@@ -98,7 +98,7 @@ impl Pod {
         };
         meta.labels.insert("pod-template-hash".to_owned(), format!("{:08x}", hash(app)));
         let annotations = [
-            (WRITTEN_AT, now_ns().to_string()),
+            (WRITE_TIME, now_ns().to_string()),
             ("cni.projectcalico.org/podIP", format!("{}/32", self.ip())),
             ("prometheus.io/scrape", "true".to_owned()),
         ];

@@ -15,7 +15,7 @@ use super::kinds::DemoResourceKind;
 use super::response_form::ResponseForm;
 use super::status::DemoStatus;
 use super::watch::BrokenWatchError;
-use kubeapi::{RequestInfoError, SupportedMediaTypes, UrlQuery, asks_for, negotiate, pretty};
+use kubeapi::{RequestInfoError, SupportedMediaTypes, UrlQuery, accepts_kind, negotiate, pretty};
 
 pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatchError>;
 pub(crate) type DemoReply = Response<DemoBody>;
@@ -57,8 +57,8 @@ impl ResponseStyle {
         ResponseForm::negotiated(self.accept.as_deref(), kind, watch)
     }
 
-    pub(crate) fn asks_for(&self, kind: &str, group: &str, version: &str) -> bool {
-        asks_for(self.accept.as_deref(), kind, group, version)
+    pub(crate) fn accepts_kind(&self, kind: &str, group: &str, version: &str) -> bool {
+        accepts_kind(self.accept.as_deref(), kind, group, version)
     }
 
     /// Returns a response with compact JSON that ends in a newline, or with indented JSON that does not.

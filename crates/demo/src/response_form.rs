@@ -19,7 +19,7 @@ impl ResponseForm {
     /// Returns the form for objects of a kind, or the 406 of the layer that refuses first.
     pub(crate) fn negotiated(accept: Option<&str>, kind: &DemoResourceKind, watch: bool) -> Result<Self, DemoStatus> {
         let offers = if kind.custom { SupportedMediaTypes::CUSTOM } else { SupportedMediaTypes::BUILTIN }.in_json();
-        let offers = if watch { offers.watching() } else { offers };
+        let offers = if watch { offers.for_watch() } else { offers };
         if !kind.custom && !router_accepts(accept, offers) {
             let text =
                 "406: Not Acceptable\n\nAvailable representations: application/json, application/json;stream=watch";

@@ -17,9 +17,9 @@ pub(super) struct ClientAbuseBudget {
 }
 
 /// The maximum burst of frames that could be abuse. A client that shuts down may cancel all its requests at once.
-const AT_ONCE_MAX: u32 = 1_000;
+const BURST_MAX: u32 = 1_000;
 /// The number of charges forgotten per second.
-const FORGOTTEN_PER_SECOND: u64 = 200;
+const REFILL_PER_SECOND: u64 = 200;
 /// The number of `WINDOW_UPDATE` frames allowed per byte of data: one for the stream and one for the connection, as
 /// from a client that reads byte by byte. A new stream allows as many, because some clients enlarge each stream's
 /// window.
@@ -51,15 +51,15 @@ impl ClientAbuseBudget {
 
     pub(super) fn spend(&mut self) -> Result<(), Http2Error> {
         self.spent += 1;
-        if self.spent <= AT_ONCE_MAX {
+        if self.spent <= BURST_MAX {
             return Ok(());
         }
         // The clock is read only after the burst is used up.
         let now = Instant::now();
         let passed = u64::try_from(now.duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
-        let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
+        let forgotten = passed.saturating_mul(REFILL_PER_SECOND) / 1_000;
         if forgotten == 0 {
-            self.spent = AT_ONCE_MAX;
+            self.spent = BURST_MAX;
             return Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many frames without effect"));
         }
         self.spent = self.spent.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX));
@@ -165,13 +165,13 @@ mod tests {
     async fn abuse_budget_is_exhausted_and_refills_over_time() {
         let mut abuse_budget = ClientAbuseBudget::new();
         let spend = |abuse_budget: &mut ClientAbuseBudget, count: u32| (0..count).all(|_| abuse_budget.spend().is_ok());
-        assert!(spend(&mut abuse_budget, AT_ONCE_MAX));
+        assert!(spend(&mut abuse_budget, BURST_MAX));
         assert!(!spend(&mut abuse_budget, 1));
         tokio::time::advance(Duration::from_secs(1)).await;
-        let again = u32::try_from(FORGOTTEN_PER_SECOND).expect("few");
+        let again = u32::try_from(REFILL_PER_SECOND).expect("few");
         assert!(spend(&mut abuse_budget, again) && !spend(&mut abuse_budget, 2));
         tokio::time::advance(Duration::from_secs(3_600)).await;
-        assert!(spend(&mut abuse_budget, AT_ONCE_MAX), "no more is saved than at the beginning");
+        assert!(spend(&mut abuse_budget, BURST_MAX), "no more is saved than at the beginning");
         assert!(!spend(&mut abuse_budget, 3));
     }
 

@@ -44,7 +44,7 @@ pub struct Http2Connection<I, S: HttpService> {
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
     /// The reason that the connection ended; set once nothing more is read and no stream is left.
-    over: Option<Http2ConnectionEnd>,
+    ended: Option<Http2ConnectionEnd>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
@@ -122,7 +122,7 @@ const UNFINISHED: Http2Error =
     Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many incomplete header blocks");
 
 /// The maximum number of turns of streams and connection before other tasks run.
-const TURNS_MAX: usize = 16;
+const ROUNDS_PER_POLL_MAX: usize = 16;
 /// The maximum number of bytes of responses sent before other tasks run, give or take one write. Without this limit, a
 /// client that reads fast would occupy the thread for as long as its windows last.
 pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
@@ -156,7 +156,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     /// Creates a connection after the preface has been read.
     pub fn new(io: I, limits: Http2Limits, heads: Arc<ConnectionHeadBudget>, service: S) -> Self {
         let wake_set = WakeSet::shared();
-        wake_set.put(ConnectionWakeTarget::Clock);
+        wake_set.mark_woken(ConnectionWakeTarget::Clock);
         let (writer, reader) =
             (wake_set.waker(ConnectionWakeTarget::Codec), wake_set.waker(ConnectionWakeTarget::Reader));
         let heartbeat = ConnectionKeepAlive::new(limits.ping_after);
@@ -190,7 +190,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             waiting: VecDeque::new(),
             waiting_again: Vec::new(),
             allowance: 0,
-            over: None,
+            ended: None,
             timer_waker: wake_set.waker(ConnectionWakeTarget::Clock),
             wake_set,
             writer,
@@ -207,9 +207,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         // counted instead.
         let turns = poll_fn(|_| {
             self.allowance = SENT_BYTES_MAX;
-            for _ in 0..TURNS_MAX {
+            for _ in 0..ROUNDS_PER_POLL_MAX {
                 self.run_turn();
-                if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
+                if self.wake_set.is_empty() || self.wake_set.is_slice_over() {
                     break;
                 }
             }
@@ -229,7 +229,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.output.put_ping(GOAWAY_PING);
             // It may wait for its turn.
             self.output.return_spare();
-            self.wake_set.put(ConnectionWakeTarget::Codec);
+            self.wake_set.mark_woken(ConnectionWakeTarget::Codec);
         }
     }
 
@@ -240,24 +240,25 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 
     fn run_turn(&mut self) {
         // Cleared first, because work added from here on sets it again.
-        self.wake_set.take(ConnectionWakeTarget::Codec);
-        if self.wake_set.take(ConnectionWakeTarget::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering)
+        self.wake_set.take_woken(ConnectionWakeTarget::Codec);
+        if self.wake_set.take_woken(ConnectionWakeTarget::Clock)
+            && !self.ended.as_ref().is_some_and(|end| end.is_lingering)
         {
             self.check_timer();
         }
-        if self.wake_set.take(ConnectionWakeTarget::Reader) && self.over.is_none() {
+        if self.wake_set.take_woken(ConnectionWakeTarget::Reader) && self.ended.is_none() {
             self.read();
         }
         let mut woken = WOKEN.take();
         self.wake_set.take_streams(&mut woken);
         // The event of a single lasting stream is written directly.
-        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Http2Exchange::is_lasting);
+        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Http2Exchange::is_long_lived);
         let mut polled = 0;
         while let Some(key) = woken.get(polled) {
-            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Http2Exchange::is_lasting));
+            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Http2Exchange::is_long_lived));
             self.poll_stream(key, is_alone);
             polled += 1;
-            if (!lasts || polled.is_multiple_of(STREAMS_PER_SLICE_CHECK)) && self.wake_set.is_turn_over() {
+            if (!lasts || polled.is_multiple_of(STREAMS_PER_SLICE_CHECK)) && self.wake_set.is_slice_over() {
                 break;
             }
         }
@@ -269,8 +270,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         woken.clear();
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
-        if self.over.is_none() && self.input.waits && self.accepts_request() {
-            self.wake_set.put(ConnectionWakeTarget::Reader);
+        if self.ended.is_none() && self.input.is_paused && self.accepts_request() {
+            self.wake_set.mark_woken(ConnectionWakeTarget::Reader);
         }
     }
 
@@ -280,30 +281,30 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if !self.output.is_full() {
             self.wake_waiting();
         }
-        if self.reads_paused && !self.output.is_stuck() {
+        if self.reads_paused && !self.output.is_over_limit() {
             self.reads_paused = false;
-            self.wake_set.put(ConnectionWakeTarget::Reader);
+            self.wake_set.mark_woken(ConnectionWakeTarget::Reader);
         }
         let has_left = self.goaway == GoAwayState::Sent || self.is_client_leaving;
-        if self.over.is_none() && has_left && self.streams.is_empty() {
+        if self.ended.is_none() && has_left && self.streams.is_empty() {
             self.end(Ok(()));
         }
-        let Some(over) = &self.over else { return Poll::Pending };
-        if !matches!(over.result, Err(Http2ConnectionError::Dead | Http2ConnectionError::Io(_))) {
+        let Some(end) = &self.ended else { return Poll::Pending };
+        if !matches!(end.result, Err(Http2ConnectionError::PingTimeout | Http2ConnectionError::Io(_))) {
             ready!(flushed);
             ready!(self.poll_close());
         }
-        Poll::Ready(self.over.take().map_or(Ok(()), |over| over.result))
+        Poll::Ready(self.ended.take().map_or(Ok(()), |end| end.result))
     }
 
     /// Closes the sending side, and waits until the client closes its own. What the client sends is discarded.
     fn poll_close(&mut self) -> Poll<()> {
-        if let Some(over) = &mut self.over
-            && !over.is_lingering
+        if let Some(end) = &mut self.ended
+            && !end.is_lingering
         {
             // An error here makes no difference, because nothing more is sent.
             let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
-            over.is_lingering = true;
+            end.is_lingering = true;
             self.timer.as_mut().reset(Instant::now() + LINGER);
         }
         if self.timer.as_mut().poll(&mut Context::from_waker(&self.timer_waker)).is_ready() {
@@ -318,7 +319,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             }
         }
         // Other tasks run before the next reads.
-        self.wake_set.put(ConnectionWakeTarget::Codec);
+        self.wake_set.mark_woken(ConnectionWakeTarget::Codec);
         Poll::Pending
     }
 
@@ -347,7 +348,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     fn read(&mut self) {
-        if self.input.waits {
+        if self.input.is_paused {
             if !self.accepts_request() {
                 return;
             }
@@ -357,14 +358,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         buffer.resize(READ_BYTES, 0);
         let at_most = if self.wake_set.is_turn_limited() { LIMITED_READ_BYTES } else { READ_BYTES };
         let mut left = READS_MAX;
-        while self.over.is_none() && !self.input.waits {
-            if self.output.is_stuck() {
+        while self.ended.is_none() && !self.input.is_paused {
+            if self.output.is_over_limit() {
                 self.reads_paused = true;
                 break;
             }
-            if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
+            if left == 0 || (left < READS_MAX && self.wake_set.is_slice_over()) {
                 // Other tasks run before the next reads.
-                self.wake_set.put(ConnectionWakeTarget::Reader);
+                self.wake_set.mark_woken(ConnectionWakeTarget::Reader);
                 break;
             }
             left -= 1;
@@ -415,12 +416,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     fn may_begin(&self, stream: u32) -> bool {
         (stream <= self.highest_stream || self.accepts_request())
             && self.started < STARTED_MAX
-            && !self.wake_set.is_turn_over()
+            && !self.wake_set.is_slice_over()
     }
 
     /// Ends the connection once its output is written.
     fn end(&mut self, result: Http2ConnectionResult) {
-        self.over = Some(Http2ConnectionEnd { result, is_lingering: false });
+        self.ended = Some(Http2ConnectionEnd { result, is_lingering: false });
         self.input = FrameInputBuffer::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
@@ -432,7 +433,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             match self.heartbeat.check(now) {
                 KeepAliveAction::Nothing => {}
                 KeepAliveAction::Ping => self.output.put_ping([0; 8]),
-                KeepAliveAction::Dead => return self.end(Err(Http2ConnectionError::Dead)),
+                KeepAliveAction::Dead => return self.end(Err(Http2ConnectionError::PingTimeout)),
             }
             let mut next = self.heartbeat.next();
             if let Some(since) = self.input.unfinished_since {
@@ -444,8 +445,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                 next = next.min(until);
             }
             for stream in self.streams.all() {
-                match stream.until {
-                    Some(at) if at <= now => stream.cut.limit().iter().for_each(|(_, why)| stream.cut.cut(why)),
+                match stream.deadline {
+                    Some(at) if at <= now => stream.abort.timeout().iter().for_each(|(_, why)| stream.abort.abort(why)),
                     Some(at) => next = next.min(at),
                     None => {}
                 }

@@ -31,7 +31,7 @@ pub enum Http2ConnectionError {
     #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
     #[error("the client did not acknowledge a PING in time")]
-    Dead,
+    PingTimeout,
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -27,9 +27,9 @@ pub(super) struct Http2Exchange<F, B> {
     pub(super) upload: Option<Box<RequestUpload>>,
     /// The waker that the stream is polled with.
     pub(super) waker: Arc<StreamWaker>,
-    pub(super) cut: AbortSignal,
+    pub(super) abort: AbortSignal,
     /// The deadline of the stream, if its time is limited.
-    pub(super) until: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// The number of times that the stream was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
     /// Whether the stream waits for room in the output, or for the connection's window.
@@ -72,7 +72,7 @@ pub(super) struct RequestUpload {
 impl Drop for RequestUpload {
     /// Reports the end of the body to its reader, as broken off if it is incomplete.
     fn drop(&mut self) {
-        self.inbox.break_off();
+        self.inbox.abort();
     }
 }
 
@@ -81,7 +81,7 @@ impl<F, B> Http2Exchange<F, B> {
         self.polls = (self.polls + 1).min(LASTING_POLLS);
     }
 
-    pub(super) fn is_lasting(&self) -> bool {
+    pub(super) fn is_long_lived(&self) -> bool {
         self.polls == LASTING_POLLS
     }
 

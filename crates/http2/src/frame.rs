@@ -47,18 +47,18 @@ pub(super) enum Http2Frame<'a> {
         data: &'a [u8],
         /// The number of bytes that the frame takes from the windows, including padding.
         flow: usize,
-        ends: bool,
+        end_stream: bool,
     },
     Headers {
         stream: u32,
         block: &'a [u8],
-        ends: bool,
-        is_whole: bool,
+        end_stream: bool,
+        end_headers: bool,
     },
     Continuation {
         stream: u32,
         block: &'a [u8],
-        is_whole: bool,
+        end_headers: bool,
     },
     Reset {
         stream: u32,
@@ -146,14 +146,14 @@ impl<'a> Http2Frame<'a> {
         Ok(match kind {
             Http2FrameType::Data => {
                 let data = without_padding(head, payload)?;
-                Self::Data { stream, data, flow: payload.len(), ends: head.has(END_STREAM) }
+                Self::Data { stream, data, flow: payload.len(), end_stream: head.has(END_STREAM) }
             }
             Http2FrameType::Headers => {
                 let block = without_priority(head, without_padding(head, payload)?)?;
-                Self::Headers { stream, block, ends: head.has(END_STREAM), is_whole: head.has(END_HEADERS) }
+                Self::Headers { stream, block, end_stream: head.has(END_STREAM), end_headers: head.has(END_HEADERS) }
             }
             Http2FrameType::Continuation => {
-                Self::Continuation { stream, block: payload, is_whole: head.has(END_HEADERS) }
+                Self::Continuation { stream, block: payload, end_headers: head.has(END_HEADERS) }
             }
             Http2FrameType::Priority => match payload.first_chunk() {
                 Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Priority)?,
@@ -315,7 +315,7 @@ mod tests {
     fn padding_counts_for_flow_control_but_is_not_data() {
         let payload = [2, b'a', 0, 0];
         let read = Http2Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
-        assert_eq!(read.expect("right"), Http2Frame::Data { stream: 1, data: b"a", flow: 4, ends: true });
+        assert_eq!(read.expect("right"), Http2Frame::Data { stream: 1, data: b"a", flow: 4, end_stream: true });
     }
 
     #[test]

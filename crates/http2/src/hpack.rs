@@ -228,7 +228,7 @@ impl HeaderBlockReader<'_> {
 }
 
 /// Announces an empty dynamic table. A client that reduces its table waits for this announcement (RFC 7541 §4.2).
-pub(super) fn put_no_table(block: &mut Vec<u8>) {
+pub(super) fn write_table_size_zero(block: &mut Vec<u8>) {
     block.push(0x20);
 }
 
@@ -415,7 +415,7 @@ mod tests {
         static_index.iter().for_each(|name| drop(fields.insert(*name, "1".parse().expect("right"))));
         for status in [200, 201, 204, 304, 400, 404, 410, 500] {
             let mut block = Vec::new();
-            put_no_table(&mut block);
+            write_table_size_zero(&mut block);
             put_status(&mut block, status);
             put_fields(&mut block, &fields);
             let mut expected = vec![format!(":status: {status}")];

@@ -13,7 +13,7 @@ pub(super) struct FrameInputBuffer {
     block: Option<PartialHeaderBlock>,
     block_bytes_max: usize,
     /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
-    pub(super) waits: bool,
+    pub(super) is_paused: bool,
     /// The time since which the client has owed the rest of a header block.
     pub(super) unfinished_since: Option<Instant>,
 }
@@ -25,7 +25,7 @@ pub(super) enum ReceivedHttp2Frame<'a> {
     Fields {
         stream: u32,
         block: Cow<'a, [u8]>,
-        ends: bool,
+        end_stream: bool,
     },
     Other(Http2Frame<'a>),
 }
@@ -35,7 +35,7 @@ pub(super) enum ReceivedHttp2Frame<'a> {
 struct PartialHeaderBlock {
     stream: u32,
     bytes: Vec<u8>,
-    ends: bool,
+    end_stream: bool,
     frames: usize,
 }
 
@@ -72,7 +72,7 @@ impl FrameInputBuffer {
         rest: &mut &'a [u8],
         may_begin: impl Fn(u32) -> bool,
     ) -> Option<Result<ReceivedHttp2Frame<'a>, Http2Error>> {
-        self.waits = false;
+        self.is_paused = false;
         loop {
             let head = Http2FrameHeader::read(rest)?;
             if head.length > PAYLOAD_BYTES_MAX {
@@ -80,35 +80,35 @@ impl FrameInputBuffer {
             }
             let (frame, more) = rest.split_at_checked(HEAD_BYTES + head.length)?;
             if head.kind == Http2FrameType::Headers && self.block.is_none() && !may_begin(head.stream) {
-                self.waits = true;
+                self.is_paused = true;
                 return None;
             }
             *rest = more;
-            let (block, is_whole) = match (self.block.take(), Http2Frame::read(head, &frame[HEAD_BYTES..])) {
-                (Some(mut block), Ok(Http2Frame::Continuation { stream, block: more, is_whole }))
+            let (block, end_headers) = match (self.block.take(), Http2Frame::read(head, &frame[HEAD_BYTES..])) {
+                (Some(mut block), Ok(Http2Frame::Continuation { stream, block: more, end_headers }))
                     if stream == block.stream =>
                 {
                     block.bytes.extend_from_slice(more);
                     block.frames += 1;
-                    (block, is_whole)
+                    (block, end_headers)
                 }
                 (Some(_), _) => return Some(Err(Http2Error::protocol("frame inside a header block"))),
                 (None, Ok(Http2Frame::Continuation { .. })) => {
                     return Some(Err(Http2Error::protocol("CONTINUATION without a header block")));
                 }
-                (None, Ok(Http2Frame::Headers { stream, block, ends, is_whole: true })) => {
+                (None, Ok(Http2Frame::Headers { stream, block, end_stream, end_headers: true })) => {
                     self.unfinished_since = None;
-                    return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: block.into(), ends }));
+                    return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: block.into(), end_stream }));
                 }
-                (None, Ok(Http2Frame::Headers { stream, block, ends, is_whole: false })) => {
-                    (PartialHeaderBlock { stream, bytes: block.to_vec(), ends, frames: 1 }, false)
+                (None, Ok(Http2Frame::Headers { stream, block, end_stream, end_headers: false })) => {
+                    (PartialHeaderBlock { stream, bytes: block.to_vec(), end_stream, frames: 1 }, false)
                 }
                 (None, frame) => return Some(frame.map(ReceivedHttp2Frame::Other)),
             };
-            if is_whole {
+            if end_headers {
                 self.unfinished_since = None;
-                let PartialHeaderBlock { stream, bytes, ends, .. } = block;
-                return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: bytes.into(), ends }));
+                let PartialHeaderBlock { stream, bytes, end_stream, .. } = block;
+                return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: bytes.into(), end_stream }));
             }
             if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
                 return Some(Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "header block too large")));
@@ -122,7 +122,7 @@ impl FrameInputBuffer {
     pub(super) fn keep(&mut self, bytes: Cow<'_, [u8]>, left: usize) {
         let used = bytes.len() - left;
         let begins = Http2FrameHeader::read(&bytes[used..]).is_some_and(|head| {
-            matches!(head.kind, Http2FrameType::Headers | Http2FrameType::Continuation) && !self.waits
+            matches!(head.kind, Http2FrameType::Headers | Http2FrameType::Continuation) && !self.is_paused
         });
         if self.block.is_none() && !begins {
             self.unfinished_since = None;
@@ -188,14 +188,14 @@ mod tests {
         for piece in 1..=bytes.len() {
             let (mut input, mut notes) = (FrameInputBuffer::new(100), (Vec::new(), 1));
             let mut pieces = bytes.chunks(piece);
-            while !input.waits {
+            while !input.is_paused {
                 hear(&mut input, pieces.next().expect("it waits before the end"), &mut notes).expect("valid frames");
             }
             assert_eq!((notes.0.len(), input.unfinished_since), (1, None), "{piece}");
             notes.1 = 1;
             hear(&mut input, &[], &mut notes).expect("valid frames");
             pieces.for_each(|piece| hear(&mut input, piece, &mut notes).expect("valid frames"));
-            assert_eq!((notes.0.len(), input.partial.capacity(), input.waits), (3, 0, false), "{piece}");
+            assert_eq!((notes.0.len(), input.partial.capacity(), input.is_paused), (3, 0, false), "{piece}");
         }
     }
 
@@ -214,11 +214,11 @@ mod tests {
         assert_eq!(whole.len(), 4);
         assert_eq!(
             whole[1],
-            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), ends: true })
+            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), end_stream: true })
         );
         assert_eq!(
             whole[2],
-            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), ends: false })
+            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), end_stream: false })
         );
         for piece in 1..bytes.len() {
             assert_eq!(received(&bytes, piece).as_ref(), Ok(&whole), "{piece}");

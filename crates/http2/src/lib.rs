@@ -41,7 +41,6 @@
 )]
 
 mod abuse_budget;
-mod answer;
 mod connection;
 mod error;
 mod exchange;
@@ -54,6 +53,7 @@ mod output;
 mod receive;
 mod received_body;
 mod request_head;
+mod response_head;
 mod send;
 mod service;
 mod static_table;

@@ -46,7 +46,7 @@ impl FrameOutputBuffer {
     }
 
     /// Whether so much output waits that reading must pause, because input may require replies.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(super) fn is_over_limit(&self) -> bool {
         self.waiting() >= WAITING_BYTES_MAX
     }
 
@@ -310,8 +310,8 @@ mod tests {
         let mut output = FrameOutputBuffer::default();
         output.put(Http2FrameType::Data, 0, 1, &vec![0; BUFFERED_BYTES_MAX + 10]);
         assert!(output.poll_flush(&mut near, &mut cx()).is_pending());
-        assert!(output.is_full() && !output.is_stuck());
-        while !output.is_stuck() {
+        assert!(output.is_full() && !output.is_over_limit());
+        while !output.is_over_limit() {
             output.put_pong([0; 8]);
         }
         assert!(output.waiting() < WAITING_BYTES_MAX + 17);

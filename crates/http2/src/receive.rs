@@ -8,7 +8,6 @@ use futures_util::task::{self, waker_ref};
 use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::answer;
 use super::connection::{GOAWAY_PING, GoAwayState, HEADER_BLOCKS, Http2Connection};
 use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange, RequestUpload};
@@ -18,6 +17,7 @@ use super::hpack::HeaderBlockError;
 use super::input::ReceivedHttp2Frame;
 use super::received_body::{ContentLengthMismatch, ReceivedBody, ReceivedBodyBuffer};
 use super::request_head::{RequestHead, RequestHeadError};
+use super::response_head;
 use super::service::HttpService;
 use super::wake_set::StreamWaker;
 use super::windows::{UPLOAD_BYTES_MAX, grow};
@@ -36,11 +36,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.has_settings = true;
         }
         let frame = match received {
-            ReceivedHttp2Frame::Fields { stream, block, ends } => return self.receive_fields(stream, &block, ends),
+            ReceivedHttp2Frame::Fields { stream, block, end_stream } => {
+                return self.receive_fields(stream, &block, end_stream);
+            }
             ReceivedHttp2Frame::Other(frame) => frame,
         };
         match frame {
-            Http2Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow, ends),
+            Http2Frame::Data { stream, data, flow, end_stream } => {
+                return self.receive_data(stream, data, flow, end_stream);
+            }
             Http2Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
             Http2Frame::Reset { stream } => return self.receive_reset(stream),
             Http2Frame::Settings(payload) => self.receive_settings(payload)?,
@@ -56,7 +60,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         self.abuse_budget.spend()
     }
 
-    fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Http2Error> {
+    fn receive_fields(&mut self, stream: u32, block: &[u8], end_stream: bool) -> Result<(), Http2Error> {
         let mut head = RequestHead::new(self.limits.header_bytes_max);
         let read = self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
             head.take(name, value);
@@ -71,7 +75,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         })?;
         let bytes = head.bytes;
         if let Some(exchange) = self.streams.with_id(stream) {
-            return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
+            return exchange.receive_trailers(head, end_stream, self.heads.charge(bytes));
         }
         if stream.is_multiple_of(2) {
             return Err(Http2Error::protocol("stream identifier reserved for servers"));
@@ -86,26 +90,28 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         if self.goaway == GoAwayState::Sent {
             // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
             // that.
-            self.recent_resets.note(stream, body_window(ends));
+            self.recent_resets.note(stream, body_window(end_stream));
             return self.abuse_budget.spend();
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
-            return self.refuse_stream(stream, Http2ErrorCode::Refused, ends);
+            return self.refuse_stream(stream, Http2ErrorCode::Refused, end_stream);
         }
-        match head.into_request(ends) {
+        match head.into_request(end_stream) {
             Ok((request, length)) => match self.heads.charge(bytes) {
-                Some(charge) => self.start(stream, request, (length, ends), charge),
-                None => return self.refuse_stream(stream, Http2ErrorCode::Refused, ends),
+                Some(charge) => self.start(stream, request, (length, end_stream), charge),
+                None => return self.refuse_stream(stream, Http2ErrorCode::Refused, end_stream),
             },
-            Err(RequestHeadError::Malformed) => return self.refuse_stream(stream, Http2ErrorCode::Protocol, ends),
+            Err(RequestHeadError::Malformed) => {
+                return self.refuse_stream(stream, Http2ErrorCode::Protocol, end_stream);
+            }
             Err(RequestHeadError::TooLarge) => {
                 let mut block = self.start_block();
-                answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
+                response_head::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
                 self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
-                if !ends {
+                if !end_stream {
                     self.output.put_reset(stream, Http2ErrorCode::No);
-                    self.recent_resets.note(stream, body_window(ends));
+                    self.recent_resets.note(stream, body_window(end_stream));
                 }
                 return self.abuse_budget.spend();
             }
@@ -114,18 +120,24 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     }
 
     /// Resets a stream that is refused before it begins. The rest of its body is discarded.
-    fn refuse_stream(&mut self, id: u32, reason: Http2ErrorCode, ends: bool) -> Result<(), Http2Error> {
+    fn refuse_stream(&mut self, id: u32, reason: Http2ErrorCode, end_stream: bool) -> Result<(), Http2Error> {
         self.output.put_reset(id, reason);
-        self.recent_resets.note(id, body_window(ends));
+        self.recent_resets.note(id, body_window(end_stream));
         self.abuse_budget.spend()
     }
 
-    fn start(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: RequestHeadCharge) {
+    fn start(
+        &mut self,
+        id: u32,
+        request: Request<()>,
+        (length, end_stream): (Option<u64>, bool),
+        charge: RequestHeadCharge,
+    ) {
         // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
         self.abuse_budget.note_sent(1);
         self.started += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
-        let (upload, body) = if ends {
+        let (upload, body) = if end_stream {
             (None, ReceivedBody::empty())
         } else {
             let (inbox, body) = ReceivedBodyBuffer::new(length, task::waker(waker.clone()));
@@ -133,13 +145,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                 RequestUpload { inbox, window: UPLOAD_BYTES_MAX, unacked: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
-        let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
+        let Some((future, abort)) = self.service.call(request.map(|()| body)) else {
             self.output.put_reset(id, Http2ErrorCode::Refused);
-            self.recent_resets.note(id, body_window(ends));
+            self.recent_resets.note(id, body_window(end_stream));
             return;
         };
         // Registered once, because the waker stays the same. A stream that is already cut is polled in any case.
-        let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
+        let _ = abort.poll_aborted(&Context::from_waker(&waker_ref(&waker)));
         let stream = Http2Exchange {
             id,
             phase: ExchangePhase::Handling { future, head: charge },
@@ -148,8 +160,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             window: self.send.first_window,
             upload,
             waker,
-            cut,
-            until: None,
+            abort,
+            deadline: None,
             polls: 0,
             is_waiting: false,
         };
@@ -157,34 +169,34 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         self.streams.put(stream);
     }
 
-    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Http2Error> {
+    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, end_stream: bool) -> Result<(), Http2Error> {
         self.receive.take(flow)?;
         let Some(stream) = self.streams.with_id(id) else {
-            self.receive.give_back(flow, &mut self.output);
+            self.receive.release(flow, &mut self.output);
             self.check_not_idle(id)?;
-            return match self.recent_resets.take(id, flow, ends) {
+            return match self.recent_resets.take(id, flow, end_stream) {
                 Some(true) => Ok(()),
                 Some(false) => self.abuse_budget.spend(),
                 None => Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed)),
             };
         };
         let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
-            self.receive.give_back(flow, &mut self.output);
+            self.receive.release(flow, &mut self.output);
             return Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed));
         };
         let Some(left) = upload.window.checked_sub(flow) else {
-            self.receive.give_back(flow, &mut self.output);
+            self.receive.release(flow, &mut self.output);
             return Err(Http2Error::Stream(id, Http2ErrorCode::FlowControl));
         };
         upload.window = left;
         // Padding is not delivered, so its window is returned at once.
         upload.unacked += flow - data.len();
-        self.receive.give_back(flow - data.len(), &mut self.output);
+        self.receive.release(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
-            self.receive.give_back(data.len(), &mut self.output);
+            self.receive.release(data.len(), &mut self.output);
             return Err(Http2Error::Stream(id, Http2ErrorCode::Protocol));
         }
-        if ends {
+        if end_stream {
             upload.has_ended = true;
             return upload
                 .inbox
@@ -241,15 +253,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 }
 
 /// Returns the number of bytes of a request body that a client may send before it receives the reset.
-fn body_window(ends: bool) -> usize {
-    if ends { 0 } else { UPLOAD_BYTES_MAX }
+fn body_window(end_stream: bool) -> usize {
+    if end_stream { 0 } else { UPLOAD_BYTES_MAX }
 }
 
 impl<F, B> Http2Exchange<F, B> {
     fn receive_trailers(
         &mut self,
         head: RequestHead,
-        ends: bool,
+        end_stream: bool,
         charge: Option<RequestHeadCharge>,
     ) -> Result<(), Http2Error> {
         let id = self.id;
@@ -257,7 +269,7 @@ impl<F, B> Http2Exchange<F, B> {
             return Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed));
         };
         let trailers =
-            head.into_trailers().ok().filter(|_| ends).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
+            head.into_trailers().ok().filter(|_| end_stream).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
         upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, Http2ErrorCode::EnhanceYourCalm))?);
         upload.has_ended = true;
         upload

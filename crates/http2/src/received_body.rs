@@ -93,7 +93,7 @@ impl ReceivedBodyBuffer {
     }
 
     /// Marks the body as broken, unless it is complete.
-    pub(super) fn break_off(&self) {
+    pub(super) fn abort(&self) {
         let mut state = self.state.lock();
         if state.end.is_none() {
             state.end = Some(BodyEnd::Broken);
@@ -241,13 +241,13 @@ mod tests {
     fn what_is_broken_off_is_never_taken_for_whole() {
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         inbox.put(b"one").expect("no length is declared");
-        inbox.break_off();
+        inbox.abort();
         assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
         assert!(!body.is_end_stream());
-        inbox.break_off();
+        inbox.abort();
         let (inbox, mut body) = ReceivedBodyBuffer::new(None, Waker::noop().clone());
         inbox.end(None).expect("no length is declared");
-        inbox.break_off();
+        inbox.abort();
         assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
     }
 

@@ -11,27 +11,27 @@ use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::answer;
 use super::connection::Http2Connection;
 use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange};
 use super::frame::{END_STREAM, Http2FrameType};
 use super::hpack;
 use super::output::{COPIED_BYTES_MAX, DIRECT_BYTES_MAX};
+use super::response_head;
 use super::service::{HttpService, IdleAwareBody as _};
 use super::windows::UPLOAD_BYTES_MAX;
 
 /// The number of bytes of a response that are sent before other streams have their turn: one write.
-const TURN_BYTES: usize = DIRECT_BYTES_MAX;
+const STREAM_QUANTUM: usize = DIRECT_BYTES_MAX;
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     /// Polls a woken stream. If `is_alone`, no other stream is sent in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
         let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.waker.unmark();
+        stream.waker.clear_woken();
         stream.count_poll();
-        if stream.cut.is_cut() {
+        if stream.abort.is_aborted() {
             return self.reset(key, Http2ErrorCode::Cancel);
         }
         if let ExchangePhase::Handling { future, .. } = &mut stream.phase {
@@ -80,7 +80,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let ends = body.is_end_stream();
         let mut block = self.start_block();
         let length = body.size_hint().exact().filter(|_| !ends);
-        answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
+        response_head::put(&mut block, head.status.as_u16(), &mut head.headers, length);
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.phase = ExchangePhase::SendingBody(body);
         self.output.put_block(stream.id, &block, ends, self.send.frame_bytes_max);
@@ -93,14 +93,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
     pub(super) fn start_block(&mut self) -> Vec<u8> {
         let mut block = Vec::with_capacity(512);
         if take(&mut self.send.must_announce_no_table) {
-            hpack::put_no_table(&mut block);
+            hpack::write_table_size_zero(&mut block);
         }
         block
     }
 
     /// Sends available body data as far as there is room. No data is taken from the body before there is room for it.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
-        let mut left = TURN_BYTES;
+        let mut left = STREAM_QUANTUM;
         let mut is_parked = false;
         while let Some(stream) = self.streams.get_mut(key) {
             let ExchangePhase::SendingBody(_) = stream.phase else { return };
@@ -111,7 +111,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                     return;
                 }
                 if self.send.window <= 0 || !self.has_room() {
-                    return self.wait(key, left < TURN_BYTES);
+                    return self.wait(key, left < STREAM_QUANTUM);
                 }
             }
             if is_between && !is_last {
@@ -216,22 +216,22 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let (taken, is_dropped) = upload.inbox.take_read();
         if is_dropped {
             // The body was dropped, so the client may only use the rest of its window.
-            return self.receive.give_back(taken, &mut self.output);
+            return self.receive.release(taken, &mut self.output);
         }
         upload.unacked += taken;
         if !upload.has_ended && upload.unacked >= UPLOAD_BYTES_MAX / 2 {
             self.output.put_window(stream.id, upload.unacked);
             upload.window += take(&mut upload.unacked);
         }
-        self.receive.give_back(taken, &mut self.output);
+        self.receive.release(taken, &mut self.output);
     }
 
     /// Sets the deadline of a stream whose time is limited. Most streams end at once and need no timer.
     fn limit(&mut self, key: usize) {
-        let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.until.is_none()) else { return };
-        if let Some((max, _)) = stream.cut.limit() {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.deadline.is_none()) else { return };
+        if let Some((max, _)) = stream.abort.timeout() {
             let at = Instant::now() + max;
-            stream.until = Some(at);
+            stream.deadline = Some(at);
             self.check_timer_by(at);
         }
     }
@@ -274,7 +274,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {
-            self.receive.give_back(upload.inbox.unacked(), &mut self.output);
+            self.receive.release(upload.inbox.unacked(), &mut self.output);
         }
         if stream.is_waiting {
             self.waiting.retain(|waiting| *waiting != key);

@@ -327,7 +327,7 @@ async fn reset_stream_does_not_affect_other_streams() {
         client.ask(stream, GET, true).await;
         client.next().await;
     }
-    client.server.0.lock()[0].2.cut("test");
+    client.server.0.lock()[0].2.abort("test");
     assert_eq!(client.numbers().await, reset(1, Http2ErrorCode::Cancel));
     client.put(Http2FrameType::Reset, 0, 3, &8_u32.to_be_bytes()).await;
     client.put(Http2FrameType::Ping, 0, 0, b"12345678").await;
@@ -413,7 +413,7 @@ async fn connection_window_is_returned_when_uploads_end() {
         } else {
             client.put(Http2FrameType::Ping, 0, 0, &[1; 8]).await;
             while read(&mut client, &mut room).await != Http2FrameType::Ping {}
-            client.server.0.lock().iter().for_each(|(_, _, cut)| cut.cut("test"));
+            client.server.0.lock().iter().for_each(|(_, _, cut)| cut.abort("test"));
         }
     }
     client.put(Http2FrameType::Ping, 0, 0, &[2; 8]).await;
@@ -499,7 +499,7 @@ async fn stream_past_its_deadline_is_reset() {
     }
     let begun = Instant::now();
     for (request, seconds) in [(0, 20), (1, 10)] {
-        client.server.0.lock()[request].2.within(Duration::from_secs(seconds), "too_slow");
+        client.server.0.lock()[request].2.set_timeout(Duration::from_secs(seconds), "too_slow");
         client.server.send(request, &b"event"[..]);
         client.next().await;
     }

@@ -24,7 +24,7 @@ pub struct WakeSet {
     /// Whether `streams` is not empty, readable without the lock. It is only changed under the lock.
     has_streams: AtomicBool,
     /// The time at which the slice of the running poll ends, or [`NEVER`].
-    turn_ends_ns: AtomicU64,
+    slice_ends_ns: AtomicU64,
     /// Whether the running poll has checked for the end of its slice.
     was_checked: AtomicBool,
 }
@@ -42,7 +42,7 @@ pub enum ConnectionWakeTarget {
     /// The timer of the connection.
     Clock,
     /// The future that runs beside the connection's own work.
-    Aside,
+    BackgroundFuture,
 }
 
 /// A waker for one part of the connection.
@@ -63,10 +63,10 @@ pub(super) struct StreamWaker {
 impl WakeSet {
     /// Creates a set with all parts, because none has been polled yet.
     pub fn shared() -> Arc<Self> {
-        let wake_set = Arc::new(Self { turn_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
-        [ConnectionWakeTarget::Codec, ConnectionWakeTarget::Reader, ConnectionWakeTarget::Aside]
+        let wake_set = Arc::new(Self { slice_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
+        [ConnectionWakeTarget::Codec, ConnectionWakeTarget::Reader, ConnectionWakeTarget::BackgroundFuture]
             .into_iter()
-            .for_each(|part| wake_set.put(part));
+            .for_each(|part| wake_set.mark_woken(part));
         wake_set
     }
 
@@ -75,7 +75,7 @@ impl WakeSet {
     }
 
     /// Adds a part to be polled, without waking the task.
-    pub fn put(&self, part: ConnectionWakeTarget) {
+    pub fn mark_woken(&self, part: ConnectionWakeTarget) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.parts[part as usize].swap(true, Ordering::SeqCst);
         if matches!(part, ConnectionWakeTarget::Reader | ConnectionWakeTarget::Clock) {
@@ -84,7 +84,7 @@ impl WakeSet {
     }
 
     /// Removes a part. Returns whether it was in the set.
-    pub fn take(&self, part: ConnectionWakeTarget) -> bool {
+    pub fn take_woken(&self, part: ConnectionWakeTarget) -> bool {
         let flag = &self.parts[part as usize];
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
@@ -120,7 +120,7 @@ impl WakeSet {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         self.begin_polling(cx);
-        let is_woken = self.take(ConnectionWakeTarget::Codec);
+        let is_woken = self.take_woken(ConnectionWakeTarget::Codec);
         let polled = if is_woken { poll(&mut Context::from_waker(waker)) } else { Poll::Pending };
         self.end_polling(cx);
         polled
@@ -135,8 +135,8 @@ impl WakeSet {
     /// Ends a round of polls. If a part was woken in it and not polled, the task is woken.
     pub(super) fn end_polling(&self, cx: &Context<'_>) {
         self.is_polling.store(false, Ordering::SeqCst);
-        self.turn_ends_ns.store(NEVER, Ordering::Relaxed);
-        if !self.is_quiet() {
+        self.slice_ends_ns.store(NEVER, Ordering::Relaxed);
+        if !self.is_empty() {
             cx.waker().wake_by_ref();
         }
     }
@@ -144,20 +144,20 @@ impl WakeSet {
     /// Sets the time at which the slice of the next poll ends.
     pub fn limit_turn(&self, ends: Option<Instant>) {
         if let Some(ends) = ends {
-            self.turn_ends_ns.store(ns_at(ends), Ordering::Relaxed);
+            self.slice_ends_ns.store(ns_at(ends), Ordering::Relaxed);
             self.was_checked.store(false, Ordering::Relaxed);
         }
     }
 
     /// Whether the running poll has a time limit, because other connections may wait for the core.
     pub(super) fn is_turn_limited(&self) -> bool {
-        self.turn_ends_ns.load(Ordering::Relaxed) != NEVER
+        self.slice_ends_ns.load(Ordering::Relaxed) != NEVER
     }
 
     /// Whether the slice of the running poll has ended, so that the rest must wait for the next poll. The first call in
     /// a poll returns false, so that each poll makes progress.
-    pub fn is_turn_over(&self) -> bool {
-        let ends = self.turn_ends_ns.load(Ordering::Relaxed);
+    pub fn is_slice_over(&self) -> bool {
+        let ends = self.slice_ends_ns.load(Ordering::Relaxed);
         if ends == NEVER {
             return false;
         }
@@ -169,7 +169,7 @@ impl WakeSet {
     }
 
     /// Whether neither the codec nor a stream has been woken.
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         !self.parts[ConnectionWakeTarget::Codec as usize].load(Ordering::SeqCst)
             && !self.has_streams.load(Ordering::SeqCst)
     }
@@ -187,7 +187,7 @@ impl StreamWaker {
     }
 
     /// Removes the stream from the set before it is polled. Wake-ups from here on add it again.
-    pub(super) fn unmark(&self) {
+    pub(super) fn clear_woken(&self) {
         // A swap, not a store: the poll then sees the writes of all tasks that found the stream in the set.
         self.is_marked.swap(false, Ordering::SeqCst);
     }
@@ -199,7 +199,7 @@ impl Wake for ConnectionPartWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_set.put(self.part);
+        self.wake_set.mark_woken(self.part);
         self.wake_set.wake_task();
     }
 }

@@ -81,7 +81,7 @@ impl ReceiveWindow {
     }
 
     /// Returns window to the client, and sends the update once it is half of the whole.
-    pub(super) fn give_back(&mut self, bytes: usize, output: &mut FrameOutputBuffer) {
+    pub(super) fn release(&mut self, bytes: usize, output: &mut FrameOutputBuffer) {
         self.unacked += bytes;
         if self.unacked >= CONNECTION_BYTES_MAX / 2 {
             output.put_window(0, self.unacked);
@@ -123,9 +123,9 @@ mod tests {
         let mut window = ReceiveWindow::announced(&mut output, 250, 65_536);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
         assert!(matches!(window.take(1), Err(Http2Error::Connection(Http2ErrorCode::FlowControl, _))));
-        window.give_back(CONNECTION_BYTES_MAX / 2 - 1, &mut output);
+        window.release(CONNECTION_BYTES_MAX / 2 - 1, &mut output);
         assert!(window.take(1).is_err());
-        window.give_back(CONNECTION_BYTES_MAX / 2 + 1, &mut output);
+        window.release(CONNECTION_BYTES_MAX / 2 + 1, &mut output);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
     }
 }

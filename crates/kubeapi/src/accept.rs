@@ -80,13 +80,13 @@ impl SupportedMediaTypes {
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// The media types for reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
-    /// The media types for a [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as
+    /// The media types for a [`Status`] sent as a response. If nothing fits, the apiserver sends it as
     /// indented JSON, [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
     pub const ERROR: Self = Self { conversions: false, ..Self::BUILTIN };
 
     /// Returns the same endpoint for a watch request.
     #[must_use]
-    pub fn watching(self) -> Self {
+    pub fn for_watch(self) -> Self {
         Self { watch: true, ..self }
     }
 
@@ -168,7 +168,7 @@ pub fn prefers_cbor(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
 }
 
 /// Whether some clause of the Accept header requests a kind, in any encoding. Discovery is not negotiated like objects.
-pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
+pub fn accepts_kind(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let requested = [("as", kind), ("g", group), ("v", version)];
     let asks = |clause: &AcceptClause<'_>| requested.iter().all(|(name, value)| clause.parameter(name) == Some(value));
     clauses(accept.unwrap_or_default()).iter().any(asks)

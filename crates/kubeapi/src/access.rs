@@ -33,7 +33,7 @@ pub struct ResourceAccessAttributes {
 }
 
 impl AccessAttributes {
-    pub fn of(info: &RequestInfo) -> Self {
+    pub fn from_request(info: &RequestInfo) -> Self {
         let verb = info.verb.as_str().to_owned();
         if !info.is_resource {
             return Self { verb, target: AccessTarget::Path(info.path.clone()) };
@@ -53,7 +53,7 @@ impl AccessAttributes {
 
     /// Returns the same access in one namespace.
     #[must_use]
-    pub fn within(&self, namespace: &str) -> Self {
+    pub fn in_namespace(&self, namespace: &str) -> Self {
         let mut access = self.clone();
         if let AccessTarget::Resource(target) = &mut access.target {
             namespace.clone_into(&mut target.namespace);

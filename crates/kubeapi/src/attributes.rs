@@ -80,7 +80,7 @@ impl SelectableAttributes {
     }
 
     /// The number of bytes on the heap.
-    pub fn held_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         self.packed.len()
     }
 
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn empty_attributes_use_no_memory_and_find_nothing() {
         let empty = SelectableAttributes::default();
-        assert_eq!((empty.labels().len(), empty.fields().len(), empty.held_bytes()), (0, 0, 0));
+        assert_eq!((empty.labels().len(), empty.fields().len(), empty.heap_bytes()), (0, 0, 0));
         assert_eq!((empty.label("a"), empty.field(0)), (None, ""));
     }
 }

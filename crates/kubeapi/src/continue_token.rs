@@ -47,7 +47,7 @@ impl ListPageSource {
 /// A position in a paginated list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContinueToken {
-    pub at: ContinueVersion,
+    pub version: ContinueVersion,
     /// The first key that may be returned, relative to the request's collection: `NAME` in one namespace or at cluster
     /// scope, `NS/NAME` across namespaces. Usually it is the last returned key and a NUL byte, its direct successor in
     /// byte order. Compare as strings.
@@ -64,12 +64,12 @@ impl ContinueToken {
     /// namespace, so that keys are relative to it.
     pub fn after(at: ContinueVersion, last: &ObjectKey, in_namespace: bool) -> Self {
         let relative = if in_namespace { last.name() } else { last.as_str() };
-        Self { at, start: format!("{relative}\0") }
+        Self { version: at, start: format!("{relative}\0") }
     }
 
     /// Encodes the token as base64url without padding, of JSON in the apiserver's member order.
     pub fn encode(&self, pages: ListPageSource) -> String {
-        let version = match self.at {
+        let version = match self.version {
             ContinueVersion::Version(version) => version.to_string(),
             ContinueVersion::Latest => "-1".to_owned(),
         };
@@ -83,7 +83,7 @@ impl ContinueToken {
 
     /// Returns false if the error text depends on Go's parser: for JSON that is malformed in the middle, which only
     /// upstream can report exactly.
-    pub fn is_legible(token: &str) -> bool {
+    pub fn is_go_parsable(token: &str) -> bool {
         let Ok(json) = unbase64(token) else { return true };
         let first = json.iter().find(|byte| !byte.is_ascii_whitespace());
         let begins =
@@ -114,7 +114,7 @@ impl ContinueToken {
         if !is_clean(relative) {
             return refused(start);
         }
-        Ok(Self { at, start: relative.to_owned() })
+        Ok(Self { version: at, start: relative.to_owned() })
     }
 }
 

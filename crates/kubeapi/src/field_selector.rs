@@ -131,7 +131,7 @@ impl FieldMatcher {
     }
 
     /// Whether the key alone decides if an object matches, among objects that all have the value `given` in a field.
-    pub fn goes_by_key(&self, given: Option<(&str, &str)>) -> bool {
+    pub fn depends_only_on_key(&self, given: Option<(&str, &str)>) -> bool {
         self.conditions.iter().all(|condition| match condition.subject {
             FieldValueSource::Name | FieldValueSource::Namespace | FieldValueSource::Absent => true,
             FieldValueSource::Field(_) => !condition.negated && given == Some((&*condition.key, &*condition.value)),
@@ -139,7 +139,7 @@ impl FieldMatcher {
     }
 
     /// Whether the conditions contradict each other, so that no object matches.
-    pub fn is_impossible(&self) -> bool {
+    pub fn is_contradictory(&self) -> bool {
         self.merged.impossible
     }
 
@@ -149,7 +149,7 @@ impl FieldMatcher {
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
-    pub fn held_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
         texts.map(|len| 2 * (size_of::<CompiledFieldCondition>() + len)).sum()
     }
@@ -192,7 +192,7 @@ impl FieldMatcher {
     ///
     /// # Errors
     /// The text of the apiserver's 400 if the two disagree.
-    pub fn narrowed_to(self, name: &str) -> Result<Self, SelectorError> {
+    pub fn and_name(self, name: &str) -> Result<Self, SelectorError> {
         if self.is_empty() {
             let key = NAME_KEY.into();
             let only =

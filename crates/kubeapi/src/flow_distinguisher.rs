@@ -27,16 +27,16 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
 
 impl FlowDistinguisher {
-    pub fn of(user: &User) -> Self {
-        Self(Arc::new(FlowIdentity::of(user, None)))
+    pub fn from_user(user: &User) -> Self {
+        Self(Arc::new(FlowIdentity::from_user(user, None)))
     }
 
-    /// Like [`of`](Self::of), but distinguishes the pods of a service account by node. The agents of a daemon set are
-    /// one user, and must not compete for one share.
-    pub fn on_its_node(user: &User) -> Self {
+    /// Like [`from_user`](Self::from_user), but distinguishes the pods of a service account by node. The agents of a
+    /// daemon set are one user, and must not compete for one share.
+    pub fn per_node(user: &User) -> Self {
         let extra = |key: &str| user.extra.get(key).and_then(|values| values.first());
         let node = extra(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && extra(POD_NAME).is_some());
-        Self(Arc::new(FlowIdentity::of(user, node.cloned())))
+        Self(Arc::new(FlowIdentity::from_user(user, node.cloned())))
     }
 
     /// Returns a number for the distinguisher that is almost certainly unique in this process.
@@ -51,7 +51,7 @@ impl FlowDistinguisher {
 }
 
 impl FlowIdentity {
-    fn of(user: &User, node: Option<String>) -> Self {
+    fn from_user(user: &User, node: Option<String>) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let (name, uid) = (user.name.clone(), user.uid.clone());
         let number = KEYS.hash_one((&name, &uid, &node));
@@ -91,14 +91,14 @@ mod tests {
             groups: vec![group.to_owned()],
             ..User::default()
         };
-        let ada = FlowDistinguisher::of(&user("ada", "1", "dev"));
+        let ada = FlowDistinguisher::from_user(&user("ada", "1", "dev"));
         for (other, is_same) in [
             (user("ada", "1", "ops"), true),
             (user("ada", "2", "dev"), false),
             (user("ada1", "", "dev"), false),
             (user("bob", "1", "dev"), false),
         ] {
-            assert_eq!(ada == FlowDistinguisher::of(&other), is_same, "{other:?}");
+            assert_eq!(ada == FlowDistinguisher::from_user(&other), is_same, "{other:?}");
         }
     }
 
@@ -111,17 +111,17 @@ mod tests {
         };
         let agent = "system:serviceaccount:agents:agent";
         let on = |node: &'static str| user(agent, &[(NODE_NAME, node), (POD_NAME, "agent-x1")]);
-        let payer = FlowDistinguisher::on_its_node(&on("n1"));
+        let payer = FlowDistinguisher::per_node(&on("n1"));
         for (other, is_same) in [
             (user(agent, &[(NODE_NAME, "n1"), (POD_NAME, "agent-x2")]), true),
             (on("n2"), false),
             (user(agent, &[]), false),
         ] {
-            assert_eq!(payer == FlowDistinguisher::on_its_node(&other), is_same, "{other:?}");
+            assert_eq!(payer == FlowDistinguisher::per_node(&other), is_same, "{other:?}");
         }
         for same in [on("n1"), user(agent, &[(NODE_NAME, "n1")]), user("ada", &[(NODE_NAME, "n1"), (POD_NAME, "x")])] {
             let is_alone = same != on("n1");
-            assert_eq!(FlowDistinguisher::on_its_node(&same) == FlowDistinguisher::of(&same), is_alone, "{same:?}");
+            assert_eq!(FlowDistinguisher::per_node(&same) == FlowDistinguisher::from_user(&same), is_alone, "{same:?}");
         }
     }
 }

@@ -32,7 +32,7 @@ impl LabelSelector {
         SelectorError::check_length("labelSelector", text)?;
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
-        let requirements = once_each(requirements);
+        let requirements = dedup(requirements);
         Ok(Self { merged: MergedRequirements::of(&requirements), requirements: requirements.into() })
     }
 
@@ -41,7 +41,7 @@ impl LabelSelector {
     }
 
     /// Whether the label requirements contradict each other, so that no object matches.
-    pub fn is_impossible(&self) -> bool {
+    pub fn is_contradictory(&self) -> bool {
         self.merged.impossible
     }
 
@@ -56,8 +56,8 @@ impl LabelSelector {
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
-    pub fn held_bytes(&self) -> usize {
-        self.requirements.iter().map(LabelSelectorRequirement::held_bytes).sum::<usize>() + self.merged.held_bytes()
+    pub fn heap_bytes(&self) -> usize {
+        self.requirements.iter().map(LabelSelectorRequirement::heap_bytes).sum::<usize>() + self.merged.heap_bytes()
     }
 
     /// Whether the label selector has no requirements, so that it matches everything.
@@ -71,7 +71,7 @@ impl LabelSelector {
 }
 
 /// Removes duplicates. Requirements of equal keys must be adjacent.
-fn once_each(mut requirements: Vec<LabelSelectorRequirement>) -> Vec<LabelSelectorRequirement> {
+fn dedup(mut requirements: Vec<LabelSelectorRequirement>) -> Vec<LabelSelectorRequirement> {
     if requirements.windows(2).all(|pair| pair[0].key != pair[1].key) {
         return requirements;
     }
@@ -153,8 +153,8 @@ impl LabelSelectorRequirement {
         self.values.first()?.parse().ok()
     }
 
-    fn held_bytes(&self) -> usize {
-        size_of::<Self>() + self.key.len() + ALLOCATION_BYTES + held_bytes(&self.values)
+    fn heap_bytes(&self) -> usize {
+        size_of::<Self>() + self.key.len() + ALLOCATION_BYTES + heap_bytes(&self.values)
     }
 }
 
@@ -162,7 +162,7 @@ fn has(values: &[Box<str>], value: &str) -> bool {
     values.binary_search_by(|candidate| (**candidate).cmp(value)).is_ok()
 }
 
-fn held_bytes(values: &[Box<str>]) -> usize {
+fn heap_bytes(values: &[Box<str>]) -> usize {
     values.iter().map(|value| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES).sum()
 }
 

@@ -38,7 +38,7 @@ mod user;
 mod version;
 
 pub use accept::{
-    MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, SupportedMediaTypes, asks_for,
+    MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, SupportedMediaTypes, accepts_kind,
     check_accept_length, discovery_accept, negotiate, prefers_cbor, pretty, router_accepts,
 };
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
@@ -55,7 +55,7 @@ pub use key::ObjectKey;
 pub use labels::{LabelOperator, LabelSelector, LabelSelectorRequirement};
 pub use list_options::{GetOptions, ListOptions, ListPlan, ResourceVersionMatch, WatchStart, WatchTimeout};
 pub use query::{QUERY_PAIRS_MAX, UrlQuery};
-pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, reaches_inside};
+pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, targets_workload};
 pub use selector::Selector;
 pub use selector_error::{SELECTOR_BYTES_MAX, SelectorError};
 pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};
@@ -65,4 +65,4 @@ pub use version::{ResourceVersion, ResourceVersionError};
 
 /// The annotation with the time at which an object was written, in nanoseconds of the writer's own clock. A writer that
 /// also watches can measure the delivery time of an event.
-pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";
+pub const WRITE_TIME: &str = "kube-fanout.io/written-at-ns";

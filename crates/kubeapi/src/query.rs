@@ -84,7 +84,7 @@ impl UrlQuery {
 
     /// Whether all values are UTF-8. A value that is not contains U+FFFD instead. Go keeps the bytes, so only the
     /// apiserver can serve such a request.
-    pub fn is_lossless(&self) -> bool {
+    pub fn is_utf8(&self) -> bool {
         self.lossless || self.pairs.is_empty()
     }
 }
@@ -164,9 +164,9 @@ mod tests {
 
     #[test]
     fn query_with_invalid_utf8_is_not_lossless() {
-        assert!(UrlQuery::parse("a=%C3%A4").is_lossless());
-        assert!(!UrlQuery::parse("a=%ff").is_lossless());
-        assert!(UrlQuery::default().is_lossless());
+        assert!(UrlQuery::parse("a=%C3%A4").is_utf8());
+        assert!(!UrlQuery::parse("a=%ff").is_utf8());
+        assert!(UrlQuery::default().is_utf8());
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod tests;
 use super::go_text::{escape_html, quote};
 use super::query::unescape;
 use super::{ListOptions, UrlQuery};
-pub use inside::reaches_inside;
+pub use inside::targets_workload;
 use std::fmt;
 
 /// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,

@@ -22,8 +22,8 @@ impl Selector {
     }
 
     /// Whether the selector contradicts itself, so that no object matches.
-    pub fn is_impossible(&self) -> bool {
-        self.labels.is_impossible() || self.fields.is_impossible()
+    pub fn is_contradictory(&self) -> bool {
+        self.labels.is_contradictory() || self.fields.is_contradictory()
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
@@ -37,8 +37,8 @@ impl Selector {
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
-    pub fn held_bytes(&self) -> usize {
-        self.fields.held_bytes() + self.labels.held_bytes()
+    pub fn heap_bytes(&self) -> usize {
+        self.fields.heap_bytes() + self.labels.heap_bytes()
     }
 
     /// Whether an object matches. Fields are checked first, because they are fewer and usually decided by one string

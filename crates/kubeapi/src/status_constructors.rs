@@ -82,7 +82,8 @@ impl Status {
     }
 
     /// Creates the 410 for a watch from a version older than the history, always sent as an in-stream `ERROR`
-    /// (R-GONE-1). `oldest_start` is the oldest version that a watch may start from.
+    /// (R-GONE-1). `oldest_start` is the oldest version that a watch may start from; a
+    /// proxy below parses it from this text.
     pub fn too_old(requested: u64, oldest_start: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest_start})"))
     }

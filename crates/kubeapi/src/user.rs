@@ -24,6 +24,12 @@ impl User {
     /// The group of the anonymous user.
     pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
+    /// Returns the user that upstream assigns to callers without a credential.
+    pub fn anonymous() -> Self {
+        let groups = vec![Self::UNAUTHENTICATED.to_owned()];
+        Self { name: Self::ANONYMOUS.to_owned(), groups, ..Self::default() }
+    }
+
     /// Adds the group of all authenticated users, unless the user is anonymous.
     #[must_use]
     pub fn authenticated(mut self) -> Self {

@@ -109,8 +109,8 @@ const FEED_COLUMNS = [
   number("objects", "Objects"),
   number("readers", "Readers"),
   {
-    key: "ring", name: "History", isNumber: true, by: (feed) => feed.ringEvents,
-    text: (feed) => (feed.ringEvents === 0 ? "empty" : `${count(feed.ringEvents)} in ${seconds(feed.ringSpanSeconds)}`),
+    key: "ring", name: "History", isNumber: true, by: (feed) => feed.windowEvents,
+    text: (feed) => (feed.windowEvents === 0 ? "empty" : `${count(feed.windowEvents)} in ${seconds(feed.windowSpanSeconds)}`),
   },
   number("memoryBytes", "Memory", bytes),
   { key: "encoding", name: "Encoding", by: text("encoding"), text: text("encoding") },
@@ -127,7 +127,7 @@ const WATCH_COLUMNS = [
   },
   {
     key: "behind", name: "Behind", isNumber: true, by: (watch) => watch.eventsBehind,
-    text: (watch) => (watch.eventsBehindAtLeast ? "≥ " : "") + count(watch.eventsBehind),
+    text: (watch) => (watch.eventsBehindIsLowerBound ? "≥ " : "") + count(watch.eventsBehind),
   },
   {
     key: "since", name: "State", by: (watch) => watch.stateSeconds,

@@ -44,8 +44,8 @@ fn open_files() -> Option<f64> {
 
 /// Returns the boot time. It is cached, because `/proc/stat` is long on machines with many cores.
 fn booted() -> Option<f64> {
-    static BOOTED: OnceLock<Option<f64>> = OnceLock::new();
-    *BOOTED.get_or_init(|| {
+    static BOOT_TIME: OnceLock<Option<f64>> = OnceLock::new();
+    *BOOT_TIME.get_or_init(|| {
         let stat = fs::read_to_string("/proc/stat").ok()?;
         stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
     })

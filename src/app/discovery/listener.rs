@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::REACTION_DELAY;
-use crate::app::permission_retrier::ProxyPermissions;
+use crate::app::refused_read_retrier::RefusedReadRetrier;
 use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedState, PullResult};
 use crate::feeds::FeedHandle;
 use crate::upstream::{ApiDefinition, ApiDefinitionKind};
@@ -17,7 +17,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 /// ordinary feed, which it shares with clients that watch the resource.
 pub(super) struct ApiDefinitionWatcher {
     pub(super) from: ApiDefinitionKind,
-    pub(super) permissions: ProxyPermissions,
+    pub(super) permissions: RefusedReadRetrier,
     pub(super) messages: mpsc::Sender<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
@@ -99,7 +99,7 @@ impl ApiDefinitionWatcher {
                             self.disconnected().await;
                             break;
                         }
-                        self.permissions.catalog.note_change();
+                        self.permissions.catalog.mark_changed();
                         sleep(REACTION_DELAY).await;
                         if feed.reader.state() == FeedState::Live {
                             self.send_change(self.read(&mut declarations, &feed.reader)).await;

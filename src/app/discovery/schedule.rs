@@ -39,7 +39,7 @@ pub(super) enum DefinitionWatchCoverage {
 
 /// The delays from the last change to two further discovery requests, which find changes that upstream's discovery
 /// serves late.
-const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+const RECHECK_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// The minimum time between a discovery response and the next request, however many changes there are. It is also at
 /// least `SPACING_TIMES` as long as the response took, so that a slow upstream receives fewer requests.
 const SPACING: Duration = Duration::from_millis(200);
@@ -63,7 +63,7 @@ pub(super) struct PostChangeChecks {
 
 impl PostChangeChecks {
     pub(super) fn change(&mut self, now: Instant) {
-        self.left = LATER.iter().rev().map(|after| now + *after).collect();
+        self.left = RECHECK_DELAYS.iter().rev().map(|after| now + *after).collect();
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -100,8 +100,8 @@ impl DiscoverySchedule {
     }
 
     /// Whether a change is the reason for the next discovery request.
-    pub(super) fn is_prompted(&self) -> bool {
-        self.prompted().is_some()
+    pub(super) fn has_pending_change(&self) -> bool {
+        self.change_due().is_some()
     }
 
     /// Returns the time at which the next discovery request is due.
@@ -115,13 +115,14 @@ impl DiscoverySchedule {
             }
         };
         let spacing = SPACING.max((self.received - self.sent) * SPACING_TIMES);
-        let prompted = self.prompted().map(|at| at.max(self.received + spacing));
-        prompted.map_or(routine, |prompted| prompted.min(routine))
+        let change_due = self.change_due().map(|at| at.max(self.received + spacing));
+        change_due.map_or(routine, |due| due.min(routine))
     }
 
-    fn prompted(&self) -> Option<Instant> {
+    fn change_due(&self) -> Option<Instant> {
         let soon = self.pending.map(|at| at + REACTION_DELAY);
-        let later = self.changed.and_then(|at| LATER.iter().map(|after| at + *after).find(|at| *at > self.sent));
+        let later =
+            self.changed.and_then(|at| RECHECK_DELAYS.iter().map(|after| at + *after).find(|at| *at > self.sent));
         soon.into_iter().chain(later).min()
     }
 }
@@ -191,7 +192,7 @@ mod tests {
         let mut checks = PostChangeChecks::default();
         assert_eq!(checks.due(), None);
         checks.change(now);
-        for after in LATER {
+        for after in RECHECK_DELAYS {
             assert_eq!(checks.due(), Some(now + after));
             checks.passed(now + after);
         }
@@ -232,7 +233,7 @@ mod tests {
         let (sent, received) = (schedule.due(), schedule.due() + Duration::from_secs(5));
         schedule.refresh(sent, received);
         schedule.change(received);
-        assert!(schedule.is_prompted());
+        assert!(schedule.has_pending_change());
         assert_eq!(schedule.due(), received + Duration::from_secs(20));
     }
 }

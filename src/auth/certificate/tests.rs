@@ -128,7 +128,7 @@ fn trusted_certificate_yields_user_until_expiry() {
     assert_eq!((holder.user.name.as_str(), holder.user.uid.as_str()), ("ada", "u-7"));
     assert_eq!(holder.user.groups, ["dev", User::AUTHENTICATED]);
     assert!(holder.user.extra[CREDENTIAL_ID][0].starts_with("X509SHA256="));
-    assert_eq!(holder.until, at(101), "it is good to the end of its last second");
+    assert_eq!(holder.expires_at, at(101), "it is good to the end of its last second");
     assert!(matches!(authorities.verify(&chain, at(101)), Err(CertificateRejection::Invalid(_))), "it has ended");
 }
 
@@ -175,12 +175,12 @@ fn certificate_with_any_byte_changed_is_rejected() {
 #[test]
 fn shared_authorities_are_detected_by_public_key() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    assert!(!ours.trusted().shares_with(&theirs.trusted()));
+    assert!(!ours.trusted().overlaps(&theirs.trusted()));
     let both = CertificateAuthorities::from_pem(format!("{}{}", theirs.pem, ours.pem).as_bytes()).expect("two");
-    assert!(ours.trusted().shares_with(&both) && both.shares_with(&theirs.trusted()));
+    assert!(ours.trusted().overlaps(&both) && both.overlaps(&theirs.trusted()));
     let key = || KeyPair::from_pem(&theirs.issuer.key().serialize_pem()).expect("a key");
     let renewed = Authority::with("another name", key(), &valid(0, 1000));
-    assert!(renewed.trusted().shares_with(&theirs.trusted()));
+    assert!(renewed.trusted().overlaps(&theirs.trusted()));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn chain_expires_with_its_earliest_expiring_certificate() {
         let between = root.appoint("between", &valid(0, between));
         let (authorities, chain) = (root.trusted(), chain([&between.issue(&valid(0, leaf)), &between.der]));
         let holder = authorities.verify(&chain, at(50)).expect("trusted");
-        assert_eq!(holder.until, at(until));
+        assert_eq!(holder.expires_at, at(until));
         assert!(authorities.verify(&chain, at(until)).is_err(), "and no longer");
     }
 }
@@ -211,7 +211,7 @@ fn expired_authorities_are_ignored_and_the_longest_valid_wins() {
         ("both, the other way", format!("{}{}", new.pem, old.pem), [Some(101), Some(201), Some(201)]),
     ] {
         let authorities = CertificateAuthorities::from_pem(pem.as_bytes()).expect("authorities");
-        let until = [25, 75, 150].map(|now| authorities.verify(&leaf, at(now)).ok().map(|holder| holder.until));
+        let until = [25, 75, 150].map(|now| authorities.verify(&leaf, at(now)).ok().map(|holder| holder.expires_at));
         assert_eq!(until, expected.map(|until| until.map(at)), "{what}");
     }
 }
@@ -311,6 +311,6 @@ fn authority_cannot_serve_both_clients_and_front_proxies() {
         ("proxies of a third", CertificateAuthorityRole::FrontProxy, &third, true),
         ("clients of what proxies had", CertificateAuthorityRole::Client, &other, true),
     ] {
-        assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
+        assert_eq!(apart.set_authorities(role, authorities).is_ok(), admitted, "{what}");
     }
 }

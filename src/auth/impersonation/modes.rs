@@ -1,4 +1,4 @@
-//! The modes of impersonation, and the rights that each needs, as in the apiserver's `impersonation/mode.go`.
+//! The modes of impersonation, and the permissions that each needs, as in the apiserver's `impersonation/mode.go`.
 
 use std::collections::BTreeMap;
 
@@ -33,14 +33,14 @@ struct ImpersonationVerb<'a> {
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const LEGACY: ImpersonationVerb<'_> = ImpersonationVerb { verb: "impersonate", group: "" };
-const MASTERS: &str = "system:masters";
-const NODES: &str = "system:nodes";
+const SYSTEM_MASTERS: &str = "system:masters";
+const SYSTEM_NODES: &str = "system:nodes";
 /// The extra with the node that a service account's token is bound to.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// The only extra of a service account that acts as its node.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
 /// The number of groups or extra values from which on one review for all of them is sent first.
-const MANY: usize = 4;
+const BATCH_THRESHOLD: usize = 4;
 
 /// Returns the modes in which `requestor` may impersonate `target_user` in a request, in upstream's order.
 ///
@@ -61,9 +61,9 @@ pub(super) fn modes(
 
 fn constrained(requestor: &User, target_user: &User, request: &AccessAttributes) -> Vec<ImpersonationMode> {
     let is_bare = target_user.uid.is_empty() && target_user.groups.is_empty() && target_user.extra.is_empty();
-    match ImpersonatedNameKind::of(&target_user.name) {
+    match ImpersonatedNameKind::parse(&target_user.name) {
         ImpersonatedNameKind::Node(node) if is_bare => {
-            let user = User { groups: vec![NODES.to_owned()], ..target_user.clone() };
+            let user = User { groups: vec![SYSTEM_NODES.to_owned()], ..target_user.clone() };
             let mode = |mode: &str, name: &str, subject| {
                 let verb = format!("impersonate:{mode}");
                 let name = ImpersonationVerb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
@@ -98,18 +98,18 @@ fn user_info(target_user: &User, request: &AccessAttributes) -> ImpersonationMod
         ImpersonationStep::Review(verb.name(&target_user.name)),
     ];
     steps.extend(verb.uid(target_user));
-    if let Some((group, why)) = wrong_group(&target_user.groups) {
-        steps.push(ImpersonationStep::Never(verb.group_named(group), why.to_owned()));
+    if let Some((group, reason)) = wrong_group(&target_user.groups) {
+        steps.push(ImpersonationStep::Never(verb.group_named(group), reason.to_owned()));
     } else {
         let groups: Vec<_> = target_user.groups.iter().map(|group| verb.group_named(group)).collect();
-        steps.extend(reviews_of(groups, target_user.groups.len() >= MANY, || verb.group_named("*")));
+        steps.extend(reviews_of(groups, target_user.groups.len() >= BATCH_THRESHOLD, || verb.group_named("*")));
     }
-    if let Some(why) = wrong_extra(&target_user.extra) {
-        steps.push(ImpersonationStep::Never(verb.extra("", ""), why));
+    if let Some(reason) = wrong_extra(&target_user.extra) {
+        steps.push(ImpersonationStep::Never(verb.extra("", ""), reason));
     } else {
         let extras = verb.extras(&target_user.extra);
         // Values count, not keys.
-        let are_many = extras.len() >= MANY;
+        let are_many = extras.len() >= BATCH_THRESHOLD;
         steps.extend(reviews_of(extras, are_many, || verb.extra("*", "*")));
     }
     ImpersonationMode { subject: None, steps, user: target_user.clone() }
@@ -131,8 +131,8 @@ fn wrong_group(groups: &[String]) -> Option<(&str, &str)> {
     if groups.iter().any(String::is_empty) {
         return Some(("", "impersonating the empty string group is not allowed"));
     }
-    let has_masters = groups.iter().any(|group| group == MASTERS);
-    has_masters.then_some((MASTERS, "impersonating the system:masters group is not allowed"))
+    let has_masters = groups.iter().any(|group| group == SYSTEM_MASTERS);
+    has_masters.then_some((SYSTEM_MASTERS, "impersonating the system:masters group is not allowed"))
 }
 
 fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
@@ -155,7 +155,7 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
 /// Whether the requestor is a service account whose token is bound to a pod of the node.
 fn is_associated(requestor: &User, node: &str) -> bool {
     let is_service_account =
-        matches!(ImpersonatedNameKind::of(&requestor.name), ImpersonatedNameKind::ServiceAccount { .. });
+        matches!(ImpersonatedNameKind::parse(&requestor.name), ImpersonatedNameKind::ServiceAccount { .. });
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
@@ -172,7 +172,7 @@ fn on(mode: &str, request: &AccessAttributes) -> AccessAttributes {
 
 impl ImpersonationVerb<'_> {
     fn name(self, user: &str) -> AccessAttributes {
-        match ImpersonatedNameKind::of(user) {
+        match ImpersonatedNameKind::parse(user) {
             ImpersonatedNameKind::ServiceAccount { namespace, name } => {
                 self.target("serviceaccounts", namespace, "", name)
             }

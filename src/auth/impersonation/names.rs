@@ -9,7 +9,7 @@ pub(super) enum ImpersonatedNameKind<'a> {
 }
 
 impl<'a> ImpersonatedNameKind<'a> {
-    pub(super) fn of(user: &'a str) -> Self {
+    pub(super) fn parse(user: &'a str) -> Self {
         if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_subdomain(node)) {
             return Self::Node(node);
         }
@@ -51,7 +51,8 @@ const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9
 
 /// Returns the error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
 pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
-    let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", kubeapi::go_quote(value));
+    let invalid =
+        |value: &str, reason: &str| format!("extra.key: Invalid value: {}: {reason}", kubeapi::go_quote(value));
     let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {
         return Some(invalid(key, "must be a domain-prefixed path (such as \"acme.io/foo\")"));
     };
@@ -91,17 +92,17 @@ mod tests {
             ("system:serviceaccount:t1-:a", ImpersonatedNameKind::Other),
             ("ada", ImpersonatedNameKind::Other),
         ] {
-            assert_eq!(ImpersonatedNameKind::of(user), expected, "{user}");
+            assert_eq!(ImpersonatedNameKind::parse(user), expected, "{user}");
         }
         let long = format!("system:serviceaccount:{}:a", "n".repeat(64));
-        assert_eq!(ImpersonatedNameKind::of(&long), ImpersonatedNameKind::Other);
+        assert_eq!(ImpersonatedNameKind::parse(&long), ImpersonatedNameKind::Other);
     }
 
     #[test]
     fn extra_key_must_be_a_domain_prefixed_path() {
         assert_eq!(wrong_extra_key("acme.io/foo"), None);
         assert_eq!(wrong_extra_key("acme.io/Foo/bar"), None);
-        for (key, why) in [
+        for (key, reason) in [
             ("scopes", "must be a domain-prefixed path"),
             ("/a", "must be a domain-prefixed path"),
             ("a/", "must be a domain-prefixed path"),
@@ -109,7 +110,7 @@ mod tests {
             ("acme.io/f oo", "Invalid path"),
         ] {
             let wrong = wrong_extra_key(key).expect(key);
-            assert!(wrong.contains(why) && wrong.starts_with("extra.key: Invalid value: "), "{wrong}");
+            assert!(wrong.contains(reason) && wrong.starts_with("extra.key: Invalid value: "), "{wrong}");
         }
     }
 }

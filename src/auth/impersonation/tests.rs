@@ -9,11 +9,11 @@ fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, InvalidI
     for (name, value) in lines {
         headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
-    Impersonation::of(&headers).map(|read| read.map(|Impersonation(user)| user))
+    Impersonation::from_headers(&headers).map(|read| read.map(|Impersonation(user)| user))
 }
 
 fn request(method: &str, path: &str) -> AccessAttributes {
-    AccessAttributes::of(&RequestInfo::parse(method, path, &UrlQuery::parse("")).expect("a path"))
+    AccessAttributes::from_request(&RequestInfo::parse(method, path, &UrlQuery::parse("")).expect("a path"))
 }
 
 /// `VERB GROUP RESOURCE/SUBRESOURCE NAMESPACE NAME`, with a dash for an empty part.
@@ -36,7 +36,7 @@ fn steps(mode: &ImpersonationMode) -> Vec<String> {
         ImpersonationStep::AllOrEach(all, each) => {
             format!("{} or {}", reported(all), each.iter().map(reported).collect::<Vec<_>>().join(" and "))
         }
-        ImpersonationStep::Never(access, why) => format!("never {}: {why}", reported(access)),
+        ImpersonationStep::Never(access, reason) => format!("never {}: {reason}", reported(access)),
     };
     mode.steps.iter().map(step).collect()
 }
@@ -83,7 +83,7 @@ fn impersonation_without_user_fails_with_the_apiserver_message() {
     for no_user in [&[("x-other", "a")][..], &[("impersonate-user", "")], &[("impersonate-else", "a")]] {
         assert_eq!(read(no_user), Ok(None), "{no_user:?}");
     }
-    let why = |lines| read(lines).expect_err("rejected").to_string();
+    let reason = |lines| read(lines).expect_err("rejected").to_string();
     for (lines, who) in [
         (
             &[("impersonate-group", "system:masters")][..],
@@ -95,11 +95,14 @@ fn impersonation_without_user_fails_with_the_apiserver_message() {
         ),
     ] {
         let expected = format!("requested &user.DefaultInfo{{{who}}} without impersonating a user name");
-        assert_eq!(why(lines), expected);
+        assert_eq!(reason(lines), expected);
     }
     let mut headers = HeaderMap::new();
     headers.insert(USER, HeaderValue::from_bytes(b"\xff").expect("a value"));
-    assert_eq!(Impersonation::of(&headers), Err(InvalidImpersonation::NotText(HeaderName::from_static(USER))));
+    assert_eq!(
+        Impersonation::from_headers(&headers),
+        Err(InvalidImpersonation::NotText(HeaderName::from_static(USER)))
+    );
 }
 
 #[test]

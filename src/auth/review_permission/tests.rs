@@ -8,14 +8,14 @@ use crate::auth::tests::{StubReviewClient, authorizer};
 use base::{BackgroundTasks, UnreadyComponent};
 use kubeapi::Status;
 
-/// Longer than any pause between two checks of a right.
+/// Longer than any pause between two checks of a permission.
 const RECHECKED: Duration = Duration::from_secs(31);
 
 /// A process whose readiness depends on the answers of the stub.
 fn process() -> (ReadinessTracker, Arc<StubReviewClient>, crate::auth::Authorizer, BackgroundTasks) {
     let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
     let ready = ReadinessTracker::new();
-    tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
+    tasks.spawn("review permissions", authorizer.track_readiness(&ready).expect("it delegates"));
     (ready, stub, authorizer, tasks)
 }
 
@@ -24,7 +24,7 @@ fn refusal(code: i32) -> UpstreamError {
 }
 
 fn names(ready: &ReadinessTracker) -> Vec<String> {
-    ready.pending().into_iter().map(|UnreadyComponent { what, .. }| what).collect()
+    ready.pending().into_iter().map(|UnreadyComponent { name, .. }| name).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,12 +44,12 @@ async fn missing_right_keeps_process_unready_and_is_named() {
         let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
         stub.lack(topic, true);
         let ready = ReadinessTracker::new();
-        tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
+        tasks.spawn("review permissions", authorizer.track_readiness(&ready).expect("it delegates"));
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
         let remedy = format!("grant the proxy's account create on {}.{}", topic.resource, topic.group);
-        assert!(only.what == topic.resource && only.to_string().contains(&remedy), "{only}");
+        assert!(only.name == topic.resource && only.to_string().contains(&remedy), "{only}");
         assert!(stub.own_reviews() < 30, "{} reviews in five minutes", stub.own_reviews());
         stub.lack(topic, false);
         sleep(RECHECKED).await;
@@ -61,30 +61,30 @@ async fn missing_right_keeps_process_unready_and_is_named() {
 async fn rejected_review_makes_process_unready_until_one_succeeds() {
     let (ready, stub, _authorizer, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
-    let right = ReviewPermission::new(ReviewResource::ACCESS);
+    let permission = ReviewPermission::new(ReviewResource::ACCESS);
     let refused = |code| Err::<(), _>(refusal(code));
-    for (code, is_about_the_right) in [(500, false), (429, false), (401, true), (403, true)] {
-        right.set(ReviewPermissionState::Granted);
-        right.note(&refused(code));
-        assert_eq!(*right.state.borrow() != ReviewPermissionState::Granted, is_about_the_right, "{code}");
+    for (code, is_about_permission) in [(500, false), (429, false), (401, true), (403, true)] {
+        permission.set(ReviewPermissionState::Granted);
+        permission.record(&refused(code));
+        assert_eq!(*permission.state.borrow() != ReviewPermissionState::Granted, is_about_permission, "{code}");
     }
-    right.note(&Ok(()));
-    assert_eq!(*right.state.borrow(), ReviewPermissionState::Granted);
+    permission.record(&Ok(()));
+    assert_eq!(*permission.state.borrow(), ReviewPermissionState::Granted);
     // The same with the task that follows it.
-    let right = Arc::new(right);
-    tokio::spawn(right.clone().keep_ready(stub.clone(), ready.clone()));
+    let permission = Arc::new(permission);
+    tokio::spawn(permission.clone().track_readiness(stub.clone(), ready.clone()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
     stub.lack(ReviewResource::ACCESS, true);
     let checks = stub.own_reviews();
-    right.note(&refused(403));
+    permission.record(&refused(403));
     sleep(Duration::from_millis(1)).await;
     assert_eq!(names(&ready), ["subjectaccessreviews"]);
-    right.note(&Ok(()));
+    permission.record(&Ok(()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
     assert_eq!(stub.own_reviews(), checks, "a review that succeeds is proof enough");
-    right.note(&refused(403));
+    permission.record(&refused(403));
     sleep(RECHECKED * 2).await;
     assert!(!ready.is_ready());
     stub.lack(ReviewResource::ACCESS, false);
@@ -97,7 +97,7 @@ async fn unready_while_upstream_fails_ready_if_self_review_is_forbidden() {
     let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(503))));
     let ready = ReadinessTracker::new();
-    tasks.spawn("review rights", authorizer.keep_ready(&ready).expect("it delegates"));
+    tasks.spawn("review permissions", authorizer.track_readiness(&ready).expect("it delegates"));
     let began = Instant::now();
     sleep(RECHECKED).await;
     assert_eq!(names(&ready).len(), 2, "{:?}", began.elapsed());
@@ -107,11 +107,11 @@ async fn unready_while_upstream_fails_ready_if_self_review_is_forbidden() {
     stub.refuse_own_rights(None);
     sleep(RECHECKED).await;
     assert!(ready.is_ready());
-    // A cluster that forbids every account to check its own rights: reviews prove the right.
+    // A cluster that forbids every account to check its own permissions: reviews prove the permission.
     let (other, stub, _tasks) = super::super::tests::authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(403))));
     let ready = ReadinessTracker::new();
-    tasks.spawn("review rights", other.keep_ready(&ready).expect("it delegates"));
+    tasks.spawn("review permissions", other.track_readiness(&ready).expect("it delegates"));
     advance(Duration::from_millis(1)).await;
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());

@@ -14,24 +14,24 @@ fn pods(namespace: usize) -> String {
 #[tokio::test(start_paused = true)]
 async fn unreported_revocation_ends_lease_within_the_bound() {
     let node = "system:node:n1";
-    for (name, loss, why) in [
-        ("ada", "right", "denied"),
+    for (name, loss, reason) in [
+        ("ada", "permission", "denied"),
         ("ada", "token", "unauthenticated"),
-        // A node's rights are checked every ten minutes, but not its token.
+        // A node's permissions are checked every ten minutes, but not its token.
         (node, "token", "unauthenticated"),
     ] {
         let scene = scene();
         let watch = scene.watch(name, &pods(1)).await;
         sleep(seconds(100)).await;
         match loss {
-            "right" => scene.stub.deny(name, "t1"),
+            "permission" => scene.stub.deny(name, "t1"),
             _ => scene.stub.take(name),
         }
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= seconds(75), "{name}, {loss}: {took:?}");
         let revoked = watch.revoked().expect("it is over");
-        assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), (name, why), "{loss}");
-        assert_eq!(*revoked.access, AccessAttributes::of(&info(&pods(1))), "{loss}");
+        assert_eq!((revoked.user.name.as_str(), revoked.reason.as_str()), (name, reason), "{loss}");
+        assert_eq!(*revoked.access, AccessAttributes::from_request(&info(&pods(1))), "{loss}");
     }
 }
 
@@ -43,12 +43,13 @@ async fn review_repeats_when_authorizer_lags_after_policy_change() {
         scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(Duration::from_millis(late)).await;
         scene.stub.deny("ada", "t1");
-        let took = until(&watch.over()).await + Duration::from_millis(late);
+        let took = time_to_end(&watch.end_token()).await + Duration::from_millis(late);
         assert!(took < seconds(5), "{late} ms late: {took:?}");
     }
 }
 
-/// A lease exists before its right is reviewed (R-THREAT-7). Otherwise, a change between the two would not find it.
+/// A lease exists before its permission is reviewed (R-THREAT-7). Otherwise, a change between the two would not find
+/// it.
 #[tokio::test(start_paused = true)]
 async fn revocation_during_watch_authorization_ends_the_watch() {
     let scene = scene();
@@ -63,10 +64,10 @@ async fn revocation_during_watch_authorization_ends_the_watch() {
     };
     let uri = pods(1);
     let (watch, changed) = tokio::join!(scene.watch("ada", &uri), change);
-    assert_eq!(watch.why(), None, "the answer is from before the change");
-    until(&watch.over()).await;
+    assert_eq!(watch.end_reason(), None, "the answer is from before the change");
+    time_to_end(&watch.end_token()).await;
     assert!(changed.elapsed() <= seconds(10), "{:?}", changed.elapsed());
-    assert_eq!(watch.why(), Some("denied"));
+    assert_eq!(watch.end_reason(), Some("denied"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +143,11 @@ async fn leases_of_one_token_share_its_token_review() {
     let reviews = scene.stub.reviews();
     let tokens = reviews.iter().filter(|review| review.namespace.is_none()).count();
     assert!((10..=17).contains(&tokens), "{tokens} questions about one token in ten minutes");
-    assert!((2_000..=2_700).contains(&(reviews.len() - tokens)), "each right about once a minute: {}", reviews.len());
+    assert!(
+        (2_000..=2_700).contains(&(reviews.len() - tokens)),
+        "each permission about once a minute: {}",
+        reviews.len()
+    );
 }
 
 fn scene_of_many_tokens() -> Scene {
@@ -226,7 +231,7 @@ async fn failed_review_after_policy_change_is_retried() {
     sleep(seconds(5)).await;
     scene.stub.silent(false);
     scene.stub.deny("ada", "t1");
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took <= seconds(10), "{took:?}");
 }
 
@@ -235,9 +240,9 @@ async fn upstream_outage_ends_lease_after_the_grace_period() {
     let scene = scene();
     let watch = scene.watch("ada", &pods(1)).await;
     scene.stub.silent(true);
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took >= seconds(295) && took <= seconds(365), "{took:?}");
-    assert_eq!(watch.why(), Some("unavailable"));
+    assert_eq!(watch.end_reason(), Some("unavailable"));
 
     let scene = self::scene();
     let watch = scene.watch("ada", &pods(1)).await;
@@ -245,7 +250,7 @@ async fn upstream_outage_ends_lease_after_the_grace_period() {
     sleep(seconds(200)).await;
     scene.stub.silent(false);
     sleep(seconds(1_000)).await;
-    assert_eq!(watch.why(), None, "it is over in time");
+    assert_eq!(watch.end_reason(), None, "it is over in time");
 }
 
 #[test]
@@ -262,7 +267,7 @@ fn lease_gauge_counts_open_leases() {
         let other = scene.watch("ada", &pods(2)).await;
         assert_eq!(counted().as_deref(), Some("2"), "two watches have one");
         scene.stub.deny("ada", "t1");
-        until(&watches[0].over()).await;
+        time_to_end(&watches[0].end_token()).await;
         drop((watches, other));
         sleep(seconds(1)).await;
         assert_eq!(counted().as_deref(), Some("0"));

@@ -1,4 +1,4 @@
-//! A revoked right ends in time, whatever other reviews there are, and however slow they are.
+//! A revoked permission ends in time, whatever other reviews there are, and however slow they are.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ const SLOW: Duration = Duration::from_secs(9);
 /// The time from a policy change to the end of a dependent watch without other load.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// Revokes Ada's right, reports the change, and returns the time until her watch ends.
+/// Revokes Ada's permission, reports the change, and returns the time until her watch ends.
 async fn lost(scene: &Scene, watch: &ReadGrant) -> Duration {
     // All reviews of the crowd have been sent or are waiting by now.
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
     scene.authorizer.policy_changed(&change("ada", ""));
-    let took = until(&watch.over()).await;
-    assert_eq!(watch.why(), Some("denied"));
+    let took = time_to_end(&watch.end_token()).await;
+    assert_eq!(watch.end_reason(), Some("denied"));
     took
 }
 
@@ -55,13 +55,13 @@ async fn unknown_token_flood_does_not_delay_token_expiry() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    let over = watch.over();
+    let over = watch.end_token();
     let took = tokio::select! {
         () = crowd => unreachable!("it goes on"),
-        took = until(&over) => took,
+        took = time_to_end(&over) => took,
     };
     assert!(took <= seconds(61), "{took:?}");
-    assert_eq!(watch.why(), Some("unauthenticated"));
+    assert_eq!(watch.end_reason(), Some("unauthenticated"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,9 +100,9 @@ async fn namespace_reviews_do_not_delay_revocation() {
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
     scene.authorizer.policy_changed(&AffectedUsers::Everyone);
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took <= AT_ONCE, "{took:?}");
-    assert_eq!(watch.why(), Some("denied"));
+    assert_eq!(watch.end_reason(), Some("denied"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,7 +117,7 @@ async fn leases_of_one_user_do_not_delay_another_users_revocation() {
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");
     scene.authorizer.policy_changed(&AffectedUsers::Everyone);
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     // If many leases are affected, their reviews are spread over a moment.
     assert!(took <= AT_ONCE + Duration::from_millis(600), "{took:?}");
 }
@@ -169,7 +169,7 @@ async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
     scene.stub.because("no relationship found between node 'n1' and this object");
     let granted = scene.authorizer.grant(&caller, &watch).await.expect("it is allowed");
     // Each request finds a cached allow decision when the lease sends its review.
-    while !granted.over().is_cancelled() {
+    while !granted.end_token().is_cancelled() {
         scene.stub.allow("ada", "t1");
         scene.authorizer.grant(&caller, &watch).await.expect("it is allowed, or was a moment ago");
         scene.stub.deny("ada", "t1");
@@ -184,7 +184,7 @@ async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
 async fn decisions_are_cached_per_full_user_identity() {
     let stub = Arc::new(StubReviewClient::default());
     let reviewer = AccessReviewer::new(stub.clone(), &AuthConfig::remembering_for_a_day());
-    let access = Arc::new(AccessAttributes::of(&info(PODS)));
+    let access = Arc::new(AccessAttributes::from_request(&info(PODS)));
     let ada = User { name: "ada".into(), ..User::default() };
     let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
     let of_group = |group: &str| User { groups: vec![group.into()], ..ada.clone() };
@@ -198,7 +198,7 @@ async fn decisions_are_cached_per_full_user_identity() {
     }
 }
 
-/// A dropped decision is gone, however many rights change at the same moment (A3).
+/// A dropped decision is gone, however many permissions change at the same moment (A3).
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn mass_revocation_leaves_no_cached_allow_decision() {
     const LATER: usize = 100;
@@ -211,7 +211,7 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
     };
     let stub = Arc::new(StubReviewClient::default());
     let reviewer = Arc::new(AccessReviewer::new(stub.clone(), &config));
-    let access = Arc::new(AccessAttributes::of(&info(PODS)));
+    let access = Arc::new(AccessAttributes::from_request(&info(PODS)));
     let worker = |worker: usize| {
         let (stub, reviewer, access) = (stub.clone(), reviewer.clone(), access.clone());
         tokio::spawn(async move {
@@ -225,7 +225,7 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
                 };
                 asks(user.clone()).await.expect("it is allowed");
                 stub.deny(&name, "t1");
-                reviewer.forget(&change(&name, "t1")).await;
+                reviewer.remove_affected(&change(&name, "t1")).await;
                 lost.push(user);
                 // A while later, and once each, because a request replaces the decision.
                 if let Some(user) = lost.len().checked_sub(LATER).map(|one| lost[one].clone()) {

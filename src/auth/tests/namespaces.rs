@@ -19,7 +19,7 @@ fn most_in_a_second(reviews: &[StubReview]) -> usize {
 }
 
 fn lease(readable: &ReadableNamespaces) -> CancellationToken {
-    readable.grant_status().over().expect("it is that of a watch")
+    readable.grant_status().end_token().expect("it is that of a watch")
 }
 
 #[tokio::test(start_paused = true)]
@@ -32,13 +32,13 @@ async fn change_in_one_namespace_reviews_only_that_namespace() {
     scene.authorizer.policy_changed(&change("ada", "t7"));
     scene.authorizer.policy_changed(&change("ada", "t70000"));
     sleep(Duration::from_millis(50)).await;
-    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Denied), "at once");
+    assert_eq!(readable.decision("t7"), Some(NamespaceAccess::Denied), "at once");
     let reviews = scene.stub.reviews();
     assert!(places(&reviews).contains("t7") && reviews.len() < 20, "{reviews:?}");
     scene.stub.allow("ada", "t7");
     scene.authorizer.policy_changed(&change("ada", "t7"));
     sleep(seconds(5)).await;
-    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Allowed));
+    assert_eq!(readable.decision("t7"), Some(NamespaceAccess::Allowed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,10 +58,10 @@ async fn unchanged_namespaces_are_reviewed_once_a_minute_spread_out() {
     assert!(last.values().all(|at| at.elapsed() <= seconds(61)));
     assert!(most_in_a_second(&reviews) < 80, "{} in a second", most_in_a_second(&reviews));
     assert!(reviews.len() < 7_500, "{} reviews in five minutes", reviews.len());
-    // A right ends without a reported change.
+    // A permission ends without a reported change.
     scene.stub.deny("ada", "t5");
     sleep(seconds(75)).await;
-    assert_eq!(readable.verdict("t5"), Some(NamespaceAccess::Denied));
+    assert_eq!(readable.decision("t5"), Some(NamespaceAccess::Denied));
 }
 
 /// A change affects all namespaces of a user, at their maximum number.
@@ -76,7 +76,7 @@ async fn cluster_wide_change_reviews_all_namespaces_within_rate_limit() {
     scene.authorizer.policy_changed(&change("ada", ""));
     sleep(seconds(5)).await;
     let visible =
-        namespaces.iter().filter(|namespace| readable.verdict(namespace) != Some(NamespaceAccess::Denied)).count();
+        namespaces.iter().filter(|namespace| readable.decision(namespace) != Some(NamespaceAccess::Denied)).count();
     assert_eq!(visible, 0);
     sleep(seconds(10)).await;
     let reviews = scene.stub.reviews();
@@ -94,9 +94,9 @@ async fn watches_above_the_namespace_limit_are_rejected_or_ended() {
     assert!(matches!(second, Err(GrantError::TooMany { .. })), "{second:?}");
     let second = scene.readable_of("ada", uri, &named(40)).await.expect("as many as that");
     // One more namespace in an open watch is one too many for that watch, and for no other.
-    first.ask("another");
+    first.request_review("another");
     assert!(lease(&first).is_cancelled() && !lease(&second).is_cancelled());
-    assert_eq!(first.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("too_many"));
+    assert_eq!(first.grant_status().revoked().map(|revoked| revoked.reason.as_str()), Some("too_many"));
     scene.readable("bob", &named(100)).await.expect("others have their own");
     drop((first, second));
     sleep(seconds(1)).await;
@@ -110,9 +110,9 @@ async fn watch_ends_when_namespace_reviews_are_too_slow() {
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.slow("ada", seconds(2));
     scene.authorizer.policy_changed(&change("ada", ""));
-    let took = until(&lease(&readable)).await;
+    let took = time_to_end(&lease(&readable)).await;
     assert!(took <= seconds(20), "{took:?}");
-    assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("too_many"));
+    assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.reason.as_str()), Some("too_many"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,12 +121,12 @@ async fn upstream_outage_ends_namespace_access_after_grace_period() {
     let readable = scene.readable("ada", &named(300)).await.expect("it is let in");
     scene.stub.silent(true);
     sleep(seconds(200)).await;
-    assert_eq!(readable.verdict("t1"), Some(NamespaceAccess::Allowed));
+    assert_eq!(readable.decision("t1"), Some(NamespaceAccess::Allowed));
     let reviews = scene.stub.reviews().len();
     assert!(reviews < 5_000, "{reviews} reviews that fail");
-    let took = until(&lease(&readable)).await;
+    let took = time_to_end(&lease(&readable)).await;
     assert!(took <= seconds(165), "{took:?}");
-    assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.why.as_str()), Some("unavailable"));
+    assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.reason.as_str()), Some("unavailable"));
 }
 
 /// An authorizer that fails for one namespace does not delay the others.
@@ -140,12 +140,12 @@ async fn namespace_with_failing_review_does_not_delay_others() {
     scene.stub.deny("ada", "t8");
     scene.authorizer.policy_changed(&change("ada", "t8"));
     sleep(seconds(1)).await;
-    assert_eq!(readable.verdict("t8"), Some(NamespaceAccess::Denied));
+    assert_eq!(readable.decision("t8"), Some(NamespaceAccess::Denied));
     scene.stub.deny("ada", "t9");
     sleep(seconds(75)).await;
-    assert_eq!(readable.verdict("t9"), Some(NamespaceAccess::Denied), "nor what is reviewed once a minute");
-    assert_eq!(readable.verdict("t7"), Some(NamespaceAccess::Allowed), "for as long as the grace");
-    let took = until(&lease(&readable)).await;
+    assert_eq!(readable.decision("t9"), Some(NamespaceAccess::Denied), "nor what is reviewed once a minute");
+    assert_eq!(readable.decision("t7"), Some(NamespaceAccess::Allowed), "for as long as the grace");
+    let took = time_to_end(&lease(&readable)).await;
     assert!(took <= seconds(200), "{took:?}");
 }
 
@@ -158,7 +158,7 @@ async fn change_during_namespace_review_triggers_another_review() {
     let namespaces = named(1);
     let finding = scene.readable("ada", &namespaces);
     let change = async {
-        // The right to the whole has been denied, and the namespace is being reviewed.
+        // The permission to the whole has been denied, and the namespace is being reviewed.
         while !places(&stub.reviews()).contains("t0") {
             sleep(Duration::from_millis(10)).await;
         }
@@ -167,8 +167,8 @@ async fn change_during_namespace_review_triggers_another_review() {
     };
     let (readable, ()) = tokio::join!(finding, change);
     let readable = readable.expect("it is let in");
-    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Allowed), "as it was when the review was sent");
+    assert_eq!(readable.decision("t0"), Some(NamespaceAccess::Allowed), "as it was when the review was sent");
     scene.stub.deny("ada", "t0");
     sleep(Duration::from_millis(1_200)).await;
-    assert_eq!(readable.verdict("t0"), Some(NamespaceAccess::Denied));
+    assert_eq!(readable.decision("t0"), Some(NamespaceAccess::Denied));
 }

@@ -1,4 +1,4 @@
-//! Tests of rights from RBAC while changes of RBAC are watched.
+//! Tests of permissions from RBAC while changes of RBAC are watched.
 
 use tokio::time::sleep;
 
@@ -9,10 +9,10 @@ use kubeapi::{AccessAttributes, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
-/// The time within which any right is reviewed, whatever its authorizer is, and a lease without it ends.
+/// The time within which any permission is reviewed, whatever its authorizer is, and a lease without it ends.
 const BOUND: Duration = Duration::from_secs(660);
 
-/// An authorizer that reviews rights from RBAC every ten minutes.
+/// An authorizer that reviews permissions from RBAC every ten minutes.
 fn patient_scene() -> Scene {
     scene_with(AuthConfig { recheck_rbac: seconds(600), ..AuthConfig::remembering_for_a_day() })
 }
@@ -26,8 +26,8 @@ fn scene_of(reason: &'static str) -> Scene {
 }
 
 fn hear(scene: &Scene) {
-    (0..4).for_each(|_| scene.authorizer.policy_begins());
-    scene.authorizer.hears_policy(true);
+    (0..4).for_each(|_| scene.authorizer.policy_watch_started());
+    scene.authorizer.set_policy_watched(true);
 }
 
 /// The number of access reviews.
@@ -46,7 +46,7 @@ async fn rbac_granted_access_is_reviewed_rarely_while_rbac_is_watched() {
         let (accesses, tokens) = scene.counted();
         assert!((least..=most).contains(&accesses), "{reason}: {accesses} in half an hour");
         assert!((30..=40).contains(&tokens), "whose the token is, RBAC does not say");
-        assert_eq!(watch.why(), None);
+        assert_eq!(watch.end_reason(), None);
     }
 }
 
@@ -62,9 +62,9 @@ async fn decision_right_after_policy_change_is_reviewed_again() {
         // The reviews of each round return the old state.
         sleep(seconds(10)).await;
         scene.stub.deny(name, "t1");
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= seconds(130), "{name}: {took:?}");
-        assert_eq!(watch.why(), Some("denied"));
+        assert_eq!(watch.end_reason(), Some("denied"));
     }
 }
 
@@ -79,12 +79,12 @@ async fn watch_opened_after_policy_change_is_reviewed_again_in_a_minute() {
         let watch = scene.watch(name, PODS).await;
         sleep(seconds(2)).await;
         scene.stub.deny(name, "t1");
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= seconds(130), "{name}: {took:?}");
     }
 }
 
-/// A watch of some namespaces has a review for each of them, and its keeper sends none.
+/// A watch of some namespaces has a review for each of them, and its revalidator sends none.
 #[tokio::test(start_paused = true)]
 async fn unrelated_change_keeps_review_schedule_of_namespaced_watch() {
     for name in ["ada", "system:node:n1"] {
@@ -96,7 +96,7 @@ async fn unrelated_change_keeps_review_schedule_of_namespaced_watch() {
         scene.stub.deny(name, "t1");
         scene.authorizer.policy_changed(&change(name, "t1"));
         sleep(seconds(5)).await;
-        assert_eq!(readable.verdict("t1"), Some(NamespaceAccess::Denied), "{name}");
+        assert_eq!(readable.decision("t1"), Some(NamespaceAccess::Denied), "{name}");
     }
 }
 
@@ -119,12 +119,12 @@ async fn rbac_change_ends_rbac_granted_watch_within_seconds() {
         scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(Duration::from_millis(late)).await;
         scene.stub.deny("ada", "t1");
-        let took = until(&watch.over()).await + Duration::from_millis(late);
+        let took = time_to_end(&watch.end_token()).await + Duration::from_millis(late);
         assert!(took < seconds(5), "{late} ms late: {took:?}");
     }
 }
 
-/// A change before all policy watches are open ends the right shortly after they are.
+/// A change before all policy watches are open ends the permission shortly after they are.
 #[tokio::test(start_paused = true)]
 async fn rbac_change_missed_before_watches_open_ends_the_watch() {
     let scene = patient_scene();
@@ -134,7 +134,7 @@ async fn rbac_change_missed_before_watches_open_ends_the_watch() {
     hear(&scene);
     sleep(Duration::from_millis(1_900)).await;
     scene.stub.deny("ada", "t1");
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took < seconds(3), "{took:?}");
 }
 
@@ -145,13 +145,13 @@ async fn revocation_without_rbac_change_ends_watch_within_bound() {
             let scene = scene_of(RBAC);
             let (watch, of_node) = (scene.watch("ada", PODS).await, scene.watch("system:node:n1", PODS).await);
             sleep(seconds(20 + after)).await;
-            scene.authorizer.hears_policy(is_heard);
+            scene.authorizer.set_policy_watched(is_heard);
             scene.stub.deny("ada", "t1");
             scene.stub.deny("system:node:n1", "t1");
-            let (over, of_node) = (watch.over(), of_node.over());
-            let (took, nodes) = tokio::join!(until(&over), until(&of_node));
+            let (over, of_node) = (watch.end_token(), of_node.end_token());
+            let (took, nodes) = tokio::join!(time_to_end(&over), time_to_end(&of_node));
             assert!(took <= bound && nodes <= BOUND, "{is_heard}, {after}: {took:?}, {nodes:?}");
-            assert_eq!(watch.why(), Some("denied"));
+            assert_eq!(watch.end_reason(), Some("denied"));
         }
     }
 }
@@ -163,14 +163,14 @@ async fn rbac_granted_watch_ends_after_the_same_outage_grace() {
     let watch = scene.watch("ada", PODS).await;
     sleep(seconds(500)).await;
     scene.stub.silent(true);
-    scene.authorizer.hears_policy(false);
-    let took = until(&watch.over()).await;
+    scene.authorizer.set_policy_watched(false);
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took >= seconds(235) && took <= seconds(365), "{took:?}");
-    assert_eq!(watch.why(), Some("unavailable"));
+    assert_eq!(watch.end_reason(), Some("unavailable"));
 }
 
-/// A node's right is reviewed rarely. A single failed review ends nothing, and a watch continues in an outage for the
-/// same grace as others, from when the outage is noticed.
+/// A node's permission is reviewed rarely. A single failed review ends nothing, and a watch continues in an outage for
+/// the same grace as others, from when the outage is noticed.
 #[tokio::test(start_paused = true)]
 async fn node_watch_outage_grace_starts_when_outage_is_detected() {
     for after in [1, 100, 450, 900] {
@@ -178,9 +178,9 @@ async fn node_watch_outage_grace_starts_when_outage_is_detected() {
         let watch = scene.watch("system:node:n1", PODS).await;
         sleep(seconds(after)).await;
         scene.stub.silent(true);
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took >= seconds(295) && took <= seconds(600 + 365), "{after}: {took:?}");
-        assert_eq!(watch.why(), Some("unavailable"));
+        assert_eq!(watch.end_reason(), Some("unavailable"));
 
         let scene = self::scene();
         let watch = scene.watch("system:node:n1", PODS).await;
@@ -189,7 +189,7 @@ async fn node_watch_outage_grace_starts_when_outage_is_detected() {
         sleep(seconds(290)).await;
         scene.stub.silent(false);
         sleep(seconds(2_000)).await;
-        assert_eq!(watch.why(), None, "{after}: it is over in time");
+        assert_eq!(watch.end_reason(), None, "{after}: it is over in time");
     }
 }
 
@@ -203,9 +203,9 @@ async fn node_access_is_reviewed_every_ten_minutes_others_each_minute() {
         let reviews = accesses(&scene);
         assert!((least..=most).contains(&reviews), "{name}: {reviews} in half an hour");
         scene.stub.deny(name, "t1");
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= BOUND, "{name}: {took:?}");
-        assert_eq!(watch.why(), Some("denied"));
+        assert_eq!(watch.end_reason(), Some("denied"));
     }
 }
 
@@ -216,17 +216,20 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
         let scene = scene();
         let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
         let pods = info(PODS);
-        let (user, access) = (caller.user().expect("authenticated"), AccessAttributes::of(&pods));
+        let (user, access) = (caller.user().expect("authenticated"), AccessAttributes::from_request(&pods));
         let before = Instant::now();
-        assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
-        let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
+        assert!(scene.authorizer.cached_decision(user, &access, before).await.is_none());
+        let result = AccessReviewResult { allowed, reason: "said so".to_owned() };
         let question = || (User::clone(user), access.clone());
-        scene.authorizer.learns(question(), UpstreamRequestCause::LeaseReview, before, verdict.clone()).await;
-        assert!(scene.authorizer.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
-        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict.clone()).await;
-        assert_eq!(scene.authorizer.recalls(user, &access, before).await, Some((before, verdict)));
+        scene.authorizer.cache_decision(question(), UpstreamRequestCause::LeaseReview, before, result.clone()).await;
         assert!(
-            scene.authorizer.recalls(user, &access, before + seconds(1)).await.is_none(),
+            scene.authorizer.cached_decision(user, &access, before).await.is_none(),
+            "it may be older than requests go by"
+        );
+        scene.authorizer.cache_decision(question(), UpstreamRequestCause::AccessReview, before, result.clone()).await;
+        assert_eq!(scene.authorizer.cached_decision(user, &access, before).await, Some((before, result)));
+        assert!(
+            scene.authorizer.cached_decision(user, &access, before + seconds(1)).await.is_none(),
             "too old for who asks so"
         );
         assert_eq!(scene.authorizer.grant(&caller, &pods).await.is_ok(), allowed);
@@ -235,13 +238,13 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
         scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(seconds(1)).await;
         assert!(
-            scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
+            scene.authorizer.cached_decision(user, &access, before).await.is_none_or(|known| known.0 > before),
             "forgotten"
         );
-        let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
-        scene.authorizer.learns(question(), UpstreamRequestCause::AccessReview, before, verdict).await;
+        let result = AccessReviewResult { allowed, reason: "said so".to_owned() };
+        scene.authorizer.cache_decision(question(), UpstreamRequestCause::AccessReview, before, result).await;
         assert!(
-            scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
+            scene.authorizer.cached_decision(user, &access, before).await.is_none_or(|known| known.0 > before),
             "it came late"
         );
     }
@@ -256,7 +259,7 @@ async fn downstream_proxy_access_is_reviewed_as_rarely_as_a_watch() {
         let asks = info("/api/v1/namespaces/t1/pods");
         sleep(seconds(10)).await;
         for _ in 0..300 {
-            assert!(scene.authorizer.lets_proxy(&caller, &asks).await);
+            assert!(scene.authorizer.allows_proxy(&caller, &asks).await);
             sleep(seconds(6)).await;
         }
         let reviews = accesses(&scene);
@@ -264,6 +267,6 @@ async fn downstream_proxy_access_is_reviewed_as_rarely_as_a_watch() {
         scene.stub.deny("ada", "t1");
         scene.authorizer.policy_changed(&change("ada", "t1"));
         sleep(seconds(4)).await;
-        assert!(!scene.authorizer.lets_proxy(&caller, &asks).await, "{reason}");
+        assert!(!scene.authorizer.allows_proxy(&caller, &asks).await, "{reason}");
     }
 }

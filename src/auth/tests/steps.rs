@@ -28,9 +28,9 @@ async fn clock_step_past_token_expiry_ends_watch_within_bound() {
     let watch = scene.watch(&token, PODS).await;
     sleep(seconds(5)).await;
     scene.stub.clock.step(HOUR);
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took <= BOUND, "{took:?}");
-    assert_eq!(watch.why(), Some("unauthenticated"));
+    assert_eq!(watch.end_reason(), Some("unauthenticated"));
     assert!(scene.authorizer.known(&token, [127, 0, 0, 1]).await.is_err(), "and it is good for nothing else");
 }
 
@@ -42,9 +42,9 @@ async fn revocation_ends_watch_within_bound_after_clock_steps_back() {
     sleep(seconds(5)).await;
     scene.stub.clock.step(-24 * HOUR);
     sleep(seconds(300)).await;
-    assert_eq!(watch.why(), None, "nothing ends by the step");
+    assert_eq!(watch.end_reason(), None, "nothing ends by the step");
     scene.stub.take(&token);
-    let took = until(&watch.over()).await;
+    let took = time_to_end(&watch.end_token()).await;
     assert!(took <= BOUND, "{took:?}");
 }
 
@@ -57,9 +57,9 @@ async fn clock_steps_end_no_watch_and_send_no_extra_reviews() {
     for step in [-HOUR, 2 * HOUR, -30 * HOUR, 29 * HOUR] {
         scene.stub.clock.step(step);
         sleep(seconds(150)).await;
-        assert_eq!(watch.why(), None, "by {step} s");
+        assert_eq!(watch.end_reason(), None, "by {step} s");
     }
-    // The identity and the right, every 48 to 60 s each.
+    // The identity and the permission, every 48 to 60 s each.
     let reviews = scene.stub.reviews().len();
     assert!((16..=27).contains(&reviews), "{reviews}");
 }

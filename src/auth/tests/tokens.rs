@@ -1,4 +1,4 @@
-//! Tests of tokens whose identity is reviewed less often than the bearer's rights.
+//! Tests of tokens whose identity is reviewed less often than the bearer's permissions.
 
 use tokio::time::sleep;
 
@@ -12,7 +12,7 @@ fn scene_of(recheck_tokens: u64) -> Scene {
 
 #[tokio::test(start_paused = true)]
 async fn token_reviews_follow_recheck_period_and_access_each_minute() {
-    // If the period is shorter than that of rights, the latter applies.
+    // If the period is shorter than that of permissions, the latter applies.
     for (recheck, least, most) in [(1, 30, 40), (60, 30, 40), (600, 3, 5)] {
         let scene = scene_of(recheck);
         let watches = [scene.watch("ada", PODS).await, scene.watch("ada", "/api/v1/namespaces/t2/pods?watch=1").await];
@@ -20,7 +20,7 @@ async fn token_reviews_follow_recheck_period_and_access_each_minute() {
         let (accesses, tokens) = scene.counted();
         assert!((least..=most).contains(&tokens), "{recheck} s: {tokens} in half an hour, for both");
         assert!((60..=80).contains(&accesses), "{recheck} s: {accesses}");
-        assert!(watches.iter().all(|watch| watch.why().is_none()), "{recheck} s");
+        assert!(watches.iter().all(|watch| watch.end_reason().is_none()), "{recheck} s");
     }
 }
 
@@ -31,17 +31,17 @@ async fn token_recheck_period_bounds_token_but_not_access_revocation() {
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(after)).await;
         scene.stub.take("ada");
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= seconds(660), "{after} s: {took:?}");
-        assert_eq!(watch.why(), Some("unauthenticated"), "{after} s");
+        assert_eq!(watch.end_reason(), Some("unauthenticated"), "{after} s");
 
         let scene = scene_of(600);
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(after)).await;
         scene.stub.deny("ada", "t1");
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took <= seconds(75), "{after} s: {took:?}");
-        assert_eq!(watch.why(), Some("denied"), "{after} s");
+        assert_eq!(watch.end_reason(), Some("denied"), "{after} s");
     }
 }
 
@@ -53,8 +53,8 @@ async fn long_token_recheck_does_not_extend_outage_grace() {
         let watch = scene.watch("ada", PODS).await;
         sleep(seconds(after)).await;
         scene.stub.silent(true);
-        let took = until(&watch.over()).await;
+        let took = time_to_end(&watch.end_token()).await;
         assert!(took >= seconds(235) && took <= seconds(365), "{after} s: {took:?}");
-        assert_eq!(watch.why(), Some("unavailable"), "{after} s");
+        assert_eq!(watch.end_reason(), Some("unavailable"), "{after} s");
     }
 }

@@ -60,7 +60,7 @@ fn begun_at(model: &Model, base: u64) -> (CacheWriter, CacheReader) {
 }
 
 fn joined(reader: &CacheReader, from: u64, changes: Vec<ObjectChange>) -> Result<BackfilledEvents, String> {
-    let beginning = reader.beginning().expect("a whole first history");
+    let beginning = reader.history_start().expect("a whole first history");
     beginning.joined_by(rv(from), changes).map_err(|misfit| format!("{} {}", misfit.key, misfit.rv))
 }
 
@@ -77,7 +77,7 @@ fn is_true_from(reader: &CacheReader, model: &Model, from: u64, unknown: Option<
     for want in Want::ALL {
         for after in from..=end {
             let expected: Vec<_> = model.reported(want, after, 0).into_iter().map(|(_, seen)| seen).collect();
-            let may_start = want.view().goes_by_key() || unknown.is_none_or(|unknown| unknown <= after);
+            let may_start = want.view().depends_only_on_key() || unknown.is_none_or(|unknown| unknown <= after);
             let expected = may_start.then_some(expected);
             assert_eq!(sees(reader, want, after), expected, "{what}: {want:?} after {after}");
             assert_eq!(reader.reaches(rv(after), &want.view()), may_start, "{what}: {want:?} after {after}");
@@ -96,7 +96,7 @@ fn unknown(model: &Model, from: u64, until: u64) -> Option<u64> {
 /// Adds the previous states of all changes after `from`. Returns the version after which they are known, if any earlier
 /// one is not.
 fn explain(writer: &mut CacheWriter, reader: &CacheReader, model: &Model, from: u64) -> Option<u64> {
-    let unknown = reader.unexplained();
+    let unknown = reader.events_without_previous();
     let left = unknown.iter().map(|change| change.rv().0).filter(|rv| *rv <= from).max();
     let behind = unknown.into_iter().filter(|change| change.rv().0 > from);
     let before = behind.map(|change| {
@@ -104,7 +104,7 @@ fn explain(writer: &mut CacheWriter, reader: &CacheReader, model: &Model, from: 
         (change, Arc::new(pod.object(rv)))
     });
     let before = before.collect();
-    writer.explain(rv(left.unwrap_or_default()), before);
+    writer.set_previous_states(rv(left.unwrap_or_default()), before);
     left
 }
 
@@ -120,7 +120,7 @@ fn backfilled_history_reads_as_if_watched_from_its_start() {
         let (mut writer, reader) = begun_at(&model, base);
         let before: Vec<_> = Want::ALL.iter().map(|want| sees(&reader, *want, base)).collect();
         let resume_marker = reader.resume_marker();
-        assert!(writer.begin_earlier(joined(&reader, earlier, tells(&model, earlier, base)).expect("it joins")));
+        assert!(writer.prepend(joined(&reader, earlier, tells(&model, earlier, base)).expect("it joins")));
         let mut first = unknown(&model, earlier, base);
         is_true_from(&reader, &model, earlier, first, &format!("seed {seed}, {earlier} to {base}"));
         if random.bool() {
@@ -130,7 +130,7 @@ fn backfilled_history_reads_as_if_watched_from_its_start() {
         }
         // Backfills a second time.
         let past = joined(&reader, earliest, tells(&model, earliest, earlier)).expect("it joins");
-        assert!(writer.begin_earlier(past));
+        assert!(writer.prepend(past));
         let second = first.or(unknown(&model, earliest, earlier));
         is_true_from(&reader, &model, earliest, second, &format!("seed {seed}, {earliest} to {earlier}"));
         // The existing history is unchanged.
@@ -189,7 +189,7 @@ fn backfill_inconsistent_with_the_snapshot_is_rejected() {
         let (mut writer, reader) = held();
         let found = joined(&reader, from, changes);
         assert_eq!(found.as_ref().err().map(String::as_str), misfit, "{what}");
-        assert_eq!(found.ok().map(|past| writer.begin_earlier(past)), misfit.is_none().then_some(true), "{what}");
+        assert_eq!(found.ok().map(|past| writer.prepend(past)), misfit.is_none().then_some(true), "{what}");
         assert_eq!(reader.floor(), rv(if misfit.is_none() { from } else { 100 }), "{what}");
     }
 }
@@ -205,7 +205,7 @@ fn second_backfill_joins_the_first() {
     ] {
         let (mut writer, reader) = held();
         let first = joined(&reader, 80, vec![change(Modified, &Q, 90)]).expect("it joins");
-        assert!(writer.begin_earlier(first));
+        assert!(writer.prepend(first));
         let second = joined(&reader, 50, changes);
         assert_eq!(second.is_ok(), fits, "{what}");
     }
@@ -214,24 +214,24 @@ fn second_backfill_joins_the_first() {
 #[test]
 fn backfill_needs_the_first_history_with_nothing_evicted() {
     let (mut writer, reader) = listed(ring(2), 100, &[]);
-    assert!(reader.may_begin_earlier());
+    assert!(reader.can_backfill());
     let past = joined(&reader, 90, vec![]).expect("nothing happened");
     writer.apply([added(&P, 101)]).expect("in order");
-    assert!(reader.may_begin_earlier(), "its beginning is there");
+    assert!(reader.can_backfill(), "its beginning is there");
     writer.apply([added(&Q, 102)]).expect("in order");
     writer.apply([deleted(&Q, 103)]).expect("in order");
-    assert!(!reader.may_begin_earlier() && reader.beginning().is_none(), "the ring has let go of it");
-    assert!(!writer.begin_earlier(past), "it joins what is no longer there");
+    assert!(!reader.can_backfill() && reader.history_start().is_none(), "the ring has let go of it");
+    assert!(!writer.prepend(past), "it joins what is no longer there");
 
     let (mut writer, reader) = listed(ring(2), 100, &[]);
     let past = joined(&reader, 90, vec![]).expect("nothing happened");
     writer.replace(super::fixture::snapshot(100, &[]));
-    assert!(!reader.may_begin_earlier(), "what was before could not be proven");
-    assert!(!writer.begin_earlier(past));
+    assert!(!reader.can_backfill(), "what was before could not be proven");
+    assert!(!writer.prepend(past));
 
     let (writer, reader) = listed(ring(2), 100, &[]);
     drop(writer);
-    assert!(!reader.may_begin_earlier() && reader.beginning().is_none());
+    assert!(!reader.can_backfill() && reader.history_start().is_none());
 }
 
 /// Two backfills for the same beginning: the second no longer joins.
@@ -239,8 +239,8 @@ fn backfill_needs_the_first_history_with_nothing_evicted() {
 fn concurrent_backfill_of_the_same_start_is_rejected() {
     let (mut writer, reader) = held();
     let [one, two] = [80, 85].map(|from| joined(&reader, from, vec![change(Modified, &Q, 90)]).expect("it joins"));
-    assert!(writer.begin_earlier(one));
-    assert!(!writer.begin_earlier(two));
+    assert!(writer.prepend(one));
+    assert!(!writer.prepend(two));
     assert_eq!(reported_behind(&reader, 80), ["MODIFIED a/q 90", "MODIFIED a/p 101", "DELETED a/q 102"]);
 }
 
@@ -263,10 +263,10 @@ fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
         reader.open(WatchStartPosition::After(rv(100)), Want::Everything.view()).expect("it is held").cursor;
     let fits = joined(&reader, 80, many(["r", "s"])).expect("it joins");
     writer.apply([added(&Pod { name: "c", ..POD }, 102)]).expect("in order");
-    assert!(!writer.begin_earlier(fits), "there is no room any more");
+    assert!(!writer.prepend(fits), "there is no room any more");
     assert_eq!((reader.floor(), reader.stats().events), (rv(100), events + 1));
     let fits = joined(&reader, 89, vec![change(Modified, &P, 90)]).expect("it joins");
-    assert!(writer.begin_earlier(fits));
+    assert!(writer.prepend(fits));
     assert_eq!(reader.stats().events, 3);
     let mut early = reader.open(WatchStartPosition::After(rv(89)), Want::Everything.view()).expect("it is held").cursor;
     let mut narrow = reader.open(WatchStartPosition::After(rv(89)), Want::TheOneInA.view()).expect("it is held").cursor;
@@ -278,7 +278,7 @@ fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
     assert_eq!(reported(&mut early), ["expired 90"]);
     assert_eq!(reported(&mut narrow), ["expired 90"]);
     assert_eq!(reported(&mut behind_list).len(), 4, "others have lost nothing");
-    assert!(reader.stats().event_bytes > bytes && !reader.may_begin_earlier());
+    assert!(reader.stats().event_bytes > bytes && !reader.can_backfill());
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn backfill_accounting_matches_cached_events() {
     let (mut writer, reader) = held();
     let before = reader.stats();
     let past = joined(&reader, 80, vec![deleted(&Pod { name: "r", ..POD }, 85), change(Modified, &Q, 90)]);
-    assert!(writer.begin_earlier(past.expect("it joins")));
+    assert!(writer.prepend(past.expect("it joins")));
     let events = reader.events();
     assert_eq!(reader.stats().events, before.events + 2);
     assert_eq!(reader.stats().event_bytes, events.iter().map(|event| event.charge()).sum::<usize>());
@@ -298,7 +298,7 @@ fn backfill_accounting_matches_cached_events() {
 #[test]
 fn stream_event_older_than_the_list_is_a_duplicate() {
     let (mut writer, reader) = held();
-    assert!(writer.begin_earlier(joined(&reader, 80, vec![change(Modified, &Q, 90)]).expect("it joins")));
+    assert!(writer.prepend(joined(&reader, 80, vec![change(Modified, &Q, 90)]).expect("it joins")));
     for (event_type, pod, version) in [(Modified, Q, 90), (Modified, Q, 85), (EventType::Added, P, 40)] {
         let applied = writer.apply([change(event_type, &pod, version)]);
         assert_eq!(applied, Ok(0), "{event_type} at {version}");
@@ -324,8 +324,12 @@ fn key_only_views_do_not_need_previous_objects() {
         ("", "!app", "spec.nodeName=n1", false, false),
     ] {
         let view = super::fixture::view(namespace, labels, fields);
-        assert_eq!(view.goes_by_key(), everywhere, "{namespace} {labels} {fields}");
-        assert_eq!(view.clone().within("spec.nodeName", "n1").goes_by_key(), on_n1, "{namespace} {labels} {fields}");
-        assert!(!view.knowing_before().goes_by_key());
+        assert_eq!(view.depends_only_on_key(), everywhere, "{namespace} {labels} {fields}");
+        assert_eq!(
+            view.clone().with_fixed_field("spec.nodeName", "n1").depends_only_on_key(),
+            on_n1,
+            "{namespace} {labels} {fields}"
+        );
+        assert!(!view.with_previous_state().depends_only_on_key());
     }
 }

@@ -19,7 +19,7 @@ fn confirmed() -> (CacheWriter, CacheReader) {
 /// The version and size of the state that readers get, and the version that open watches have reached.
 fn shown(reader: &CacheReader) -> (u64, usize, u64) {
     let current = reader.current().expect("it runs");
-    assert_eq!(current.rv, reader.shown_at());
+    assert_eq!(current.rv, reader.served_version());
     (current.rv.0, current.len(), reader.progress().rv.0)
 }
 
@@ -80,7 +80,7 @@ fn stream_reaching_the_confirmed_version_replaces_confirmation() {
 fn confirmation_wakes_readers_waiting_for_that_version() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     let mut states = reader.follow_progress();
-    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(reader.reached(rv(15))));
+    let (mut state, mut stream) = (pin!(states.wait_served(rv(15))), pin!(reader.reached(rv(15))));
     assert!(state.as_mut().now_or_never().is_none());
     assert!(reader.confirm(reader.state_mark(), rv(15)));
     assert!(state.as_mut().now_or_never().is_some());

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::fixture::{
     POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, reported, ring, rv, seen, view,
 };
-use crate::cache::{CacheReader, CollectionView, FeedCursor, ObjectChange, WatchStartPosition, seen_as};
+use crate::cache::{CacheReader, CollectionView, FeedCursor, ObjectChange, WatchStartPosition, watch_event_type};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[test]
@@ -14,7 +14,7 @@ fn event_type_depends_on_match_before_and_after_the_change() {
     for (before, now, expected) in
         [(false, false, None), (false, true, Some(Added)), (true, true, Some(Modified)), (true, false, Some(Deleted))]
     {
-        assert_eq!(seen_as(before, now), expected, "{before} {now}");
+        assert_eq!(watch_event_type(before, now), expected, "{before} {now}");
     }
 }
 

@@ -122,7 +122,7 @@ pub(crate) fn change(event_type: EventType, pod: &Pod, rv: u64) -> ObjectChange 
 /// Decodes any frame without the cache.
 pub(crate) fn read_frame(frame: Bytes) -> ObjectChange {
     let reader =
-        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).expecting("v1", "Pod");
+        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::new(FIELDS.clone())).with_kind("v1", "Pod");
     match reader.watch_event(frame).expect("a well-formed frame") {
         WatchItem::Change { event_type, object, frame } => ObjectChange { event_type, object, frame: Some(frame) },
         other => panic!("{other:?} is not a change"),

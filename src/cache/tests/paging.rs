@@ -140,7 +140,7 @@ fn hold_all(config: CacheConfig, last: u64) -> (crate::cache::CacheWriter, Cache
     let (mut writer, reader) = listed(config, 10, &[]);
     for version in 11..=last {
         writer.apply([added(&POD, version)]).expect("in order");
-        reader.hold(&reader.snapshot());
+        reader.keep_for_paging(&reader.snapshot());
     }
     (writer, reader)
 }
@@ -159,7 +159,7 @@ fn least_recently_read_snapshot_is_evicted_first() {
     let (mut writer, reader) = hold_all(holding(3, 300), 13);
     assert!(reader.snapshot_at(rv(11)).is_some(), "a page of the oldest is read");
     writer.apply([added(&POD, 14)]).expect("in order");
-    reader.hold(&reader.snapshot());
+    reader.keep_for_paging(&reader.snapshot());
     assert_eq!(versions(&reader, 11..=14), [11, 13, 14]);
 }
 
@@ -167,7 +167,7 @@ fn least_recently_read_snapshot_is_evicted_first() {
 fn pinning_a_snapshot_again_takes_no_second_slot() {
     let (mut writer, reader) = hold_all(holding(2, 300), 12);
     for _ in 0..3 {
-        reader.hold(&reader.snapshot_at(rv(11)).expect("it is held"));
+        reader.keep_for_paging(&reader.snapshot_at(rv(11)).expect("it is held"));
     }
     writer.advance(rv(20), false);
     assert_eq!(versions(&reader, 11..=11), [11]);
@@ -179,14 +179,14 @@ fn pinning_a_snapshot_again_takes_no_second_slot() {
 async fn paging_snapshot_expires_despite_page_reads() {
     let (mut writer, reader) = hold_all(holding(64, 300), 11);
     advance(Duration::from_secs(200)).await;
-    reader.hold(&reader.held_at(rv(11)).expect("a page of it is read, and there are more"));
+    reader.keep_for_paging(&reader.paging_snapshot(rv(11)).expect("a page of it is read, and there are more"));
     writer.apply([added(&POD, 12)]).expect("in order");
-    reader.hold(&reader.snapshot());
+    reader.keep_for_paging(&reader.snapshot());
     advance(Duration::from_secs(200)).await;
-    assert!(reader.held_at(rv(11)).is_none(), "its first page was read 400 seconds ago");
-    assert!(reader.held_at(rv(12)).is_some(), "half of that");
+    assert!(reader.paging_snapshot(rv(11)).is_none(), "its first page was read 400 seconds ago");
+    assert!(reader.paging_snapshot(rv(12)).is_some(), "half of that");
     advance(Duration::from_secs(100)).await;
-    assert!(reader.held_at(rv(12)).is_none(), "nor is it there for being the current state");
+    assert!(reader.paging_snapshot(rv(12)).is_none(), "nor is it there for being the current state");
     assert_eq!(versions(&reader, 11..=12), [12]);
 }
 
@@ -203,7 +203,7 @@ fn past_state_is_rebuilt_while_later_events_are_cached() {
     let pod = |name| Pod { name, ..POD };
     let (mut writer, reader) = listed(ring(3), 10, &[(pod("a"), 1), (pod("b"), 2)]);
     let everything = CollectionView::everything();
-    let state = |at: u64| reader.past_at(rv(at)).map(|past| (past.rv.0, shown(&past, &everything)));
+    let state = |at: u64| reader.past_snapshot(rv(at)).map(|past| (past.rv.0, shown(&past, &everything)));
     let mut then = Vec::new();
     for (change, at) in [
         (added(&pod("c"), 11), 11),

@@ -64,8 +64,9 @@ fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     }
     pinned.push(pin(&pins, &busy.1));
     busy.0.apply([added(&POD, 11)]).expect("in order");
-    let cut =
-        |pinned: &[(AbortSignal, SnapshotPin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
+    let cut = |pinned: &[(AbortSignal, SnapshotPin)]| {
+        pinned.iter().map(|(cut, _)| cut.reason().is_some()).collect::<Vec<_>>()
+    };
     assert_eq!(pins.free(0), 0);
     assert_eq!(cut(&pinned), [false; 5]);
     let before = pins.bytes();
@@ -75,7 +76,7 @@ fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     assert_eq!(pins.len(), 5, "until they are gone");
     assert_eq!(pins.free(usize::MAX), before - freed);
     assert_eq!(cut(&pinned), [true; 5]);
-    assert!(pinned.iter().all(|(cut, _)| cut.why() == Some("memory_pressure")));
+    assert!(pinned.iter().all(|(cut, _)| cut.reason() == Some("memory_pressure")));
     drop(pinned);
     assert!(pins.is_empty() && pins.bytes() == 0);
 }

@@ -23,7 +23,7 @@ fn is_new(object: &ObjectRevision) -> bool {
 }
 
 fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &FeedSnapshot) -> usize {
-    let objects = reader.snapshot().written_otherwise(list).now_or_never().expect("few");
+    let objects = reader.snapshot().with_different_bytes(list).now_or_never().expect("few");
     // The renewal yields once for each batch.
     let mut renewing = Box::pin(writer.renew(objects));
     (0..10).find_map(|_| renewing.as_mut().now_or_never()).expect("few")
@@ -41,7 +41,7 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     let before = reader.snapshot();
     let (old_names, progress, history) = (names(&before), reader.progress(), reader.history());
-    reader.hold(&before);
+    reader.keep_for_paging(&before);
     let mut watch =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("in the ring").cursor;
     let list = FeedSnapshot::from_objects(rv(12), [otherwise(&POD, 5), otherwise(&Q, 6)]);
@@ -52,7 +52,7 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     assert_eq!(after.iter().map(|object| object.rv.0).collect::<Vec<_>>(), [5, 6]);
     assert_ne!(names(&after), old_names);
     assert_eq!(names(&after), names(&reader.snapshot()), "from here on they are the same");
-    assert!(reader.held_at(rv(10)).is_none(), "pages go on upstream");
+    assert!(reader.paging_snapshot(rv(10)).is_none(), "pages go on upstream");
     assert_eq!((reader.progress(), reader.history()), (progress, history), "nothing has happened");
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
@@ -104,7 +104,7 @@ proptest! {
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
-        prop_assert_eq!(reader.shared.kept_by(taken.taken), kept, "what the state keeps beyond the store");
+        prop_assert_eq!(reader.shared.kept_by(taken.capture_point), kept, "what the state keeps beyond the store");
         // A new history counts only its own objects.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);

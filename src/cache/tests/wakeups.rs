@@ -349,9 +349,9 @@ fn downstream_proxies_are_woken_before_clients() {
     let open = |view: CollectionView| reader.open(WatchStartPosition::After(rv(10)), view).expect("in the ring").cursor;
     let mut readers = [
         ("a client", open(view("", "", ""))),
-        ("a proxy", open(view("", "", "")).for_a_proxy()),
+        ("a proxy", open(view("", "", "")).mark_as_proxy()),
         ("a client of the namespace", open(view(POD.namespace, "", ""))),
-        ("a proxy of the namespace", open(view(POD.namespace, "", "")).for_a_proxy()),
+        ("a proxy of the namespace", open(view(POD.namespace, "", "")).mark_as_proxy()),
     ];
     let acts: [fn(&mut CacheWriter); 2] =
         [|writer| drop(writer.apply([added(&POD, 11)])), |writer| writer.advance(rv(12), true)];

@@ -6,11 +6,11 @@ use super::*;
 use crate::cache::tests::fixture::{POD, added, drawn_seed, listed, ring, rv};
 
 fn who(from: u64) -> ResumingClient {
-    ResumingClient { from: rv(from), inquires: false }
+    ResumingClient { from: rv(from), needs_previous: false }
 }
 
 fn inquirer(from: u64) -> ResumingClient {
-    ResumingClient { from: rv(from), inquires: true }
+    ResumingClient { from: rv(from), needs_previous: true }
 }
 
 fn crowd(versions: &[u64]) -> ClientsByVersion {
@@ -99,7 +99,7 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
     let (now, fresh) = (Instant::now(), BackfillProgress::default());
     let gone = |before| remembers(&[Gone { before: rv(before) }], now);
     let over = remembers(&[OtherHistory], now);
-    let blind = BackfillProgress { is_blind: true, ..fresh };
+    let blind = BackfillProgress { start_unknown: true, ..fresh };
     let spent = BackfillProgress { requests: REQUESTS_MAX, ..fresh };
     let partly = FeedHistoryBounds { known: rv(150), ..HELD };
     let events = |from| Some(BackfillRequest::Events(rv(from)));
@@ -138,7 +138,7 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
             before(140),
         ),
     ] {
-        let ledger = ResumeBackfillState { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
+        let ledger = ResumeBackfillState { waiting: crowd(waiting), needing_previous: crowd(inquiring), memory };
         assert_eq!(ledger.next(bounds, now), next, "{what}");
     }
 }
@@ -200,11 +200,11 @@ async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     assert!(earlier.as_mut().now_or_never().is_some(), "upstream has no more of it");
     assert!(served.as_mut().now_or_never().is_none());
     assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
-    let beginning = reader.beginning().expect("the first history, and whole");
-    assert!(writer.begin_earlier(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
+    let beginning = reader.history_start().expect("the first history, and whole");
+    assert!(writer.prepend(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
     resume_backfills.answered(BackfillOutcome::Prepended);
     assert!(served.as_mut().now_or_never().is_some() && later.as_mut().now_or_never().is_some());
-    assert!(resume_backfills.ledger.lock().waiting.is_empty(), "a client that leaves is removed");
+    assert!(resume_backfills.state.lock().waiting.is_empty(), "a client that leaves is removed");
 }
 
 #[tokio::test(start_paused = true)]

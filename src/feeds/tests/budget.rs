@@ -45,7 +45,7 @@ fn stage(feeds: &FeedRegistry, demands: &mut mpsc::Receiver<FeedStartRequest>, r
     let lease = feeds.handle(&spec(resource), None).expect("there is room");
     let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader =
-        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
+        ObjectReader::new(FeedEncoding::Json, JsonLayout::BuiltIn, Arc::default()).with_account(feed.reader.account());
     Stage { feed, writer, reader, _lease: lease }
 }
 
@@ -83,7 +83,7 @@ impl Stage {
     fn derive(&self, chunk: u128, bytes: usize) -> PlainChunk {
         let chunks = self.feed.reader.chunks();
         let make = || -> Result<(PlainChunk, usize), &str> {
-            Ok((Arc::from([chunks.account().keep(vec![0; bytes].into())]), bytes))
+            Ok((Arc::from([chunks.account().charge_bytes(vec![0; bytes].into())]), bytes))
         };
         match chunks.poll_plain(in_json(chunk), false, &Context::from_waker(Waker::noop()), make) {
             Poll::Ready(Ok(plain)) => plain,
@@ -221,7 +221,7 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     advance(Duration::from_secs(1)).await;
     assert!(quiet.has_derived(1), "used again: now it is the last to go");
     busy.put("p", 11, OBJECT);
-    busy.feed.reader.hold(&busy.feed.reader.snapshot());
+    busy.feed.reader.keep_for_paging(&busy.feed.reader.snapshot());
     let (pinned, cut) = (busy.feed.reader.snapshot(), AbortSignal::default());
     let pin = busy.feed.pin(&pinned, cut.clone());
     busy.put("p", 12, OBJECT);
@@ -238,8 +238,8 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     assert_eq!(gone(&feeds), [ReclaimableMemoryKind::Derived]);
     until(&mut busy, ReclaimableMemoryKind::History);
     assert!(!quiet.has_derived(1));
-    assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
-    assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being sent is cut");
+    assert!(busy.feed.reader.paging_snapshot(rv(11)).is_none(), "the client that pages asks upstream");
+    assert_eq!(cut.reason(), Some("memory_pressure"), "the watch that is being sent is cut");
     assert!(!gone(&feeds).contains(&ReclaimableMemoryKind::Feed));
     drop((pin, pinned));
     let stats = busy.feed.reader.stats();
@@ -279,14 +279,14 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     let mut stuck =
         growing.feed.reader.open(WatchStartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let mut version = 11;
-    while !growing.writer.is_outgrown() {
+    while !growing.writer.is_over_budget() {
         growing.put(&format!("p-{version}"), version, OBJECT);
         small.put("n", version, 100);
         version += 1;
         assert!(total(&feeds) <= MAX + OBJECT + 2_000, "by one object at most: {:?}", feeds.memory());
     }
-    assert!(version > 100 && !small.writer.is_outgrown());
-    let weighed = growing.feed.reader.weighed();
+    assert!(version > 100 && !small.writer.is_over_budget());
+    let weighed = growing.feed.reader.required_bytes();
     assert!(weighed > MAX * 3 / 4, "{weighed}");
     feeds.ended(&growing.feed, FeedEndReason::OverBudget);
     growing.writer.set_state(FeedState::Ended(FeedEndReason::OverBudget));
@@ -341,7 +341,7 @@ fn busy(
 fn list_page_evicts_paging_snapshots_to_fit() {
     let config = CacheConfig { memory_bytes_max: 4 << 20, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = FeedRegistry::new(config);
-    let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
+    let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.keep_for_paging(&state));
     let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
     staged.page_grows_to(1 << 20).expect("there is room");
     assert!(staged.page_is_read().is_ok(), "there is room without paging clients: {:?}", feeds.memory());
@@ -363,10 +363,10 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     let next = stage(&feeds, &mut demands, "nodes");
     let mut staged = next.feed.reader.stage();
     staged.page_grows_to(MAX - total(&feeds) - OBJECT).expect("it fits");
-    assert!(staged.page_is_read().is_err() && !cut.is_cut(), "no response is cut: the page cannot wait");
+    assert!(staged.page_is_read().is_err() && !cut.is_aborted(), "no response is cut: the page cannot wait");
     let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
     staged.push(object("n")).expect("there is room in a moment");
-    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimableMemoryKind::Watches]));
+    assert_eq!((cut.reason(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimableMemoryKind::Watches]));
     assert!(total(&feeds) <= MAX + MAX / 16, "{:?}", feeds.memory());
     drop(pin);
     staged.push(object("m")).expect("there is room");
@@ -383,7 +383,7 @@ fn list_page_is_charged_during_decoding() {
     assert!(staged.page_is_read().is_err(), "its objects take as much again");
     assert!(staged.page_grows_to(500 << 10).is_ok() && staged.page_is_read().is_ok());
     assert!(staged.page_grows_to((1 << 20) + 1).is_err());
-    staged.page_is_over();
+    staged.page_done();
     assert_eq!(total(&feeds), 0);
 }
 
@@ -403,7 +403,7 @@ async fn over_budget_feed_retries_with_backoff_or_when_memory_frees() {
     let refused =
         || feeds.handle(&spec("pods"), None).map(drop) == Err(FeedUnavailable::Ended(FeedEndReason::OverBudget));
     advance(Duration::from_secs(59 * 60)).await;
-    feeds.forget_refusals();
+    feeds.clear_refusals();
     assert!(refused(), "nothing has become free");
     advance(Duration::from_secs(60)).await;
     assert!(!refused(), "it may have become smaller: once an hour");
@@ -425,7 +425,7 @@ fn derived_bytes_are_charged_while_they_are_sent() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let sent = stage.derive(1, 600 << 10);
-    assert_eq!(bytes_of(&feeds.memory(), MemoryKind::Derived), (600 << 10) + MemoryAccount::KEPT_BYTES);
+    assert_eq!(bytes_of(&feeds.memory(), MemoryKind::Derived), (600 << 10) + MemoryAccount::OVERHEAD_BYTES);
     let other = stage.derive(2, 600 << 10);
     assert!(!stage.has_derived(1) && !stage.has_derived(2), "both are too much, and no other entry is evicted");
     assert!(bytes_of(&feeds.memory(), MemoryKind::Derived) > 1 << 20, "they are being sent");

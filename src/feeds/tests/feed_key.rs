@@ -53,9 +53,9 @@ fn scope_selector_is_in_every_upstream_request() {
             ],
         ),
     ] {
-        let urls = [key.url(""), key.url_of(object, ""), key.url_of_nothing("")];
+        let urls = [key.url(""), key.url_of(object, ""), key.empty_list_url("")];
         assert_eq!(urls, expected, "{key}");
-        let more = [key.url("limit=1"), key.url_of(object, "limit=1"), key.url_of_nothing("limit=1")];
+        let more = [key.url("limit=1"), key.url_of(object, "limit=1"), key.empty_list_url("limit=1")];
         let mark = |url: &str| if url.contains('?') { '&' } else { '?' };
         assert_eq!(more, expected.map(|url| format!("{url}{}limit=1", mark(url))), "{key}");
     }

@@ -42,7 +42,7 @@ async fn relist_clears_proven_freshness() {
     let freshness = FeedFreshness::default();
     let requested_at = Instant::now();
     freshness.prove(requested_at);
-    freshness.forget();
+    freshness.clear();
     assert!(!freshness.covers(requested_at));
     freshness.prove(requested_at);
     assert!(freshness.covers(requested_at), "the next proof counts again");
@@ -51,7 +51,7 @@ async fn relist_clears_proven_freshness() {
 /// Waits in a task, which finishes when the wait ends.
 fn waiting(freshness: &FeedFreshness, received: Instant) -> tokio::task::JoinHandle<()> {
     let freshness = freshness.clone();
-    tokio::spawn(async move { freshness.reached(received).await })
+    tokio::spawn(async move { freshness.wait_proven(received).await })
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,7 +92,7 @@ async fn already_covered_request_sends_no_freshness_check() {
     let freshness = FeedFreshness::default();
     let received = Instant::now();
     freshness.prove(received);
-    freshness.reached(received).await;
+    freshness.wait_proven(received).await;
     assert_eq!(*freshness.subscribe().borrow(), None);
 }
 
@@ -103,8 +103,8 @@ async fn cloned_freshness_shares_state() {
     let other = freshness.clone();
     other.prove(now);
     assert!(freshness.covers(now));
-    other.want_version(rv(7));
-    assert_eq!(freshness.versions.least_above(rv(0)), Some(rv(7)));
+    other.await_watch_version(rv(7));
+    assert_eq!(freshness.versions.smallest_above(rv(0)), Some(rv(7)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,17 +112,17 @@ async fn repeated_version_request_does_not_wake_the_catch_up_task() {
     let freshness = FeedFreshness::default();
     let mut needed = freshness.versions.subscribe();
     for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {
-        freshness.want_version(rv(want));
+        freshness.await_watch_version(rv(want));
         assert_eq!(needed.has_changed().expect("the currency lives"), is_news, "{want}");
         needed.mark_unchanged();
-        assert_eq!(freshness.versions.least_above(rv(0)), Some(rv(next)), "{want}");
+        assert_eq!(freshness.versions.smallest_above(rv(0)), Some(rv(next)), "{want}");
     }
-    freshness.versions.settle(rv(3), rv(3), Instant::now());
+    freshness.versions.remove_reached(rv(3), rv(3), Instant::now());
     let versions = &freshness.versions;
-    assert!(versions.begins_to_catch_up(rv(0), true) && !versions.begins_to_catch_up(rv(0), true));
-    freshness.versions.give_up(rv(5), Instant::now());
-    assert_eq!(freshness.versions.least_above(rv(0)), None);
+    assert!(versions.start_catch_up(rv(0), true) && !versions.start_catch_up(rv(0), true));
+    freshness.versions.remove_unavailable(rv(5), Instant::now());
+    assert_eq!(freshness.versions.smallest_above(rv(0)), None);
     assert!(!needed.has_changed().expect("the currency lives"), "who goes after it knows");
-    freshness.want_version(rv(5));
+    freshness.await_watch_version(rv(5));
     assert!(needed.has_changed().expect("the currency lives"), "it may be needed again");
 }

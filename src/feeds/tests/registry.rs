@@ -167,7 +167,7 @@ async fn unreadable_resource_backs_off_until_discovery_changes() {
         let day = ended_as(end, &feeds, &mut demands, 24 * 3600).await;
         assert_eq!(day[..4], [0, 30, 90, 210], "{end:?}");
         assert!((29..=40).contains(&day.len()), "{end:?}: {} times: {day:?}", day.len());
-        feeds.forget_refusals();
+        feeds.clear_refusals();
         assert!(feeds.handle(&pods(), None).is_ok(), "{end:?}: perhaps it can be now");
     }
     // A resource that upstream does not have may appear at any time.
@@ -183,14 +183,14 @@ async fn forbidden_feed_backs_off_until_permissions_change() {
     assert!((29..=40).contains(&day.len()), "{} times: {day:?}", day.len());
     assert!(day.windows(2).skip(8).all(|pair| pair[1] - pair[0] <= 3601), "{day:?}");
     while refused(&feeds, &mut demands, 1).await.is_empty() {}
-    feeds.forget_refusals();
+    feeds.clear_refusals();
     assert!(feeds.handle(&pods(), None).is_err(), "what is served says nothing of rights");
     advance(Duration::from_secs(30)).await;
-    feeds.rights_changed();
+    feeds.on_permissions_changed();
     let again = refused(&feeds, &mut demands, 100).await;
     assert_eq!(again[..2], [0, 30]);
     for _ in 0..100 {
-        feeds.rights_changed();
+        feeds.on_permissions_changed();
         assert!(feeds.handle(&pods(), None).is_err(), "a storm of changes is no storm of questions");
     }
 }
@@ -214,7 +214,7 @@ async fn discovery_change_clears_feed_rejections() {
     drop(feeds.handle(&pods(), None).expect("there is room"));
     feeds.ended(&the_one(&feeds), FeedEndReason::Gone);
     assert!(feeds.handle(&pods(), None).is_err());
-    feeds.forget_refusals();
+    feeds.clear_refusals();
     assert!(feeds.handle(&pods(), None).is_ok());
 }
 
@@ -282,16 +282,18 @@ async fn feed_with_outdated_spec_is_replaced() {
 async fn replacement_of_a_retired_feed_settles_first() {
     let (feeds, _demands) = feeds();
     let first = feeds.handle(&pods(), None).expect("there is room");
-    assert!(!first.is_settling());
+    assert!(!first.is_replacement_recent());
     feeds.retire(&the_one(&feeds));
     first.retired().await;
     assert!(feeds.all().is_empty(), "it has no leases");
     tokio::time::advance(Duration::from_secs(9)).await;
     let second = feeds.handle(&pods(), None).expect("there is room");
-    assert!(second.is_settling());
+    assert!(second.is_replacement_recent());
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert!(!second.is_settling());
-    assert!(!feeds.handle(&spec("nodes", None, FeedEncoding::Json), None).expect("there is room").is_settling());
+    assert!(!second.is_replacement_recent());
+    assert!(
+        !feeds.handle(&spec("nodes", None, FeedEncoding::Json), None).expect("there is room").is_replacement_recent()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -302,7 +304,7 @@ async fn forget_gone_clears_only_not_found_rejections() {
         drop(feeds.handle(spec, None).expect("there is room"));
         feeds.ended(&the_one(&feeds), end);
     }
-    feeds.forget_gone();
+    feeds.clear_not_found();
     assert!(feeds.handle(&gone, None).is_ok());
     assert_eq!(feeds.handle(&forbidden, None).err(), Some(FeedUnavailable::Ended(FeedEndReason::Forbidden)));
 }

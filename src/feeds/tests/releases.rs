@@ -43,13 +43,13 @@ async fn rendering_refusal_keeps_its_release_and_reason() {
     assert_eq!(renderings.release(), None);
     renderings.set_release(36);
     for (reason, wrong) in
-        [(DerivedRepresentationRefusal::Unrenderable, false), (DerivedRepresentationRefusal::Mismatch, true)]
+        [(DerivedRepresentationRefusal::UnsupportedObject, false), (DerivedRepresentationRefusal::Mismatch, true)]
     {
         renderings.start_over();
         let used = renderer(&reader, 36);
         renderings.qualify(used.clone());
         assert!(renderings.refuse(METADATA, reason));
-        assert_eq!((used.is_revoked(), used.is_disproven()), (true, wrong), "{reason:?}");
+        assert_eq!((used.is_revoked(), used.is_mismatched()), (true, wrong), "{reason:?}");
     }
     renderings.begin();
     assert!(matches!(

@@ -100,7 +100,7 @@ fn matched(before: &[u8], piece: &[u8]) -> usize {
         let is_near = earlier < at && at - earlier <= WINDOW_BYTES;
         if !is_near || text[earlier..earlier + MATCH_BYTES] != text[at..at + MATCH_BYTES] {
             misses += 1;
-            at += 1 + misses / MISSES_A_STEP;
+            at += 1 + misses / MISSES_PER_SKIP;
             continue;
         }
         let len = text[at..].iter().zip(&text[earlier..]).take_while(|(a, b)| a == b).count();
@@ -116,7 +116,7 @@ fn matched(before: &[u8], piece: &[u8]) -> usize {
 const MATCH_BYTES: usize = 5;
 const PLACE_BITS: u32 = 14;
 /// The number of misses after which the steps become longer.
-const MISSES_A_STEP: usize = 32;
+const MISSES_PER_SKIP: usize = 32;
 
 fn place(text: &[u8], at: usize) -> usize {
     let bytes = u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]]);

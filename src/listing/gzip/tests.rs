@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
 use super::text::SegmentedBytes;
-use super::{is_accepted, whole};
+use super::{compress, is_accepted};
 use base::random;
 
 fn gunzipped(compressed: &[u8]) -> Vec<u8> {
@@ -37,7 +37,7 @@ fn repetitive(len: usize) -> Vec<u8> {
 async fn whole_response_is_one_gzip_member() {
     for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 400_001] {
         for plain in [vec![b'x'; len], incompressible(len), base64(len), repetitive(len)] {
-            assert!(gunzipped(&whole(plain.clone().into()).await) == plain, "{len} bytes");
+            assert!(gunzipped(&compress(plain.clone().into()).await) == plain, "{len} bytes");
         }
     }
 }
@@ -47,7 +47,7 @@ async fn whole_response_is_one_gzip_member() {
 async fn incompressible_pieces_are_stored_and_others_compressed() {
     const LEN: usize = 1 << 20;
     let frame = 10 + 2 + 8;
-    let compressed = async |plain: Vec<u8>| whole(plain.into()).await.len();
+    let compressed = async |plain: Vec<u8>| compress(plain.into()).await.len();
     assert_eq!(compressed(incompressible(LEN)).await, LEN + LEN.div_ceil(65_535) * 5 + frame);
     let base64 = compressed(base64(LEN)).await;
     assert!((LEN * 3 / 4..LEN * 3 / 4 + LEN / 400).contains(&base64), "{base64}");

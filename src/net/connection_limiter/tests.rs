@@ -26,14 +26,14 @@ async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
         if at == 0 {
             busy.extend(connection.request(LATE_MAX));
         }
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         connections.push((connection, slot));
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     let new = DownstreamConnection::default();
-    let slot = limiter.enter(&new, source(1)).await;
+    let slot = limiter.acquire(&new, source(1)).await;
     let cut = |connections: &[(DownstreamConnection, ConnectionSlot)]| {
-        connections.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
+        connections.iter().map(|(it, _)| it.is(ConnectionState::Aborted)).collect::<Vec<_>>()
     };
     assert_eq!(cut(&connections), [false, true, false]);
     let counts = || {
@@ -52,24 +52,24 @@ async fn accept_waits_when_all_connections_are_busy() {
     let (first, unauthenticated, second) =
         (DownstreamConnection::default(), DownstreamConnection::default(), DownstreamConnection::default());
     let request = first.request(LATE_MAX);
-    let slot = limiter.enter(&first, source(1)).await;
+    let slot = limiter.acquire(&first, source(1)).await;
     let requesting = unauthenticated.request(LATE_MAX);
-    let extra = limiter.enter(&unauthenticated, source(1)).now_or_never().expect("it may authenticate");
-    let mut entering = std::pin::pin!(limiter.enter(&second, source(2)));
+    let extra = limiter.acquire(&unauthenticated, source(1)).now_or_never().expect("it may authenticate");
+    let mut entering = std::pin::pin!(limiter.acquire(&second, source(2)));
     assert!(entering.as_mut().now_or_never().is_none());
     // The end of the response sends no notification; the limiter polls for it.
     drop(request);
     let entered = entering.await;
-    assert!(first.is(ConnectionState::Cut));
+    assert!(first.is(ConnectionState::Aborted));
     drop((slot, entered));
     let again = second.request(LATE_MAX);
-    let slot = limiter.enter(&second, source(2)).await;
+    let slot = limiter.acquire(&second, source(2)).await;
     let third = DownstreamConnection::default();
-    let mut entering = std::pin::pin!(limiter.enter(&third, source(3)));
+    let mut entering = std::pin::pin!(limiter.acquire(&third, source(3)));
     assert!(entering.as_mut().now_or_never().is_none());
     drop(slot);
     entering.await;
-    assert!(!second.is(ConnectionState::Cut));
+    assert!(!second.is(ConnectionState::Aborted));
     drop((again, requesting, extra));
 }
 
@@ -84,7 +84,7 @@ impl Busy {
     /// Connects from a host if there is room, and sends a request.
     fn try_connect(limiter: &Arc<ConnectionLimiter>, host: u8) -> Option<Self> {
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(host)).now_or_never()?;
+        let slot = limiter.acquire(&connection, source(host)).now_or_never()?;
         let request = connection.request(LATE_MAX).expect("it is open");
         Some(Self { connection, request, _slot: slot })
     }
@@ -133,7 +133,7 @@ async fn idle_connection_of_the_caller_with_most_closes_before_a_busy_one() {
     let limiter = limiter(MANY, CLOSING_MAX);
     let mut connections = connections_of(&limiter, MANY, 1);
     let idle: Vec<_> = connections.drain(1..3).map(|Busy { connection, _slot: slot, .. }| (connection, slot)).collect();
-    let closed = || idle.iter().map(|(connection, _)| connection.is(ConnectionState::Cut)).collect::<Vec<_>>();
+    let closed = || idle.iter().map(|(connection, _)| connection.is(ConnectionState::Aborted)).collect::<Vec<_>>();
     let other = Busy::connect(&limiter, 1);
     assert!(other.connection.authenticated(Some(2)));
     assert_eq!(closed(), [true, false], "the oldest");
@@ -175,9 +175,9 @@ async fn unauthenticated_connections_evict_no_busy_connection() {
     for round in 0..200_u8 {
         tokio::time::advance(Duration::from_millis(1)).await;
         let unauthenticated = DownstreamConnection::default();
-        let slot = limiter.enter(&unauthenticated, source(round)).await;
+        let slot = limiter.acquire(&unauthenticated, source(round)).await;
         strangers.push((unauthenticated, slot));
-        strangers.retain(|(unauthenticated, _)| !unauthenticated.is(ConnectionState::Cut));
+        strangers.retain(|(unauthenticated, _)| !unauthenticated.is(ConnectionState::Aborted));
         assert!(strangers.len() <= MANY / SLOTS_PER_EXTRA);
     }
     assert!(connections.iter().all(Busy::is_open));
@@ -198,7 +198,7 @@ async fn newcomer_of_the_source_of_a_flood_has_time_to_authenticate() {
     for round in 1.. {
         while shaking.len() < PLACES / SLOTS_PER_EXTRA / 2 {
             let connection = DownstreamConnection::default();
-            let slot = limiter.enter(&connection, source(1)).await;
+            let slot = limiter.acquire(&connection, source(1)).await;
             shaking.push_back((connection, slot));
         }
         tokio::time::advance(Duration::from_millis(10)).await;
@@ -252,19 +252,19 @@ async fn flooding_source_evicts_its_own_connections() {
     let mut flood = Vec::new();
     for _ in 0..20 {
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         flood.push((connection, slot));
     }
     let other = DownstreamConnection::default();
-    let _slot = limiter.enter(&other, source(2)).await;
+    let _slot = limiter.acquire(&other, source(2)).await;
     for _ in 0..ROUNDS {
         tokio::time::advance(Duration::from_millis(1)).await;
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         flood.push((connection, slot));
-        flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+        flood.retain(|(connection, _)| !connection.is(ConnectionState::Aborted));
     }
-    assert!(!other.is(ConnectionState::Cut));
+    assert!(!other.is(ConnectionState::Aborted));
     assert_eq!(flood.len(), 19 + 20 / SLOTS_PER_EXTRA);
 }
 
@@ -278,14 +278,14 @@ fn places_and_closing_connections_fit_in_descriptor_limit() {
     }
 }
 
-/// `make_room` is called in a loop while the closed connections still hold their descriptors.
+/// `close_idle` is called in a loop while the closed connections still hold their descriptors.
 #[tokio::test(start_paused = true)]
 async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
     let limiter = limiter(4 * CLOSED_AT_ONCE, CLOSING_MAX);
     let mut connections = Vec::new();
     for _ in 0..4 * CLOSED_AT_ONCE {
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         connections.push((connection, slot));
     }
     assert!(!limiter.close_idle(CLOSED_AT_ONCE, false).await, "they have just come");
@@ -293,11 +293,11 @@ async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
     for _ in 0..10 {
         assert!(!limiter.close_idle(CLOSED_AT_ONCE, false).await, "none has gone yet");
     }
-    let cut = connections.iter().filter(|(connection, _)| connection.is(ConnectionState::Cut)).count();
+    let cut = connections.iter().filter(|(connection, _)| connection.is(ConnectionState::Aborted)).count();
     assert_eq!(cut, CLOSED_AT_ONCE);
     let mut more = std::pin::pin!(limiter.close_idle(CLOSED_AT_ONCE, false));
     assert!(more.as_mut().now_or_never().is_none());
-    connections.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+    connections.retain(|(connection, _)| !connection.is(ConnectionState::Aborted));
     assert!(more.await);
 }
 
@@ -308,15 +308,15 @@ async fn reconnect_loop_does_not_take_reclaimed_descriptors() {
     let mut connections = Vec::new();
     let connect = async |connections: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         connections.push((connection, slot));
-        connections.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+        connections.retain(|(connection, _)| !connection.is(ConnectionState::Aborted));
     };
     for _ in 0..100 {
         connect(&mut connections).await;
     }
     let _ = limiter.close_idle(CLOSED_FOR_OTHERS, true).now_or_never();
-    assert!(connections.iter().all(|(it, _)| !it.is(ConnectionState::Cut)), "they have just come");
+    assert!(connections.iter().all(|(it, _)| !it.is(ConnectionState::Aborted)), "they have just come");
     tokio::time::advance(FIRST_REQUEST_WITHIN).await;
     let _ = limiter.close_idle(CLOSED_FOR_OTHERS, true).now_or_never();
     for _ in 0..50 {
@@ -338,15 +338,16 @@ async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
     for (host, connections) in [(1, &mut old), (2, &mut young)] {
         for _ in 0..10 * usize::from(host) {
             let connection = DownstreamConnection::default();
-            let slot = limiter.enter(&connection, source(host)).await;
+            let slot = limiter.acquire(&connection, source(host)).await;
             connections.push((connection, slot));
         }
         tokio::time::advance(FIRST_REQUEST_WITHIN / 2).await;
     }
     tokio::time::advance(FIRST_REQUEST_WITHIN / 4).await;
     let _ = limiter.close_idle(CLOSED_AT_ONCE, false).now_or_never();
-    let cut =
-        |of: &[(DownstreamConnection, ConnectionSlot)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
+    let cut = |of: &[(DownstreamConnection, ConnectionSlot)]| {
+        of.iter().filter(|(it, _)| it.is(ConnectionState::Aborted)).count()
+    };
     assert_eq!((cut(&old), cut(&young)), (10, 0));
 }
 
@@ -359,11 +360,11 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
     let connect = async |connections: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
         tokio::time::advance(Duration::from_millis(1)).await;
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         connections.push((connection, slot));
     };
     let go = |connections: &mut Vec<(DownstreamConnection, ConnectionSlot)>| {
-        connections.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
+        connections.retain(|(connection, _)| !connection.is(ConnectionState::Aborted));
     };
     for _ in 0..PLACES {
         connect(&mut connections).await;
@@ -381,7 +382,7 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
     for _ in 0..2 {
         go(&mut connections);
         let _ = limiter.close_idle(CLOSED_AT_ONCE, false).now_or_never();
-        assert!(!last.is(ConnectionState::Cut));
+        assert!(!last.is(ConnectionState::Aborted));
     }
     go(&mut connections);
     assert_eq!(connections.len(), PLACES - 2 * CLOSED_AT_ONCE);
@@ -394,10 +395,10 @@ async fn new_connection_is_not_evicted_before_longer_idle_ones() {
     let connect = async || {
         tokio::time::advance(2 * SCAN_EVERY).await;
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         (connection, slot)
     };
-    let is_cut = |(connection, _): &(DownstreamConnection, ConnectionSlot)| connection.is(ConnectionState::Cut);
+    let is_cut = |(connection, _): &(DownstreamConnection, ConnectionSlot)| connection.is(ConnectionState::Aborted);
     let (silent, busy) = ([connect().await, connect().await], connect().await);
     let request = busy.0.request(LATE_MAX);
     let first = connect().await;
@@ -416,11 +417,11 @@ async fn accept_waits_when_evicted_connections_do_not_close() {
     // One has the place, one authenticates beyond the limit, and the others have been closed.
     for _ in 0..CLOSING_MAX + 2 {
         let connection = DownstreamConnection::default();
-        let slot = limiter.enter(&connection, source(1)).await;
+        let slot = limiter.acquire(&connection, source(1)).await;
         slow.push((connection, slot));
     }
     let next = DownstreamConnection::default();
-    let mut entering = std::pin::pin!(limiter.enter(&next, source(1)));
+    let mut entering = std::pin::pin!(limiter.acquire(&next, source(1)));
     assert!(entering.as_mut().now_or_never().is_none());
     slow.remove(0);
     entering.await;

@@ -26,7 +26,7 @@ pub(super) struct ConnectionOwnerQueues {
 #[derive(Debug)]
 struct ConnectionOwnerQueue {
     /// The CPU time that the owner had used and not regained at `at`.
-    spent: Duration,
+    cpu_used: Duration,
     at: Instant,
     /// The waiting connections by their tickets' numbers, in ascending order. The next one is first.
     waiting: VecDeque<(u64, Waker)>,
@@ -65,7 +65,7 @@ pub(super) struct YieldWaker {
 /// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
 /// The maximum CPU time charged to an owner. This bounds the charge to a thread that the system did not schedule.
-const SPENT_MAX: Duration = SLICE.saturating_mul(10);
+const CPU_USED_MAX: Duration = SLICE.saturating_mul(10);
 /// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
 /// So an owner that uses less than a fifth of a core never waits.
 const REGAINED_IN: u32 = 4;
@@ -91,7 +91,7 @@ impl ConnectionOwnerQueues {
             None => {
                 let queue = self.queue(owner, now);
                 queue.regain(now);
-                if queue.waiting.is_empty() && queue.spent < SLICE {
+                if queue.waiting.is_empty() && queue.cpu_used < SLICE {
                     return PollDecision::Run;
                 }
                 let number = self.join(owner, now, waker);
@@ -111,14 +111,14 @@ impl ConnectionOwnerQueues {
                 return PollDecision::Wait;
             }
             self.yielding = None;
-            queue.spent = queue.spent.saturating_sub(SLICE);
-            if queue.spent >= SLICE && self.order.len() > 1 {
+            queue.cpu_used = queue.cpu_used.saturating_sub(SLICE);
+            if queue.cpu_used >= SLICE && self.order.len() > 1 {
                 queue.waiting[0].1.clone_from(waker);
                 self.order.rotate_left(1);
                 return self.next().map_or(PollDecision::Wait, PollDecision::WakeNext);
             }
         }
-        if queue.spent >= SLICE {
+        if queue.cpu_used >= SLICE {
             let yielding = YieldWaker::of(waker);
             self.yielding = Some(yielding.clone());
             return PollDecision::YieldToOthers(yielding);
@@ -130,8 +130,8 @@ impl ConnectionOwnerQueues {
 
     /// Records the duration of a turn. Returns the connection to wake next.
     pub(super) fn end(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Option<Waker> {
-        let spent = self.charge(owner, began, now);
-        if spent >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
+        let cpu_used = self.charge(owner, began, now);
+        if cpu_used >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
             self.order.rotate_left(1);
             self.yielding = None;
         }
@@ -142,9 +142,9 @@ impl ConnectionOwnerQueues {
     pub(super) fn charge(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Duration {
         let queue = self.queue(owner, now);
         queue.regain(began);
-        queue.spent = (queue.spent + now.saturating_duration_since(began)).min(SPENT_MAX);
+        queue.cpu_used = (queue.cpu_used + now.saturating_duration_since(began)).min(CPU_USED_MAX);
         queue.at = now;
-        queue.spent
+        queue.cpu_used
     }
 
     /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
@@ -192,7 +192,7 @@ impl ConnectionOwnerQueues {
             self.sweep_at = SWEEP_MIN.max(2 * self.all.len());
         }
         self.all.entry(owner).or_insert_with(|| ConnectionOwnerQueue {
-            spent: Duration::ZERO,
+            cpu_used: Duration::ZERO,
             at: now,
             waiting: VecDeque::new(),
         })
@@ -214,7 +214,7 @@ impl Default for ConnectionOwnerQueues {
 impl ConnectionOwnerQueue {
     fn regain(&mut self, now: Instant) {
         if self.waiting.is_empty() {
-            self.spent = self.spent.saturating_sub(now.saturating_duration_since(self.at) / REGAINED_IN);
+            self.cpu_used = self.cpu_used.saturating_sub(now.saturating_duration_since(self.at) / REGAINED_IN);
         }
         self.at = now;
     }
@@ -222,7 +222,7 @@ impl ConnectionOwnerQueue {
     /// Whether the queue has no state worth keeping, so that it equals a new one.
     fn has_no_state(&mut self, now: Instant) -> bool {
         self.regain(now);
-        self.waiting.is_empty() && self.spent.is_zero()
+        self.waiting.is_empty() && self.cpu_used.is_zero()
     }
 
     fn index_of(&self, number: u64) -> Result<usize, usize> {

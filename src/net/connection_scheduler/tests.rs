@@ -29,7 +29,7 @@ fn source(last: u8) -> ConnectionSource {
 
 /// The turns of a connection whose caller is unknown, from an address of its own.
 fn other(turns: &ConnectionScheduler) -> ScheduledConnection {
-    turns.of(&DownstreamConnection::default(), source(250))
+    turns.schedule(&DownstreamConnection::default(), source(250))
 }
 
 /// A simulated core. It notes which connection was polled, and when.
@@ -63,7 +63,7 @@ impl Scene {
         polls: usize,
         found: Option<u64>,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let (mut turns, notes, began) = (self.turns.of(&connection, source), self.notes.clone(), self.began);
+        let (mut turns, notes, began) = (self.turns.schedule(&connection, source), self.notes.clone(), self.began);
         let (mut left, poll) = (polls, self.poll);
         poll_fn(move |cx| {
             let turn = ready!(turns.poll_turn(cx));
@@ -260,7 +260,7 @@ async fn dropped_or_panicked_connection_does_not_block_others() {
     let some: Vec<_> = (0..30).map(|_| scene.all.spawn(scene.connection(STORM, 40))).collect();
     let connection = DownstreamConnection::default();
     connection.authenticated(Some(STORM));
-    let mut turns = scene.turns.of(&connection, source(0));
+    let mut turns = scene.turns.schedule(&connection, source(0));
     scene.all.spawn(poll_fn(move |cx| {
         let _turn = ready!(turns.poll_turn(cx));
         panic!("a fault of ours");
@@ -361,7 +361,7 @@ impl ConnectionDriver for Silence {
 async fn side_future_completes_while_connection_waits_for_turn() {
     let (all, connection) = (ConnectionScheduler::shared(), DownstreamConnection::default());
     connection.authenticated(Some(1));
-    let of = |connection: &DownstreamConnection| all.of(connection, ConnectionSource::Unix);
+    let of = |connection: &DownstreamConnection| all.schedule(connection, ConnectionSource::Unix);
     let _other = of(&DownstreamConnection::default());
     let (mut first, mut turns) = (of(&connection), of(&connection));
     let cx = Context::from_waker(Waker::noop());

@@ -154,7 +154,7 @@ pub(super) struct HeadCheckFilter {
 
 impl<I: AsyncRead + Unpin> ReadFilter<I> for HeadCheckFilter {
     fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.wake_set.is_turn_over() {
+        if self.wake_set.is_slice_over() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

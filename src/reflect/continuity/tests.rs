@@ -73,7 +73,7 @@ fn list_inconsistent_with_known_state_is_another_history() {
     let known = snapshot(KNOWN.0, KNOWN.1);
     for (what, (at, objects), expected) in cases {
         let listed = snapshot(at, objects);
-        assert_eq!(compare(places(&known), known.rv, places(&listed), listed.rv), expected, "{what}");
+        assert_eq!(compare(object_versions(&known), known.rv, object_versions(&listed), listed.rv), expected, "{what}");
     }
 }
 
@@ -134,10 +134,10 @@ fn resume_marker_exists_only_for_a_nonempty_unsure_feed() {
     writer.replace(snapshot(10, &[("p", 5)]));
     let mut continuity = HistoryContinuity::default();
     assert_eq!(continuity.resume_marker(&reader), None);
-    continuity.lost();
+    continuity.connection_lost();
     assert!(continuity.resume_marker(&reader).is_some());
     continuity = HistoryContinuity::Unknown;
-    continuity.lost();
+    continuity.connection_lost();
     assert_eq!(continuity, HistoryContinuity::Unknown, "what has left upstream's window does not come back");
     assert_eq!(continuity.resume_marker(&reader), None);
 }

@@ -17,8 +17,8 @@ fn other_representation() -> UpstreamError {
 
 /// The end of the feed that the error causes, or `None` if the step is retried.
 fn end(error: UpstreamError) -> Option<FeedEndReason> {
-    match over(error) {
-        ReflectorStepError::Over(end) => Some(end),
+    match classify(error) {
+        ReflectorStepError::FeedTerminated(end) => Some(end),
         ReflectorStepError::Upstream(_) => None,
         other => panic!("{other:?}"),
     }
@@ -28,7 +28,7 @@ fn end(error: UpstreamError) -> Option<FeedEndReason> {
 async fn only_permanent_errors_end_a_feed() {
     for (error, expected) in [
         (UpstreamError::Unreachable("connection refused".into()), None),
-        (UpstreamError::Broken(UpstreamError::broken_off().await), None),
+        (UpstreamError::ConnectionLost(UpstreamError::broken_off().await), None),
         (UpstreamError::Timeout(Duration::from_secs(1)), None),
         (UpstreamError::Credentials("expired".to_owned()), None),
         (UpstreamError::TooLarge(1), None),
@@ -48,7 +48,7 @@ async fn only_permanent_errors_end_a_feed() {
         (UpstreamError::OverBudget, Some(FeedEndReason::OverBudget)),
         (UpstreamError::Wire(WireError::Truncated), None),
         (UpstreamError::Wire(WireError::OtherColumns), Some(FeedEndReason::Outdated)),
-        (UpstreamError::Wire(WireError::WrongForm), Some(FeedEndReason::Unreadable)),
+        (UpstreamError::Wire(WireError::WrongEncoding), Some(FeedEndReason::Unreadable)),
         (UpstreamError::Wire(WireError::BadResourceVersion), Some(FeedEndReason::Unreadable)),
         // Errors of requests that no feed sends.
         (UpstreamError::Unsendable(UnsendableRequest::Nested), None),
@@ -71,7 +71,7 @@ async fn each_error_maps_to_one_failure_kind() {
     for (error, expected) in [
         (UpstreamError::Unreachable("connection refused".into()), Kind::Unreachable),
         (UpstreamError::Unreachable(untrusted().into()), Kind::Untrusted),
-        (UpstreamError::Broken(UpstreamError::broken_off().await), Kind::Broken),
+        (UpstreamError::ConnectionLost(UpstreamError::broken_off().await), Kind::ConnectionLost),
         (UpstreamError::Timeout(Duration::from_secs(1)), Kind::Timeout),
         (UpstreamError::Credentials("expired".to_owned()), Kind::Credentials),
         (refused(503), Kind::Refused),
@@ -92,9 +92,9 @@ async fn each_error_maps_to_one_failure_kind() {
     let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
     let out_of_order = crate::cache::OutOfOrderChange { key, rv, progress: rv };
     for (failure, expected) in [
-        (ReflectorStepError::Over(FeedEndReason::Gone), Kind::Over),
-        (ReflectorStepError::Stream(WatchStreamEnd::Clean), Kind::Ended),
-        (ReflectorStepError::Stream(WatchStreamEnd::Silent), Kind::Silent),
+        (ReflectorStepError::FeedTerminated(FeedEndReason::Gone), Kind::FeedTerminated),
+        (ReflectorStepError::Stream(WatchStreamEnd::Closed), Kind::ClosedAtOnce),
+        (ReflectorStepError::Stream(WatchStreamEnd::IdleTimeout), Kind::IdleTimeout),
         (ReflectorStepError::OutOfOrder(out_of_order), Kind::OutOfOrder),
         (ReflectorStepError::Upstream(refused(500)), Kind::Refused),
     ] {
@@ -106,13 +106,13 @@ async fn each_error_maps_to_one_failure_kind() {
 fn failure_kinds_have_stable_labels_and_connection_flag() {
     use ReflectorFailureKind as Kind;
     for (kind, is_connection, label) in [
-        (Kind::Over, false, "feed_terminated"),
-        (Kind::Ended, true, "closed_at_once"),
-        (Kind::Silent, true, "idle_timeout"),
+        (Kind::FeedTerminated, false, "feed_terminated"),
+        (Kind::ClosedAtOnce, true, "closed_at_once"),
+        (Kind::IdleTimeout, true, "idle_timeout"),
         (Kind::OutOfOrder, false, "out_of_order"),
         (Kind::Unreachable, true, "unreachable"),
         (Kind::Untrusted, true, "untrusted"),
-        (Kind::Broken, true, "connection_lost"),
+        (Kind::ConnectionLost, true, "connection_lost"),
         (Kind::Timeout, true, "timeout"),
         (Kind::Credentials, false, "credentials"),
         (Kind::Refused, false, "refused"),

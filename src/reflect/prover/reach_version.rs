@@ -58,27 +58,26 @@ impl FreshnessProver {
                 (upstream, requested, reaching) = (ResourceVersion::default(), None, None);
             }
             awaited.borrow_and_update();
-            let reached = progress.look().rv;
-            versions.settle(reached, reader.shown_at(), Instant::now());
+            let reached = progress.borrow_progress().rv;
+            versions.remove_reached(reached, reader.served_version(), Instant::now());
             // The backoff applies to every version.
-            let next = versions.least_above(upstream.max(reached)).filter(|_| self.live() && resting.is_none());
+            let next = versions.smallest_above(upstream.max(reached)).filter(|_| self.is_live() && resting.is_none());
             if next != requested.map(|requested| requested.rv) {
                 requested = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
                 reaching = next.map(|rv| self.reach_version(rv).boxed());
             }
-            if catching_up.is_none() && self.live() && versions.begins_to_catch_up(upstream, !self.is_behind_a_proxy())
-            {
+            if catching_up.is_none() && self.is_live() && versions.start_catch_up(upstream, !self.is_behind_a_proxy()) {
                 catching_up = Some(self.catch_up_for_all().boxed());
             }
             state.borrow_and_update();
-            let is_awaited = versions.least_above(reached).is_some();
+            let is_awaited = versions.smallest_above(reached).is_some();
             tokio::select! {
                 biased;
                 outcome = finished(&mut reaching) => match (outcome, requested.take()) {
                     (VersionReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
-                    (VersionReachOutcome::Behind, Some(requested)) => versions.give_up(requested.rv, requested.at),
+                    (VersionReachOutcome::Behind, Some(requested)) => versions.remove_unavailable(requested.rv, requested.at),
                     (VersionReachOutcome::Behind, None) => {}
-                    (VersionReachOutcome::Failed, _) => resting = Some(self.unreached.rest().boxed()),
+                    (VersionReachOutcome::Failed, _) => resting = Some(self.unreached.backoff().boxed()),
                 },
                 () = finished(&mut resting) => {}
                 () = finished(&mut catching_up) => {}
@@ -130,10 +129,10 @@ impl FreshnessProver {
         tokio::time::sleep(STREAM_HEAD_START).await;
         let feed = &self.upstream.feed;
         let before = feed.reader.progress().rv;
-        let Some(awaited) = feed.freshness.versions.least_above(before) else { return };
+        let Some(awaited) = feed.freshness.versions.smallest_above(before) else { return };
         if !feed.freshness.versions.follows() || !self.watches_have_bookmarks() {
             match timeout(LISTED_WITHIN, self.is_at(awaited)).await {
-                Ok(Ok(true)) => return self.behind.succeeded(),
+                Ok(Ok(true)) => return self.failures.succeeded(),
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => {
                     tracing::debug!(feed = %feed.spec.key, %error, "cannot list the objects' resourceVersions");
@@ -142,14 +141,14 @@ impl FreshnessProver {
             }
         }
         if !self.watches_have_bookmarks() {
-            return self.behind.rest().await;
+            return self.failures.backoff().await;
         }
-        match timeout(PROOF_MAX, self.by_catching_up(true)).await {
-            Ok(Ok(())) if feed.reader.progress().rv > before => return self.behind.succeeded(),
+        match timeout(PROOF_MAX, self.prove_by_catching_up(true)).await {
+            Ok(Ok(())) if feed.reader.progress().rv > before => return self.failures.succeeded(),
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "cannot catch up with upstream"),
             Err(_) => tracing::debug!(feed = %feed.spec.key, "catching up with upstream timed out"),
         }
-        self.behind.rest().await;
+        self.failures.backoff().await;
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{LIVED, Reflector, ReflectorState};
+use super::{ACCEPTED_AFTER, Reflector, ReflectorState};
 use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
 use crate::feeds::FeedTrafficCounts;
 use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, resume_evidence};
-use crate::reflect::failure::{ReflectorStepError, over};
+use crate::reflect::failure::{ReflectorStepError, classify};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
 use crate::reflect::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use crate::reflect::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd};
@@ -29,7 +29,7 @@ const REPEATED_SPREAD: Duration = Duration::from_secs(2);
 /// its streams together.
 const REOPENED_SPREAD: Duration = Duration::from_secs(10);
 /// The window over which feeds with a sign of another history spread their checks.
-const DOUBT_SPREAD: Duration = Duration::from_secs(1);
+const MISMATCH_SPREAD: Duration = Duration::from_secs(1);
 const NOTICE_SPREAD: Duration = Duration::from_secs(3);
 /// The delay after a history check without a response.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ impl Reflector {
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
         match self.upstream.watch(UpstreamRequestCause::Watch, &path).await {
             Ok(stream) => Ok((stream, resume_marker)),
-            Err(error) => Err((over(error), resume_marker)),
+            Err(error) => Err((classify(error), resume_marker)),
         }
     }
 
@@ -69,11 +69,11 @@ impl Reflector {
         let opened = Instant::now();
         // Checks that the reopened stream continues our history, unless its first event proves it.
         if resume_marker.is_some() {
-            self.history_checks.ask(HistoryCheckReason::Reopened, REPEATED_MAX, REPEATED_SPREAD);
+            self.history_checks.schedule(HistoryCheckReason::Reopened, REPEATED_MAX, REPEATED_SPREAD);
         } else if !self.continuity.is_certain() {
-            self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
+            self.history_checks.schedule(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
-        let mut transactions = TransactionBuffer::of(&self.upstream.feed.spec.key.gvr);
+        let mut transactions = TransactionBuffer::for_resource(&self.upstream.feed.spec.key.gvr);
         loop {
             let item = async {
                 match &mut transactions {
@@ -93,16 +93,16 @@ impl Reflector {
                 }
                 outcome = self.history_checks.next(&self.upstream) => {
                     if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &resume_marker) {
-                        self.history_checks.ask(HistoryCheckReason::Unconfirmed, Duration::ZERO, REOPENED_SPREAD);
+                        self.history_checks.schedule(HistoryCheckReason::Unconfirmed, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(next) = self.process_check_outcome(at, outcome) {
                         return (next, None);
                     }
                     continue;
                 }
-                Ok(()) = self.notices.changed() => {
-                    let found = *self.notices.borrow_and_update();
-                    if found.is_some_and(|found| self.begun.is_concerned(found)) {
-                        self.history_checks.ask(HistoryCheckReason::Notice, Duration::ZERO, NOTICE_SPREAD);
+                Ok(()) = self.rollback_notices.changed() => {
+                    let found = *self.rollback_notices.borrow_and_update();
+                    if found.is_some_and(|found| self.origin.is_affected(found)) {
+                        self.history_checks.schedule(HistoryCheckReason::StorageRolledBack, Duration::ZERO, NOTICE_SPREAD);
                     }
                     continue;
                 }
@@ -130,11 +130,11 @@ impl Reflector {
         match resume_evidence(resume_marker, first) {
             ResumeEvidence::Continues => {
                 self.confirm_history();
-                self.note_progress();
+                self.record_progress();
                 None
             }
             ResumeEvidence::Contradicts => {
-                self.give_up(at, "a watch omits the newest event");
+                self.discard_rolled_back(at, "a watch omits the newest event");
                 Some(ReflectorState::Empty)
             }
             ResumeEvidence::Expired => Some(self.marker_expired(at)),
@@ -171,17 +171,17 @@ impl Reflector {
                 self.writer.advance(rv, true);
                 Ok(Some(rv))
             }
-            Err(WatchStreamEnd::Clean) => {
+            Err(WatchStreamEnd::Closed) => {
                 self.relists.end_row();
                 return Err((ReflectorState::Listed { at }, self.clean_end(at, opened)));
             }
             Err(WatchStreamEnd::Failed(error @ UpstreamError::Wire(WireError::OtherColumns))) => {
-                return Err(listed(over(error)));
+                return Err(listed(classify(error)));
             }
             // An ERROR event.
             Err(WatchStreamEnd::Failed(error @ UpstreamError::Refused(_))) => {
                 // The apiserver reports at once that a version is too old, so a later 410 begins a new row.
-                if opened.elapsed() >= LIVED {
+                if opened.elapsed() >= ACCEPTED_AFTER {
                     self.relists.end_row();
                 }
                 return Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) });
@@ -190,14 +190,14 @@ impl Reflector {
         };
         // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
         // notified that this one exceeds its memory while it waits.
-        if self.writer.is_outgrown() {
-            return Err(listed(ReflectorStepError::Over(FeedEndReason::OverBudget)));
+        if self.writer.is_over_budget() {
+            return Err(listed(ReflectorStepError::FeedTerminated(FeedEndReason::OverBudget)));
         }
         match applied {
             Ok(Some(rv)) => {
                 self.complete.advanced(is_bookmark, at, rv, Instant::now());
                 self.relists.end_row();
-                self.note_progress();
+                self.record_progress();
                 self.writer.set_state(FeedState::Live);
                 Ok(rv)
             }
@@ -229,28 +229,28 @@ impl Reflector {
                 return Ok(until);
             }
             ReflectorFinding::Divergence(found) if self.has_version(&found) => {
-                self.quarantine(&found);
+                self.discard_diverged(&found);
                 return Err((ReflectorState::Empty, None));
             }
             // The finding is outdated: another history has begun, or the object has changed since.
             ReflectorFinding::Proof { .. } | ReflectorFinding::Divergence(_) => {}
             ReflectorFinding::Renewal { objects, count, done } => {
-                if self.upstream.written.is_at(count) {
+                if self.upstream.body_encoders.is_at(count) {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
             }
             ReflectorFinding::Backfill { past, done } => {
                 // The receiver may be gone.
-                let _ = done.send(self.writer.begin_earlier(past));
+                let _ = done.send(self.writer.prepend(past));
             }
             ReflectorFinding::PreviousObjects { known, before, done } => {
-                self.writer.explain(known, before);
+                self.writer.set_previous_states(known, before);
                 let _ = done.send(());
             }
             ReflectorFinding::HistoryMismatch { history } => {
                 if history == feed.reader.history() {
-                    self.history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, DOUBT_SPREAD);
+                    self.history_checks.schedule(HistoryCheckReason::Suspected, Duration::ZERO, MISMATCH_SPREAD);
                 }
             }
         }
@@ -260,8 +260,8 @@ impl Reflector {
     /// Whether the feed still has the object in the version that was found to differ.
     fn has_version(&self, found: &ObjectDivergence) -> bool {
         let reader = &self.upstream.feed.reader;
-        let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
-        found.history == reader.history() && ours() == found.ours
+        let cached = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
+        found.history == reader.history() && cached() == found.cached
     }
 
     /// Acts on the outcome of a history check. Returns the new state if upstream has another history.
@@ -272,20 +272,20 @@ impl Reflector {
                 None
             }
             HistoryCheckOutcome::Other(listed) => {
-                self.give_up(at, "the current state cannot follow from earlier events");
+                self.discard_rolled_back(at, "the current state cannot follow from earlier events");
                 Some(self.start_with(listed.initial, listed.requested_at))
             }
             // The storage went back, and whether this feed is affected cannot be determined.
-            HistoryCheckOutcome::Unproven(HistoryCheckReason::Notice, listed) => {
-                self.give_up(at, "storage was restored, and the effect on this resource is unknown");
+            HistoryCheckOutcome::Unproven(HistoryCheckReason::StorageRolledBack, listed) => {
+                self.discard_rolled_back(at, "storage was restored, and the effect on this resource is unknown");
                 Some(self.start_with(listed.initial, listed.requested_at))
             }
             HistoryCheckOutcome::Unproven(
                 HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,
                 _,
             ) => None,
-            HistoryCheckOutcome::Failed(why) => {
-                self.history_checks.ask(why, AGAIN, AGAIN);
+            HistoryCheckOutcome::Failed(reason) => {
+                self.history_checks.schedule(reason, AGAIN, AGAIN);
                 None
             }
         }
@@ -294,7 +294,7 @@ impl Reflector {
     /// Records that upstream continues the feed's history.
     fn confirm_history(&mut self) {
         self.continuity = HistoryContinuity::Certain;
-        self.history_checks.withdraw();
+        self.history_checks.cancel_reopened();
     }
 
     /// Decides whether a clean end is a failure. Usually a stream that ended cleanly is resumed at once. But if it
@@ -302,10 +302,10 @@ impl Reflector {
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<ReflectorStepError> {
         tracing::debug!(feed = %self.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that was just replaced, because their events followed the old one.
-        if self.upstream.feed.is_settling() {
-            return Some(ReflectorStepError::Over(FeedEndReason::Outdated));
+        if self.upstream.feed.is_replacement_recent() {
+            return Some(ReflectorStepError::FeedTerminated(FeedEndReason::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
-        in_vain.then(|| WatchStreamEnd::Clean.into())
+        in_vain.then(|| WatchStreamEnd::Closed.into())
     }
 }

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::{Reflector, ReflectorState, ended};
 use crate::cache::{FeedSnapshot, FeedState};
-use crate::reflect::continuity::{HistoryComparison, HistoryContinuity, compare, places};
-use crate::reflect::failure::{ReflectorStepError, over};
+use crate::reflect::continuity::{HistoryComparison, HistoryContinuity, compare, object_versions};
+use crate::reflect::failure::{ReflectorStepError, classify};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::gap_recovery::{self, GapRecoveryResult, PastObjectReader};
 use crate::reflect::initial_state::{FeedInitialState, RequestedListVersion};
@@ -31,7 +31,7 @@ impl Reflector {
             _ => None,
         };
         // If the gap cannot be mended, the current state is as good as an older one.
-        let window = window.filter(|_| self.may_be_mended());
+        let window = window.filter(|_| self.is_recoverable());
         match self.relists.next(window, Instant::now()) {
             RelistPlan::AtOnce(window) => (ReflectorState::Expired { at, window }, None),
             RelistPlan::NotBefore(rested) => {
@@ -43,7 +43,7 @@ impl Reflector {
     }
 
     /// Whether a gap is young enough to be mended. A gap of unknown age may hide any number of changes.
-    fn may_be_mended(&self) -> bool {
+    fn is_recoverable(&self) -> bool {
         let proven = self.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= gap_recovery::OUTAGE_MAX)
     }
@@ -61,39 +61,39 @@ impl Reflector {
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let lister = self.upstream.lister(FeedRequestPurpose::Relist);
         let initial = match window.map(RequestedListVersion::Exact) {
-            Some(exact) if is_small => lister.list_whole(exact).await.map_err(over)?,
-            Some(exact) => lister.list(exact).await.map_err(over)?,
+            Some(exact) if is_small => lister.list_whole(exact).await.map_err(classify)?,
+            Some(exact) => lister.list(exact).await.map_err(classify)?,
             None => lister.current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, GapRecoveryResult::OtherHistory) {
             self.relists.listed(Instant::now());
-            self.give_up(at, "a list cannot follow from earlier events");
+            self.discard_rolled_back(at, "a list cannot follow from earlier events");
             return Ok(self.start_with(initial, requested_at));
         }
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
-        self.upstream.written.will_list_from(&servers);
-        let mended = self.mend(recovered, until)?;
+        self.upstream.body_encoders.will_list_from(&servers);
+        let mended = self.apply_recovered(recovered, until)?;
         self.upstream.gap(if mended { "mended" } else { "new_history" });
         let (feed, took) = (&self.upstream.feed.spec.key, requested_at.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         if mended {
             // The restarted server may run another release.
-            let otherwise = self.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
+            let otherwise = self.upstream.feed.reader.snapshot().with_different_bytes(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
-            self.upstream.feed.freshness.forget();
+            self.upstream.feed.freshness.clear();
             self.writer.replace(snapshot);
             self.begin_history(requested_at, false);
         }
-        self.upstream.written.listed(servers);
+        self.upstream.body_encoders.listed(servers);
         self.continuity = HistoryContinuity::Certain;
         if window.is_none() {
             self.upstream.feed.freshness.prove(requested_at);
             self.complete.listed(requested_at);
         }
-        self.note_progress();
+        self.record_progress();
         self.relists.listed(Instant::now());
         self.writer.set_state(FeedState::Live);
         Ok(self.after_list(until, stream))
@@ -107,21 +107,24 @@ impl Reflector {
         exact: bool,
     ) -> Result<GapRecoveryResult, ReflectorStepError> {
         let known = self.upstream.feed.reader.snapshot();
-        if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == HistoryComparison::Other {
+        if list.rv < at
+            || compare(object_versions(&known), known.rv, object_versions(list), list.rv) == HistoryComparison::Other
+        {
             return Ok(GapRecoveryResult::OtherHistory);
         }
         let differences = gap_recovery::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
-        let may_be_mended = list.rv == at || self.may_be_mended();
-        if !may_be_mended || (!exact && !differences.is_empty()) {
+        let is_recoverable = list.rv == at || self.is_recoverable();
+        if !is_recoverable || (!exact && !differences.is_empty()) {
             return Ok(GapRecoveryResult::Unknown);
         }
-        differences.iter().for_each(|_| self.upstream.count_request(FeedRequestPurpose::Past));
-        let historian = PastObjectReader { lister: self.upstream.lister(FeedRequestPurpose::Past), from: known.rv };
+        differences.iter().for_each(|_| self.upstream.count_request(FeedRequestPurpose::PastObject));
+        let historian =
+            PastObjectReader { lister: self.upstream.lister(FeedRequestPurpose::PastObject), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
-            Err(error) if error.may_pass() => Err(error.into()),
+            Err(error) if error.is_transient() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
@@ -133,7 +136,11 @@ impl Reflector {
 
     /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be
     /// a minute away. Returns whether the gap is mended.
-    fn mend(&mut self, recovered: GapRecoveryResult, until: ResourceVersion) -> Result<bool, ReflectorStepError> {
+    fn apply_recovered(
+        &mut self,
+        recovered: GapRecoveryResult,
+        until: ResourceVersion,
+    ) -> Result<bool, ReflectorStepError> {
         let GapRecoveryResult::Changes(changes) = recovered else { return Ok(false) };
         self.writer.apply(changes)?;
         self.writer.advance(until, true);
@@ -142,7 +149,7 @@ impl Reflector {
 
     /// Discards the feed's history because upstream's storage went back: the cached changes have not happened. After
     /// this, no cached data is served. The watches end when the restored state replaces it (F3).
-    pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
+    pub(super) fn discard_rolled_back(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
         }
@@ -154,25 +161,25 @@ impl Reflector {
         );
         self.upstream.gap("rewound");
         self.writer.set_state(FeedState::Syncing);
-        feed.freshness.forget();
+        feed.freshness.clear();
         feed.forget_served_before();
-        self.rewinds.announce(Instant::now());
+        self.rewinds.notify(Instant::now());
     }
 
     /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches
     /// end when upstream's state replaces it (F8).
-    pub(super) fn quarantine(&mut self, found: &ObjectDivergence) {
-        let ObjectDivergence { key, at, ours, theirs, difference, .. } = found;
+    pub(super) fn discard_diverged(&mut self, found: &ObjectDivergence) {
+        let ObjectDivergence { key, at, cached, upstream, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
         let feed = &self.upstream.feed;
         tracing::error!(
-            feed = %feed.spec.key, object = %key, cached_rv = version(*ours), upstream_rv = version(*theirs), rv = %at,
+            feed = %feed.spec.key, object = %key, cached_rv = version(*cached), upstream_rv = version(*upstream), rv = %at,
             difference,
             "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
              end with 410"
         );
         self.upstream.gap("different");
         self.writer.set_state(FeedState::Syncing);
-        feed.freshness.forget();
+        feed.freshness.clear();
     }
 }

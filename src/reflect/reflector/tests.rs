@@ -35,7 +35,7 @@ fn hands() -> Hands {
         feed: feed.clone(),
         reader: reader.clone(),
         lists_only: Arc::default(),
-        written: Arc::new(BodyEncoderTracker::new(feed.clone())),
+        body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
         findings,
     };
     let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
@@ -163,7 +163,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
         ("a quiet stream", |_| {}, 6, false),
         (
             "a clean end",
-            |hands| drop(hands.reflector.process_item(Err(WatchStreamEnd::Clean), BASE, Instant::now())),
+            |hands| drop(hands.reflector.process_item(Err(WatchStreamEnd::Closed), BASE, Instant::now())),
             0,
             false,
         ),
@@ -215,7 +215,7 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
         if reported {
             hands.reported("a", 11, 10);
         }
-        let ended = hands.reflector.process_item(Err(WatchStreamEnd::Clean), BASE, opened);
+        let ended = hands.reflector.process_item(Err(WatchStreamEnd::Closed), BASE, opened);
         let Err((ReflectorState::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
         assert_eq!(failure.is_some(), fails, "{lived} s, {reported}");
     }
@@ -230,7 +230,7 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     assert!(waits[0] >= Duration::from_millis(800) && waits[0] < Duration::from_millis(1_600), "{waits:?}");
     assert!(waits.pop().is_some_and(|last| last == seconds(30)), "{waits:?}");
     assert!(matches!(hands.feed.reader.state(), FeedState::Stale { .. }));
-    hands.reflector.had_lived = true;
+    hands.reflector.was_accepted = true;
     assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
     assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
     for (requested, waited) in [(0, 1), (7, 7), (3_600, 30)] {
@@ -246,7 +246,7 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
 #[tokio::test(start_paused = true)]
 async fn refusal_after_an_outage_is_retried_soon() {
     let mut hands = hands();
-    let refused = ReflectorStepError::Over(FeedEndReason::Forbidden);
+    let refused = ReflectorStepError::FeedTerminated(FeedEndReason::Forbidden);
     let mut state = ReflectorState::Listed { at: BASE };
     for _ in 0..3 {
         (0..8).for_each(|_| _ = hands.fail());
@@ -294,7 +294,7 @@ async fn divergence_discards_the_state_only_if_still_cached() {
     let mut hands = hands();
     hands.reported("a", 11, 10);
     let (history, at) = (hands.feed.reader.history(), ResourceVersion(11));
-    for (of, name, ours, is_given_up) in [
+    for (of, name, cached, is_given_up) in [
         (history + 1, "a", Some(11), false),
         (history, "a", Some(9), false),
         (history, "a", None, false),
@@ -304,20 +304,20 @@ async fn divergence_discards_the_state_only_if_still_cached() {
     ] {
         hands.reflector.writer.set_state(FeedState::Live);
         let key = ObjectKey::new("t1", name);
-        let ours = ours.map(ResourceVersion);
-        let found = ObjectDivergence { history: of, key, at, ours, theirs: Some(at), difference: "differs" };
+        let cached = cached.map(ResourceVersion);
+        let found = ObjectDivergence { history: of, key, at, cached, upstream: Some(at), difference: "differs" };
         let next = hands.reflector.process_finding(ReflectorFinding::Divergence(found), at).await;
-        assert_eq!(matches!(next, Err((ReflectorState::Empty, None))), is_given_up, "{name} {ours:?}");
+        assert_eq!(matches!(next, Err((ReflectorState::Empty, None))), is_given_up, "{name} {cached:?}");
         let state = if is_given_up { FeedState::Syncing } else { FeedState::Live };
-        assert_eq!(hands.feed.reader.state(), state, "{name} {ours:?}");
+        assert_eq!(hands.feed.reader.state(), state, "{name} {cached:?}");
     }
 }
 
 #[test]
 fn early_wakeups_in_a_row_shorten_backoff_less_each_time() {
     assert_eq!(least_pause(0), Duration::ZERO);
-    for (woken_early, longest) in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
-        let least = least_pause(woken_early).as_secs_f64();
-        assert!((longest * 0.8..=longest).contains(&least), "{woken_early}: {least}");
+    for (early_wakeups, longest) in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
+        let least = least_pause(early_wakeups).as_secs_f64();
+        assert!((longest * 0.8..=longest).contains(&least), "{early_wakeups}: {least}");
     }
 }

@@ -7,23 +7,23 @@ use crate::reflect::versions::ObjectVersionPage;
 use crate::wire::ObjectRevision;
 use kubeapi::ObjectKey;
 
-/// A part of a collection: the keys after `behind`, up to and including `until`.
+/// A part of a collection: the keys after `after`, up to and including `until`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ObjectKeyRange {
-    behind: Option<ObjectKey>,
+    after: Option<ObjectKey>,
     until: Option<ObjectKey>,
 }
 
 impl ObjectKeyRange {
-    /// Returns the part that is covered by a page that begins after `behind`.
-    pub(super) fn of(behind: Option<ObjectKey>, page: &ObjectVersionPage) -> Self {
+    /// Returns the part that is covered by a page that begins after `after`.
+    pub(super) fn from_page(after: Option<ObjectKey>, page: &ObjectVersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
-        Self { behind, until: last.filter(|_| !page.is_last) }
+        Self { after, until: last.filter(|_| !page.is_last) }
     }
 
     fn objects<'a>(&'a self, state: &'a FeedSnapshot) -> impl Iterator<Item = &'a Arc<ObjectRevision>> {
         let is_within = |object: &&Arc<ObjectRevision>| self.until.as_ref().is_none_or(|until| object.key <= *until);
-        state.behind(self.behind.as_ref()).take_while(is_within)
+        state.after(self.after.as_ref()).take_while(is_within)
     }
 }
 
@@ -32,17 +32,18 @@ impl ObjectKeyRange {
 ///
 /// An object that upstream lists has not changed since its own version. So a cached state that had reached that version
 /// must have it, and vice versa. Changes between `before` and `after` prove nothing.
-pub(super) fn contradictions(
+pub(super) fn conflicting_keys(
     before: &FeedSnapshot,
     after: &FeedSnapshot,
     listed: &ObjectVersionPage,
     part: &ObjectKeyRange,
 ) -> Vec<ObjectKey> {
-    let lacks = |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|ours| ours.rv != **rv);
+    let lacks =
+        |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|cached| cached.rv != **rv);
     let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
     let outlived =
-        |ours: &&Arc<ObjectRevision>| ours.rv <= listed.at && listed.versions.get(&ours.key) != Some(&ours.rv);
-    found.extend(part.objects(after).filter(outlived).map(|ours| ours.key.clone()));
+        |cached: &&Arc<ObjectRevision>| cached.rv <= listed.at && listed.versions.get(&cached.key) != Some(&cached.rv);
+    found.extend(part.objects(after).filter(outlived).map(|cached| cached.key.clone()));
     found.sort();
     found.dedup();
     found
@@ -64,16 +65,16 @@ pub(super) enum ObjectDiscrepancy {
 impl ObjectDiscrepancy {
     /// Compares two objects. `alike` is true if the server that responded produces the same bytes as the cached ones.
     pub(super) fn between(
-        ours: Option<&Arc<ObjectRevision>>,
-        theirs: Option<&ObjectRevision>,
+        cached: Option<&Arc<ObjectRevision>>,
+        upstream: Option<&ObjectRevision>,
         alike: bool,
     ) -> Option<Self> {
-        match (ours, theirs) {
+        match (cached, upstream) {
             (None, None) => None,
             (None, Some(_)) => Some(Self::Missing),
             (Some(_), None) => Some(Self::Deleted),
-            (Some(ours), Some(theirs)) if ours.rv != theirs.rv => Some(Self::Version),
-            (Some(ours), Some(theirs)) => (alike && ours.body() != theirs.body()).then_some(Self::Bytes),
+            (Some(cached), Some(upstream)) if cached.rv != upstream.rv => Some(Self::Version),
+            (Some(cached), Some(upstream)) => (alike && cached.body() != upstream.body()).then_some(Self::Bytes),
         }
     }
 
@@ -121,16 +122,16 @@ mod tests {
         before: &FeedSnapshot,
         after: &FeedSnapshot,
         page: &ObjectVersionPage,
-        behind: Option<&str>,
+        start_after: Option<&str>,
     ) -> Vec<String> {
-        let part = ObjectKeyRange::of(behind.map(key), page);
-        contradictions(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
+        let part = ObjectKeyRange::from_page(start_after.map(key), page);
+        conflicting_keys(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
     }
 
     #[test]
     fn every_difference_at_the_same_version_is_found() {
-        let ours = state(9, &[("a", 1), ("b", 2), ("d", 4)]);
-        for (what, theirs, expected) in [
+        let cached = state(9, &[("a", 1), ("b", 2), ("d", 4)]);
+        for (what, upstream, expected) in [
             ("the same", [("a", 1), ("b", 2), ("d", 4)].as_slice(), [].as_slice()),
             ("one more", &[("a", 1), ("b", 2), ("c", 3), ("d", 4)], &["c"]),
             ("one less", &[("a", 1), ("d", 4)], &["b"]),
@@ -138,14 +139,14 @@ mod tests {
             ("an older version", &[("a", 1), ("b", 1), ("d", 4)], &["b"]),
             ("nothing", &[], &["a", "b", "d"]),
         ] {
-            assert_eq!(found(&ours, &ours, &listed(9, theirs, true), None), expected, "{what}");
+            assert_eq!(found(&cached, &cached, &listed(9, upstream, true), None), expected, "{what}");
         }
     }
 
     #[test]
     fn list_page_is_compared_only_within_its_key_range() {
-        let ours = state(9, &[("a", 1), ("b", 2), ("d", 4), ("e", 5)]);
-        for (behind, theirs, is_last, expected) in [
+        let cached = state(9, &[("a", 1), ("b", 2), ("d", 4), ("e", 5)]);
+        for (after, upstream, is_last, expected) in [
             (None, [("a", 1), ("b", 2)].as_slice(), false, [].as_slice()),
             (None, &[("a", 1), ("d", 4)], false, &["b"]),
             (Some("a"), &[("b", 2), ("d", 4)], false, &[]),
@@ -153,14 +154,18 @@ mod tests {
             (Some("e"), &[], true, &[]),
             (Some("d"), &[], true, &["e"]),
         ] {
-            assert_eq!(found(&ours, &ours, &listed(9, theirs, is_last), behind), expected, "{behind:?} {theirs:?}");
+            assert_eq!(
+                found(&cached, &cached, &listed(9, upstream, is_last), after),
+                expected,
+                "{after:?} {upstream:?}"
+            );
         }
     }
 
     #[test]
     fn changes_between_two_snapshots_are_not_reported_as_differences() {
         let (before, after) = (state(10, &[("a", 1), ("b", 2)]), state(20, &[("a", 1), ("b", 18), ("c", 17)]));
-        for (what, theirs, expected) in [
+        for (what, upstream, expected) in [
             ("as it was before", [("a", 1), ("b", 2)].as_slice(), [].as_slice()),
             ("came and went in between", &[("a", 1), ("b", 2), ("x", 13)], &[]),
             ("changed and changed again", &[("a", 1), ("b", 12)], &[]),
@@ -169,24 +174,24 @@ mod tests {
             ("went and is still cached", &[("b", 2)], &["a"]),
             ("changed and is still cached as it was", &[("a", 14), ("b", 2)], &["a"]),
         ] {
-            assert_eq!(found(&before, &after, &listed(15, theirs, true), None), expected, "{what}");
+            assert_eq!(found(&before, &after, &listed(15, upstream, true), None), expected, "{what}");
         }
     }
 
     #[test]
     fn bytes_are_compared_only_for_the_same_version_and_encoder() {
-        let ours = Arc::new(object("a", 1, ""));
+        let cached = Arc::new(object("a", 1, ""));
         let (other, later) = (object("a", 1, r#","spec":{}"#), object("a", 2, ""));
-        for (mine, theirs, alike, expected) in [
-            (Some(&ours), Some(&*ours), true, None),
-            (Some(&ours), Some(&other), false, None),
-            (Some(&ours), Some(&other), true, Some(ObjectDiscrepancy::Bytes)),
-            (Some(&ours), Some(&later), false, Some(ObjectDiscrepancy::Version)),
-            (Some(&ours), None, false, Some(ObjectDiscrepancy::Deleted)),
+        for (mine, upstream, alike, expected) in [
+            (Some(&cached), Some(&*cached), true, None),
+            (Some(&cached), Some(&other), false, None),
+            (Some(&cached), Some(&other), true, Some(ObjectDiscrepancy::Bytes)),
+            (Some(&cached), Some(&later), false, Some(ObjectDiscrepancy::Version)),
+            (Some(&cached), None, false, Some(ObjectDiscrepancy::Deleted)),
             (None, Some(&other), false, Some(ObjectDiscrepancy::Missing)),
             (None, None, true, None),
         ] {
-            assert_eq!(ObjectDiscrepancy::between(mine, theirs, alike), expected);
+            assert_eq!(ObjectDiscrepancy::between(mine, upstream, alike), expected);
         }
     }
 }

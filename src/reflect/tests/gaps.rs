@@ -289,7 +289,7 @@ async fn restore_found_by_one_feed_makes_other_feeds_check() {
     scene.up.faults().only("pods").reset_watches();
     scene.until_state("found out", |state| state != FeedState::Live).await;
     sleep(seconds(10)).await;
-    let looked = other.counts.said().iter().any(|(word, count)| word.value == "mismatch" && *count == 1);
-    assert!(looked, "{:?}", other.counts.said());
+    let looked = other.counts.labelled_counts().iter().any(|(word, count)| word.value == "mismatch" && *count == 1);
+    assert!(looked, "{:?}", other.counts.labelled_counts());
     assert_eq!((other.reader.history(), scene.said("rewound")), (history, 1), "nothing of its own was lost");
 }

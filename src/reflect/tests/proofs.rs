@@ -24,7 +24,7 @@ async fn no_freshness_requests_are_sent_without_waiting_clients() {
 async fn one_freshness_check_covers_all_waiting_clients() {
     let scene = Scene::of(upstream().pods(3)).await;
     let came = Instant::now();
-    let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.freshness.reached(came)));
+    let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.freshness.wait_proven(came)));
     timeout(seconds(1), readers).await.expect("a proof");
     assert_eq!((scene.said("position"), scene.said("equality")), (1, 0), "nothing was written: X is what it holds");
 }
@@ -44,7 +44,7 @@ async fn client_arriving_after_a_freshness_check_needs_a_new_one() {
 async fn client_arriving_during_a_freshness_check_is_not_covered() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().hush_watches();
-    let (first, proof) = (Instant::now(), scene.feed.freshness.reached(Instant::now()));
+    let (first, proof) = (Instant::now(), scene.feed.freshness.wait_proven(Instant::now()));
     tokio::pin!(proof);
     assert!(timeout(seconds(4), &mut proof).await.is_err(), "the answer is on its way");
     let came = Instant::now();
@@ -109,7 +109,7 @@ async fn proven_state_has_the_version_of_its_proof() {
         // The stream continues from its own version.
         scene.until(scene.up.create_pod("t1", "new")).await;
         assert!(scene.is_true());
-        assert_eq!(scene.feed.reader.shown_at(), scene.feed.reader.progress().rv);
+        assert_eq!(scene.feed.reader.served_version(), scene.feed.reader.progress().rv);
     }
 }
 
@@ -122,7 +122,7 @@ async fn confirmed_version_is_dropped_after_storage_restore() {
         scene.elsewhere(number);
     }
     scene.proof().await;
-    let confirmed = scene.feed.reader.shown_at();
+    let confirmed = scene.feed.reader.served_version();
     scene.up.faults().restore(&backup);
     scene.up.faults().reset_watches();
     let new = scene.up.create_pod("t1", "new");
@@ -137,9 +137,9 @@ async fn confirmed_version_is_dropped_after_storage_restore() {
 async fn version_of_another_resource_is_reached_by_one_list() {
     let scene = Scene::of(upstream().pods(3)).await;
     let written = ResourceVersion(scene.elsewhere(1));
-    scene.feed.freshness.want_state(written);
+    scene.feed.freshness.await_state_version(written);
     let began = Instant::now();
-    timeout(NEVER, scene.feed.reader.follow_progress().show(written)).await.expect("it is proven");
+    timeout(NEVER, scene.feed.reader.follow_progress().wait_served(written)).await.expect("it is proven");
     assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
     sleep(seconds(10)).await;
     assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0));
@@ -208,7 +208,7 @@ async fn version_seen_elsewhere_is_fetched_despite_a_stalled_stream() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
     let written = scene.up.create_pod("t1", "new");
-    scene.feed.freshness.want_version(ResourceVersion(written));
+    scene.feed.freshness.await_watch_version(ResourceVersion(written));
     let took = scene.until(written).await;
     assert!(took < seconds(3), "{took:?}");
     assert!(scene.is_true());
@@ -217,15 +217,15 @@ async fn version_seen_elsewhere_is_fetched_despite_a_stalled_stream() {
 #[tokio::test(start_paused = true)]
 async fn future_version_is_abandoned_and_does_not_block_others() {
     let scene = Scene::of(upstream().pods(3)).await;
-    scene.feed.freshness.want_version(ResourceVersion(1 << 40));
+    scene.feed.freshness.await_watch_version(ResourceVersion(1 << 40));
     sleep(seconds(60)).await;
     assert_eq!((scene.said("position"), scene.said("catch_up")), (1, 1));
-    assert_eq!(scene.feed.freshness.versions.least_above(ResourceVersion(0)), None);
+    assert_eq!(scene.feed.freshness.versions.smallest_above(ResourceVersion(0)), None);
     scene.up.faults().stall_watches(0);
     for number in 0..5 {
         let written = scene.up.create_pod("t1", &format!("new{number}"));
-        scene.feed.freshness.want_version(ResourceVersion((1 << 40) + number));
-        scene.feed.freshness.want_version(ResourceVersion(written));
+        scene.feed.freshness.await_watch_version(ResourceVersion((1 << 40) + number));
+        scene.feed.freshness.await_watch_version(ResourceVersion(written));
         let took = scene.until(written).await;
         assert!(took < seconds(2), "{took:?}");
     }
@@ -240,7 +240,7 @@ async fn failing_version_check_backs_off_while_a_client_waits() {
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     let written = scene.elsewhere(1);
     for _ in 0..60 {
-        scene.feed.freshness.want_version(ResourceVersion(written));
+        scene.feed.freshness.await_watch_version(ResourceVersion(written));
         sleep(seconds(1)).await;
     }
     let requests = scene.said("position");
@@ -257,7 +257,7 @@ async fn decreasing_version_requests_share_one_backoff() {
     scene.up.faults().stall_watches(0);
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     for below in 0..1_200 {
-        scene.feed.freshness.want_version(ResourceVersion((1 << 40) - below));
+        scene.feed.freshness.await_watch_version(ResourceVersion((1 << 40) - below));
         sleep(seconds(60) / 1_200).await;
     }
     let requests = scene.said("position");

@@ -21,7 +21,7 @@ fn requests(scene: &Scene) -> u64 {
 
 /// How often the feed was found to differ, and how often it was given up because of that.
 fn differed(scene: &Scene) -> (u64, u64) {
-    let said = scene.feed.counts.said();
+    let said = scene.feed.counts.labelled_counts();
     let of = |metric: &str| said.iter().find(|(word, _)| word.metric == metric && word.value == "different");
     let count = |metric: &str| of(metric).map_or(0, |(_, count)| *count);
     (count("kube_fanout_self_checks_total"), count("kube_fanout_history_gaps_total"))
@@ -44,7 +44,7 @@ async fn self_check_runs_once_per_change_and_never_when_idle() {
 #[tokio::test(start_paused = true)]
 async fn unread_warm_feed_is_not_self_checked() {
     let scene = Scene::checked(upstream().pods(3)).await;
-    drop(scene.feed.clone().only_keeping());
+    drop(scene.feed.clone().as_keep_alive());
     for n in 0..50 {
         written(&scene, &format!("p{n}")).await;
         sleep(HOUR).await;
@@ -167,7 +167,7 @@ async fn self_check_finds_no_difference_in_a_healthy_busy_feed() {
             sleep(Duration::from_millis(7_919)).await;
         }
         for feed in [&scene.feed, &ours] {
-            let said = feed.counts.said();
+            let said = feed.counts.labelled_counts();
             let count = |value: &str| said.iter().filter(|(word, _)| word.value == value).map(|(_, n)| n).sum::<u64>();
             assert!((15..=40).contains(&count("same")), "{}: {said:?}", feed.spec.key);
             assert_eq!((count("different"), count("skipped")), (0, 0), "{}: {said:?}", feed.spec.key);
@@ -193,7 +193,7 @@ async fn field_selector_feed_is_self_checked_with_current_state() {
         put("next");
         sleep(ROUND + seconds(180)).await;
         assert_ne!(ours.reader.history(), history, "{what}");
-        assert!(ours.counts.said().iter().any(|(word, _)| word.value == "self_check"));
+        assert!(ours.counts.labelled_counts().iter().any(|(word, _)| word.value == "self_check"));
     }
 }
 
@@ -355,7 +355,7 @@ async fn fleet_self_checks_are_spread_and_stop_without_changes() {
 }
 
 fn said(feed: &FeedHandle, value: &str) -> u64 {
-    feed.counts.said().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
+    feed.counts.labelled_counts().iter().filter(|(word, _)| word.value == value).map(|(_, count)| count).sum()
 }
 
 impl Scene {

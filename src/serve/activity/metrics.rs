@@ -42,7 +42,7 @@ struct WatchMetricHandles {
 
 /// The metrics of one watch. The caller must report its end with [`ended`](Self::ended).
 pub(crate) struct WatchMetrics {
-    of: Arc<WatchMetricHandles>,
+    handles: Arc<WatchMetricHandles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
     active_watch: Option<ActiveWatchGuard>,
@@ -58,14 +58,15 @@ impl WatchMetricsRegistry {
         active_watch: Option<ActiveWatchGuard>,
     ) -> WatchMetrics {
         let kind = WatchMetricLabels { gvr: key.gvr.clone(), representation, protocol };
-        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(WatchMetricHandles::of(kind))).clone();
-        of.open.increment(1.0);
-        WatchMetrics { of, opened: Instant::now(), active_watch }
+        let handles =
+            self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(WatchMetricHandles::new(kind))).clone();
+        handles.open.increment(1.0);
+        WatchMetrics { handles, opened: Instant::now(), active_watch }
     }
 }
 
 impl WatchMetricHandles {
-    fn of(kind: &WatchMetricLabels) -> Self {
+    fn new(kind: &WatchMetricLabels) -> Self {
         let resource = kind.gvr.to_string();
         let representation = Label::new("representation", kind.representation.as_str());
         let labels = vec![Label::new("resource", resource.clone()), representation];
@@ -92,8 +93,8 @@ impl WatchMetrics {
     /// Counts frames that are sent, and the bytes of their pieces.
     pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        self.of.events.increment(frames as u64);
-        self.of.bytes.increment(bytes);
+        self.handles.events.increment(frames as u64);
+        self.handles.bytes.increment(bytes);
         if let Some(active_watch) = &self.active_watch {
             active_watch.sent(bytes);
         }
@@ -108,18 +109,18 @@ impl WatchMetrics {
 
     /// Records that events were passed to the sink. The first of them was applied at `applied`.
     pub(crate) fn delivered(&self, applied: Instant) {
-        self.of.delay.record(applied.elapsed().as_secs_f64());
+        self.handles.delay.record(applied.elapsed().as_secs_f64());
     }
 
     /// Records the end of the watch in the metrics, the access log and the debug pages.
     pub(crate) fn ended(&self, end: WatchEndReason) {
-        let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
+        let (resource, reason, lasted) = (&*self.handles.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
-        self.of.open.decrement(1.0);
+        self.handles.open.decrement(1.0);
         if let Some(active_watch) = &self.active_watch {
             active_watch.ended(reason);
         }
-        let mut labels = self.of.labels.clone();
+        let mut labels = self.handles.labels.clone();
         labels.push(Label::new("reason", end.as_str()));
         counter!("kube_fanout_watches_ended_total", labels).increment(1);
     }

@@ -79,7 +79,7 @@ pub(super) struct AuditOutcome<'a> {
 
 impl<'a> ObjectReference<'a> {
     /// Returns the resource as recorded, or `None` for a request that is not for a resource.
-    pub(super) fn of(info: &'a RequestInfo) -> Option<Self> {
+    pub(super) fn from_info(info: &'a RequestInfo) -> Option<Self> {
         info.is_resource.then_some(Self {
             resource: &info.resource,
             namespace: &info.namespace,
@@ -93,7 +93,7 @@ impl<'a> ObjectReference<'a> {
 
 impl<'a> AuditOutcome<'a> {
     /// Returns the outcome. `status` is set for an error.
-    pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
+    pub(super) fn new(code: u16, status: Option<&'a Status>) -> Self {
         let metadata = serde_json::Map::new();
         let Some(Status { status, message, reason, details, .. }) = status else {
             return Self { metadata, status: "", message: "", reason: "", details: None, code };

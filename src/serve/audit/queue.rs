@@ -19,7 +19,7 @@ pub struct AuditLog {
 #[derive(Debug, Clone)]
 pub(super) struct AuditQueue {
     lines: mpsc::Sender<QueuedAuditRecord>,
-    room: Arc<Semaphore>,
+    free_bytes: Arc<Semaphore>,
 }
 
 /// The error of a full audit queue: the writer does not keep up.
@@ -49,7 +49,7 @@ impl AuditLog {
     }
 
     #[cfg(test)]
-    pub(super) fn of(queue: AuditQueue) -> Self {
+    pub(super) fn with_queue(queue: AuditQueue) -> Self {
         Self { queue: Some(queue) }
     }
 
@@ -66,14 +66,15 @@ impl AuditLog {
 impl AuditQueue {
     pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedAuditRecord>) {
         let (lines, waiting) = mpsc::channel(records_max);
-        (Self { lines, room: Arc::new(Semaphore::new(bytes_max)) }, waiting)
+        (Self { lines, free_bytes: Arc::new(Semaphore::new(bytes_max)) }, waiting)
     }
 
     pub(super) fn put(&self, text: Vec<u8>) -> Result<(), AuditQueueFull> {
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| AuditQueueFull);
-        let put = room
-            .and_then(|room| self.lines.try_send(QueuedAuditRecord { text, _room: room }).map_err(|_| AuditQueueFull));
+        let free_bytes = self.free_bytes.clone().try_acquire_many_owned(bytes).map_err(|_| AuditQueueFull);
+        let put = free_bytes.and_then(|free_bytes| {
+            self.lines.try_send(QueuedAuditRecord { text, _bytes: free_bytes }).map_err(|_| AuditQueueFull)
+        });
         if put.is_err() {
             metrics::records("dropped", 1);
         }
@@ -101,7 +102,7 @@ pub struct AuditWriter {
 #[derive(Debug)]
 pub(super) struct QueuedAuditRecord {
     pub(super) text: Vec<u8>,
-    pub(super) _room: OwnedSemaphorePermit,
+    pub(super) _bytes: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
@@ -113,7 +114,7 @@ enum AuditOutput {
 /// The maximum number of records per write.
 const BATCH_MAX: usize = 1024;
 /// The time between two attempts when writing fails.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
     pub(super) fn open(destination: AuditDestination, lines: mpsc::Receiver<QueuedAuditRecord>) -> io::Result<Self> {
@@ -149,7 +150,7 @@ impl AuditWriter {
                     );
                     metrics::audit_failing(true);
                 }
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
             if is_failing {
                 tracing::info!("audit log writes resumed");

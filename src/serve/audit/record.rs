@@ -21,11 +21,11 @@ pub(crate) struct AuditRecord {
     info: RequestInfo,
     /// Empty if the caller is not authenticated, or is the proxy itself.
     user: User,
-    is_ourselves: bool,
+    is_proxy_itself: bool,
     source_ips: Vec<IpAddr>,
     user_agent: String,
     received: Timestamp,
-    begun: OnceLock<AuditedResponse>,
+    watch_response: OnceLock<AuditedResponse>,
 }
 
 /// A response extension that marks responses of the proxy itself. Responses without it are recorded by upstream's audit
@@ -37,7 +37,7 @@ pub(crate) struct ServedLocally {
     /// Whether the response is a stream that continues after its head was sent.
     pub(crate) is_watch: bool,
     /// Whether the response shows cached data.
-    pub(crate) is_served: bool,
+    pub(crate) is_from_cache: bool,
 }
 
 /// A response extension with the authorization decision and its reason.
@@ -60,7 +60,7 @@ const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
 /// The maximum size of a record for an unauthenticated request. In larger records, values that the caller sent are
 /// truncated.
-pub(super) const STRANGER_RECORD_BYTES_MAX: usize = 8 << 10;
+pub(super) const UNAUTHENTICATED_RECORD_BYTES_MAX: usize = 8 << 10;
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
@@ -81,37 +81,38 @@ impl AuditRecord {
             uri: without_tokens(uri.path_and_query().map_or("/", |target| target.as_str())),
             info: info.clone(),
             user: User::default(),
-            is_ourselves: false,
+            is_proxy_itself: false,
             source_ips: source_ips(headers, peer.address),
-            user_agent: shortened(user_agent.unwrap_or_default()),
+            user_agent: truncated(user_agent.unwrap_or_default()),
             received: now(),
-            begun: OnceLock::new(),
+            watch_response: OnceLock::new(),
         })
     }
 
     /// Sets the caller of the recorded request.
-    pub(crate) fn put_caller(&mut self, caller: &Caller) {
+    pub(crate) fn set_caller(&mut self, caller: &Caller) {
         self.user = match caller {
             Caller::Anonymous => anonymous(),
             caller => caller.user().cloned().unwrap_or_default(),
         };
-        self.is_ourselves = matches!(caller, Caller::ProxyItself);
+        self.is_proxy_itself = matches!(caller, Caller::ProxyItself);
     }
 
     /// Records the response, unless upstream generated it. Returns false if the response requires a record and the
     /// queue is full. In that case the caller must not send the response.
-    pub(crate) fn answered<B>(&self, response: &Response<B>) -> bool {
-        let Some(ServedLocally { status, is_watch, is_served }) = response.extensions().get::<ServedLocally>() else {
+    pub(crate) fn record_response<B>(&self, response: &Response<B>) -> bool {
+        let Some(ServedLocally { status, is_watch, is_from_cache }) = response.extensions().get::<ServedLocally>()
+        else {
             return true;
         };
         let decision = response.extensions().get::<AuditDecision>().cloned();
-        let answered = AuditedResponse { code: response.status().as_u16(), status: status.clone(), decision };
+        let audited = AuditedResponse { code: response.status().as_u16(), status: status.clone(), decision };
         let stage = if *is_watch { AuditEventStage::ResponseStarted } else { AuditEventStage::ResponseComplete };
-        if self.put(stage, &answered).is_err() && *is_served && self.is_sensitive() {
+        if self.enqueue(stage, &audited).is_err() && *is_from_cache && self.is_sensitive() {
             return false;
         }
         if *is_watch {
-            let _ = self.begun.set(answered);
+            let _ = self.watch_response.set(audited);
         }
         true
     }
@@ -120,14 +121,14 @@ impl AuditRecord {
         self.info.group.is_empty() && self.info.resource == SensitiveKind::Secrets.as_str()
     }
 
-    fn put(&self, stage: AuditEventStage, answered: &AuditedResponse) -> Result<(), AuditQueueFull> {
-        let event = self.event(stage, now(), answered);
+    fn enqueue(&self, stage: AuditEventStage, audited: &AuditedResponse) -> Result<(), AuditQueueFull> {
+        let event = self.event(stage, now(), audited);
         let line = event.to_line();
-        if line.len() <= STRANGER_RECORD_BYTES_MAX || !self.is_of_stranger() {
+        if line.len() <= UNAUTHENTICATED_RECORD_BYTES_MAX || !self.is_unauthenticated() {
             return self.queue.put(line);
         }
-        let [audit_id, uri, verb] = [event.audit_id, event.request_uri, event.verb].map(shortened);
-        let response_status = AuditOutcome::of(answered.code, None);
+        let [audit_id, uri, verb] = [event.audit_id, event.request_uri, event.verb].map(truncated);
+        let response_status = AuditOutcome::new(audited.code, None);
         let event = AuditEvent {
             audit_id: &audit_id,
             request_uri: &uri,
@@ -140,11 +141,11 @@ impl AuditRecord {
     }
 
     /// Whether the caller is anonymous or not authenticated yet.
-    fn is_of_stranger(&self) -> bool {
-        !self.is_ourselves && (self.user.name.is_empty() || self.user.is_anonymous())
+    fn is_unauthenticated(&self) -> bool {
+        !self.is_proxy_itself && (self.user.name.is_empty() || self.user.is_anonymous())
     }
 
-    fn event<'a>(&'a self, stage: AuditEventStage, at: Timestamp, answered: &'a AuditedResponse) -> AuditEvent<'a> {
+    fn event<'a>(&'a self, stage: AuditEventStage, at: Timestamp, audited: &'a AuditedResponse) -> AuditEvent<'a> {
         AuditEvent {
             kind: "Event",
             api_version: "audit.k8s.io/v1",
@@ -156,17 +157,17 @@ impl AuditRecord {
             user: &self.user,
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
-            object_ref: ObjectReference::of(&self.info),
-            response_status: AuditOutcome::of(answered.code, answered.status.as_ref()),
+            object_ref: ObjectReference::from_info(&self.info),
+            response_status: AuditOutcome::new(audited.code, audited.status.as_ref()),
             request_received_timestamp: self.received,
             stage_timestamp: at,
-            annotations: self.annotations(answered.decision.as_ref()),
+            annotations: self.annotations(audited.decision.as_ref()),
         }
     }
 
     fn annotations<'a>(&self, decision: Option<&'a AuditDecision>) -> BTreeMap<&'static str, &'a str> {
         let (decision, reason): (_, &str) = match decision {
-            Some(AuditDecision::Allowed(_)) if self.is_ourselves => ("allow", "the caller is the proxy itself"),
+            Some(AuditDecision::Allowed(_)) if self.is_proxy_itself => ("allow", "the caller is the proxy itself"),
             Some(AuditDecision::Allowed(reason)) => ("allow", reason),
             Some(AuditDecision::Denied(reason)) => ("forbid", reason),
             None => return BTreeMap::new(),
@@ -177,9 +178,9 @@ impl AuditRecord {
 
 impl Drop for AuditRecord {
     fn drop(&mut self) {
-        if let Some(answered) = self.begun.take() {
+        if let Some(audited) = self.watch_response.take() {
             // The watch ends even if the queue is full; its start has been recorded.
-            let _ = self.put(AuditEventStage::ResponseComplete, &answered);
+            let _ = self.enqueue(AuditEventStage::ResponseComplete, &audited);
         }
     }
 }
@@ -233,7 +234,7 @@ pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
 /// The maximum number of addresses from `X-Forwarded-For`.
 const SOURCES_MAX: usize = 64;
 
-pub(super) fn shortened(text: &str) -> String {
+pub(super) fn truncated(text: &str) -> String {
     if text.len() <= TEXT_BYTES_MAX {
         return text.to_owned();
     }

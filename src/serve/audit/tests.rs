@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
 use super::queue::{AuditQueue, AuditQueueFull, QueuedAuditRecord};
-use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
+use super::record::{UNAUTHENTICATED_RECORD_BYTES_MAX, source_ips, truncated, without_tokens};
 use super::{AuditDecision, AuditDestination, AuditLog, AuditRecord, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
@@ -21,7 +21,7 @@ fn peer() -> ConnectionPeer {
         address,
         certificates: None,
         connection: DownstreamConnection::default(),
-        cut: AbortSignal::default(),
+        abort: AbortSignal::default(),
     }
 }
 
@@ -30,19 +30,19 @@ fn record(queue: &AuditQueue, target: &str) -> AuditRecord {
     let info =
         RequestInfo::parse("GET", uri.path(), &UrlQuery::parse(uri.query().unwrap_or_default())).expect("a path");
     let headers = headers(&[("user-agent", "kubectl/v1.37"), ("authorization", "Bearer CANARY"), ("cookie", "CANARY")]);
-    let audit = AuditLog::of(queue.clone());
+    let audit = AuditLog::with_queue(queue.clone());
     let mut record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &HeaderValue::from_static("id-1"))
         .expect("it is on");
-    record.put_caller(&Caller::Anonymous);
+    record.set_caller(&Caller::Anonymous);
     record
 }
 
-fn response(ours: ServedLocally, decision: Option<AuditDecision>) -> Response<()> {
+fn response(local: ServedLocally, decision: Option<AuditDecision>) -> Response<()> {
     let mut response = Response::new(());
-    if let Some(status) = &ours.status {
+    if let Some(status) = &local.status {
         *response.status_mut() = http::StatusCode::from_u16(status.http_code()).expect("a code");
     }
-    response.extensions_mut().insert(ours);
+    response.extensions_mut().insert(local);
     decision.map(|decision| response.extensions_mut().insert(decision));
     response
 }
@@ -54,14 +54,14 @@ fn next(lines: &mut tokio::sync::mpsc::Receiver<QueuedAuditRecord>) -> Option<(S
 }
 
 fn served() -> ServedLocally {
-    ServedLocally { is_served: true, ..ServedLocally::default() }
+    ServedLocally { is_from_cache: true, ..ServedLocally::default() }
 }
 
 #[test]
 fn audit_event_of_read_matches_apiserver_format() {
     let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let record = record(&queue, "/apis/apps/v1/namespaces/a/deployments/d?pretty=1");
-    assert!(record.answered(&response(served(), Some(AuditDecision::Allowed("RBAC: allowed by x".into())))));
+    assert!(record.record_response(&response(served(), Some(AuditDecision::Allowed("RBAC: allowed by x".into())))));
     drop(record);
     let (line, mut event) = next(&mut lines).expect("one record");
     assert!(next(&mut lines).is_none());
@@ -82,11 +82,11 @@ fn audit_event_of_read_matches_apiserver_format() {
         "stageTimestamp",
         "annotations",
     ];
-    let places: Vec<_> = order.iter().map(|name| line.find(&format!("\"{name}\":")).expect(name)).collect();
-    assert!(places.is_sorted() && line.ends_with("}\n") && !line.contains("CANARY"), "{line}");
+    let positions: Vec<_> = order.iter().map(|name| line.find(&format!("\"{name}\":")).expect(name)).collect();
+    assert!(positions.is_sorted() && line.ends_with("}\n") && !line.contains("CANARY"), "{line}");
     for stamp in ["requestReceivedTimestamp", "stageTimestamp"] {
-        let taken = event[stamp].take();
-        let stamp = taken.as_str().expect("a text");
+        let value = event[stamp].take();
+        let stamp = value.as_str().expect("a text");
         assert!(stamp.len() == "2026-07-23T10:11:12.000013Z".len() && stamp.ends_with('Z'), "{stamp}");
     }
     let expected = json!({
@@ -111,7 +111,9 @@ fn audit_event_of_refusal_has_status_and_decision() {
     let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let status = Status::unauthorized();
     let refused = ServedLocally { status: Some(status), ..ServedLocally::default() };
-    assert!(record(&queue, "/api/v1/pods").answered(&response(refused, Some(AuditDecision::Denied("no".into())))));
+    assert!(
+        record(&queue, "/api/v1/pods").record_response(&response(refused, Some(AuditDecision::Denied("no".into()))))
+    );
     let (_, event) = next(&mut lines).expect("one record");
     let reported = &event["responseStatus"];
     assert_eq!(
@@ -125,20 +127,20 @@ fn audit_event_of_refusal_has_status_and_decision() {
 fn watch_is_audited_at_start_and_end() {
     let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
     let record = record(&queue, "/api/v1/pods?watch=1");
-    assert!(record.answered(&response(ServedLocally { is_watch: true, ..served() }, None)));
-    let (_, begun) = next(&mut lines).expect("a record");
+    assert!(record.record_response(&response(ServedLocally { is_watch: true, ..served() }, None)));
+    let (_, start) = next(&mut lines).expect("a record");
     assert!(next(&mut lines).is_none());
     drop(record);
-    let (_, over) = next(&mut lines).expect("another");
-    assert_eq!((&begun["stage"], &over["stage"]), (&json!("ResponseStarted"), &json!("ResponseComplete")));
-    assert_eq!((&begun["auditID"], &begun["verb"]), (&over["auditID"], &json!("watch")));
-    assert_eq!(over["responseStatus"]["code"], 200);
+    let (_, end) = next(&mut lines).expect("another");
+    assert_eq!((&start["stage"], &end["stage"]), (&json!("ResponseStarted"), &json!("ResponseComplete")));
+    assert_eq!((&start["auditID"], &start["verb"]), (&end["auditID"], &json!("watch")));
+    assert_eq!(end["responseStatus"]["code"], 200);
 }
 
 #[test]
 fn forwarded_response_is_not_audited_by_proxy() {
     let (queue, mut lines) = AuditQueue::new(8, 1 << 16);
-    assert!(record(&queue, "/api/v1/pods").answered(&Response::new(())));
+    assert!(record(&queue, "/api/v1/pods").record_response(&Response::new(())));
     assert!(next(&mut lines).is_none());
 }
 
@@ -148,7 +150,7 @@ fn secrets_are_not_served_without_audit_record() {
     let (queue, _lines) = AuditQueue::new(1, 1 << 16);
     assert_eq!(queue.put(vec![b'x']), Ok(()));
     assert_eq!(queue.put(vec![b'x']), Err(AuditQueueFull));
-    for (target, ours, given) in [
+    for (target, local, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
         ("/api/v1/secrets?watch=1", ServedLocally { is_watch: true, ..served() }, false),
@@ -156,7 +158,7 @@ fn secrets_are_not_served_without_audit_record() {
         ("/api/v1/configmaps", served(), true),
         ("/apis/hidden.example/v1/secrets", served(), true),
     ] {
-        assert_eq!(record(&queue, target).answered(&response(ours, None)), given, "{target}");
+        assert_eq!(record(&queue, target).record_response(&response(local, None)), given, "{target}");
     }
 }
 
@@ -202,9 +204,9 @@ fn source_ips_are_in_apiserver_order() {
 
 #[test]
 fn long_user_agents_are_truncated() {
-    assert_eq!(shortened("curl"), "curl");
-    assert_eq!(shortened(&"x".repeat(1024)).len(), 1024);
-    assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
+    assert_eq!(truncated("curl"), "curl");
+    assert_eq!(truncated(&"x".repeat(1024)).len(), 1024);
+    assert_eq!(truncated(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
 }
 
 /// Each connection of an unauthenticated caller can cause one record.
@@ -217,14 +219,14 @@ fn audit_record_of_unauthenticated_caller_is_bounded() {
     let id = HeaderValue::from_str(&"i".repeat(60_000)).expect("text");
     let agent = HeaderValue::from_str(&"u".repeat(60_000)).expect("text");
     let headers = HeaderMap::from_iter([(http::header::USER_AGENT, agent)]);
-    let (audit, method) = (AuditLog::of(queue), "M".repeat(60_000));
+    let (audit, method) = (AuditLog::with_queue(queue), "M".repeat(60_000));
     for path in [path.as_str(), "/version"] {
         let info = RequestInfo::parse(&method, path, &UrlQuery::parse("")).expect("a path");
         let record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
         let refused = ServedLocally { status: Some(Status::bad_request(&*long)), ..ServedLocally::default() };
-        assert!(record.answered(&response(refused, None)));
+        assert!(record.record_response(&response(refused, None)));
         let (line, event) = next(&mut lines).expect("one record");
-        assert!(line.len() <= STRANGER_RECORD_BYTES_MAX, "{} bytes", line.len());
+        assert!(line.len() <= UNAUTHENTICATED_RECORD_BYTES_MAX, "{} bytes", line.len());
         assert_eq!(event["responseStatus"]["code"], 400);
         assert_eq!(event["auditID"], format!("{}...TRUNCATED", "i".repeat(1_024)));
     }

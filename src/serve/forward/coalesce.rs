@@ -56,7 +56,7 @@ type CoalescedWaiterMap = DashMap<CoalesceKey, CoalescedResultSenders>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CoalesceKey {
     /// The identity that sends the request, so that callers never receive each other's responses.
-    pub(crate) acting_as: RequestIdentity,
+    pub(crate) identity: RequestIdentity,
     pub(crate) path_and_query: String,
     pub(crate) accept: Option<String>,
     pub(crate) accept_encoding: Option<String>,
@@ -80,22 +80,22 @@ impl RequestCoalescer {
         tasks: &BackgroundTasks,
         send: SendRequestFn,
     ) -> Option<CoalescedResponseResult> {
-        let turn = match self.waiting.entry(key.clone()) {
+        let receiver = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(CoalescedResultSenders::new());
                 None
             }
-            Entry::Occupied(mut under_way) => {
+            Entry::Occupied(mut in_flight) => {
                 let (tx, rx) = oneshot::channel();
-                under_way.get_mut().push(tx);
+                in_flight.get_mut().push(tx);
                 Some(rx)
             }
         };
-        if let Some(turn) = turn {
-            return turn.await.ok();
+        if let Some(receiver) = receiver {
+            return receiver.await.ok();
         }
-        let under_way = InFlightRequest { waiting: self.waiting.clone(), key, tasks: tasks.clone(), send };
-        Some(send_shared(&under_way.send, 1).await)
+        let in_flight = InFlightRequest { waiting: self.waiting.clone(), key, tasks: tasks.clone(), send };
+        Some(send_shared(&in_flight.send, 1).await)
     }
 }
 
@@ -111,7 +111,7 @@ struct InFlightRequest {
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        let Some(waiters) = take(&self.waiting, &self.key) else { return };
+        let Some(waiters) = take_waiters(&self.waiting, &self.key) else { return };
         let next = self.clone();
         self.tasks.spawn("coalesced", async move {
             let response = send_shared(&next.send, waiters.len()).await;
@@ -131,14 +131,14 @@ async fn send_shared(request: &SendRequestFn, waiters: usize) -> CoalescedRespon
 
 /// Removes and returns the callers that wait for the key. If there are none, the key is removed, so that the next
 /// request starts over.
-fn take(waiting: &CoalescedWaiterMap, key: &CoalesceKey) -> Option<CoalescedResultSenders> {
-    let mut taken = CoalescedResultSenders::new();
+fn take_waiters(waiting: &CoalescedWaiterMap, key: &CoalesceKey) -> Option<CoalescedResultSenders> {
+    let mut open = CoalescedResultSenders::new();
     waiting.remove_if_mut(key, |_, waiters| {
         waiters.retain(|waiter| !waiter.is_closed());
-        taken = std::mem::take(waiters);
-        taken.is_empty()
+        open = std::mem::take(waiters);
+        open.is_empty()
     });
-    (!taken.is_empty()).then_some(taken)
+    (!open.is_empty()).then_some(open)
 }
 
 #[cfg(test)]
@@ -153,7 +153,7 @@ mod tests {
 
     fn key() -> CoalesceKey {
         CoalesceKey {
-            acting_as: RequestIdentity::ProxyItself,
+            identity: RequestIdentity::ProxyItself,
             path_and_query: "/api/v1/pods".into(),
             accept: None,
             accept_encoding: None,
@@ -163,37 +163,38 @@ mod tests {
 
     /// An upstream that answers each request with its number, once the semaphore lets it through.
     #[derive(Clone)]
-    struct Desk {
+    struct TestUpstream {
         coalesced: RequestCoalescer,
         tasks: BackgroundTasks,
         requests: Arc<AtomicUsize>,
-        authorizer: Arc<Semaphore>,
+        semaphore: Arc<Semaphore>,
     }
 
-    impl Desk {
+    impl TestUpstream {
         fn new() -> Self {
             let (coalesced, tasks) = (RequestCoalescer::default(), BackgroundTasks::new());
-            Self { coalesced, tasks, requests: Arc::default(), authorizer: Arc::new(Semaphore::new(0)) }
+            Self { coalesced, tasks, requests: Arc::default(), semaphore: Arc::new(Semaphore::new(0)) }
         }
 
         fn request(&self) -> JoinHandle<Option<String>> {
-            let desk = self.clone();
-            let Self { requests, authorizer, .. } = self.clone();
-            let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-                let (number, authorizer) = (requests.fetch_add(1, Ordering::SeqCst) + 1, authorizer.clone());
+            let upstream = self.clone();
+            let Self { requests, semaphore, .. } = self.clone();
+            let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+                let (number, semaphore) = (requests.fetch_add(1, Ordering::SeqCst) + 1, semaphore.clone());
                 Box::pin(async move {
-                    authorizer.acquire().await.expect("never closed").forget();
+                    semaphore.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
                     let permit = ConcurrencyLimits::new(&ConcurrencyConfig::default())
                         .forwards
-                        .take(None)
+                        .acquire(None)
                         .expect("a permit")
                         .into();
                     Ok(CoalescedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, permit })
                 })
             };
             tokio::spawn(async move {
-                let response = desk.coalesced.send(key(), &desk.tasks, Arc::new(ask)).await?.expect("answered");
+                let response =
+                    upstream.coalesced.send(key(), &upstream.tasks, Arc::new(send)).await?.expect("answered");
                 Some(String::from_utf8(response.body.to_vec()).expect("a number"))
             })
         }
@@ -201,74 +202,77 @@ mod tests {
         /// Returns the first request, which is in flight, and `later` waiting ones.
         async fn one_and(&self, later: usize) -> (JoinHandle<Option<String>>, Vec<JoinHandle<Option<String>>>) {
             let first = self.request();
-            self.until(|desk| desk.requests.load(Ordering::SeqCst) == 1).await;
+            self.wait_until(|upstream| upstream.requests.load(Ordering::SeqCst) == 1).await;
             let waiting: Vec<_> = (0..later).map(|_| self.request()).collect();
-            self.until(|desk| desk.coalesced.waiting.get(&key()).is_some_and(|waiters| waiters.len() == later)).await;
+            self.wait_until(|upstream| {
+                upstream.coalesced.waiting.get(&key()).is_some_and(|waiters| waiters.len() == later)
+            })
+            .await;
             (first, waiting)
         }
 
-        async fn until(&self, done: impl Fn(&Self) -> bool) {
+        async fn wait_until(&self, done: impl Fn(&Self) -> bool) {
             while !done(self) {
                 tokio::task::yield_now().await;
             }
         }
 
-        async fn is_forgotten(&self) {
-            self.until(|desk| desk.coalesced.waiting.is_empty()).await;
+        async fn wait_empty(&self) {
+            self.wait_until(|upstream| upstream.coalesced.waiting.is_empty()).await;
         }
     }
 
-    async fn answers(requests: Vec<JoinHandle<Option<String>>>) -> Vec<Option<String>> {
-        let mut answers = Vec::new();
+    async fn responses(requests: Vec<JoinHandle<Option<String>>>) -> Vec<Option<String>> {
+        let mut responses = Vec::new();
         for request in requests {
-            answers.push(request.await.expect("joined"));
+            responses.push(request.await.expect("joined"));
         }
-        answers
+        responses
     }
 
     #[tokio::test]
     async fn review_in_flight_is_not_shared_with_later_requests() {
-        let desk = Desk::new();
-        let (first, later) = desk.one_and(5).await;
-        desk.authorizer.add_permits(2);
-        assert_eq!(answers(vec![first]).await, [Some("1".to_owned())]);
+        let upstream = TestUpstream::new();
+        let (first, later) = upstream.one_and(5).await;
+        upstream.semaphore.add_permits(2);
+        assert_eq!(responses(vec![first]).await, [Some("1".to_owned())]);
         assert_eq!(
-            answers(later).await,
+            responses(later).await,
             vec![Some("2".to_owned()); 5],
             "all waiting requests share the second response"
         );
-        assert_eq!(desk.requests.load(Ordering::SeqCst), 2);
-        desk.is_forgotten().await;
+        assert_eq!(upstream.requests.load(Ordering::SeqCst), 2);
+        upstream.wait_empty().await;
     }
 
     #[tokio::test]
     async fn waiters_get_new_review_when_first_caller_disconnects() {
-        let desk = Desk::new();
-        let (first, later) = desk.one_and(3).await;
+        let upstream = TestUpstream::new();
+        let (first, later) = upstream.one_and(3).await;
         first.abort();
-        desk.authorizer.add_permits(1);
-        assert_eq!(answers(later).await, vec![Some("2".to_owned()); 3]);
-        desk.is_forgotten().await;
+        upstream.semaphore.add_permits(1);
+        assert_eq!(responses(later).await, vec![Some("2".to_owned()); 3]);
+        upstream.wait_empty().await;
     }
 
     #[tokio::test]
     async fn waiters_fail_when_tasks_are_stopped() {
-        let desk = Desk::new();
-        let (first, later) = desk.one_and(2).await;
-        desk.tasks.join().await;
+        let upstream = TestUpstream::new();
+        let (first, later) = upstream.one_and(2).await;
+        upstream.tasks.join().await;
         first.abort();
-        assert_eq!(answers(later).await, [None, None]);
-        desk.is_forgotten().await;
+        assert_eq!(responses(later).await, [None, None]);
+        upstream.wait_empty().await;
     }
 
     #[tokio::test]
     async fn single_review_leaves_no_coalescing_state() {
-        let desk = Desk::new();
-        let (alone, _) = desk.one_and(0).await;
-        desk.authorizer.add_permits(1);
-        assert_eq!(answers(vec![alone]).await, [Some("1".to_owned())]);
-        desk.is_forgotten().await;
-        desk.tasks.join().await;
-        assert_eq!(desk.requests.load(Ordering::SeqCst), 1);
+        let upstream = TestUpstream::new();
+        let (alone, _) = upstream.one_and(0).await;
+        upstream.semaphore.add_permits(1);
+        assert_eq!(responses(vec![alone]).await, [Some("1".to_owned())]);
+        upstream.wait_empty().await;
+        upstream.tasks.join().await;
+        assert_eq!(upstream.requests.load(Ordering::SeqCst), 1);
     }
 }

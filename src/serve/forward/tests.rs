@@ -22,17 +22,17 @@ fn assert_reported(failures: Vec<(UpstreamError, i32, &str)>) {
         };
         assert_eq!(reported(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
         // A write that may have been applied has no retry delay.
-        assert_eq!(reported(&unknown(&error)), (502, "Unknown", None, message));
+        assert_eq!(reported(&maybe_applied(&error)), (502, "Unknown", None, message));
     }
 }
 
 #[tokio::test]
 async fn upstream_failure_returns_gateway_error() {
-    let broken = UpstreamError::Broken(UpstreamError::broken_off().await);
+    let broken = UpstreamError::ConnectionLost(UpstreamError::broken_off().await);
     let broken_off = broken.to_string();
     assert_reported(vec![
         (UpstreamError::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
-        (UpstreamError::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
+        (UpstreamError::Timeout(HEAD_TIMEOUT_SLACK), 504, "upstream did not respond within 5s"),
         (broken, 502, &broken_off),
         // Its reason is for the log.
         (UpstreamError::Credentials("/a/path".to_owned()), 503, "the proxy cannot load its upstream credentials"),

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use http::Response;
 
+use super::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
 use crate::serve::audit::{AuditDecision, AuditLog};
 use crate::serve::forward::ForwardHandler;
 use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::DownstreamReviewHandler;
-use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, UnauthenticatedRequest};
-use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, too_many, too_many_wait, unavailable};
+use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest};
+use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, too_many, too_many_waiting, unavailable};
 use crate::serve::route::readable::CollectionExtent;
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
 use crate::serve::serve_config::ServeConfig;
@@ -20,8 +21,8 @@ use crate::wire::Representation;
 use base::Reloadable;
 use kubeapi::{Gvr, Status};
 
-/// Answers the requests of authenticated callers: routes each, authorizes it, and passes it to the part that serves or
-/// forwards it.
+/// Answers the requests that the frontend has admitted: routes each, authorizes it, and passes it to the part that
+/// serves or forwards it.
 #[derive(Debug)]
 pub(super) struct RequestRouter {
     pub(super) reader: ReadHandler,
@@ -56,7 +57,7 @@ impl RequestRouter {
                 accept: request.context.accept.as_deref(),
                 user_agent: request.context.user_agent.as_deref(),
                 impersonates: request.http.headers().keys().any(is_impersonation),
-                fills_a_feed: request.fills_a_feed(),
+                is_feed_request: request.is_feed_request(),
                 readable: request.readable,
             };
             let resource = match self.resource(&request.caller, &input).await {
@@ -66,11 +67,11 @@ impl RequestRouter {
             let config = self.config.get();
             let (resource, route) = match route(&input, resource.as_deref(), &config.coverage) {
                 Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
-                Err(ForwardReason::Verb) if DownstreamReviewHandler::has(&request) => {
+                Err(ForwardReason::Verb) if DownstreamReviewHandler::is_proxy_review(&request) => {
                     return Box::pin(self.review(request)).await;
                 }
                 Err(reason) => return self.forward(request, reason).await,
-                Ok(_) if !self.authorizer.serves(&request.caller) => {
+                Ok(_) if !self.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
                 }
                 Ok(routed) => routed,
@@ -79,25 +80,25 @@ impl RequestRouter {
             // request.
             let permission = match self.authorize(&mut request, resource).await {
                 Ok(permission) => permission,
-                Err(why) => return request.turned_away(&why),
+                Err(error) => return request.auth_refusal(&error),
             };
             let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
-            let payer = request.caller.payer();
+            let flow = request.caller.flow();
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let served = match route {
                 ReadRoute::Refuse(status) => Err(NotServable::Refuse(status)),
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
-                    let served = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    let served = self.concurrency.waiting.while_waiting(flow.as_ref(), reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
-                    let served = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    let served = self.concurrency.waiting.while_waiting(flow.as_ref(), reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
-                    if permission.part().is_some() =>
+                    if permission.namespaces().is_some() =>
                 {
                     Err(NotServable::Forward(ForwardReason::Table))
                 }
@@ -109,7 +110,7 @@ impl RequestRouter {
                     reroutes += 1;
                     continue;
                 }
-                Err(why) => self.answer_not_servable(request, why).await,
+                Err(refusal) => self.refuse_or_forward(request, refusal).await,
             };
             if let Some(decision) = decision {
                 response.extensions_mut().insert(decision);
@@ -142,13 +143,13 @@ impl RequestRouter {
             return Ok(None);
         }
         let mut refreshed = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self.concurrency.waiting.while_waiting(caller.payer().as_ref(), refreshed.as_mut()).await {
+        match self.concurrency.waiting.while_waiting(caller.flow().as_ref(), refreshed.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
-                return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
+                return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.reason)));
             }
             Ok(Err(failure)) => {
-                tracing::debug!(resource = %gvr, error = failure.why, "cannot look up a resource: discovery failed");
+                tracing::debug!(resource = %gvr, error = failure.reason, "cannot look up a resource: discovery failed");
             }
             Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
@@ -162,35 +163,35 @@ impl RequestRouter {
         request: &mut ReadRequest,
         resource: &UpstreamResource,
     ) -> Result<ReadPermission, GrantError> {
-        let payer = request.caller.payer();
-        let is_for_readable = request.is_for_readable(resource);
+        let flow = request.caller.flow();
+        let is_readable_request = request.is_readable_request(resource);
         let (caller, info) = (&request.caller, &request.info);
-        let mut permitted = Box::pin(async move {
-            if is_for_readable {
+        let mut granted = Box::pin(async move {
+            if is_readable_request {
                 self.authorizer.readable(caller, info).await
             } else {
-                self.authorizer.grant(caller, info).await.map(ReadPermission::Whole)
+                self.authorizer.grant(caller, info).await.map(ReadPermission::Collection)
             }
         });
-        let permitted = self.concurrency.waiting.while_waiting(payer.as_ref(), permitted.as_mut()).await;
-        let permission = permitted.map_err(too_many_wait).flatten()?;
-        if is_for_readable {
-            let is_part = permission.part().is_some();
+        let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), granted.as_mut()).await;
+        let permission = granted.map_err(too_many_waiting).flatten()?;
+        if is_readable_request {
+            let is_part = permission.namespaces().is_some();
             request.context.extent = Some(if is_part { CollectionExtent::Some } else { CollectionExtent::All });
         }
         Ok(permission)
     }
 
     /// Answers an authorized read that the cache cannot answer.
-    async fn answer_not_servable(&self, request: Box<ReadRequest>, why: NotServable) -> Response<ResponseBody> {
-        match why {
+    async fn refuse_or_forward(&self, request: Box<ReadRequest>, refusal: NotServable) -> Response<ResponseBody> {
+        match refusal {
             NotServable::FeedEnded => self.forward(request, ForwardReason::Unavailable).await,
             // Upstream would deny a collection that the caller may read only in part.
             NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
                 if request.context.extent == Some(CollectionExtent::Some) =>
             {
-                let why = "the readable part of this collection is not known yet; try again";
-                request.context.status(&unavailable(why))
+                let message = "the readable part of this collection is not known yet; try again";
+                request.context.status(&unavailable(message))
             }
             NotServable::Forward(reason) => self.forward(request, reason).await,
             NotServable::Late(status) | NotServable::Refuse(status) => request.context.status(&status),
@@ -200,16 +201,16 @@ impl RequestRouter {
     /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
     /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
-        if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller)) {
-            let answering = pin!(async {
+        if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.may_read_cache(&request.caller)) {
+            let response = pin!(async {
                 let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
-                let hops = self.forwarding.hops_with_us(request.http.headers());
-                let mut response = self.discovery.answer(&request, &key, hops).await?;
+                let hops = self.forwarding.hops_with_self(request.http.headers());
+                let mut response = self.discovery.respond(&request, &key, hops).await?;
                 response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)
             });
-            let payer = request.caller.payer();
-            if let Ok(Some(response)) = self.concurrency.waiting.while_waiting(payer.as_ref(), answering).await {
+            let flow = request.caller.flow();
+            if let Ok(Some(response)) = self.concurrency.waiting.while_waiting(flow.as_ref(), response).await {
                 return response;
             }
         }
@@ -219,14 +220,14 @@ impl RequestRouter {
     /// Answers a review request of a downstream proxy, if the proxy may send it.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         let is_allowed = {
-            let allowed = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
-            self.concurrency.waiting.while_waiting(request.caller.payer().as_ref(), allowed).await.unwrap_or(false)
+            let allowed = pin!(self.authorizer.allows_proxy(&request.caller, &request.info));
+            self.concurrency.waiting.while_waiting(request.caller.flow().as_ref(), allowed).await.unwrap_or(false)
         };
         if !is_allowed {
             return self.forward(request, ForwardReason::Verb).await;
         }
-        let hops = self.forwarding.hops_with_us(request.http.headers());
-        Box::pin(self.reviews.answer(request, hops)).await
+        let hops = self.forwarding.hops_with_self(request.http.headers());
+        Box::pin(self.reviews.handle(request, hops)).await
     }
 
     async fn forward(&self, request: Box<ReadRequest>, reason: ForwardReason) -> Response<ResponseBody> {

@@ -1,7 +1,7 @@
 use http::HeaderMap;
 
 use crate::auth::{Authorizer, ClientConnectionInfo, CrossOriginCheck, GrantError};
-use crate::serve::response::not_granted;
+use crate::serve::response::denied_status;
 use base::Reloadable;
 use kubeapi::{AccessAttributes, RequestInfo, Status, UrlQuery};
 
@@ -26,13 +26,14 @@ impl ScrapeAuthorizer {
     pub async fn admit(self, sender: ClientConnectionInfo, headers: HeaderMap) -> Result<(), Status> {
         let info = RequestInfo::parse("GET", "/metrics", &UrlQuery::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
-        let refused = |why: &GrantError, user: &str| not_granted(why, user, &AccessAttributes::of(&info));
-        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
-        if caller.shows_certificate() {
+        let refused =
+            |error: &GrantError, user: &str| denied_status(error, user, &AccessAttributes::from_request(&info));
+        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|error| refused(&error, ""))?;
+        if caller.has_client_certificate() {
             let site = self.browsers.get().check_site(&headers);
             site.map_err(|foreign| Status::from_code(403, &foreign.to_string()))?;
         }
         let granted = self.authorizer.grant(&caller, &info).await;
-        granted.map(drop).map_err(|why| refused(&why, caller.name()))
+        granted.map(drop).map_err(|error| refused(&error, caller.name()))
     }
 }

@@ -36,10 +36,15 @@ impl HttpFrontend {
         let HttpFrontendDeps { client, catalog, feeds, authorizer, audit, active_watches, tasks, drain, .. } = deps;
         let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
         let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
-        tasks.spawn_needed("slow readers", slow_readers.clone().keep(drain.clone()));
-        let known = (catalog.clone(), feeds.clone());
-        let discovery =
-            DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
+        tasks.spawn_critical("slow readers", slow_readers.clone().run(drain.clone()));
+        let catalog_and_feeds = (catalog.clone(), feeds.clone());
+        let discovery = DiscoveryCache::new(
+            client.clone(),
+            catalog_and_feeds,
+            concurrency.clone(),
+            slow_readers.clone(),
+            config.lag_max,
+        );
         let reviews = DownstreamReviewHandler::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
         let (sources, scans) =

@@ -18,7 +18,7 @@ pub struct ConcurrencyConfig {
     pub watches_per_caller_max: usize,
     /// The maximum size in bytes of the responses in flight. A LIST is charged its length, up to 256 KiB. Large objects
     /// and shared responses from upstream are charged their whole length. One user may have half of it. The value also
-    /// bounds the number of waiting requests: one per [`WAITING_BYTES`], up to [`WAITING_MAX`].
+    /// bounds the number of waiting requests: one per `WAITING_BYTES`, up to `WAITING_MAX`.
     pub lists_bytes_max: usize,
     /// The maximum number of short forwarded requests, in total and per user.
     pub forwards_max: usize,
@@ -61,7 +61,7 @@ pub(crate) struct ConcurrencyLimits {
     /// Requests that wait before they get a permit of their own.
     pub(crate) waiting: PermitPool,
     /// Requests that are being authenticated, which are limited per process but not per user.
-    pub(crate) unknown: PermitPool,
+    pub(crate) unauthenticated: PermitPool,
 }
 
 /// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
@@ -69,12 +69,12 @@ pub(crate) struct ConcurrencyLimits {
 /// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
 #[derive(Debug)]
 pub(crate) struct PermitPool {
-    what: &'static str,
+    name: &'static str,
     all: Arc<Semaphore>,
     permits_max: AtomicUsize,
     each: KeyedSemaphores<FlowDistinguisher>,
     each_max: AtomicUsize,
-    few: usize,
+    small_use: usize,
 }
 
 /// One or more permits, which are released on drop.
@@ -86,10 +86,10 @@ pub(crate) struct ConcurrencyPermit {
 
 /// The maximum charge for a LIST in bytes: one chunk that HTTP/2 has taken but not sent, and the next one.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// The fraction of permits that is reserved for users that hold only a few: one in `RESERVE`, the last ones.
-const RESERVE: usize = 8;
-/// The number of permits that counts as a few, in pools where each request takes one.
-const FEW: usize = 4;
+/// The fraction of permits that is reserved for users that hold only a few: one in `RESERVED_FRACTION`, the last ones.
+const RESERVED_FRACTION: usize = 8;
+/// The number of permits that counts as small use, in pools where each request takes one.
+const SMALL_USE: usize = 4;
 /// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
@@ -101,14 +101,14 @@ const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 impl ConcurrencyLimits {
     pub(crate) fn new(limits: &ConcurrencyConfig) -> Self {
         let concurrency = Self {
-            watches: PermitPool::new("watches", FEW),
+            watches: PermitPool::new("watches", SMALL_USE),
             lists: PermitPool::new("lists", LIST_BYTES_MAX >> 10),
-            forwards: PermitPool::new("requests", FEW),
-            streams: PermitPool::new("streams", FEW),
-            unready: PermitPool::new("reads of resources that are not synced", FEW),
-            anonymous: PermitPool::new("requests without a credential", FEW),
-            waiting: PermitPool::new("waiting requests", FEW),
-            unknown: PermitPool::new("unauthenticated requests", FEW),
+            forwards: PermitPool::new("requests", SMALL_USE),
+            streams: PermitPool::new("streams", SMALL_USE),
+            unready: PermitPool::new("reads of resources that are not synced", SMALL_USE),
+            anonymous: PermitPool::new("requests without a credential", SMALL_USE),
+            waiting: PermitPool::new("waiting requests", SMALL_USE),
+            unauthenticated: PermitPool::new("unauthenticated requests", SMALL_USE),
         };
         concurrency.tune(limits);
         concurrency
@@ -125,45 +125,45 @@ impl ConcurrencyLimits {
         self.anonymous.resize(anonymous, anonymous);
         let waiting = (limits.lists_bytes_max / WAITING_BYTES).clamp(1, WAITING_MAX);
         self.waiting.resize(waiting, waiting.div_ceil(2));
-        self.unknown.resize(waiting, waiting);
+        self.unauthenticated.resize(waiting, waiting);
     }
 
-    /// Takes a permit for a watch, and more for a long selector. `payer` is the user that is charged; `None` if all
+    /// Takes a permit for a watch, and more for a long selector. `flow` is the user that is charged; `None` if all
     /// callers share one identity.
     pub(crate) fn watch(
         &self,
-        payer: Option<&FlowDistinguisher>,
+        flow: Option<&FlowDistinguisher>,
         selector_bytes: usize,
     ) -> Result<ConcurrencyPermit, LimitExceeded> {
-        self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
+        self.watches.acquire_many(flow, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
     /// Takes permits for a LIST of `bytes` bytes.
     pub(crate) fn list(
         &self,
-        payer: Option<&FlowDistinguisher>,
+        flow: Option<&FlowDistinguisher>,
         bytes: usize,
     ) -> Result<ConcurrencyPermit, LimitExceeded> {
-        self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
+        self.lists.acquire_many(flow, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
     /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the
     /// last to keep its bytes alive.
-    pub(crate) fn whole(
+    pub(crate) fn buffered(
         &self,
-        payer: Option<&FlowDistinguisher>,
+        flow: Option<&FlowDistinguisher>,
         bytes: usize,
     ) -> Result<ConcurrencyPermit, LimitExceeded> {
-        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| LimitExceeded("large responses"))
+        self.lists.acquire_many(flow, bytes.div_ceil(1 << 10)).map_err(|_| LimitExceeded("large responses"))
     }
 }
 
 impl PermitPool {
-    /// Creates a pool without permits. Any user can take up to `few` permits while any are left.
-    fn new(what: &'static str, few: usize) -> Self {
+    /// Creates a pool without permits. Any user can take up to `small_use` permits while any are left.
+    fn new(name: &'static str, small_use: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         let each = KeyedSemaphores::new(Semaphore::MAX_PERMITS);
-        Self { what, all, permits_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
+        Self { name, all, permits_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), small_use }
     }
 
     fn resize(&self, permits: usize, each: usize) {
@@ -171,8 +171,8 @@ impl PermitPool {
         self.each_max.store(each, Ordering::Relaxed);
     }
 
-    pub(crate) fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
-        self.take_many(payer, 1)
+    pub(crate) fn acquire(&self, flow: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
+        self.acquire_many(flow, 1)
     }
 
     /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
@@ -184,44 +184,48 @@ impl PermitPool {
     /// All permits are taken. The future is not awaited then.
     pub(crate) async fn while_waiting<T>(
         &self,
-        payer: Option<&FlowDistinguisher>,
+        flow: Option<&FlowDistinguisher>,
         mut needed: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, LimitExceeded> {
         let first = poll_fn(|cx| Poll::Ready(needed.as_mut().poll(cx))).await;
         if let Poll::Ready(done) = first {
             return Ok(done);
         }
-        let _permit = self.take(payer)?;
+        let _permit = self.acquire(flow)?;
         Ok(needed.await)
     }
 
     /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
-    fn take_many(&self, payer: Option<&FlowDistinguisher>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
+    fn acquire_many(
+        &self,
+        flow: Option<&FlowDistinguisher>,
+        permits: usize,
+    ) -> Result<ConcurrencyPermit, LimitExceeded> {
         let (permits_max, each_max) = (self.permits_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(permits).unwrap_or(u32::MAX);
-        let shed = |_| LimitExceeded(self.what);
-        let own = match payer {
-            Some(payer) => {
-                let share = self.each.of(payer);
+        let shed = |_| LimitExceeded(self.name);
+        let own = match flow {
+            Some(flow) => {
+                let share = self.each.get(flow);
                 let own = share.clone().try_acquire_many_owned(count).map_err(shed)?;
-                Some((own, taken(&share)))
+                Some((own, permits_in_use(&share)))
             }
             None => None,
         };
         let all = self.all.clone().try_acquire_many_owned(count).map_err(shed)?;
-        let (held, of_all) = (own.as_ref().map_or(0, |(_, held)| *held), taken(&self.all));
+        let (in_use, all_in_use) = (own.as_ref().map_or(0, |(_, in_use)| *in_use), permits_in_use(&self.all));
         // The reserve keeps permits for others when a handful of users fill their shares.
-        let reserve = if held > self.few { permits_max / RESERVE } else { 0 };
-        if held > each_max || of_all.saturating_add(reserve) > permits_max {
-            return Err(LimitExceeded(self.what));
+        let reserve = if in_use > self.small_use { permits_max / RESERVED_FRACTION } else { 0 };
+        if in_use > each_max || all_in_use.saturating_add(reserve) > permits_max {
+            return Err(LimitExceeded(self.name));
         }
         Ok(ConcurrencyPermit { _all: all, _own: own.map(|(own, _)| own) })
     }
 }
 
 /// Returns how many permits of a semaphore that started with [`Semaphore::MAX_PERMITS`] are held.
-fn taken(of: &Semaphore) -> usize {
-    Semaphore::MAX_PERMITS - of.available_permits()
+fn permits_in_use(semaphore: &Semaphore) -> usize {
+    Semaphore::MAX_PERMITS - semaphore.available_permits()
 }
 
 #[cfg(test)]
@@ -234,59 +238,59 @@ mod tests {
     use super::*;
     use kubeapi::User;
 
-    fn payer(name: &str) -> FlowDistinguisher {
-        FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
+    fn flow(name: &str) -> FlowDistinguisher {
+        FlowDistinguisher::from_user(&User { name: name.to_owned(), ..User::default() })
     }
 
-    fn room(permits: usize, each: usize) -> PermitPool {
-        let room = PermitPool::new("permits", FEW);
-        room.resize(permits, each);
-        room
+    fn pool(permits: usize, each: usize) -> PermitPool {
+        let pool = PermitPool::new("permits", SMALL_USE);
+        pool.resize(permits, each);
+        pool
     }
 
     /// Held permits stay valid and count toward the new limits.
     #[test]
     fn limits_can_be_resized_while_permits_are_in_use() {
-        let (room, ada) = (room(100, 10), payer("ada"));
-        let mut held: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
-        room.resize(100, 12);
-        held.extend(std::iter::from_fn(|| room.take(Some(&ada)).ok()));
-        assert_eq!(held.len(), 12);
-        room.resize(4, 2);
-        assert_eq!(room.take(None).err(), Some(LimitExceeded("permits")));
-        held.truncate(3);
-        assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
+        let (pool, ada) = (pool(100, 10), flow("ada"));
+        let mut in_use: Vec<_> = std::iter::from_fn(|| pool.acquire(Some(&ada)).ok()).collect();
+        pool.resize(100, 12);
+        in_use.extend(std::iter::from_fn(|| pool.acquire(Some(&ada)).ok()));
+        assert_eq!(in_use.len(), 12);
+        pool.resize(4, 2);
+        assert_eq!(pool.acquire(None).err(), Some(LimitExceeded("permits")));
+        in_use.truncate(3);
+        assert!(pool.acquire(None).is_ok() && pool.acquire(Some(&ada)).is_err(), "one is left, and not for her");
     }
 
     /// I2: one user leaves room for the others.
     #[test]
     fn user_is_limited_to_its_share_of_permits() {
-        let (ada, bob) = (payer("ada"), payer("bob"));
-        let room = room(5, 3);
-        let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
+        let (ada, bob) = (flow("ada"), flow("bob"));
+        let pool = pool(5, 3);
+        let adas: Vec<_> = std::iter::from_fn(|| pool.acquire(Some(&ada)).ok()).collect();
         assert_eq!(adas.len(), 3);
-        let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
-        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(LimitExceeded("permits"))));
+        let bobs: Vec<_> = std::iter::from_fn(|| pool.acquire(Some(&bob)).ok()).collect();
+        assert_eq!((bobs.len(), pool.acquire(None).err()), (2, Some(LimitExceeded("permits"))));
         drop(adas);
-        assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
+        assert!(pool.acquire(Some(&ada)).is_ok() && pool.acquire(None).is_ok());
     }
 
     /// Other users find permits even if a handful of users hold as many as they can.
     #[test]
     fn users_at_their_share_leave_reserve_for_others() {
-        let room = room(600, 200);
-        let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(payer).into();
-        let held: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| room.take(Some(of)).ok())).collect();
-        assert!(held.len() <= 600 - 600 / RESERVE + greedy.len() * FEW, "{}", held.len());
+        let pool = pool(600, 200);
+        let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(flow).into();
+        let in_use: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| pool.acquire(Some(of)).ok())).collect();
+        assert!(in_use.len() <= 600 - 600 / RESERVED_FRACTION + greedy.len() * SMALL_USE, "{}", in_use.len());
         let mut others = Vec::new();
         for name in 0..10 {
-            let other = payer(&name.to_string());
-            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("a few permits are left")));
-            assert_eq!(room.take(Some(&other)).err(), Some(LimitExceeded("permits")), "and for no more");
+            let other = flow(&name.to_string());
+            others.extend((0..SMALL_USE).map(|_| pool.acquire(Some(&other)).expect("a few permits are left")));
+            assert_eq!(pool.acquire(Some(&other)).err(), Some(LimitExceeded("permits")), "and for no more");
         }
-        drop(held);
-        let other = payer("0");
-        assert!((0..100).all(|_| room.take(Some(&other)).map(|permit| others.push(permit)).is_ok()));
+        drop(in_use);
+        let other = flow("0");
+        assert!((0..100).all(|_| pool.acquire(Some(&other)).map(|permit| others.push(permit)).is_ok()));
     }
 
     /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
@@ -297,9 +301,9 @@ mod tests {
             watches_per_caller_max: 50,
             ..ConcurrencyConfig::default()
         });
-        let ada = payer("ada");
+        let ada = flow("ada");
         let ada = Some(&ada);
-        let open = |payer, bytes| std::iter::from_fn(|| concurrency.watch(payer, bytes).ok()).collect::<Vec<_>>();
+        let open = |flow, bytes| std::iter::from_fn(|| concurrency.watch(flow, bytes).ok()).collect::<Vec<_>>();
         let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
         assert_eq!(plain.len(), 50, "an ordinary selector needs no further permit");
         drop(plain);
@@ -315,11 +319,10 @@ mod tests {
     #[test]
     fn waiting_request_takes_permit_and_ready_request_takes_none() {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
-        let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
+        let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), flow("ada"), flow("bob"));
         let concurrency = &concurrency;
-        let wait = |payer| {
-            Box::pin(async move { concurrency.waiting.while_waiting(Some(payer), pin!(pending::<()>())).await })
-        };
+        let wait =
+            |flow| Box::pin(async move { concurrency.waiting.while_waiting(Some(flow), pin!(pending::<()>())).await });
         let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
         assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
         assert_eq!(
@@ -329,7 +332,7 @@ mod tests {
         );
         let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
-        let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
+        let mut bobs: Vec<_> = (0..SMALL_USE).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
         drop(waiting.pop());
         assert!(wait(&ada).now_or_never().is_none(), "a permit that was released");
@@ -340,7 +343,7 @@ mod tests {
     fn lists_are_charged_only_for_bytes_in_flight() {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 20, ..ConcurrencyConfig::default() });
-        let ada = payer("ada");
+        let ada = flow("ada");
         let large: Vec<_> = std::iter::from_fn(|| concurrency.list(Some(&ada), usize::MAX).ok()).collect();
         assert_eq!(large.len(), 4, "half of it is one user's share");
         assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(LimitExceeded("lists")));
@@ -356,12 +359,12 @@ mod tests {
     fn complete_response_is_charged_its_length() {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 8 << 20, ..ConcurrencyConfig::default() });
-        let (ada, bob) = (payer("ada"), payer("bob"));
-        let held: Vec<_> = std::iter::from_fn(|| concurrency.whole(Some(&ada), 1 << 20).ok()).collect();
-        assert_eq!(held.len(), 4, "half of it is one user's share");
+        let (ada, bob) = (flow("ada"), flow("bob"));
+        let in_use: Vec<_> = std::iter::from_fn(|| concurrency.buffered(Some(&ada), 1 << 20).ok()).collect();
+        assert_eq!(in_use.len(), 4, "half of it is one user's share");
         assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(LimitExceeded("lists")), "it is the share of its lists");
-        assert!(concurrency.whole(Some(&bob), 1 << 20).is_ok());
-        drop(held);
-        assert!(concurrency.whole(Some(&ada), 4 << 20).is_ok());
+        assert!(concurrency.buffered(Some(&bob), 1 << 20).is_ok());
+        drop(in_use);
+        assert!(concurrency.buffered(Some(&ada), 4 << 20).is_ok());
     }
 }

@@ -16,7 +16,7 @@ use base::{AbortSignal, Timer, TimerQueue, TimerTarget};
 ///
 /// A slow reader keeps resources in use: a snapshot, a permit, a connection to upstream. It may do so for as long as
 /// the apiserver lets a request last. At the deadline, the body releases all of them, even if the client does not read
-/// and the body is never polled. A later poll returns an error, so a cut body never looks complete.
+/// and the body is never polled. A later poll returns an error, so an aborted body never looks complete.
 #[derive(Debug)]
 pub(crate) struct DeadlineBody<B>(Arc<DeadlineBodyState<B>>);
 
@@ -27,7 +27,7 @@ struct DeadlineBodyState<B> {
     deadline: u64,
     body: Mutex<DeadlineBodyInner<B>>,
     /// Aborts the stream of the response.
-    cut: AbortSignal,
+    abort: AbortSignal,
 }
 
 #[derive(Debug)]
@@ -46,16 +46,16 @@ pub(crate) struct ReadDeadlineExceeded;
 impl<B: Body + Send + 'static> DeadlineBody<B> {
     /// Wraps a body and starts its deadline.
     ///
-    /// At the deadline, `cut` resets the stream of the response, because a codec never polls the body while the
-    /// flow-control window is closed. For the body of a request, `cut` does nothing.
-    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
+    /// At the deadline, `abort` resets the stream of the response, because a codec never polls the body while the
+    /// flow-control window is closed. For the body of a request, `abort` does nothing.
+    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, abort: AbortSignal) -> Self {
         let timers = slow_readers.timers();
         let deadline = timers.after(slow_readers.body_max());
         // Most bodies are complete or empty, and need no timer.
-        let is_over = body.is_end_stream();
+        let is_complete = body.is_end_stream();
         let body = Mutex::new(DeadlineBodyInner { body: Some(body), waker: None });
-        let state = Arc::new(DeadlineBodyState { timer: timers.timer(), deadline, body, cut });
-        if !is_over {
+        let state = Arc::new(DeadlineBodyState { timer: timers.timer(), deadline, body, abort });
+        if !is_complete {
             Timer::schedule(&state);
         }
         Self(state)
@@ -86,7 +86,7 @@ impl<B: Send> TimerTarget for DeadlineBodyState<B> {
         if let Some(waker) = waker {
             waker.wake();
         }
-        self.cut.cut(TOO_SLOW);
+        self.abort.abort(TOO_SLOW);
     }
 }
 
@@ -113,7 +113,7 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
     }
 }
 
-/// A complete body that is sent in pieces. The connection holds the pieces that were inner. The permits are released
+/// A complete body that is sent in pieces. The connection holds the pieces that were taken. The permits are released
 /// with the last piece.
 #[derive(Debug)]
 pub(crate) struct BufferedResponseBody {
@@ -129,9 +129,9 @@ impl BufferedResponseBody {
     }
 
     /// Creates a response body from one buffer.
-    pub(crate) fn of(mut bytes: Bytes, permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
-        // Copies the last byte. Otherwise a codec that has inner but cannot send it would keep the whole buffer alive
-        // without a permit.
+    pub(crate) fn from_bytes(mut bytes: Bytes, permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        // Copies the last byte. Otherwise a codec that has taken it but cannot send it would keep the whole buffer
+        // alive without a permit.
         let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
         Self::new([Bytes::new(), bytes, end], permits)
     }
@@ -202,14 +202,14 @@ mod tests {
     async fn unpolled_body_releases_its_permit_after_timeout() {
         let (slow_readers, concurrency) = one_permit();
         let body = DeadlineBody::new(
-            Silent(concurrency.forwards.take(None).expect("a permit")),
+            Silent(concurrency.forwards.acquire(None).expect("a permit")),
             &slow_readers,
             AbortSignal::default(),
         );
         sleep(Duration::from_secs(59)).await;
-        assert!(concurrency.forwards.take(None).is_err());
+        assert!(concurrency.forwards.acquire(None).is_err());
         sleep(Duration::from_secs(2)).await;
-        assert!(concurrency.forwards.take(None).is_ok(), "although the body is still there");
+        assert!(concurrency.forwards.acquire(None).is_ok(), "although the body is still there");
         let mut body = body;
         assert!(body.frame().await.expect("an error, not the end").is_err());
     }
@@ -218,7 +218,7 @@ mod tests {
     async fn reader_of_timed_out_body_gets_error() {
         let (slow_readers, concurrency) = one_permit();
         let mut body = DeadlineBody::new(
-            Silent(concurrency.forwards.take(None).expect("a permit")),
+            Silent(concurrency.forwards.acquire(None).expect("a permit")),
             &slow_readers,
             AbortSignal::default(),
         );
@@ -229,20 +229,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn complete_response_holds_permit_until_sent() {
         let (slow_readers, concurrency) = one_permit();
-        let permit = Arc::new(concurrency.forwards.take(None).expect("a permit"));
+        let permit = Arc::new(concurrency.forwards.acquire(None).expect("a permit"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
         let mut body = DeadlineBody::new(
-            BufferedResponseBody::of(text.clone(), vec![permit]),
+            BufferedResponseBody::from_bytes(text.clone(), vec![permit]),
             &slow_readers,
             AbortSignal::default(),
         );
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
-        assert!(concurrency.forwards.take(None).is_err());
+        assert!(concurrency.forwards.acquire(None).is_err());
         let rest = body.collect().await.expect("whole").to_bytes();
         assert_eq!(rest.len(), text.len() - PIECE_BYTES_MAX);
-        assert!(concurrency.forwards.take(None).is_ok());
+        assert!(concurrency.forwards.acquire(None).is_ok());
     }
 
     #[tokio::test]
@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [1, PIECE_BYTES_MAX, 1, 1]);
         assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
         assert!(whole.is_end_stream());
-        // A last piece that the codec has inner but cannot send keeps nothing else alive.
-        let mut read_whole = BufferedResponseBody::of(body.clone(), Vec::new());
+        // A last piece that the codec has taken but cannot send keeps nothing else alive.
+        let mut read_whole = BufferedResponseBody::from_bytes(body.clone(), Vec::new());
         let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         assert!(all.len() == PIECE_BYTES_MAX && end.len() == 1 && read_whole.is_end_stream());
@@ -269,9 +269,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn body_that_ends_at_once_has_no_timer() {
         let (slow_readers, concurrency) = one_permit();
-        let permit = Arc::new(concurrency.forwards.take(None).expect("a permit"));
+        let permit = Arc::new(concurrency.forwards.acquire(None).expect("a permit"));
         let mut body = DeadlineBody::new(
-            BufferedResponseBody::of(Bytes::new(), vec![permit]),
+            BufferedResponseBody::from_bytes(Bytes::new(), vec![permit]),
             &slow_readers,
             AbortSignal::default(),
         );

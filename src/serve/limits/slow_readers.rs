@@ -13,7 +13,7 @@
 //! | [`DeadlineBody`](super::DeadlineBody): other responses, and forwarded requests | | `body_max` |
 //!
 //! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere.
-//! [`AbortSignal::within`] limits small responses, because most of them are sent at once and must not allocate a timer.
+//! [`AbortSignal::set_timeout`] limits small responses, because most of them are sent at once and must not allocate a timer.
 //! `cache::SnapshotPins` resets the oldest responses when memory is short. `net::lifetime` closes connections.
 
 use std::sync::Arc;
@@ -56,7 +56,7 @@ struct SlowReaderReaperState {
     unread: SlowReaderLimits,
     body_max: Duration,
     timers: TimerQueue,
-    leaving: Mutex<DrainProgress>,
+    drain_progress: Mutex<DrainProgress>,
 }
 
 /// The progress of a drain.
@@ -76,14 +76,14 @@ enum DrainProgress {
 pub(crate) struct WatchDeadlineTimer {
     slow_readers: SlowReaderReaper,
     timer: Timer,
-    cut: AbortSignal,
+    abort: AbortSignal,
     grant: GrantStatus,
     /// The waker of the watch's task.
     task: Mutex<Waker>,
     /// The time for which the watch has set its timer.
-    alarm: AtomicU64,
+    timer_at: AtomicU64,
     /// The time at which the watch ends in a drain, once it is drawn at random.
-    leaves: AtomicU64,
+    drain_at: AtomicU64,
     /// The time at which the watch was last woken; 0 if it has been polled since.
     fired: AtomicU64,
     /// The time at which the watch ends, or at which it put its last frame.
@@ -91,7 +91,7 @@ pub(crate) struct WatchDeadlineTimer {
     /// Whether the watch has put its last frame.
     has_ended: AtomicBool,
     /// Whether the watch was opened during a drain.
-    is_late: bool,
+    opened_in_drain: bool,
 }
 
 /// The kind of timer that fired.
@@ -108,8 +108,8 @@ pub(crate) enum FiredWatchTimer {
 impl SlowReaderReaper {
     /// Creates the reaper. `body_max` is the time limit for a response that is not a stream, and for a request's body.
     pub(crate) fn new(unread: SlowReaderLimits, body_max: Duration) -> Self {
-        let (timers, leaving) = (TimerQueue::default(), Mutex::new(DrainProgress::NotStarted));
-        Self(Arc::new(SlowReaderReaperState { unread, body_max, timers, leaving }))
+        let (timers, drain_progress) = (TimerQueue::default(), Mutex::new(DrainProgress::NotStarted));
+        Self(Arc::new(SlowReaderReaperState { unread, body_max, timers, drain_progress }))
     }
 
     /// Returns the time limit for a response that is not a stream, and for a request's body.
@@ -121,30 +121,36 @@ impl SlowReaderReaper {
         &self.0.timers
     }
 
-    /// Pins a state that is sent to a client. `cut` ends the response when the state's time is over: for a LIST, the
+    /// Pins a state that is sent to a client. `abort` ends the response when the state's time is over: for a LIST, the
     /// time limit of a body; for the initial state of a watch, the time since its client took something.
-    pub(crate) fn pin(&self, feed: &Feed, state: &FeedSnapshot, cut: &AbortSignal, is_list: bool) -> TimedSnapshotPin {
+    pub(crate) fn pin(
+        &self,
+        feed: &Feed,
+        state: &FeedSnapshot,
+        abort: &AbortSignal,
+        is_list: bool,
+    ) -> TimedSnapshotPin {
         let limit = if is_list { (self.0.body_max, TOO_SLOW) } else { (self.0.unread.state_idle_max, "stalled") };
-        TimedSnapshotPin::new(feed.pin(state, cut.clone()), &self.0.timers, limit, cut)
+        TimedSnapshotPin::new(feed.pin(state, abort.clone()), &self.0.timers, limit, abort)
     }
 
     /// Fires the timers of all watches when they are due; never completes.
-    pub(crate) async fn keep(self, drain: DrainWatch) {
-        tokio::join!(self.follow(drain), self.0.timers.clone().run());
+    pub(crate) async fn run(self, drain: DrainWatch) {
+        tokio::join!(self.follow_drain(drain), self.0.timers.clone().run());
     }
 
     /// Ends the watches in a drain: each at a random time, and those that are left when everything closes.
-    async fn follow(&self, mut drain: DrainWatch) {
+    async fn follow_drain(&self, mut drain: DrainWatch) {
         if let Some((from, until)) = drain.slots().await {
             let [from, until] = [from, until].map(|at| self.0.timers.at(at));
-            self.leave(DrainProgress::Spread(from, until));
+            self.set_drain(DrainProgress::Spread(from, until));
             drain.closing().await;
         }
-        self.leave(DrainProgress::All);
+        self.set_drain(DrainProgress::All);
     }
 
-    fn leave(&self, leaving: DrainProgress) {
-        *self.0.leaving.lock() = leaving;
+    fn set_drain(&self, drain_progress: DrainProgress) {
+        *self.0.drain_progress.lock() = drain_progress;
         // Wakes every watch. One that does not react to this would not react to its own time either.
         self.0.timers.fire_all();
     }
@@ -155,34 +161,34 @@ impl SlowReaderReaper {
 }
 
 impl WatchDeadlineTimer {
-    /// Creates the watchdog of a watch that the signal `cut` ends. `is_late` marks a watch that was opened during a
+    /// Creates the watchdog of a watch that the signal `abort` ends. `opened_in_drain`: the watch was opened during a
     /// drain.
     pub(crate) fn new(
         slow_readers: SlowReaderReaper,
-        cut: AbortSignal,
+        abort: AbortSignal,
         deadline: Instant,
         grant: GrantStatus,
-        is_late: bool,
+        opened_in_drain: bool,
     ) -> Arc<Self> {
         let timers = &slow_readers.0.timers;
         Arc::new(Self {
             timer: timers.timer(),
             deadline: AtomicU64::new(timers.at(deadline)),
             slow_readers,
-            cut,
+            abort,
             grant,
             task: Mutex::new(Waker::noop().clone()),
-            alarm: AtomicU64::new(TimerQueue::NEVER),
-            leaves: AtomicU64::new(TimerQueue::NEVER),
+            timer_at: AtomicU64::new(TimerQueue::NEVER),
+            drain_at: AtomicU64::new(TimerQueue::NEVER),
             fired: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
-            is_late,
+            opened_in_drain,
         })
     }
 
     /// Returns the signal that ends the watch and records the reason.
-    pub(crate) fn cut(&self) -> &AbortSignal {
-        &self.cut
+    pub(crate) fn abort(&self) -> &AbortSignal {
+        &self.abort
     }
 
     pub(crate) fn slow_readers(&self) -> &SlowReaderReaper {
@@ -196,8 +202,8 @@ impl WatchDeadlineTimer {
 
     /// Sets the watch's timer to `at`, replacing the previous time. If that time has passed, the watch is not woken,
     /// but [`due`](Self::due) returns it.
-    pub(crate) fn set_alarm(self: &Arc<Self>, at: Instant) {
-        self.alarm.store(self.timer.timers().at(at), Ordering::Release);
+    pub(crate) fn set_timer(self: &Arc<Self>, at: Instant) {
+        self.timer_at.store(self.timer.timers().at(at), Ordering::Release);
         Timer::schedule(self);
     }
 
@@ -206,8 +212,8 @@ impl WatchDeadlineTimer {
         let now = self.timer.timers().now();
         match () {
             () if self.grant.revoked().is_some() => Some(FiredWatchTimer::Revoked),
-            () if self.leaves() <= now => Some(FiredWatchTimer::Drained),
-            () if self.alarm.load(Ordering::Acquire) <= now => Some(FiredWatchTimer::Time),
+            () if self.drain_time() <= now => Some(FiredWatchTimer::Drained),
+            () if self.timer_at.load(Ordering::Acquire) <= now => Some(FiredWatchTimer::Time),
             () => None,
         }
     }
@@ -232,19 +238,19 @@ impl WatchDeadlineTimer {
     }
 
     /// Returns the time at which the watch leaves in a drain.
-    fn leaves(&self) -> u64 {
+    fn drain_time(&self) -> u64 {
         // While this is locked, only one thread draws a time.
-        match *self.slow_readers.0.leaving.lock() {
+        match *self.slow_readers.0.drain_progress.lock() {
             DrainProgress::NotStarted => {}
-            DrainProgress::Spread(..) if self.is_late => {}
+            DrainProgress::Spread(..) if self.opened_in_drain => {}
             DrainProgress::Spread(from, until) => {
-                if self.leaves.load(Ordering::Relaxed) == TimerQueue::NEVER {
-                    self.leaves.store(random::u64(from..=until.max(from)), Ordering::Relaxed);
+                if self.drain_at.load(Ordering::Relaxed) == TimerQueue::NEVER {
+                    self.drain_at.store(random::u64(from..=until.max(from)), Ordering::Relaxed);
                 }
             }
             DrainProgress::All => return 0,
         }
-        self.leaves.load(Ordering::Relaxed)
+        self.drain_at.load(Ordering::Relaxed)
     }
 
     /// Returns when the watch may be aborted: a grace period after it was woken, unless it was polled since, and one
@@ -272,7 +278,7 @@ impl TimerTarget for WatchDeadlineTimer {
 
     fn next(&self, now: u64) -> u64 {
         let (unpolled, last) = self.limits();
-        let times = [self.alarm.load(Ordering::Acquire), self.leaves(), unpolled, last];
+        let times = [self.timer_at.load(Ordering::Acquire), self.drain_time(), unpolled, last];
         times.into_iter().filter(|time| *time > now).min().unwrap_or(TimerQueue::NEVER)
     }
 
@@ -281,16 +287,16 @@ impl TimerTarget for WatchDeadlineTimer {
         let has_ended = self.has_ended.load(Ordering::Acquire);
         let is_past_deadline = last <= now;
         if unpolled <= now || (has_ended && is_past_deadline) {
-            let is_draining = *self.slow_readers.0.leaving.lock() != DrainProgress::NotStarted;
+            let is_draining = *self.slow_readers.0.drain_progress.lock() != DrainProgress::NotStarted;
             let state = [has_ended, self.grant.revoked().is_some(), is_draining];
-            verdict(is_past_deadline, state).into_iter().for_each(|why| self.cut.cut(why));
+            abort_reason(is_past_deadline, state).into_iter().for_each(|reason| self.abort.abort(reason));
         }
         let is_due = |time: u64| (at..=now).contains(&time);
         // A timer that is due when all watches must leave is fired for that reason, too.
-        let is_early = at > now || self.leaves() == 0;
+        let is_early = at > now || self.drain_time() == 0;
         // A watch that is past its deadline has reacted to it, but not ended. It is checked again.
-        let lingers = is_past_deadline && unpolled == TimerQueue::NEVER;
-        if is_early || lingers || is_due(self.alarm.load(Ordering::Acquire)) || is_due(self.leaves()) {
+        let is_overdue = is_past_deadline && unpolled == TimerQueue::NEVER;
+        if is_early || is_overdue || is_due(self.timer_at.load(Ordering::Acquire)) || is_due(self.drain_time()) {
             self.wake_task(now);
         }
     }
@@ -298,7 +304,7 @@ impl TimerTarget for WatchDeadlineTimer {
 
 /// Returns the reason that a watch is aborted, if it is. The watch was not polled for the grace period after it was
 /// woken, or it has ended.
-fn verdict(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 3]) -> Option<&'static str> {
+fn abort_reason(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 3]) -> Option<&'static str> {
     match () {
         () if has_ended && is_past_deadline => Some("client_closed"),
         () if is_revoked => Some("revoked"),
@@ -335,26 +341,26 @@ struct SnapshotDeadline {
     at: AtomicU64,
     /// The time after progress until the next deadline.
     max: Duration,
-    cut: AbortSignal,
-    why: &'static str,
+    abort: AbortSignal,
+    reason: &'static str,
 }
 
 impl TimedSnapshotPin {
-    /// Starts the deadline of the pinned state. The signal `cut` ends the response with the reason `why`.
+    /// Starts the deadline of the pinned state. The signal `abort` ends the response for `reason`.
     fn new(
         pin: cache::SnapshotPin,
         timers: &TimerQueue,
-        (max, why): (Duration, &'static str),
-        cut: &AbortSignal,
+        (max, reason): (Duration, &'static str),
+        abort: &AbortSignal,
     ) -> Self {
-        let (timer, at, cut) = (timers.timer(), AtomicU64::new(timers.after(max)), cut.clone());
-        let deadline = Arc::new(SnapshotDeadline { timer, at, max, cut, why });
+        let (timer, at, abort) = (timers.timer(), AtomicU64::new(timers.after(max)), abort.clone());
+        let deadline = Arc::new(SnapshotDeadline { timer, at, max, abort, reason });
         Timer::schedule(&deadline);
         Self { _pin: pin, deadline }
     }
 
     /// Moves the deadline, because the client has taken something.
-    pub(crate) fn progressed(&self) {
+    pub(crate) fn extend(&self) {
         let SnapshotDeadline { timer, at, max, .. } = &*self.deadline;
         // Otherwise, the timer is rescheduled when it fires.
         if at.swap(timer.timers().after(*max), Ordering::AcqRel) == TimerQueue::NEVER {
@@ -379,7 +385,7 @@ impl TimerTarget for SnapshotDeadline {
 
     fn fire(&self, _at: u64, now: u64) {
         if self.at.load(Ordering::Acquire) <= now {
-            self.cut.cut(self.why);
+            self.abort.abort(self.reason);
         }
     }
 }

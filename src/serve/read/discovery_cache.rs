@@ -65,7 +65,7 @@ const COPIES_BYTES_MAX: u64 = 64 << 20;
 /// The maximum size in bytes of a document that callers share.
 const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// How long a request waits for a document. Then it is forwarded.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 const VERSION: &str = "/version";
 /// The headers that belong to a discovery document. All others belong to one response.
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
@@ -101,14 +101,14 @@ impl DiscoveryCache {
             && !http.headers().keys().any(is_impersonation)
             && http.headers().get_all(ACCEPT).iter().count() <= 1
             && !pretty(query, context.user_agent.as_deref(), accept, SupportedMediaTypes::BUILTIN);
-        let accept = discovery_accept(accept).filter(|_| is_plain && self.is_own(&info.path))?;
+        let accept = discovery_accept(accept).filter(|_| is_plain && self.is_served_by_upstream(&info.path))?;
         Some(DiscoveryDocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
     }
 
     /// Whether upstream itself writes the document at `path`, rather than an aggregated server.
-    fn is_own(&self, path: &str) -> bool {
+    fn is_served_by_upstream(&self, path: &str) -> bool {
         match group_version(path) {
-            Some((group, version)) => self.catalog.serves_itself(group, version),
+            Some((group, version)) => self.catalog.is_local_group(group, version),
             None => [VERSION, "/api", "/api/v1", "/apis"].contains(&path),
         }
     }
@@ -116,24 +116,24 @@ impl DiscoveryCache {
     /// Returns the response for a caller that may read the document. Returns `None` if the caller's own request must be
     /// forwarded. That includes a caller with too many requests in flight, whose forwarded request is then rejected.
     /// `hops` lists the proxies on the path, including this one.
-    pub(crate) async fn answer(
+    pub(crate) async fn respond(
         &self,
         request: &ReadRequest,
         key: &DiscoveryDocumentKey,
         hops: HeaderValue,
     ) -> Option<Response<ResponseBody>> {
-        let payer = request.caller.payer();
+        let flow = request.caller.flow();
         let fetch = async |last| {
             // The fetch takes the same permit as the caller's forwarded request would.
-            let _permit = self.concurrency.forwards.take(payer.as_ref()).map_err(|why| why.to_string())?;
-            self.fetch(key, hops, last).await.map_err(|why| why.to_string())
+            let _permit = self.concurrency.forwards.acquire(flow.as_ref()).map_err(|error| error.to_string())?;
+            self.fetch(key, hops, last).await.map_err(|error| error.to_string())
         };
         let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
-        let answered = timeout(ANSWER_MAX, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
-        let answered = answered.inspect_err(|why| {
-            tracing::debug!(path = key.path, why, "cannot serve discovery from the cache; forwarding");
+        let fetched = timeout(FETCH_TIMEOUT, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
+        let fetched = fetched.inspect_err(|error| {
+            tracing::debug!(path = key.path, error, "cannot serve discovery from the cache; forwarding");
         });
-        let (document, source) = answered.ok()?;
+        let (document, source) = fetched.ok()?;
         metrics::served_discovery(if key.path == VERSION { "version" } else { "discovery" }, source);
         self.response(request, &document)
     }
@@ -143,14 +143,14 @@ impl DiscoveryCache {
         let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.requested_at >= since + self.lag_max);
         is_settled
             && copy.requested_at.elapsed() <= CURRENT_MAX
-            && (key.path != VERSION || self.is_followed(&copy.value))
+            && (key.path != VERSION || self.matches_feeds(&copy.value))
     }
 
     /// Whether the build in a version document has encoded all feeds.
-    fn is_followed(&self, version: &CachedDocument) -> bool {
+    fn matches_feeds(&self, version: &CachedDocument) -> bool {
         let build = ServerBuild::parse(&version.body);
         let by = |build: &Arc<ServerBuild>| ServerBuild::clone(build);
-        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.written().by);
+        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.current_build().build);
         build.is_some() && writers.all(|writer| build == Some(by(&writer)))
     }
 
@@ -184,27 +184,27 @@ impl DiscoveryCache {
     /// client has read it; `None` if there is none.
     fn response(&self, request: &ReadRequest, document: &CachedDocument) -> Option<Response<ResponseBody>> {
         let CachedDocument { headers, body } = document;
-        let (etag, cut) = (headers.get(ETAG), &request.context.cut);
-        let is_known = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
-        let mut response = Response::new(if is_known {
+        let (etag, abort) = (headers.get(ETAG), &request.context.abort);
+        let is_unchanged = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
+        let mut response = Response::new(if is_unchanged {
             ResponseBody::empty()
         } else if body.len() <= FREE_BYTES_MAX {
-            cut.within(self.slow_readers.body_max(), TOO_SLOW);
+            abort.set_timeout(self.slow_readers.body_max(), TOO_SLOW);
             ResponseBody::full(body.clone())
         } else {
-            let permit = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            let whole = BufferedResponseBody::of(body.clone(), vec![permit.into()]);
-            ResponseBody::whole(whole, &self.slow_readers, cut.clone())
+            let permit = self.concurrency.buffered(request.caller.flow().as_ref(), body.len()).ok()?;
+            let whole = BufferedResponseBody::from_bytes(body.clone(), vec![permit.into()]);
+            ResponseBody::whole(whole, &self.slow_readers, abort.clone())
         });
         response.headers_mut().clone_from(headers);
-        if is_known {
+        if is_unchanged {
             *response.status_mut() = StatusCode::NOT_MODIFIED;
             remove_body_headers(response.headers_mut());
         }
         let audit_id = request.context.audit_id.clone().unwrap_or_else(new_audit_id);
         response.headers_mut().insert(AUDIT_ID, audit_id);
         put_served(response.headers_mut(), None);
-        response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
+        response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
         Some(response)
     }
 }

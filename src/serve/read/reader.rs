@@ -23,7 +23,7 @@ use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ServedFeedStatus,
 use crate::serve::route::{ForwardReason, RoutedGet};
 use crate::upstream::UpstreamResource;
 use crate::wire::{FeedEncoding, FrameEnvelope};
-use base::half_of_the_cores;
+use base::half_core_count;
 use kubeapi::{ResourceVersionMatch, Status};
 
 /// The size in bytes up to which a response takes no permit. Most responses are far smaller, and few connections have
@@ -44,12 +44,12 @@ impl ReadHandler {
     pub(crate) async fn get(
         &self,
         request: &ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         resource: &UpstreamResource,
         read: RoutedGet,
     ) -> CacheReadResult {
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
-        let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
+        let need = FeedRequirements::new(request, permission, resource, name, read.representation, kind)?;
         let source =
             self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         let feed = &source.feed;
@@ -64,7 +64,8 @@ impl ReadHandler {
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
-                let response = self.object(request, envelope, (encoding, body), ServedFeedStatus::of(feed)).await?;
+                let response =
+                    self.object(request, envelope, (encoding, body), ServedFeedStatus::from_feed(feed)).await?;
                 metrics::served("get", &feed.spec.key, read.representation);
                 Ok(response)
             }
@@ -87,7 +88,7 @@ impl ReadHandler {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // Nothing is allocated for a response that is sent at once, as most are.
-            context.cut.within(self.slow_readers.body_max(), TOO_SLOW);
+            context.abort.set_timeout(self.slow_readers.body_max(), TOO_SLOW);
             // A response that fits into one piece is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ResponseBody::full(envelope.object(&body))
@@ -96,14 +97,14 @@ impl ReadHandler {
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
-        let permits = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
+        let permits = self.concurrency.buffered(request.caller.flow().as_ref(), bytes)?.into();
         let is_gzip = context.compresses(bytes);
         let body = if is_gzip {
-            BufferedResponseBody::of(gzip::whole(envelope.object(&body)).await, vec![permits])
+            BufferedResponseBody::from_bytes(gzip::compress(envelope.object(&body)).await, vec![permits])
         } else {
             BufferedResponseBody::new(envelope.object_pieces(body), vec![permits])
         };
-        let body = ResponseBody::whole(body, &self.slow_readers, context.cut.clone());
+        let body = ResponseBody::whole(body, &self.slow_readers, context.abort.clone());
         let response = context.served(encoding, false, feed_status, body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -112,35 +113,37 @@ impl ReadHandler {
     pub(crate) async fn list(
         &self,
         request: &ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         resource: &UpstreamResource,
         read: ListPageRequest,
     ) -> CacheReadResult {
         let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
-        let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
+        let need = FeedRequirements::new(request, permission, resource, name, read.representation, kind)?;
         let source = self.sources.source(resource, &need).await?;
         let feed = &source.feed;
-        let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
-            return too_expensive(request, permit);
+        let Some(cost) = cost::list_cost(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
+            return too_expensive(request, permission);
         };
         self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
-        Box::pin(self.list_state(request, permit, resource, source, (read, cost))).await
+        Box::pin(self.list_state(request, permission, resource, source, (read, cost))).await
     }
 
     /// Lists the objects of the requested state of the feed.
     async fn list_state(
         &self,
         request: &ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         resource: &UpstreamResource,
         source: FeedWithRenderer,
         (read, cost): (ListPageRequest, usize),
     ) -> CacheReadResult {
         let feed = &source.feed;
         let snapshot = match read.plan.version {
-            ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.held_at(rv) {
-                None if permit.part().is_some() => return Ok(request.context.status(&Status::too_old_list())),
+            ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.paging_snapshot(rv) {
+                None if permission.namespaces().is_some() => {
+                    return Ok(request.context.status(&Status::too_old_list()));
+                }
                 state => state.ok_or_else(|| request.not_cached(ForwardReason::Continue))?,
             },
             ResourceVersionMatch::Exact(rv) => {
@@ -150,8 +153,8 @@ impl ReadHandler {
             _ if request.context.by_proxy => feed.reader.applied().ok_or(NotServable::FeedEnded)?,
             _ => feed.reader.current().ok_or(NotServable::FeedEnded)?,
         };
-        let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
-        if let Some(part) = permit.part() {
+        let pin = self.slow_readers.pin(feed, &snapshot, &request.context.abort, true);
+        if let Some(part) = permission.namespaces() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
                 self.scans.reviewed_namespaces(request, part, &snapshot, from, LIST_RETRY_SECONDS).await
@@ -159,24 +162,25 @@ impl ReadHandler {
                 return Ok(*refusal);
             }
         }
-        let mut pace = self.scans.pace(request, cost).await?;
-        let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let list_permit = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
-        let list = match PlainList::prepare(page, &source.renderer, &mut pace).await {
+        let mut pacer = self.scans.pacer(request, cost).await?;
+        let page = page::page(permission, feed, &snapshot, &read, &mut pacer).await;
+        let list_permit = self.concurrency.list(request.caller.flow().as_ref(), page.bytes())?;
+        let list = match PlainList::prepare(page, &source.renderer, &mut pacer).await {
             Ok(list) => list,
             Err(refused) => {
                 source.refuse(&refused);
-                drop((list_permit, pin, pace));
+                drop((list_permit, pin, pacer));
                 // The representation is refused permanently, so the recursion ends.
-                return Box::pin(self.list(request, permit, resource, read)).await;
+                return Box::pin(self.list(request, permission, resource, read)).await;
             }
         };
-        drop(pace);
+        drop(pacer);
         metrics::served("list", &feed.spec.key, read.representation);
         let is_gzip = request.context.gzip && list.is_worth_compressing();
         let list = if is_gzip { ListBody::new(GzipList::new(list)) } else { ListBody::new(list) };
         let body = ResponseBody::list(list, list_permit, pin);
-        let response = request.context.served(read.representation.encoding(), false, ServedFeedStatus::of(feed), body);
+        let response =
+            request.context.served(read.representation.encoding(), false, ServedFeedStatus::from_feed(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 }
@@ -193,19 +197,19 @@ pub(crate) struct ScanScheduler {
 
 impl ScanScheduler {
     pub(crate) fn new() -> Self {
-        Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CallerCpuSlices::new(half_of_the_cores()) }
+        Self { queue: ScanQueue::at_a_time(half_core_count()), slices: CallerCpuSlices::new(half_core_count()) }
     }
 
-    /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
-    pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPacer, LimitExceeded> {
-        let payer = request.caller.payer();
-        let turn = if cost > cost::SMALL { Some(self.queue.turn(payer.clone()).await?) } else { None };
-        Ok(ScanPacer::new(turn, (self.queue.clone(), self.slices.clone()), payer))
+    /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for a permit.
+    pub(crate) async fn pacer(&self, request: &ReadRequest, cost: usize) -> Result<ScanPacer, LimitExceeded> {
+        let flow = request.caller.flow();
+        let permit = if cost > cost::SMALL { Some(self.queue.acquire(flow.clone()).await?) } else { None };
+        Ok(ScanPacer::new(permit, (self.queue.clone(), self.slices.clone()), flow))
     }
 
     /// Returns the budget of a stream, which scans objects for as long as it lasts.
     pub(crate) fn budget(&self, request: &ReadRequest, is_expensive: bool) -> ScanBudget {
-        ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
+        ScanBudget::new(self.slices.clone(), request.caller.flow(), is_expensive)
     }
 
     /// Returns the namespaces that have matching objects, permitted or not, once the permission for each is decided.
@@ -218,20 +222,20 @@ impl ScanScheduler {
         retry_seconds: u32,
     ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
         // Only reads across namespaces show a part of a collection.
-        let pace = self.pace(request, cost::of_scan(view, true, state)).await;
-        let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::ASKED_MAX, &mut pace).await;
-        // Ends the turn, so that other scans do not wait for authorization responses from upstream.
-        drop(pace);
-        let reviewed = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
-        reviewed.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
+        let pacer = self.pacer(request, cost::scan_cost(view, true, state)).await;
+        let mut pacer = pacer.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
+        let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::COLLECT_MAX, &mut pacer).await;
+        // Releases the permit, so that other scans do not wait for authorization responses from upstream.
+        drop(pacer);
+        let reviewed = part.review_all(namespaces.iter().map(|namespace| &**namespace)).await;
+        reviewed.map(|()| namespaces).map_err(|refused| Box::new(request.auth_refusal(&refused)))
     }
 }
 
 /// Handles a read that costs too much. The read is forwarded, unless it is for the readable part of a collection.
 /// Upstream would deny that without giving a reason, so the proxy rejects it.
-pub(crate) fn too_expensive(request: &ReadRequest, permit: &ReadPermission) -> CacheReadResult {
-    if permit.part().is_none() {
+pub(crate) fn too_expensive(request: &ReadRequest, permission: &ReadPermission) -> CacheReadResult {
+    if permission.namespaces().is_none() {
         return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
     }
     Ok(request.context.status(&Status::bad_request(TOO_EXPENSIVE)))

@@ -5,9 +5,9 @@ use tokio::time::Instant;
 
 use crate::auth::{Caller, GrantError};
 use crate::listing::LimitExceeded;
-use crate::net::{ConnectionPeer, RequestBody};
-use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, too_many, turned_away};
-use crate::serve::route::{ForwardReason, readable};
+use crate::net::RequestBody;
+use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
+use crate::serve::route::ForwardReason;
 use crate::upstream::{CAUSE, UpstreamRequestCause, UpstreamResource};
 use kubeapi::{RequestInfo, RequestVerb, Status, UrlQuery};
 
@@ -34,36 +34,6 @@ impl From<LimitExceeded> for NotServable {
     }
 }
 
-/// A request whose caller is not authenticated yet.
-pub(crate) struct UnauthenticatedRequest {
-    pub(crate) http: Request<RequestBody>,
-    pub(crate) query: Arc<UrlQuery>,
-    pub(crate) context: ResponseContext,
-    pub(crate) received: Instant,
-    /// Whether the caller requests only the part that it may read, if it may not read all.
-    readable: bool,
-}
-
-impl UnauthenticatedRequest {
-    /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
-    /// reserve its size twice.
-    pub(crate) fn new(peer: &ConnectionPeer, mut http: Request<RequestBody>) -> Box<Self> {
-        let received = Instant::now();
-        let readable = readable::take(&mut http);
-        let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
-        let mut context = ResponseContext::of(http.headers(), query.clone());
-        context.cut = peer.cut.clone();
-        Box::new(Self { http, query, context, received, readable })
-    }
-
-    /// The request of a known caller. It takes the boxes, because one whose content is moved out of it is freed only
-    /// with the future that has it.
-    pub(crate) fn of(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
-        let Self { http, query, context, received, readable } = *self;
-        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable })
-    }
-}
-
 /// A read request, with the attributes that were parsed from it.
 pub(crate) struct ReadRequest {
     pub(crate) http: Request<RequestBody>,
@@ -77,8 +47,8 @@ pub(crate) struct ReadRequest {
 }
 
 impl ReadRequest {
-    pub(crate) fn turned_away(&self, refused: &GrantError) -> Response<ResponseBody> {
-        turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
+    pub(crate) fn auth_refusal(&self, refused: &GrantError) -> Response<ResponseBody> {
+        auth_refusal(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
     /// Whether the request is a downstream proxy's own, for one of these causes.
@@ -88,7 +58,7 @@ impl ReadRequest {
     }
 
     /// Whether a downstream proxy sends the request to fill its own feed.
-    pub(crate) fn fills_a_feed(&self) -> bool {
+    pub(crate) fn is_feed_request(&self) -> bool {
         self.has_cause(&[UpstreamRequestCause::List, UpstreamRequestCause::Watch, UpstreamRequestCause::Proof])
     }
 
@@ -102,7 +72,7 @@ impl ReadRequest {
     }
 
     /// Whether the request is for the readable part of a collection across namespaces.
-    pub(crate) fn is_for_readable(&self, resource: &UpstreamResource) -> bool {
+    pub(crate) fn is_readable_request(&self, resource: &UpstreamResource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
         self.readable && across && matches!(self.info.verb, RequestVerb::List | RequestVerb::Watch)
     }

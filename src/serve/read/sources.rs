@@ -20,7 +20,7 @@ use crate::serve::route::ForwardReason;
 use crate::serve::serve_config::{ReadConsistency, ServeConfig};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, JsonLayout, ObjectRenderer, Representation, TranscodeError};
-use base::{DrainWatch, Reloadable, until};
+use base::{DrainWatch, Reloadable, sleep_until_opt};
 use kubeapi::{ResourceVersion, ResourceVersionMatch, Status, WatchStart, WatchTimeout};
 
 /// What a request requires of a feed. Because its fields are private, only a permission for the request makes one.
@@ -47,7 +47,7 @@ pub(crate) enum ReadKind {
 enum FeedWaitCondition {
     Nothing,
     /// Nothing now. But the client has the version from another proxy or the apiserver, so the feed must catch up.
-    Later(ResourceVersion),
+    InBackground(ResourceVersion),
     Version(ResourceVersion),
     /// A proof that the feed contains every write that was complete when the request arrived (L5).
     Proof,
@@ -61,14 +61,14 @@ enum WaitTimeoutAction {
     /// It gets the apiserver's error for a version that is too large.
     TooLarge,
     /// It needs another proof: a read is forwarded. A watch gets an error instead, because a forwarded one would last.
-    Unproven,
+    NoProof,
 }
 
 /// How long a read waits for a version of a resource without a watch cache. Its streams have no bookmarks, and a proof
 /// lists the versions of all objects.
 const NO_BOOKMARK_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long a feed may be disconnected before watches that need a proof fail.
-const CUT_OFF_MAX: Duration = Duration::from_secs(3);
+const DISCONNECTED_MAX: Duration = Duration::from_secs(3);
 /// The `Retry-After` in seconds for a watch whose feed is still syncing.
 const SYNC_RETRY_SECONDS: u32 = 1;
 
@@ -77,16 +77,16 @@ impl<'a> FeedRequirements<'a> {
     ///
     /// # Errors
     /// The permission is for other objects.
-    pub(crate) fn of(
+    pub(crate) fn new(
         request: &'a ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         resource: &UpstreamResource,
         name: Option<&str>,
         representation: Representation,
         kind: ReadKind,
     ) -> Result<Self, NotServable> {
         let namespace = (resource.namespaced && !request.info.namespace.is_empty()).then_some(&*request.info.namespace);
-        if !permit.covers(&resource.gvr, resource.namespaced, namespace, name) {
+        if !permission.covers(&resource.gvr, resource.namespaced, namespace, name) {
             return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         let by_proxy = request.context.by_proxy && !matches!(kind, ReadKind::Get(_));
@@ -104,14 +104,14 @@ impl<'a> FeedRequirements<'a> {
         let (version_max, missed) = if has_watch_cache {
             (wait_max, WaitTimeoutAction::TooLarge)
         } else {
-            (NO_BOOKMARK_WAIT_MAX, WaitTimeoutAction::Unproven)
+            (NO_BOOKMARK_WAIT_MAX, WaitTimeoutAction::NoProof)
         };
         let version = match self.kind {
             ReadKind::Get(version) | ReadKind::List(version) => version,
             ReadKind::Watch { start: WatchStart::State { at, .. }, .. } => at,
             ReadKind::Watch { start: WatchStart::FromCurrent, .. } => ResourceVersionMatch::Unset,
             ReadKind::Watch { start: WatchStart::After(rv), .. } => {
-                return (FeedWaitCondition::Later(rv), Duration::ZERO, missed);
+                return (FeedWaitCondition::InBackground(rv), Duration::ZERO, missed);
             }
             ReadKind::Watch { start: WatchStart::FromCached, .. } => {
                 return (FeedWaitCondition::Nothing, Duration::ZERO, missed);
@@ -125,10 +125,10 @@ impl<'a> FeedRequirements<'a> {
             (ResourceVersionMatch::NotOlderThan(rv), _) => (FeedWaitCondition::Version(rv), version_max, missed),
             (ResourceVersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => (
                 FeedWaitCondition::Proof,
-                WatchTimeout::of(timeout_seconds).within(FeedFreshness::WAIT_MAX),
-                WaitTimeoutAction::Unproven,
+                WatchTimeout::of(timeout_seconds).capped(FeedFreshness::WAIT_MAX),
+                WaitTimeoutAction::NoProof,
             ),
-            (ResourceVersionMatch::Unset, _) => (FeedWaitCondition::Proof, wait_max, WaitTimeoutAction::Unproven),
+            (ResourceVersionMatch::Unset, _) => (FeedWaitCondition::Proof, wait_max, WaitTimeoutAction::NoProof),
         }
     }
 
@@ -147,13 +147,13 @@ impl<'a> FeedRequirements<'a> {
             // A retry would fail in the same way.
             FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
             FeedState::Ended(_) => Err(NotServable::FeedEnded),
-            FeedState::Syncing => Err(self.while_syncing()),
+            FeedState::Syncing => Err(self.syncing_outcome()),
         }
     }
 
     /// Returns the outcome for a feed that is not synced in time. A forwarded watch would last for an hour, so a watch
     /// gets the apiserver's error for an initializing cache instead (R-LIST-5).
-    fn while_syncing(&self) -> NotServable {
+    fn syncing_outcome(&self) -> NotServable {
         match self.kind {
             ReadKind::Watch { .. } => NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
             ReadKind::Get(_) | ReadKind::List(_) => NotServable::Forward(ForwardReason::Syncing),
@@ -172,7 +172,7 @@ impl FeedWithRenderer {
     /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
     /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
-        self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
+        self.feed.refuse(self.renderer.representation(), Underived::UnsupportedObject, refused);
     }
 }
 
@@ -199,11 +199,11 @@ impl FeedResolver {
         let representation = need.representation;
         let config = self.config.get();
         let deadline = need.received + config.sync_wait_max;
-        let widest = config.coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
+        let widest = config.coverage.scope(resource).map_err(|reason| NotServable::Forward(reason.into()))?;
         let mut refused = ForwardReason::NotDerivable;
         // If an encoding is not offered, or cannot be derived from, the next one may do.
         for encoding in encodings(resource, representation) {
-            if self.feeds.underivable(&key(resource, widest.clone(), *encoding), representation).is_some() {
+            if self.feeds.derivation_refusal(&key(resource, widest.clone(), *encoding), representation).is_some() {
                 refused = ForwardReason::NotDerivable;
                 continue;
             }
@@ -211,7 +211,7 @@ impl FeedResolver {
             for scope in scopes(widest.clone(), need.namespace) {
                 synced = match self.feeds.handle(&spec(resource, scope, *encoding), need.resume()) {
                     Ok(feed) => need.synced(feed, deadline).await,
-                    Err(why) => Err(NotServable::Forward(why.into())),
+                    Err(reason) => Err(NotServable::Forward(reason.into())),
                 };
                 if !matches!(synced, Err(NotServable::Forward(ForwardReason::Forbidden))) {
                     break;
@@ -228,10 +228,10 @@ impl FeedResolver {
                 let renderer = feed.reader.verbatim().clone();
                 return Ok(FeedWithRenderer { feed, renderer });
             }
-            match while_it_runs(&feed, deadline, feed.renderings.settled(representation)).await? {
+            match wait_while_running(&feed, deadline, feed.renderings.wait_verified(representation)).await? {
                 Some(Ok(renderer)) => return Ok(FeedWithRenderer { feed, renderer }),
                 Some(Err(_)) => refused = ForwardReason::NotDerivable,
-                None => return Err(need.while_syncing()),
+                None => return Err(need.syncing_outcome()),
             }
         }
         Err(NotServable::Forward(refused))
@@ -253,7 +253,7 @@ impl FeedResolver {
                 return Some(FeedWithRenderer { renderer: feed.reader.verbatim().clone(), feed });
             }
             // Requests the rendering, so that a later read may use it.
-            feed.renderings.want(representation);
+            feed.renderings.request(representation);
             match feed.renderings.mode(representation) {
                 Some(DerivedRepresentationMode::Derived(renderer)) => Some(FeedWithRenderer { feed, renderer }),
                 _ => None,
@@ -279,9 +279,9 @@ impl FeedResolver {
         let is_watch = matches!(need.kind, ReadKind::Watch { .. });
         let waited = match goal {
             FeedWaitCondition::Nothing => Some(()),
-            FeedWaitCondition::Later(rv) => {
+            FeedWaitCondition::InBackground(rv) => {
                 if !has_reached(feed, rv, need.by_proxy) {
-                    feed.freshness.want_version(rv);
+                    feed.freshness.await_watch_version(rv);
                 }
                 Some(())
             }
@@ -291,17 +291,17 @@ impl FeedResolver {
                 let proof = Box::pin(self.hold(feed, max, async {
                     tokio::select! {
                         biased;
-                        () = feed.freshness.reached(need.received) => Ok(()),
-                        () = cut_off(feed) => Err(unreachable()),
+                        () = feed.freshness.wait_proven(need.received) => Ok(()),
+                        () = disconnected_too_long(feed) => Err(unreachable()),
                     }
                 }));
                 proof.await?.transpose()?
             }
             FeedWaitCondition::Proof => {
-                while_it_runs(feed, Instant::now() + max, feed.freshness.reached(need.received)).await?
+                wait_while_running(feed, Instant::now() + max, feed.freshness.wait_proven(need.received)).await?
             }
             FeedWaitCondition::Version(rv) => {
-                while_it_runs(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?
+                wait_while_running(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?
             }
         };
         if waited.is_none() {
@@ -320,10 +320,10 @@ impl FeedResolver {
         }
         let present = async {
             feed.caught_up().await;
-            feed.body_release.present().await;
+            feed.body_release.wait_current_requested().await;
         };
-        let present = while_it_runs(feed, Instant::now() + sync_wait_max, present).await?;
-        present.ok_or_else(|| need.while_syncing())?;
+        let present = wait_while_running(feed, Instant::now() + sync_wait_max, present).await?;
+        present.ok_or_else(|| need.syncing_outcome())?;
         // A revoked renderer would render new bodies as the old release did.
         if source.renderer.is_revoked() { Err(NotServable::FeedEnded) } else { Ok(()) }
     }
@@ -342,8 +342,8 @@ impl FeedResolver {
             return cached;
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
-        while_it_runs(feed, deadline, reached(feed, rv, by_proxy)).await.ok()??;
-        feed.reader.past_at(rv)
+        wait_while_running(feed, deadline, reached(feed, rv, by_proxy)).await.ok()??;
+        feed.reader.past_snapshot(rv)
     }
 
     /// Holds a watch until a future completes, for at most `max`; then the result is `None`. Fails if the feed ends or
@@ -358,12 +358,12 @@ impl FeedResolver {
         max: Duration,
         wait: impl Future<Output = T>,
     ) -> Result<Option<T>, NotServable> {
-        let _counted = metrics::PendingWatchGuard::new();
+        let _guard = metrics::PendingWatchGuard::new();
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
             done = wait => Ok(Some(done)),
-            () = feed.reader.over() => Err(NotServable::FeedEnded),
+            () = feed.reader.ended() => Err(NotServable::FeedEnded),
             // The proxy that replaces this one may be ready.
             () = drain.started() => {
                 let status = unavailable("the proxy is shutting down; try again");
@@ -376,7 +376,7 @@ impl FeedResolver {
 
 /// Awaits a future until the deadline; then the result is `None`. Fails if the feed ends, because the next feed may
 /// have what this one does not.
-async fn while_it_runs<T>(
+async fn wait_while_running<T>(
     feed: &FeedHandle,
     deadline: Instant,
     wait: impl Future<Output = T>,
@@ -384,7 +384,7 @@ async fn while_it_runs<T>(
     tokio::select! {
         biased;
         done = wait => Ok(Some(done)),
-        () = feed.reader.over() => Err(NotServable::FeedEnded),
+        () = feed.reader.ended() => Err(NotServable::FeedEnded),
         () = sleep_until(deadline) => Ok(None),
     }
 }
@@ -392,7 +392,7 @@ async fn while_it_runs<T>(
 /// Whether the feed has reached a version. For a client, a state that is proven at that version is sufficient. For a
 /// proxy, the stream must reach it.
 fn has_reached(feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> bool {
-    feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv
+    feed.reader.progress().rv >= rv || !by_proxy && feed.reader.served_version() >= rv
 }
 
 /// Completes when the feed has reached a version.
@@ -401,36 +401,36 @@ async fn reached(feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
         return;
     }
     if by_proxy {
-        feed.freshness.want_version(rv);
+        feed.freshness.await_watch_version(rv);
         feed.reader.reached(rv).await;
     } else {
-        feed.freshness.want_state(rv);
-        feed.reader.follow_progress().show(rv).await;
+        feed.freshness.await_state_version(rv);
+        feed.reader.follow_progress().wait_served(rv).await;
     }
 }
 
 /// Completes when the feed has been disconnected for too long, counted from now.
-async fn cut_off(feed: &FeedHandle) {
+async fn disconnected_too_long(feed: &FeedHandle) {
     let began = Instant::now();
     let mut state = feed.reader.watch_state();
     loop {
-        let cut_off = match *state.borrow_and_update() {
-            FeedState::Stale { since } => Some(since.max(began) + CUT_OFF_MAX),
+        let limit = match *state.borrow_and_update() {
+            FeedState::Stale { since } => Some(since.max(began) + DISCONNECTED_MAX),
             _ => None,
         };
         tokio::select! {
             biased;
             // The sender lives as long as the feed's reader.
             Ok(()) = state.changed() => {}
-            () = until(cut_off) => return,
+            () = sleep_until_opt(limit) => return,
         }
     }
 }
 
 /// Rejects a watch that needs a proof from an upstream that cannot be reached.
 fn unreachable() -> NotServable {
-    let why = "upstream is unreachable, so the cache cannot be proven current";
-    NotServable::Refuse(Box::new(unavailable(why)))
+    let reason = "upstream is unreachable, so the cache cannot be proven current";
+    NotServable::Refuse(Box::new(unavailable(reason)))
 }
 
 /// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
@@ -479,8 +479,8 @@ fn key(resource: &UpstreamResource, scope: FeedScope, encoding: FeedEncoding) ->
 }
 
 impl From<FeedUnavailable> for ForwardReason {
-    fn from(why: FeedUnavailable) -> Self {
-        match why {
+    fn from(reason: FeedUnavailable) -> Self {
+        match reason {
             FeedUnavailable::Ended(FeedEndReason::Forbidden) => Self::Forbidden,
             FeedUnavailable::Ended(FeedEndReason::OverBudget) => Self::OverBudget,
             FeedUnavailable::Ended(_) | FeedUnavailable::TooMany => Self::Unavailable,

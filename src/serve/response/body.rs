@@ -55,7 +55,7 @@ impl ResponseBody {
 
     /// Returns the body for HEAD. It is empty for every response of the proxy itself, because HTTP/2's codec does not
     /// drop it.
-    pub(crate) fn of_head(self) -> Self {
+    pub(crate) fn without_body(self) -> Self {
         if let ResponseBodyKind::Forwarded(_) = self.0 { self } else { Self::empty() }
     }
 
@@ -78,11 +78,11 @@ impl ResponseBody {
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
-    pub(crate) fn whole(whole: BufferedResponseBody, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
-        Self(ResponseBodyKind::Whole(DeadlineBody::new(whole, slow_readers, cut).boxed_unsync()))
+    pub(crate) fn whole(whole: BufferedResponseBody, slow_readers: &SlowReaderReaper, abort: AbortSignal) -> Self {
+        Self(ResponseBodyKind::Whole(DeadlineBody::new(whole, slow_readers, abort).boxed_unsync()))
     }
 
-    /// Creates the body of a response from upstream. It has a deadline, whose `cut` resets the response, or may last
+    /// Creates the body of a response from upstream. It has a deadline, whose `abort` resets the response, or may last
     /// forever. The permit is released when the body is dropped.
     pub(crate) fn forwarded(
         body: UpstreamResponseBody,
@@ -94,7 +94,7 @@ impl ResponseBody {
             BodyError::from(error)
         });
         Self(ResponseBodyKind::Forwarded(match deadline {
-            Some((slow_readers, cut)) => DeadlineBody::new(body, slow_readers, cut).boxed_unsync(),
+            Some((slow_readers, abort)) => DeadlineBody::new(body, slow_readers, abort).boxed_unsync(),
             None => body.boxed_unsync(),
         }))
     }

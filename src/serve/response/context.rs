@@ -45,7 +45,7 @@ pub(crate) struct ResponseContext {
     /// Whether the response shows all or part of a collection, if the readable part is requested.
     pub(crate) extent: Option<CollectionExtent>,
     /// Ends the request and its response when it is signalled by another task.
-    pub(crate) cut: AbortSignal,
+    pub(crate) abort: AbortSignal,
     /// Whether the request arrived from another proxy.
     pub(crate) by_proxy: bool,
 }
@@ -56,13 +56,13 @@ pub(crate) struct ServedFeedStatus {
     /// The number of seconds since the feed was disconnected from upstream.
     pub(crate) stale_seconds: Option<u64>,
     /// The apiserver build that encoded the bodies, if known. Only downstream proxies receive it.
-    pub(crate) written_by: Option<Arc<ServerBuild>>,
+    pub(crate) encoder_build: Option<Arc<ServerBuild>>,
 }
 
 impl ServedFeedStatus {
     /// Returns the status of a response whose bodies are the feed's current ones.
-    pub(crate) fn of(feed: &FeedHandle) -> Self {
-        Self { stale_seconds: Self::stale_seconds(feed), written_by: feed.body_release.written().by }
+    pub(crate) fn from_feed(feed: &FeedHandle) -> Self {
+        Self { stale_seconds: Self::stale_seconds(feed), encoder_build: feed.body_release.current_build().build }
     }
 
     /// Returns for how many seconds the feed has been disconnected from upstream.
@@ -75,7 +75,7 @@ impl ServedFeedStatus {
 }
 
 impl ResponseContext {
-    pub(crate) fn of(headers: &HeaderMap, query: Arc<UrlQuery>) -> Self {
+    pub(crate) fn from_headers(headers: &HeaderMap, query: Arc<UrlQuery>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let accept = text(ACCEPT);
         let accept_refused = accept.and_then(|accept| check_accept_length(accept).err()).map(Box::new);
@@ -88,7 +88,7 @@ impl ResponseContext {
             gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_accepted),
             query: Some(query),
             extent: None,
-            cut: AbortSignal::default(),
+            abort: AbortSignal::default(),
             by_proxy: headers.contains_key(HOPS),
         }
     }
@@ -96,13 +96,13 @@ impl ResponseContext {
     /// Returns a Status in the encoding that the request accepts (R-ACCEPT-5).
     pub(crate) fn status(&self, status: &Status) -> Response<ResponseBody> {
         let accept = self.accept.as_deref();
-        let person = self
+        let is_pretty = self
             .query
             .as_ref()
             .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, SupportedMediaTypes::ERROR));
         let (content_type, body) = match negotiate(accept, SupportedMediaTypes::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
-            Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
+            Some(MediaType::Json) if !is_pretty => (MediaType::Json.as_str(), status.to_json()),
             // YAML errors are not written here; a request that accepts only YAML is forwarded.
             _ => (MediaType::Json.as_str(), status.to_json_indented()),
         };
@@ -124,19 +124,19 @@ impl ResponseContext {
         &self,
         encoding: FeedEncoding,
         watch: bool,
-        ServedFeedStatus { stale_seconds, written_by }: ServedFeedStatus,
+        ServedFeedStatus { stale_seconds, encoder_build }: ServedFeedStatus,
         body: ResponseBody,
     ) -> Response<ResponseBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
         let mut response = Response::new(body);
         response.extensions_mut().insert(ServedLocally {
-            is_served: true,
+            is_from_cache: true,
             is_watch: watch,
             ..ServedLocally::default()
         });
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
-        if let Some(build) = written_by.filter(|_| self.by_proxy).and_then(|build| build.header()) {
+        if let Some(build) = encoder_build.filter(|_| self.by_proxy).and_then(|build| build.header()) {
             response.headers_mut().insert(BUILD, build);
         }
         if let Some(extent) = self.extent {

@@ -18,18 +18,20 @@ pub(crate) const LIST_RETRY_SECONDS: u32 = 1;
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// Returns the Status for a caller without permission, with the apiserver's text (R-STATUS-3, R-AUTHZ-3).
-pub(crate) fn not_granted(why: &GrantError, user: &str, access: &AccessAttributes) -> Status {
-    match why {
+pub(crate) fn denied_status(error: &GrantError, user: &str, access: &AccessAttributes) -> Status {
+    match error {
         GrantError::Unauthenticated => Status::unauthorized(),
         GrantError::Denied(reason) => Status::forbidden_access(user, access, reason),
-        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => unavailable(&why.to_string()),
-        GrantError::TooMany { retry_after_seconds } => Status::too_many_requests(why.to_string(), *retry_after_seconds),
+        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => unavailable(&error.to_string()),
+        GrantError::TooMany { retry_after_seconds } => {
+            Status::too_many_requests(error.to_string(), *retry_after_seconds)
+        }
     }
 }
 
 /// Returns the Status for a revoked permission.
 pub(crate) fn revoked(revoked: &RevokedPermission) -> Status {
-    not_granted(&revoked.why, &revoked.user.name, &revoked.access)
+    denied_status(&revoked.reason, &revoked.user.name, &revoked.access)
 }
 
 /// Returns a 503 Status with a `Retry-After`, so that the client retries.
@@ -40,7 +42,7 @@ pub(crate) fn unavailable(message: &str) -> Status {
 }
 
 /// Returns the refusal of a request because too many requests are already waiting.
-pub(crate) fn too_many_wait(_: LimitExceeded) -> GrantError {
+pub(crate) fn too_many_waiting(_: LimitExceeded) -> GrantError {
     GrantError::TooMany { retry_after_seconds: LIST_RETRY_SECONDS }
 }
 
@@ -50,7 +52,7 @@ pub(crate) fn too_many(shed: LimitExceeded, retry_seconds: u32) -> Status {
 
 /// Whether an HTTP/1 request has an `Expect` header that no server can meet: only `100-continue` is defined (RFC 9110
 /// §10.1.1). Go's server checks this before any handler, and for HTTP/1 only.
-pub(crate) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
+pub(crate) fn has_unsupported_expect(request: &Request<RequestBody>) -> bool {
     let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();
     let is_met = |expectation: &str| expectation.trim().eq_ignore_ascii_case("100-continue");
     request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
@@ -66,14 +68,15 @@ pub(crate) fn bad_timeout(info: &RequestInfo, query: &UrlQuery) -> Option<Status
 }
 
 /// Returns the response to a caller without permission. A bad `timeout` takes precedence for every caller (R-ORDER-1).
-pub(crate) fn turned_away(
+pub(crate) fn auth_refusal(
     context: &ResponseContext,
     user: &str,
     info: &RequestInfo,
     query: &UrlQuery,
     refused: &GrantError,
 ) -> Response<ResponseBody> {
-    let status = bad_timeout(info, query).unwrap_or_else(|| not_granted(refused, user, &AccessAttributes::of(info)));
+    let status =
+        bad_timeout(info, query).unwrap_or_else(|| denied_status(refused, user, &AccessAttributes::from_request(info)));
     let mut response = context.status(&status);
     if let GrantError::Denied(reason) = refused {
         response.extensions_mut().insert(AuditDecision::Denied(reason.clone()));
@@ -121,7 +124,7 @@ mod tests {
         let info = RequestInfo::parse("GET", "/api/v1/namespaces/t1/pods", &query).expect("a path");
         let denied = "pods is forbidden: User \"ada\" cannot watch resource \"pods\" in API group \"\" in the \
                       namespace \"t1\"";
-        for (why, code, reason, retry, message) in [
+        for (error, code, reason, retry, message) in [
             (Unauthenticated, 401, "Unauthorized", None, "Unauthorized".to_owned()),
             (Denied(Arc::from("")), 403, "Forbidden", None, denied.to_owned()),
             (Denied(Arc::from("no")), 403, "Forbidden", None, format!("{denied}: no")),
@@ -141,10 +144,10 @@ mod tests {
                 TooMany { retry_after_seconds: 7 }.to_string(),
             ),
         ] {
-            let reported = not_granted(&why, "ada", &AccessAttributes::of(&info));
+            let reported = denied_status(&error, "ada", &AccessAttributes::from_request(&info));
             let parts =
                 (reported.code, reported.reason.as_str(), reported.retry_after_seconds(), reported.message.as_str());
-            assert_eq!(parts, (code, reason, retry, message.as_str()), "{why:?}");
+            assert_eq!(parts, (code, reason, retry, message.as_str()), "{error:?}");
         }
     }
 }

@@ -41,7 +41,7 @@ pub enum NotCoveredReason {
 
 /// The resources that belong to nodes, and the field that names the node. The Node authorizer requires these fields: a
 /// kubelet's own identity may not list anything wider (R-AUTHZ-4).
-const OF_NODES: [(&str, &str, &str); 5] = [
+const NODE_SCOPED: [(&str, &str, &str); 5] = [
     ("", "pods", "spec.nodeName"),
     ("", "nodes", NAME_KEY),
     ("storage.k8s.io", "csinodes", NAME_KEY),
@@ -56,16 +56,16 @@ impl CacheCoverage {
     ///
     /// The resource may not be cached at all.
     pub fn scope(&self, resource: &UpstreamResource) -> Result<FeedScope, NotCoveredReason> {
-        if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
+        if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.has_name(name)) {
             return Err(NotCoveredReason::NotConfigured);
         }
-        if let Some(kind) = SensitiveKind::of(resource)
+        if let Some(kind) = SensitiveKind::from_resource(resource)
             && self.protects(kind)
             && !self.sensitive.contains(&kind)
         {
             return Err(NotCoveredReason::Sensitive);
         }
-        Ok(match (&self.node, field_of_node(resource)) {
+        Ok(match (&self.node, node_field(resource)) {
             (Some(node), Some(field)) => FeedScope::Selected { field: field.into(), value: node.clone() },
             _ => FeedScope::Cluster,
         })
@@ -93,7 +93,7 @@ impl SensitiveKind {
         }
     }
 
-    fn of(resource: &UpstreamResource) -> Option<Self> {
+    fn from_resource(resource: &UpstreamResource) -> Option<Self> {
         let is_core = resource.gvr.group.is_empty();
         Self::ALL.into_iter().find(|kind| is_core && *resource.gvr.resource == *kind.as_str())
     }
@@ -113,10 +113,11 @@ pub(crate) fn covers(scope: &FeedScope, request: &RequestInfo) -> bool {
     }
 }
 
-fn field_of_node(resource: &UpstreamResource) -> Option<&'static str> {
+fn node_field(resource: &UpstreamResource) -> Option<&'static str> {
     let (group, plural) = (&*resource.gvr.group, &*resource.gvr.resource);
-    let found =
-        OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == ResourceOrigin::BuiltIn);
+    let found = NODE_SCOPED
+        .into_iter()
+        .find(|of| (of.0, of.1) == (group, plural) && resource.origin == ResourceOrigin::BuiltIn);
     // An old version of the resource may lack the field.
     found.map(|(.., field)| field).filter(|field| *field == NAME_KEY || resource.fields.position(field).is_some())
 }
@@ -144,7 +145,7 @@ mod tests {
         }
     }
 
-    fn said(coverage: &CacheCoverage, resource: &UpstreamResource) -> String {
+    fn outcome(coverage: &CacheCoverage, resource: &UpstreamResource) -> String {
         match coverage.scope(resource) {
             Ok(scope) => scope.selector().unwrap_or_else(|| "all".to_owned()),
             Err(why) => format!("{why:?}"),
@@ -184,7 +185,7 @@ mod tests {
             (some(&["secrets"]), [left, "Sensitive", left, left, left]),
             (some(&["secrets.hidden.example"]), [left, left, left, "all", left]),
         ] {
-            assert_eq!(resources.map(|resource| said(&coverage, resource)), expected, "{coverage:?}");
+            assert_eq!(resources.map(|resource| outcome(&coverage, resource)), expected, "{coverage:?}");
         }
     }
 
@@ -201,7 +202,7 @@ mod tests {
             (("storage.k8s.io", "v1", "csidrivers"), "all"),
             (("pods.example", "v1", "pods"), "all"),
         ] {
-            assert_eq!(said(&node, &resource(group, version, plural)), expected, "{plural}.{version}.{group}");
+            assert_eq!(outcome(&node, &resource(group, version, plural)), expected, "{plural}.{version}.{group}");
         }
     }
 

@@ -28,10 +28,12 @@ impl CollectionExtent {
 
 /// Removes the header and the parameter for the readable part, which only this proxy interprets. Returns whether the
 /// readable part is requested.
-pub(crate) fn take<B>(request: &mut Request<B>) -> bool {
+pub(crate) fn take_readable<B>(request: &mut Request<B>) -> bool {
     let header = request.headers_mut().remove(READABLE);
-    let said = header.and_then(|value| value.to_str().ok().map(is_true));
-    let Some((rest, value)) = without(request.uri().query().unwrap_or_default()) else { return said.unwrap_or(false) };
+    let header = header.and_then(|value| value.to_str().ok().map(is_true));
+    let Some((rest, value)) = strip_parameter(request.uri().query().unwrap_or_default()) else {
+        return header.unwrap_or(false);
+    };
     let path = request.uri().path();
     let path_and_query = if rest.is_empty() { path.to_owned() } else { format!("{path}?{rest}") };
     let mut parts = request.uri().clone().into_parts();
@@ -39,14 +41,14 @@ pub(crate) fn take<B>(request: &mut Request<B>) -> bool {
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
     }
-    said.unwrap_or(value)
+    header.unwrap_or(value)
 }
 
 /// Returns the query without the parameter, and the parameter's first value; `None` if the parameter is absent.
-fn without(raw: &str) -> Option<(String, bool)> {
-    let said = raw.split('&').find_map(value)?;
+fn strip_parameter(raw: &str) -> Option<(String, bool)> {
+    let first = raw.split('&').find_map(value)?;
     let rest: Vec<_> = raw.split('&').filter(|pair| value(pair).is_none()).collect();
-    Some((rest.join("&"), said))
+    Some((rest.join("&"), first))
 }
 
 /// Returns the value of a query pair if it is the parameter. Most pairs can be excluded without decoding them.
@@ -86,7 +88,7 @@ mod tests {
             if let Some(value) = header {
                 request.headers_mut().insert(READABLE, value.parse().expect("a value"));
             }
-            assert_eq!(take(&mut request), expected, "{header:?} {uri}");
+            assert_eq!(take_readable(&mut request), expected, "{header:?} {uri}");
             assert_eq!(request.uri().to_string(), rest, "{header:?} {uri}");
             assert!(request.headers().is_empty(), "{header:?} {uri}");
         }

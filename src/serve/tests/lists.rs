@@ -73,7 +73,7 @@ fn permit() -> ReadPermission {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant =
         Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
-    ReadPermission::Whole(grant.expect("the caller is the proxy"))
+    ReadPermission::Collection(grant.expect("the caller is the proxy"))
 }
 
 fn renderer(feed: &FeedHandle, representation: Representation) -> ObjectRenderer {
@@ -215,8 +215,8 @@ async fn lists_share_chunk_memory() {
     }
     assert!(addresses[0].len() >= 200 * 5_000 / ObjectChunk::BYTES_MAX);
     assert!(addresses.iter().all(|others| *others == addresses[0]));
-    let kept = feed.reader.stats().derived_bytes;
-    assert!((200 * 5_000..200 * 5_300).contains(&kept), "{kept} bytes are kept");
+    let derived_bytes = feed.reader.stats().derived_bytes;
+    assert!((200 * 5_000..200 * 5_300).contains(&derived_bytes), "{derived_bytes} bytes are kept");
 }
 
 /// A client that does not read keeps nothing alive for longer than the apiserver would.
@@ -232,20 +232,20 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
         pages: ListPageSource::FromCache,
     };
     let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
-    let place = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
+    let permit = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
     let list = PlainList::prepare(page, &renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
-    let (cut, pins) = (AbortSignal::default(), feeds.0.pins());
+    let (abort, pins) = (AbortSignal::default(), feeds.0.pins());
     let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
-    let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &cut, true);
-    let mut body = ResponseBody::list(ListBody::new(list), place, pin);
+    let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &abort, true);
+    let mut body = ResponseBody::list(ListBody::new(list), permit, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));
-    assert_eq!((cut.why(), pins.len()), (None, 1));
+    assert_eq!((abort.reason(), pins.len()), (None, 1));
     tokio::time::sleep(Duration::from_secs(3)).await;
-    // The connection driver drops the body after the cut.
-    assert_eq!(cut.why(), Some("too_slow"));
+    // The connection driver drops the body after the abort.
+    assert_eq!(abort.reason(), Some("too_slow"));
     drop(body);
     assert!(pins.is_empty());
 }
@@ -271,7 +271,7 @@ async fn large_scan_yields_every_few_thousand_objects() {
         };
         let mut pace = ScanPacer::new(None, (scans.clone(), slices.clone()), None);
         page(&everybody, &feed, &snapshot, &read, &mut pace).await;
-        assert!((least..least + 3).contains(&pace.rests()), "{labels}: {} times", pace.rests());
+        assert!((least..least + 3).contains(&pace.yields()), "{labels}: {} times", pace.yields());
     }
 }
 
@@ -281,7 +281,7 @@ async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let (snapshot, everybody) = (feed.reader.snapshot(), ReadPermission::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);
-    let others = scans.turn(None).now_or_never().expect("at once").expect("no scan runs");
+    let others = scans.acquire(None).now_or_never().expect("at once").expect("no scan runs");
     let selector = Selector { labels: LabelSelector::parse("!app").expect("valid"), ..Selector::everything() };
     let (plan, view) = (
         ListPlan { version: ResourceVersionMatch::Any, limit: None, start: None },

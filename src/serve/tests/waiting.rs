@@ -6,11 +6,11 @@ use crate::serve::frontend::HttpFrontend;
 use crate::serve::read::{ReadHandler, ReadRequest};
 use crate::upstream::UpstreamResource;
 
-fn bytes_of_answer<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
+fn future_bytes<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
     size_of::<F>()
 }
 
-fn bytes_of_list<'a, F>(
+fn list_future_bytes<'a, F>(
     _: impl FnOnce(&'a ReadHandler, &'a ReadRequest, &'a ReadPermission, &'a UpstreamResource, ListPageRequest) -> F,
 ) -> usize {
     size_of::<F>()
@@ -19,7 +19,7 @@ fn bytes_of_list<'a, F>(
 /// Thousands of them wait at a time.
 #[test]
 fn waiting_request_size_is_bounded() {
-    let (answer, list) = (bytes_of_answer(HttpFrontend::answer), bytes_of_list(ReadHandler::list));
-    assert!(answer <= 2 << 10, "{answer} bytes of each request");
+    let (request, list) = (future_bytes(HttpFrontend::handle), list_future_bytes(ReadHandler::list));
+    assert!(request <= 2 << 10, "{request} bytes of each request");
     assert!(list <= 2 << 10, "{list} bytes of each LIST");
 }

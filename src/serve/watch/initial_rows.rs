@@ -10,7 +10,7 @@ use crate::wire::{FeedEncoding, ListPage, ObjectReader, ObjectRevision, Represen
 use kubeapi::{FlowDistinguisher, Gvr, UrlQuery, WatchStart};
 
 /// The query parameters that a list does not have, or whose value the proxy chooses.
-const NOT_OF_LISTS: [&str; 6] =
+const WATCH_ONLY_PARAMETERS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
 impl WatchOpener {
@@ -28,14 +28,14 @@ impl WatchOpener {
     ) -> Result<Option<ObjectRevision>, ForwardReason> {
         let has_state =
             matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. }));
-        if !has_state || request.fills_a_feed() {
+        if !has_state || request.is_feed_request() {
             return Ok(None);
         }
         let namespace = if resource.namespaced { request.info.namespace.as_str() } else { "" };
         let path = list_path(request.http.uri().path(), namespace, &request.query, &resource.gvr)
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
-            self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
+            self.rows(request.caller.flow().as_ref(), &path, resource).await.map_err(|error| {
                 tracing::debug!(%error, "cannot list the initial rows of a Table watch; forwarding");
                 ForwardReason::Table
             })?;
@@ -49,11 +49,11 @@ impl WatchOpener {
 
     async fn rows(
         &self,
-        payer: Option<&FlowDistinguisher>,
+        flow: Option<&FlowDistinguisher>,
         path: &str,
         resource: &UpstreamResource,
     ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
-        let _place = self.concurrency.forwards.take(payer)?;
+        let _permit = self.concurrency.forwards.acquire(flow)?;
         let (answered, body) = self.client.fetch(UpstreamRequestCause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(FeedEncoding::Table.byte_encoding()) {
             return Err(
@@ -68,12 +68,12 @@ impl WatchOpener {
 /// Returns the path of the list for a watch's initial state, with whole objects; `None` for deprecated watch paths.
 fn list_path(path: &str, namespace: &str, query: &UrlQuery, gvr: &Gvr) -> Option<String> {
     let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
-    let of_lists = |pair: &&str| {
+    let is_list_parameter = |pair: &&str| {
         let pair = UrlQuery::parse(pair);
-        pair.pairs().next().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name))
+        pair.pairs().next().is_some_and(|(name, _)| !WATCH_ONLY_PARAMETERS.contains(&name))
     };
-    let kept: Vec<_> = query.raw().split('&').filter(of_lists).chain(["includeObject=Object"]).collect();
-    (path == collection).then(|| format!("{path}?{}", kept.join("&")))
+    let pairs: Vec<_> = query.raw().split('&').filter(is_list_parameter).chain(["includeObject=Object"]).collect();
+    (path == collection).then(|| format!("{path}?{}", pairs.join("&")))
 }
 
 #[cfg(test)]

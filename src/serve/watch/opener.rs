@@ -1,4 +1,4 @@
-//! Opens watches: takes their place, waits for the feed, and answers with a stream.
+//! Opens watches: takes their permit, waits for the feed, and responds with a stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +28,8 @@ use base::{AbortSignal, BackgroundTasks};
 use kubeapi::{Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
-/// The maximum time that a watch from before the history waits. After that, the client receives the error that it would have
-/// received at once.
+/// The maximum time that a watch from before the history waits. After that, the client receives the error that it would
+/// have received at once.
 const BACKFILL_WAIT_MAX: Duration = Duration::from_secs(8);
 
 /// Opens downstream watches on feeds.
@@ -49,24 +49,25 @@ impl WatchOpener {
     pub(crate) async fn open(
         &self,
         request: &mut ReadRequest,
-        permit: ReadPermission,
+        permission: ReadPermission,
         resource: &UpstreamResource,
         mut read: RoutedWatch,
     ) -> CacheReadResult {
         let kind = |read: &RoutedWatch| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
         let (name, read_request) = (read.view.name(), request as &ReadRequest);
-        let mut need = FeedRequirements::of(read_request, &permit, resource, name, read.representation, kind(&read))?;
-        if !cost::is_for_watch(read.view.selector()) {
-            return too_expensive(request, &permit);
+        let mut need =
+            FeedRequirements::new(read_request, &permission, resource, name, read.representation, kind(&read))?;
+        if !cost::is_watchable(read.view.selector()) {
+            return too_expensive(request, &permission);
         }
         // Taken before any wait, so that waiting watches count against the limit.
         // It holds its selector as written, to re-check the permission, and as compiled.
         let written = [&request.info.label_selector, &request.info.field_selector];
         let written: usize = written.into_iter().flatten().map(String::len).sum();
-        let selector_bytes = written + read.view.selector().held_bytes();
-        let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes);
+        let selector_bytes = written + read.view.selector().heap_bytes();
+        let permit = self.concurrency.watch(request.caller.flow().as_ref(), selector_bytes);
         let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
-        let place = place.map_err(refused)?;
+        let permit = permit.map_err(refused)?;
         let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
         need.kind = kind(&read);
         let source = self.sources.source(resource, &need).await?;
@@ -76,20 +77,20 @@ impl WatchOpener {
         {
             return Err(NotServable::Forward(ForwardReason::TooOld));
         }
-        let late = match self.sources.wait_ready(&source, &need).await {
+        let timed_out = match self.sources.wait_ready(&source, &need).await {
             Ok(()) => None,
             Err(NotServable::Late(status)) => Some(status),
-            Err(why) => return Err(why),
+            Err(refusal) => return Err(refusal),
         };
-        let follows = request.context.by_proxy || permit.part().is_some();
-        let opened = self.sources.position(&source.feed, &read, permit.part().is_some(), follows).await?;
-        let namespaces = match self.namespaces(request, &permit, opened.as_ref().ok()).await {
+        let follows = request.context.by_proxy || permission.namespaces().is_some();
+        let opened = self.sources.position(&source.feed, &read, permission.namespaces().is_some(), follows).await?;
+        let namespaces = match self.namespaces(request, &permission, opened.as_ref().ok()).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
         // A watch that is late or starts too early sends one error, and ends.
         let (OpenedWatch { snapshot, cursor }, error) = match opened {
-            Ok(opened) => (opened, late.map(|status| (*status, WatchEndReason::TooLarge))),
+            Ok(opened) => (opened, timed_out.map(|status| (*status, WatchEndReason::TooLarge))),
             Err(VersionTooOld { requested, floor }) => {
                 let status = Status::too_old(requested.0, floor.0);
                 (source.feed.reader.open_at_end(read.view.clone()), Some((status, WatchEndReason::Expired)))
@@ -102,15 +103,17 @@ impl WatchOpener {
         };
         let chunks = match &snapshot {
             // A WebSocket message contains exactly one frame, and other views do not consist of whole chunks.
-            Some(state) if !is_websocket && permit.part().is_none() && PageChunks::suit(cursor.view()) => {
+            Some(state)
+                if !is_websocket && permission.namespaces().is_none() && PageChunks::can_share(cursor.view()) =>
+            {
                 Some(state.chunks().await)
             }
             _ => None,
         };
-        let mut session = self.session(request, &permit, &read, source, cursor, place);
-        match (permit.part(), snapshot, row) {
+        let mut session = self.session(request, &permission, &read, source, cursor, permit);
+        match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, _) => session.show_part(part.clone(), namespaces, snapshot),
-            (None, Some(snapshot), _) => session.send_state(snapshot, &permit, chunks),
+            (None, Some(snapshot), _) => session.send_state(snapshot, &permission, chunks),
             (None, None, Some(row)) => session.send_row(row),
             (None, None, None) => {}
         }
@@ -124,11 +127,11 @@ impl WatchOpener {
     async fn namespaces(
         &self,
         request: &ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         opened: Option<&OpenedWatch>,
     ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
-        let (Some(opened), Some(part)) = (opened, permit.part()) else { return Ok(Vec::new()) };
-        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+        let (Some(opened), Some(part)) = (opened, permission.namespaces()) else { return Ok(Vec::new()) };
+        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.capture().snapshot);
         self.scans.reviewed_namespaces(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
     }
 
@@ -136,32 +139,32 @@ impl WatchOpener {
     fn session(
         &self,
         request: &ReadRequest,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         read: &RoutedWatch,
         source: FeedWithRenderer,
         cursor: FeedCursor,
-        place: ConcurrencyPermit,
+        permit: ConcurrencyPermit,
     ) -> WatchSession {
         let key = &source.feed.spec.key;
         metrics::served("watch", key, read.representation);
         let transport = transport(request);
-        let who = UserAndAgent::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
-        let active_watch = self.active_watches.opened(who, cursor.follower(), read.representation, transport);
+        let client = UserAndAgent::new(request.caller.flow(), request.http.headers().get(USER_AGENT));
+        let active_watch = self.active_watches.opened(client, cursor.follower(), read.representation, transport);
         let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
-        let terms = WatchOptions {
+        let options = WatchOptions {
             bookmarks: read.bookmarks,
             end_bookmark: read.start.ends_with_bookmark(),
             timeout_seconds: read.timeout_seconds,
-            lasts_min: self.sources.config.get().watch_min,
+            duration_min: self.sources.config.get().watch_min,
             by_proxy: request.context.by_proxy,
         };
         // An upgraded connection belongs to the watch alone.
         let is_alone = transport == WatchTransport::WebSocket;
-        let cut = if is_alone { AbortSignal::default() } else { request.context.cut.clone() };
-        let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
-        let timers = WatchTimers::start(request.received, &terms, grant, slow_readers, cut, &self.sources.drain);
+        let abort = if is_alone { AbortSignal::default() } else { request.context.abort.clone() };
+        let (grant, slow_readers) = (permission.grant_status(), self.slow_readers.clone());
+        let timers = WatchTimers::start(request.received, &options, grant, slow_readers, abort, &self.sources.drain);
         let scan_budget = self.scans.budget(request, read.view.is_expensive());
-        WatchSession::new(source, cursor, &terms, timers, place, scan_budget, metrics)
+        WatchSession::new(source, cursor, &options, timers, permit, scan_budget, metrics)
     }
 
     /// Returns the response that streams the session, or the `upgrade` to a WebSocket.
@@ -179,7 +182,11 @@ impl WatchOpener {
             let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding));
             return request.context.served(encoding, true, feed_status, body);
         };
-        response.extensions_mut().insert(ServedLocally { is_served: true, is_watch: true, ..ServedLocally::default() });
+        response.extensions_mut().insert(ServedLocally {
+            is_from_cache: true,
+            is_watch: true,
+            ..ServedLocally::default()
+        });
         let reading = self.scans.budget(request, true);
         let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session, reading);
         self.tasks.spawn("websocket", async move {
@@ -205,7 +212,7 @@ impl FeedResolver {
         let reader = &feed.reader;
         // A partial view needs the previous state of each object, because revoking a permission deletes visible
         // objects.
-        let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
+        let view = if is_part { read.view.clone().with_previous_state() } else { read.view.clone() };
         let open = || match read.start {
             WatchStart::State { .. } if follows => reader.open(WatchStartPosition::UpstreamProgress, view.clone()),
             WatchStart::After(rv) => reader.open(WatchStartPosition::After(rv), view.clone()),
@@ -216,9 +223,9 @@ impl FeedResolver {
         if let Err(VersionTooOld { requested: from, .. }) = opened {
             // Upstream would print an old change with current cells.
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
-            if !is_table && !reader.reaches(from, &view) && reader.may_begin_earlier() {
+            if !is_table && !reader.reaches(from, &view) && reader.can_backfill() {
                 let history = feed.resume_backfills.wait(from, &view, reader);
-                self.hold(feed, WatchTimeout::of(read.timeout_seconds).within(BACKFILL_WAIT_MAX), history).await?;
+                self.hold(feed, WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX), history).await?;
             }
             opened = open();
         }
@@ -232,7 +239,7 @@ impl FeedResolver {
 }
 
 fn transport(request: &ReadRequest) -> WatchTransport {
-    WatchTransport::of(&request.http, websocket::is_upgrade(request.http.headers()))
+    WatchTransport::from_request(&request.http, websocket::is_upgrade(request.http.headers()))
 }
 
 #[cfg(test)]
@@ -274,7 +281,7 @@ mod tests {
         RoutedWatch { representation, view, start, bookmarks: false, timeout_seconds: None }
     }
 
-    fn said(opened: &Result<Result<OpenedWatch, VersionTooOld>, NotServable>) -> String {
+    fn outcome(opened: &Result<Result<OpenedWatch, VersionTooOld>, NotServable>) -> String {
         match opened {
             Ok(Ok(_)) => "opened".into(),
             Ok(Err(_)) => "too old".into(),
@@ -293,13 +300,17 @@ mod tests {
             let (_trigger, drain) = DrainTrigger::new();
             let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
             writer.set_state(FeedState::Ended(FeedEndReason::Outdated));
-            assert_eq!(said(&sources.position(&feed, &from(90), false, false).await), "routed again", "{encoding:?}");
+            assert_eq!(
+                outcome(&sources.position(&feed, &from(90), false, false).await),
+                "routed again",
+                "{encoding:?}"
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn resume_before_history_waits_for_backfill_up_to_limit() {
-        for (event, comes_to, held) in [
+        for (event, expected, waited) in [
             (Event::Nothing, "too old", BACKFILL_WAIT_MAX),
             (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
             (Event::Refusal, "too old", Duration::from_secs(1)),
@@ -321,24 +332,24 @@ mod tests {
             match event {
                 Event::Nothing => {}
                 Event::HistoryBeginsEarlier => {
-                    let beginning = feed.reader.beginning().expect("nothing was evicted");
+                    let beginning = feed.reader.history_start().expect("nothing was evicted");
                     let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
-                    assert!(writer.begin_earlier(past));
+                    assert!(writer.prepend(past));
                     feed.resume_backfills.answered(BackfillOutcome::Prepended);
                 }
                 Event::Refusal => feed.resume_backfills.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
                 Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEndReason::Outdated)),
             }
-            assert_eq!(said(&watch.await.expect("no panic")), comes_to, "{event:?}");
-            assert!(began.elapsed().abs_diff(held) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
+            assert_eq!(outcome(&watch.await.expect("no panic")), expected, "{event:?}");
+            assert!(began.elapsed().abs_diff(waited) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
             drop(draining);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn resume_within_history_or_of_table_does_not_wait() {
-        for (encoding, version, comes_to) in [
+        for (encoding, version, expected) in [
             (FeedEncoding::Json, 100, "opened"),
             (FeedEncoding::Json, 120, "opened"),
             // A row shows the cells that upstream printed when the event occurred.
@@ -348,7 +359,7 @@ mod tests {
             let (_trigger, drain) = DrainTrigger::new();
             let (sources, began) = (FeedResolver::new(ServeConfig::default().into(), feeds, drain), Instant::now());
             let opened = sources.position(&feed, &from(version), false, false).await;
-            assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
+            assert_eq!(outcome(&opened), expected, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);
         }
     }

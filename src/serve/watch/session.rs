@@ -68,7 +68,7 @@ enum WatchSessionState {
     Ended,
 }
 
-/// The parts that all states need: the position in the feed, and the client's terms.
+/// The parts that all states need: the position in the feed, and the watch's options.
 struct WatchSessionContext {
     feed: FeedHandle,
     cursor: FeedCursor,
@@ -92,17 +92,17 @@ struct WatchSessionContext {
     /// How often the build that encodes the feed's bodies had changed when the watch started; set only for a downstream
     /// proxy.
     changes: Option<u32>,
-    _place: ConcurrencyPermit,
+    _permit: ConcurrencyPermit,
 }
 
-/// The terms that the client requested and the proxy's defaults.
+/// The options that the client requested, and the proxy's defaults.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WatchOptions {
     pub(crate) bookmarks: bool,
     pub(crate) end_bookmark: bool,
     pub(crate) timeout_seconds: Option<i64>,
     /// The minimum duration of a watch without a client timeout; the maximum is twice that.
-    pub(crate) lasts_min: Duration,
+    pub(crate) duration_min: Duration,
     /// Whether the client is a downstream proxy, which caches the events.
     pub(crate) by_proxy: bool,
 }
@@ -116,9 +116,9 @@ impl WatchSession {
     pub(crate) fn new(
         source: FeedWithRenderer,
         cursor: FeedCursor,
-        terms: &WatchOptions,
+        options: &WatchOptions,
         timers: WatchTimers,
-        place: ConcurrencyPermit,
+        permit: ConcurrencyPermit,
         scan_budget: ScanBudget,
         metrics: WatchMetrics,
     ) -> Self {
@@ -126,11 +126,11 @@ impl WatchSession {
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| feed.columns.clone());
         let cursor = cursor.rendered_by(renderer);
-        let cursor = if terms.by_proxy { cursor.for_a_proxy() } else { cursor };
+        let cursor = if options.by_proxy { cursor.mark_as_proxy() } else { cursor };
         let common = WatchSessionContext {
             partial: None,
-            bookmarks: terms.bookmarks,
-            end_bookmark: terms.end_bookmark,
+            bookmarks: options.bookmarks,
+            end_bookmark: options.end_bookmark,
             last_sent_rv: cursor.start(),
             seen_bookmarks: feed.reader.progress().bookmarks,
             timers,
@@ -138,19 +138,19 @@ impl WatchSession {
             columns,
             metrics,
             scan_budget,
-            changes: terms.by_proxy.then(|| {
-                feed.proxy_begins();
-                feed.body_release.written_from(cursor.start()).changes
+            changes: options.by_proxy.then(|| {
+                feed.proxy_watch_opened();
+                feed.body_release.build_since(cursor.start()).changes
             }),
-            _place: place,
+            _permit: permit,
             feed,
             cursor,
         };
         // The timeout has already expired (R-TIMEOUT-1).
-        let is_over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Elapsed;
+        let is_elapsed = WatchTimeout::of(options.timeout_seconds) == WatchTimeout::Elapsed;
         let state =
-            if is_over { common.end(WatchExit::Silent(WatchEndReason::Timeout)) } else { WatchSessionState::Live };
-        if is_over {
+            if is_elapsed { common.end(WatchExit::Silent(WatchEndReason::Timeout)) } else { WatchSessionState::Live };
+        if is_elapsed {
             common.timers.watchdog().end();
         }
         Self { state, common }
@@ -161,7 +161,7 @@ impl WatchSession {
     pub(crate) fn send_state(
         &mut self,
         snapshot: FeedSnapshot,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         chunks: Option<Arc<[ObjectChunk]>>,
     ) {
         if self.is_ended() {
@@ -171,7 +171,7 @@ impl WatchSession {
         let pin = timers.pin(feed, &snapshot);
         let initial = InitialEvents::new(snapshot, pin);
         self.state = WatchSessionState::Initial(Box::new(match chunks.filter(|_| columns.is_none()) {
-            Some(chunks) => initial.in_chunks(chunks, permit, cursor, &feed.reader),
+            Some(chunks) => initial.in_chunks(chunks, permission, cursor, &feed.reader),
             None => initial,
         }));
     }
@@ -207,12 +207,12 @@ impl WatchSession {
         }
     }
 
-    /// Polls the next frames, about `room` bytes; `None` when the watch has ended. Updates the watch's entry on the
-    /// debug pages.
+    /// Polls the next frames, about `bytes_max` bytes; `None` when the watch has ended. Updates the watch's entry on
+    /// the debug pages.
     pub(crate) fn poll_frames(
         &mut self,
         cx: &mut Context<'_>,
-        room: usize,
+        bytes_max: usize,
         batch: &mut Vec<Bytes>,
     ) -> Poll<Option<()>> {
         let Self { state, common } = self;
@@ -221,7 +221,7 @@ impl WatchSession {
             if let WatchSessionState::Ended = state {
                 break Poll::Ready(None);
             }
-            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, room, batch);
+            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, bytes_max, batch);
             let (polled, next) = step.unwrap_or_else(|exit| (Poll::Ready(0), common.end(exit)));
             *state = next;
             let Poll::Ready(frames) = polled else { break Poll::Pending };
@@ -256,9 +256,9 @@ impl WatchSession {
     /// Returns the state of the feed that a downstream proxy receives at the start of the watch.
     pub(crate) fn feed_status(&self) -> ServedFeedStatus {
         let WatchSessionContext { feed, last_sent_rv, changes, .. } = &self.common;
-        let written = feed.body_release.written_from(*last_sent_rv);
-        let written_by = written.by.filter(|_| *changes == Some(written.changes));
-        ServedFeedStatus { stale_seconds: ServedFeedStatus::stale_seconds(feed), written_by }
+        let written = feed.body_release.build_since(*last_sent_rv);
+        let encoder_build = written.build.filter(|_| *changes == Some(written.changes));
+        ServedFeedStatus { stale_seconds: ServedFeedStatus::stale_seconds(feed), encoder_build }
     }
 }
 
@@ -268,16 +268,16 @@ impl WatchSessionContext {
         &mut self,
         state: WatchSessionState,
         cx: &mut Context<'_>,
-        room: usize,
+        bytes_max: usize,
         batch: &mut Vec<Bytes>,
     ) -> WatchSessionStepResult {
-        match self.decide(state, cx)? {
-            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, room, batch),
+        match self.check_end(state, cx)? {
+            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, bytes_max, batch),
             WatchSessionState::Row(row) => {
                 batch.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
                 Ok((Poll::Ready(1), WatchSessionState::Live))
             }
-            WatchSessionState::Live => self.send_events(cx, room, batch),
+            WatchSessionState::Live => self.send_events(cx, bytes_max, batch),
             WatchSessionState::Last(last) => {
                 let (frame, end) = *last;
                 batch.push(frame);
@@ -293,12 +293,12 @@ impl WatchSessionContext {
     /// A revocation comes first, even if frames are pending (A4), except for the rest of a chunk of the initial state.
     /// A live watch then ends for its renderer, its timeout or the drain, unless it must first send the rest of a
     /// version.
-    fn decide(&mut self, state: WatchSessionState, cx: &Context<'_>) -> Result<WatchSessionState, WatchExit> {
+    fn check_end(&mut self, state: WatchSessionState, cx: &Context<'_>) -> Result<WatchSessionState, WatchExit> {
         if matches!(state, WatchSessionState::Last(_) | WatchSessionState::Ended) {
             return Ok(state);
         }
         // A watch ends between two events (W13). Its timers are not read here, so a client that does not read the rest
-        // of the chunk is cut after the grace period.
+        // of the chunk is aborted after the grace period.
         if matches!(&state, WatchSessionState::Initial(initial) if initial.is_within_chunk()) {
             return Ok(state);
         }
@@ -312,7 +312,7 @@ impl WatchSessionContext {
         }
         // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
         let is_revoked = self.cursor.renderer().is_revoked();
-        if self.cursor.renderer().is_disproven() {
+        if self.cursor.renderer().is_mismatched() {
             // What this client holds may be wrong, and would stay so if it went on from here.
             let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
             return Err(WatchExit::error(status, WatchEndReason::NotDerivable));
@@ -321,7 +321,7 @@ impl WatchSessionContext {
             if is_revoked { Some(WatchExit::Silent(WatchEndReason::NotDerivable)) } else { self.timers.exit(cx) };
         match exit {
             None => Ok(WatchSessionState::Live),
-            Some(WatchExit::Silent(_)) if self.is_amid() => Ok(WatchSessionState::Live),
+            Some(WatchExit::Silent(_)) if self.is_mid_version() => Ok(WatchSessionState::Live),
             Some(WatchExit::Silent(WatchEndReason::Drained)) if self.bookmarks => Err(self.drained()),
             Some(exit) => Err(exit),
         }
@@ -332,15 +332,16 @@ impl WatchSessionContext {
         &mut self,
         mut initial: Box<InitialEvents>,
         cx: &mut Context<'_>,
-        room: usize,
+        bytes_max: usize,
         batch: &mut Vec<Bytes>,
     ) -> WatchSessionStepResult {
         let Poll::Ready(_slice) = self.scan_budget.poll(cx) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
-        initial.pin.progressed();
+        initial.pin.extend();
         let reader = &self.feed.reader;
-        let mut out = FrameBatch { cursor: &self.cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
+        let mut out =
+            FrameBatch { cursor: &self.cursor, reader, bytes_max, scan_budget: self.scan_budget.left(), batch };
         let Poll::Ready(put) = initial.poll_put(cx, &mut out) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
@@ -357,12 +358,17 @@ impl WatchSessionContext {
     }
 
     /// Puts events, or a bookmark that is due. If there are none, the watch waits for its waker.
-    fn send_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> WatchSessionStepResult {
+    fn send_events(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes_max: usize,
+        batch: &mut Vec<Bytes>,
+    ) -> WatchSessionStepResult {
         let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, WatchSessionState::Live)) };
         if self.partial.is_some() {
-            self.send_visible_namespaces(cx, room, batch)?;
+            self.send_visible_namespaces(cx, bytes_max, batch)?;
         } else {
-            let (limits, waker) = ((room, self.scan_budget.left()), Some(cx.waker()));
+            let (limits, waker) = ((bytes_max, self.scan_budget.left()), Some(cx.waker()));
             let pull = self.cursor.pull_filtered(None, limits, waker, batch, |_, _| EventFilterDecision::Send);
             self.handle_pull(pull, batch)?;
         }
@@ -379,13 +385,13 @@ impl WatchSessionContext {
     fn send_visible_namespaces(
         &mut self,
         cx: &mut Context<'_>,
-        room: usize,
+        bytes_max: usize,
         batch: &mut Vec<Bytes>,
     ) -> Result<(), WatchExit> {
         loop {
             let Self { partial: Some(partial), cursor, feed, timers, scan_budget, .. } = self else { return Ok(()) };
             partial.update(cx, cursor, |state| timers.pin(feed, state));
-            match partial.pull(cursor, (room, scan_budget.left()), Some(cx.waker()), batch) {
+            match partial.pull(cursor, (bytes_max, scan_budget.left()), Some(cx.waker()), batch) {
                 PullResult::Stopped(CursorStopReason::MarkReached) => {}
                 pull if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent)
                     && batch.is_empty()
@@ -400,7 +406,8 @@ impl WatchSessionContext {
                     return self.handle_pull(pull, batch);
                 }
             }
-            let mut out = FrameBatch { cursor, reader: &feed.reader, room, scan_budget: scan_budget.left(), batch };
+            let mut out =
+                FrameBatch { cursor, reader: &feed.reader, bytes_max, scan_budget: scan_budget.left(), batch };
             if let Some(end) = partial.send_change(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
                 if self.bookmarks && end.reported_older {
@@ -424,13 +431,13 @@ impl WatchSessionContext {
                 }
                 // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
-                    && !self.has_another_writer()
+                    && !self.encoder_changed()
                     && !self.timers.is_due()
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             PullResult::CaughtUp { progress } => {
                 self.scan_budget.renew();
-                if let Some(exit) = self.exit_for_another_writer(progress.rv) {
+                if let Some(exit) = self.encoder_change_exit(progress.rv) {
                     return Err(exit);
                 }
                 let announced = progress.bookmarks != self.seen_bookmarks;
@@ -438,8 +445,8 @@ impl WatchSessionContext {
                 let due = self.timers.take_bookmark();
                 // Like upstream, repeats the last version when a bookmark is due, because a client may consider a
                 // silent stream dead. A disconnected feed cannot confirm the version, so it sends none.
-                let again = due && progress.rv == self.last_sent_rv && self.feed.reader.state() == FeedState::Live;
-                if self.bookmarks && (again || (due || announced) && progress.rv > self.last_sent_rv) {
+                let repeats = due && progress.rv == self.last_sent_rv && self.feed.reader.state() == FeedState::Live;
+                if self.bookmarks && (repeats || (due || announced) && progress.rv > self.last_sent_rv) {
                     self.last_sent_rv = progress.rv;
                     batch.push(self.bookmark(progress.rv)?);
                 }
@@ -465,7 +472,7 @@ impl WatchSessionContext {
     /// Completes a batch of `frames` frames.
     fn complete(&mut self, frames: usize, batch: &mut [Bytes]) {
         if let Some(first) = batch.first_mut()
-            && let Some(headed) = self.columns.as_ref().and_then(|columns| columns.put(first))
+            && let Some(headed) = self.columns.as_ref().and_then(|columns| columns.with_columns(first))
         {
             *first = headed;
             self.columns = None;
@@ -483,7 +490,7 @@ impl WatchSessionContext {
 
     /// Whether the watch belongs to a downstream proxy and another build has begun to encode the feed's bodies. The
     /// proxy gets the new build only when it opens a new watch.
-    fn has_another_writer(&self) -> bool {
+    fn encoder_changed(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }
 }
@@ -492,11 +499,11 @@ impl Drop for WatchSession {
     fn drop(&mut self) {
         let Self { state, common } = self;
         if common.changes.is_some() {
-            common.feed.proxy_ends();
+            common.feed.proxy_watch_closed();
         }
         if !matches!(state, WatchSessionState::Ended) {
-            let why = common.timers.watchdog().cut().why();
-            common.metrics.ended(why.map_or(WatchEndReason::ClientClosed, WatchEndReason::Cut));
+            let reason = common.timers.watchdog().abort().reason();
+            common.metrics.ended(reason.map_or(WatchEndReason::ClientClosed, WatchEndReason::Aborted));
         }
     }
 }

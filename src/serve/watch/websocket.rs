@@ -34,11 +34,11 @@ use crate::wire::{FeedEncoding, websocket_payload};
 /// Whether the request opens a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
+    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && requests_upgrade(headers)
 }
 
 /// Whether the request asks to upgrade the connection to another protocol.
-pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+pub(crate) fn requests_upgrade(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
 }
@@ -52,9 +52,9 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
     if !offered.iter().any(|protocol| protocol.starts_with(BEARER_PROTOCOL)) {
         return;
     }
-    let kept: Vec<_> = offered.into_iter().filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL)).collect();
-    match HeaderValue::from_str(&kept.join(", ")) {
-        Ok(kept) if !kept.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, kept)),
+    let remaining: Vec<_> = offered.into_iter().filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL)).collect();
+    match HeaderValue::from_str(&remaining.join(", ")) {
+        Ok(remaining) if !remaining.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, remaining)),
         _ => drop(headers.remove(SEC_WEBSOCKET_PROTOCOL)),
     }
 }
@@ -83,17 +83,17 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ResponseBody>, Response
         .filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL))
         .collect();
     let mut response = plain(StatusCode::SWITCHING_PROTOCOLS, "");
-    let answer = response.headers_mut();
-    answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    let response_headers = response.headers_mut();
+    response_headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    response_headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     if let Ok(accept) = HeaderValue::from_str(&derive_accept_key(key.as_bytes())) {
-        answer.insert(SEC_WEBSOCKET_ACCEPT, accept);
+        response_headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
     match protocols.as_slice() {
         [] => {}
         [only] => {
             if let Ok(protocol) = HeaderValue::from_str(only) {
-                answer.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
+                response_headers.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
             }
         }
         _ => return Err(plain(StatusCode::BAD_REQUEST, "")),
@@ -156,13 +156,18 @@ pub(crate) async fn run(upgrade: OnUpgrade, encoding: FeedEncoding, session: Wat
     let watchdog = session.watchdog().clone();
     tokio::select! {
         biased;
-        // A cut also drops unread bytes.
-        () = watchdog.cut().over() => {}
-        () = converse(upgrade, encoding, session, scan_budget) => {}
+        // An abort also drops unread bytes.
+        () = watchdog.abort().aborted() => {}
+        () = serve_session(upgrade, encoding, session, scan_budget) => {}
     }
 }
 
-async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
+async fn serve_session(
+    upgrade: OnUpgrade,
+    encoding: FeedEncoding,
+    mut session: WatchSession,
+    mut scan_budget: ScanBudget,
+) {
     let Ok(upgraded) = upgrade.await else { return };
     let io = FilteredStream { io: TokioIo::new(upgraded), filter: WebSocketInboundBudget::new() };
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
@@ -186,7 +191,7 @@ async fn converse(upgrade: OnUpgrade, encoding: FeedEncoding, mut session: Watch
             more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
                 None => break Some(CloseCode::Normal),
                 Some(()) => {
-                    socket.get_mut().filter.note_sent(batch.len());
+                    socket.get_mut().filter.record_sent(batch.len());
                     if send(&mut socket, encoding, &batch).await.is_err() { return }
                 }
             },
@@ -276,7 +281,7 @@ struct WebSocketInboundBudget {
 struct InboundBudgetExceeded;
 
 /// The burst in bytes that a client may send: about 10,000 empty frames.
-const AT_ONCE_BYTES_MAX: usize = 64 << 10;
+const BURST_BYTES_MAX: usize = 64 << 10;
 /// The budget for inbound bytes that is added per second.
 const BYTES_PER_SECOND: usize = 8 << 10;
 /// The additional inbound budget per sent event, for clients that acknowledge events.
@@ -284,16 +289,16 @@ const BYTES_PER_EVENT: usize = 1 << 10;
 
 impl WebSocketInboundBudget {
     fn new() -> Self {
-        Self { left: AT_ONCE_BYTES_MAX, since: Instant::now() }
+        Self { left: BURST_BYTES_MAX, since: Instant::now() }
     }
 
     /// Adds inbound budget for sent events.
-    fn note_sent(&mut self, events: usize) {
+    fn record_sent(&mut self, events: usize) {
         self.add(events.saturating_mul(BYTES_PER_EVENT));
     }
 
     fn add(&mut self, bytes: usize) {
-        self.left = self.left.saturating_add(bytes).min(AT_ONCE_BYTES_MAX);
+        self.left = self.left.saturating_add(bytes).min(BURST_BYTES_MAX);
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), InboundBudgetExceeded> {
@@ -341,7 +346,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn client_messages_consume_cpu_slices_of_their_user() {
-        const FREE: usize = cost::GLANCE / cost::DERIVED;
+        const FREE: usize = cost::FREE_SCAN_COST / cost::DERIVED;
         const OF_A_SLICE: usize = cost::SLICE / cost::DERIVED;
         let ping = [0x89, 0x80, 0, 0, 0, 0];
         let (mut client, server) = tokio::io::duplex(1 << 20);
@@ -376,13 +381,13 @@ mod tests {
     async fn inbound_budget_refills_with_time_and_sent_events() {
         let mut budget = WebSocketInboundBudget::new();
         let spends = |budget: &mut WebSocketInboundBudget, bytes| budget.spend(bytes).is_ok();
-        assert!(spends(&mut budget, AT_ONCE_BYTES_MAX) && !spends(&mut budget, 1));
+        assert!(spends(&mut budget, BURST_BYTES_MAX) && !spends(&mut budget, 1));
         advance(Duration::from_secs(1)).await;
         assert!(spends(&mut budget, BYTES_PER_SECOND) && !spends(&mut budget, 1));
-        budget.note_sent(3);
+        budget.record_sent(3);
         assert!(spends(&mut budget, 3 * BYTES_PER_EVENT) && !spends(&mut budget, 1));
         advance(Duration::from_secs(3_600)).await;
-        budget.note_sent(1_000);
-        assert!(!spends(&mut budget, AT_ONCE_BYTES_MAX + 1) && spends(&mut budget, AT_ONCE_BYTES_MAX));
+        budget.record_sent(1_000);
+        assert!(!spends(&mut budget, BURST_BYTES_MAX + 1) && spends(&mut budget, BURST_BYTES_MAX));
     }
 }

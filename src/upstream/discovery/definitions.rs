@@ -25,9 +25,9 @@ pub struct ApiDefinition(pub(super) DefinedApis);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum DefinedApis {
     /// The served versions of a custom resource; none while the definition is not established.
-    Customs(Vec<(Gvr, CustomResourceVersion)>),
+    Custom(Vec<(Gvr, CustomResourceVersion)>),
     /// The API that another server serves, if there is one.
-    Remote(Option<ServedGroupVersion>),
+    Aggregated(Option<ServedGroupVersion>),
 }
 
 impl ApiDefinitionKind {
@@ -44,9 +44,9 @@ impl ApiDefinitionKind {
     pub fn read(self, json: &[u8]) -> Option<ApiDefinition> {
         let apis = match self {
             Self::Definitions => {
-                DefinedApis::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+                DefinedApis::Custom(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
-            Self::Services => DefinedApis::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+            Self::Services => DefinedApis::Aggregated(serde_json::from_slice::<ApiService>(json).ok()?.aggregated()),
         };
         Some(ApiDefinition(apis))
     }

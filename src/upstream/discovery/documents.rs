@@ -185,14 +185,14 @@ struct ApiServiceSpec {
 
 impl ApiServices {
     /// Returns all APIs that other servers behind the aggregation layer serve.
-    pub(super) fn remote(self) -> Vec<ServedGroupVersion> {
-        self.items.into_iter().filter_map(ApiService::remote).collect()
+    pub(super) fn aggregated(self) -> Vec<ServedGroupVersion> {
+        self.items.into_iter().filter_map(ApiService::aggregated).collect()
     }
 }
 
 impl ApiService {
     /// Returns the API that another server serves, if there is one.
-    pub(super) fn remote(self) -> Option<ServedGroupVersion> {
+    pub(super) fn aggregated(self) -> Option<ServedGroupVersion> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))
     }

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn node_proxy_retries_twice_then_only_after_rights_change() {
+    fn node_proxy_retries_twice_then_only_after_permission_change() {
         let policy = DocumentRefusalBackoff::on_node(WAITS);
         assert_eq!(requested(policy, &[]), [0, 30]);
         assert_eq!(requested(policy, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
@@ -101,6 +101,6 @@ mod tests {
         assert!(requests.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{requests:?}");
         let storm: Vec<u64> = (1000..2000).collect();
         let in_storm = requested(policy, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
-        assert!(in_storm <= 35, "changes of rights make no storm of questions: {in_storm}");
+        assert!(in_storm <= 35, "permission changes cause no storm of requests: {in_storm}");
     }
 }

@@ -23,16 +23,16 @@ pub struct DiscoveryDocuments<'a> {
 impl DiscoveryDocuments<'_> {
     /// Returns the resources that the server of these documents serves. Unreadable documents are ignored.
     pub fn resources(&self) -> Vec<Arc<UpstreamResource>> {
-        let reported = self.roots.into_iter().filter_map(versions_in).flatten();
+        let from_roots = self.roots.into_iter().filter_map(versions_in).flatten();
         let listed =
             self.versions.iter().filter_map(|body| read::<ApiResourceList>(body)).map(ApiResourceList::into_version);
-        let root = DiscoveryRoot { etag: None, versions: reported.chain(listed).collect() };
+        let root = DiscoveryRoot { etag: None, versions: from_roots.chain(listed).collect() };
         let state = DiscoveryState {
             roots: [root, DiscoveryRoot::default()],
             protobuf: self.protobuf,
             minor: ServerBuild::parse(self.build).map(|build| build.release.minor),
-            customs: self.definitions.and_then(read).map(CustomResourceDefinitions::served),
-            remote: self.services.and_then(read).map(ApiServices::remote),
+            custom: self.definitions.and_then(read).map(CustomResourceDefinitions::served),
+            aggregated: self.services.and_then(read).map(ApiServices::aggregated),
             ..DiscoveryState::default()
         };
         state.served().resources.into_values().collect()

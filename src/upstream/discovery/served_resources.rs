@@ -8,7 +8,7 @@ use http::HeaderValue;
 use super::definitions::CustomResourceVersion;
 use super::documents::{DiscoveredResource, GroupVersionResources, ServedGroupVersion};
 use super::{PerApiDefinitionKind, ResourceOrigin, UpstreamResource};
-use crate::wire::{FeedEncoding, is_of_kubernetes};
+use crate::wire::{FeedEncoding, is_builtin_group_version};
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 
 /// The API groups that kube-apiserver serves itself, for identities that may not read APIServices.
@@ -48,11 +48,11 @@ pub(super) struct DiscoveryState {
     /// The minor version of upstream's release, as last reported.
     pub(super) minor: Option<u32>,
     /// The defined custom resources; `None` if the proxy's identity may not read them.
-    pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
+    pub(super) custom: Option<HashMap<Gvr, CustomResourceVersion>>,
     /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
-    pub(super) remote: Option<Vec<ServedGroupVersion>>,
+    pub(super) aggregated: Option<Vec<ServedGroupVersion>>,
     /// The documents that the proxy's own feeds provide, so that they are not requested from upstream.
-    pub(super) reported: PerApiDefinitionKind<bool>,
+    pub(super) from_feeds: PerApiDefinitionKind<bool>,
 }
 
 /// The contents of one discovery root.
@@ -71,8 +71,8 @@ pub(super) struct DiscoveryFindings {
     pub(super) minor: Option<u32>,
     /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
     pub(super) requested: PerApiDefinitionKind<bool>,
-    pub(super) customs: Option<HashMap<Gvr, CustomResourceVersion>>,
-    pub(super) remote: Option<Vec<ServedGroupVersion>>,
+    pub(super) custom: Option<HashMap<Gvr, CustomResourceVersion>>,
+    pub(super) aggregated: Option<Vec<ServedGroupVersion>>,
 }
 
 /// The resources that upstream serves, combined from all discovery documents.
@@ -87,7 +87,7 @@ pub(super) struct ServedResources {
 
 impl DiscoveryState {
     /// Applies the findings. Contents that a feed has provided in the meantime are newer and stay.
-    pub(super) fn take(&mut self, found: DiscoveryFindings) {
+    pub(super) fn apply(&mut self, found: DiscoveryFindings) {
         for (root, found) in self.roots.iter_mut().zip(found.roots) {
             if let Some(found) = found {
                 *root = found;
@@ -95,39 +95,41 @@ impl DiscoveryState {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        if found.requested.definitions && !self.reported.definitions {
-            self.customs = found.customs;
+        if found.requested.definitions && !self.from_feeds.definitions {
+            self.custom = found.custom;
         }
-        if found.requested.services && !self.reported.services {
-            self.remote = found.remote;
+        if found.requested.services && !self.from_feeds.services {
+            self.aggregated = found.aggregated;
         }
     }
 
     pub(super) fn served(&self) -> ServedResources {
-        let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.of_version(version));
+        let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.resources_of(version));
         let mut resources: HashMap<_, _> = entries.map(|resource| (resource.gvr.clone(), Arc::new(resource))).collect();
-        for resource in self.customs() {
+        for resource in self.custom_resources() {
             // Discovery lags behind the definitions, which decide, except in groups that the server itself serves.
             if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
         }
-        let read = PerApiDefinitionKind { definitions: self.customs.is_some(), services: self.remote.is_some() };
+        let read = PerApiDefinitionKind { definitions: self.custom.is_some(), services: self.aggregated.is_some() };
         ServedResources { resources, read, minor: self.minor }
     }
 
     /// Returns the kind of server behind a resource. In doubt it is another server, whose resources are not cached.
     fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
         let is_named = |(group, version): &ServedGroupVersion| *group == *gvr.group && *version == *gvr.version;
-        let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
-        let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
-        match (remote, is_custom) {
+        let aggregated = self.aggregated.as_ref().map(|aggregated| aggregated.iter().any(is_named));
+        let is_custom = self.custom.as_ref().is_some_and(|custom| custom.contains_key(gvr));
+        match (aggregated, is_custom) {
             (Some(true), _) => ResourceOrigin::Aggregated,
             // kube-apiserver handles all requests below a group version of its own before it considers definitions.
-            (_, true) if is_built_in(&gvr.group) && is_of_kubernetes(&gvr.api_version()) => ResourceOrigin::BuiltIn,
+            (_, true) if is_built_in(&gvr.group) && is_builtin_group_version(&gvr.api_version()) => {
+                ResourceOrigin::BuiltIn
+            }
             (_, true) => ResourceOrigin::Custom,
             _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
-            (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
+            (Some(false), false) if self.custom.is_none() => ResourceOrigin::Custom,
             _ => ResourceOrigin::Aggregated,
         }
     }
@@ -137,8 +139,8 @@ impl DiscoveryState {
     }
 
     /// Returns the resources that the definitions declare, whether discovery lists them already or not.
-    fn customs(&self) -> impl Iterator<Item = UpstreamResource> {
-        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
+    fn custom_resources(&self) -> impl Iterator<Item = UpstreamResource> {
+        let defined = self.custom.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
         defined.map(|(gvr, definition)| UpstreamResource {
             gvr: gvr.clone(),
             kind: definition.kind.clone(),
@@ -153,7 +155,7 @@ impl DiscoveryState {
         })
     }
 
-    fn of_version<'a>(
+    fn resources_of<'a>(
         &'a self,
         version: &'a GroupVersionResources,
     ) -> impl Iterator<Item = UpstreamResource> + use<'a> {
@@ -221,9 +223,9 @@ mod tests {
             DiscoveryRoot::default(),
             DiscoveryRoot { etag: None, versions: vec![version(&requests), version(&other)] },
         ];
-        let customs = [&requests, &other, &missing].map(|gvr| (gvr.clone(), definition("Mine")));
-        let (customs, remote) = (Some(customs.into()), Some(Vec::new()));
-        let state = DiscoveryState { roots, protobuf: true, customs, remote, ..DiscoveryState::default() };
+        let custom = [&requests, &other, &missing].map(|gvr| (gvr.clone(), definition("Mine")));
+        let (custom, aggregated) = (Some(custom.into()), Some(Vec::new()));
+        let state = DiscoveryState { roots, protobuf: true, custom, aggregated, ..DiscoveryState::default() };
         let served = state.served().resources;
         let known = &served[&requests];
         assert_eq!(

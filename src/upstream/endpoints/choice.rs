@@ -12,7 +12,7 @@ pub struct EndpointTimings {
     /// The time without a response after which a request is a sign that its server may have failed.
     pub slow: Duration,
     /// The timeout of a readiness check. A server that does not report readiness within it is not ready.
-    pub answer_max: Duration,
+    pub check_timeout: Duration,
     /// The delays between readiness checks of the server in use, if it was found ready despite a sign of failure.
     pub false_alarms: BackoffBounds,
     /// The delays between two rounds of readiness checks while no server is ready.
@@ -20,11 +20,11 @@ pub struct EndpointTimings {
     /// The minimum time in use of a server that replaced a failed one, before a sign of failure counts against it.
     pub stay: BackoffBounds,
     /// The delays between readiness checks of a preferred server that is not in use.
-    pub returns: BackoffBounds,
+    pub failbacks: BackoffBounds,
     /// How long a preferred server must have been ready before it is used again.
     pub ready_for: Duration,
-    /// The time without signs, switches and returns after which their rows start over.
-    pub calm: Duration,
+    /// The time without failures, switches and failbacks after which their counts are reset.
+    pub reset_after: Duration,
 }
 
 impl Default for EndpointTimings {
@@ -33,13 +33,13 @@ impl Default for EndpointTimings {
             |first, longest| BackoffBounds { first: Duration::from_secs(first), longest: Duration::from_secs(longest) };
         Self {
             slow: Duration::from_secs(5),
-            answer_max: Duration::from_secs(5),
+            check_timeout: Duration::from_secs(5),
             false_alarms: seconds(1, 15),
             rounds: seconds(1, 10),
             stay: seconds(1, 30),
-            returns: seconds(30, 30 * 60),
+            failbacks: seconds(30, 30 * 60),
             ready_for: Duration::from_secs(30),
-            calm: Duration::from_secs(5 * 60),
+            reset_after: Duration::from_secs(5 * 60),
         }
     }
 }
@@ -50,8 +50,8 @@ impl Default for EndpointTimings {
 ///   others are checked in order, and the first ready one is used. If none is ready, all are checked again at growing
 ///   intervals.
 /// - A server before the one in use is preferred. It is used again when it has been ready for a while.
-/// - Consecutive signs, switches and returns delay the next check. This bounds the checks and switches that unstable
-///   servers cause.
+/// - Consecutive failures, switches and failbacks delay the next check. This bounds the checks and switches that
+///   unstable servers cause.
 /// - While the first server is healthy, no checks are sent.
 #[derive(Debug)]
 pub(in crate::upstream) struct EndpointSelector {
@@ -66,18 +66,18 @@ pub(in crate::upstream) struct EndpointSelector {
     /// The time of the next check of the server in use, and then of the others.
     check_due: Option<Instant>,
     /// The earliest time of the next check because of a sign of failure.
-    alarms_ignored_until: Instant,
+    failures_ignored_until: Instant,
     /// The time of the next check of the preferred servers.
-    return_due: Option<Instant>,
+    failback_due: Option<Instant>,
     /// A preferred server that is ready, and the time since which it is.
     candidate: Option<(usize, Instant)>,
     false_alarms: EndpointRepeatCount,
     switches: EndpointRepeatCount,
     /// The number of rounds in which no server was ready.
     rounds: u32,
-    /// The number of unsuccessful checks of preferred servers, and of returns that did not last.
+    /// The number of unsuccessful checks of preferred servers, and of failbacks that did not last.
     failed_checks: u32,
-    failed_returns: u32,
+    failed_failbacks: u32,
 }
 
 /// The time and the reason of the selection of the server in use.
@@ -94,7 +94,7 @@ enum EndpointCheckState {
     /// A server is being checked because the one in use may have failed. It may be that one.
     Checking { checked: usize },
     /// A server is being checked because it is preferred to the one in use.
-    Returning { checked: usize },
+    Failback { checked: usize },
 }
 
 /// The number of occurrences of an event without a calm time in between.
@@ -108,9 +108,9 @@ struct EndpointRepeatCount {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointEvent {
     /// A request to the server failed, or is slow.
-    Alarm { at: usize },
+    Failure { at: usize },
     /// The requested readiness check has finished.
-    Answer { is_ready: bool },
+    CheckResult { is_ready: bool },
     /// The requested delay is over.
     Due,
 }
@@ -162,14 +162,14 @@ impl EndpointSelector {
             selected: SelectedEndpoint { at: now, by: None },
             check: EndpointCheckState::Nothing,
             check_due: None,
-            alarms_ignored_until: now,
-            return_due: None,
+            failures_ignored_until: now,
+            failback_due: None,
             candidate: None,
             false_alarms: EndpointRepeatCount::default(),
             switches: EndpointRepeatCount::default(),
             rounds: 0,
             failed_checks: 0,
-            failed_returns: 0,
+            failed_failbacks: 0,
         }
     }
 
@@ -181,8 +181,8 @@ impl EndpointSelector {
     pub(in crate::upstream) fn next(&mut self, event: EndpointEvent, now: Instant) -> EndpointDecision {
         let mut switch = None;
         match event {
-            EndpointEvent::Alarm { at } => self.alarm(at, now),
-            EndpointEvent::Answer { is_ready } => switch = self.answered(is_ready, now),
+            EndpointEvent::Failure { at } => self.on_failure(at, now),
+            EndpointEvent::CheckResult { is_ready } => switch = self.on_check_result(is_ready, now),
             EndpointEvent::Due => {}
         }
         EndpointDecision { switch, next: self.check_or_wait(now) }
@@ -190,10 +190,10 @@ impl EndpointSelector {
 
     /// Handles a sign that a server has failed. It is ignored if the server is not in use or a check is in progress. It
     /// is also ignored if no server is ready, because all are checked then anyway.
-    fn alarm(&mut self, at: usize, now: Instant) {
+    fn on_failure(&mut self, at: usize, now: Instant) {
         let is_checking = matches!(self.check, EndpointCheckState::Checking { .. }) || self.rounds > 0;
         if at == self.current && !is_checking {
-            self.check_due.get_or_insert(self.alarms_ignored_until.max(now));
+            self.check_due.get_or_insert(self.failures_ignored_until.max(now));
         }
     }
 
@@ -203,23 +203,23 @@ impl EndpointSelector {
             if is_due(self.check_due) {
                 self.check_due = None;
                 self.check = EndpointCheckState::Checking { checked: self.current };
-            } else if self.rounds == 0 && is_due(self.return_due) {
-                self.return_due = None;
-                self.check = EndpointCheckState::Returning { checked: 0 };
+            } else if self.rounds == 0 && is_due(self.failback_due) {
+                self.failback_due = None;
+                self.check = EndpointCheckState::Failback { checked: 0 };
             }
         }
         match self.check {
-            EndpointCheckState::Checking { checked } | EndpointCheckState::Returning { checked } => {
+            EndpointCheckState::Checking { checked } | EndpointCheckState::Failback { checked } => {
                 EndpointNextStep::Check(checked)
             }
             EndpointCheckState::Nothing => {
-                let returning = self.return_due.filter(|_| self.rounds == 0);
-                EndpointNextStep::Wait([self.check_due, returning].into_iter().flatten().min())
+                let failback = self.failback_due.filter(|_| self.rounds == 0);
+                EndpointNextStep::Wait([self.check_due, failback].into_iter().flatten().min())
             }
         }
     }
 
-    fn answered(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
+    fn on_check_result(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
         match std::mem::replace(&mut self.check, EndpointCheckState::Nothing) {
             EndpointCheckState::Nothing => None,
             EndpointCheckState::Checking { checked } if is_ready && checked != self.current => {
@@ -227,8 +227,8 @@ impl EndpointSelector {
             }
             EndpointCheckState::Checking { .. } if is_ready => {
                 self.rounds = 0;
-                let times = self.false_alarms.again(now, self.times.calm);
-                self.alarms_ignored_until = now + self.after(self.times.false_alarms, times);
+                let times = self.false_alarms.record(now, self.times.reset_after);
+                self.failures_ignored_until = now + self.delay(self.times.false_alarms, times);
                 None
             }
             EndpointCheckState::Checking { checked } => {
@@ -236,18 +236,18 @@ impl EndpointSelector {
                     self.check = EndpointCheckState::Checking { checked };
                 } else {
                     self.rounds = self.rounds.saturating_add(1);
-                    self.check_due = Some(now + self.after(self.times.rounds, self.rounds));
+                    self.check_due = Some(now + self.delay(self.times.rounds, self.rounds));
                 }
                 None
             }
-            EndpointCheckState::Returning { checked } if is_ready => self.candidate_ready(checked, now),
-            EndpointCheckState::Returning { checked } => {
+            EndpointCheckState::Failback { checked } if is_ready => self.candidate_ready(checked, now),
+            EndpointCheckState::Failback { checked } => {
                 self.candidate = self.candidate.filter(|(at, _)| *at != checked);
                 if checked + 1 < self.current {
-                    self.check = EndpointCheckState::Returning { checked: checked + 1 };
+                    self.check = EndpointCheckState::Failback { checked: checked + 1 };
                 } else {
                     self.failed_checks = self.failed_checks.saturating_add(1);
-                    self.return_due = Some(now + self.after(self.times.returns, self.failed_checks));
+                    self.failback_due = Some(now + self.delay(self.times.failbacks, self.failed_checks));
                 }
                 None
             }
@@ -267,29 +267,29 @@ impl EndpointSelector {
             return Some(self.switch(at, EndpointSwitchCause::Preferred, now));
         }
         self.candidate = Some((at, since));
-        self.return_due = Some(now + self.times.ready_for / CANDIDATE_CHECKS);
+        self.failback_due = Some(now + self.times.ready_for / CANDIDATE_CHECKS);
         None
     }
 
     fn switch(&mut self, to: usize, cause: EndpointSwitchCause, now: Instant) -> EndpointSwitch {
         if let (Some(EndpointSwitchCause::Preferred), EndpointSwitchCause::Failed) = (self.selected.by, cause) {
-            let lasted = now.duration_since(self.selected.at) >= self.times.calm;
-            self.failed_returns = if lasted { 0 } else { self.failed_returns.saturating_add(1) };
+            let lasted = now.duration_since(self.selected.at) >= self.times.reset_after;
+            self.failed_failbacks = if lasted { 0 } else { self.failed_failbacks.saturating_add(1) };
         }
         let from = std::mem::replace(&mut self.current, to);
-        let times = self.switches.again(now, self.times.calm);
+        let times = self.switches.record(now, self.times.reset_after);
         self.selected = SelectedEndpoint { at: now, by: Some(cause) };
-        self.alarms_ignored_until = now + self.after(self.times.stay, times);
+        self.failures_ignored_until = now + self.delay(self.times.stay, times);
         self.rounds = 0;
-        self.failed_checks = self.failed_returns;
+        self.failed_checks = self.failed_failbacks;
         (self.check_due, self.candidate) = (None, None);
-        self.return_due = (to > 0).then(|| now + self.after(self.times.returns, self.failed_checks + 1));
+        self.failback_due = (to > 0).then(|| now + self.delay(self.times.failbacks, self.failed_checks + 1));
         EndpointSwitch { from, to, cause }
     }
 
     /// Returns the delay after `times` occurrences in a row: doubled each time, and up to half longer by the process's
     /// own spread.
-    pub(super) fn after(&self, waits: BackoffBounds, times: u32) -> Duration {
+    pub(super) fn delay(&self, waits: BackoffBounds, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
     }
@@ -297,8 +297,8 @@ impl EndpointSelector {
 
 impl EndpointRepeatCount {
     /// Records another occurrence. Returns the number in a row.
-    fn again(&mut self, now: Instant, calm: Duration) -> u32 {
-        if self.last.is_some_and(|last| now.duration_since(last) >= calm) {
+    fn record(&mut self, now: Instant, reset_after: Duration) -> u32 {
+        if self.last.is_some_and(|last| now.duration_since(last) >= reset_after) {
             self.times = 0;
         }
         self.last = Some(now);

@@ -36,7 +36,7 @@ impl World {
             match next {
                 EndpointNextStep::Check(at) => {
                     self.checked.push((at, self.now - self.began));
-                    event = EndpointEvent::Answer { is_ready: self.ready[at] };
+                    event = EndpointEvent::CheckResult { is_ready: self.ready[at] };
                 }
                 EndpointNextStep::Wait(until) => {
                     self.waits_until = until;
@@ -46,8 +46,8 @@ impl World {
         }
     }
 
-    fn alarm(&mut self) {
-        self.handle(EndpointEvent::Alarm { at: self.choice.current() });
+    fn report_failure(&mut self) {
+        self.handle(EndpointEvent::Failure { at: self.choice.current() });
     }
 
     /// Advances the clock, and calls `happens` at every step.
@@ -85,7 +85,7 @@ fn failover_selects_first_ready_server() {
         (&[false, false, false], &[0, 1, 2], &[]),
     ] {
         let mut world = World::of(ready);
-        world.alarm();
+        world.report_failure();
         assert_eq!((&world.checked_servers()[..], &world.switches[..]), (checked, switches), "{ready:?}");
     }
 }
@@ -93,19 +93,19 @@ fn failover_selects_first_ready_server() {
 #[test]
 fn failure_of_unused_server_is_ignored() {
     let mut world = World::of(&[true, false]);
-    world.handle(EndpointEvent::Alarm { at: 1 });
+    world.handle(EndpointEvent::Failure { at: 1 });
     assert_eq!(world.checked, []);
 }
 
 #[test]
 fn alarms_for_ready_server_back_off_probes() {
     let mut world = World::of(&[true, true]);
-    world.pass(600 * SECOND, World::alarm);
+    world.pass(600 * SECOND, World::report_failure);
     assert!((30..60).contains(&world.checked.len()), "{} questions in ten minutes", world.checked.len());
     assert!(world.checked.iter().all(|(at, _)| *at == 0), "and none to another server");
     world.pass(400 * SECOND, |_| {});
     let before = world.checked.len();
-    world.alarm();
+    world.report_failure();
     assert_eq!(world.checked.len(), before + 1, "after a calm time at once");
 }
 
@@ -113,8 +113,8 @@ fn alarms_for_ready_server_back_off_probes() {
 fn all_servers_are_probed_until_one_is_ready() {
     for first in 0..3 {
         let mut world = World::of(&[false; 3]);
-        world.alarm();
-        world.pass(120 * SECOND, World::alarm);
+        world.report_failure();
+        world.pass(120 * SECOND, World::report_failure);
         let rounds = world.checked.len() / 3;
         assert!((12..20).contains(&rounds), "{rounds} rounds in two minutes, however many requests fail");
         world.ready[first] = true;
@@ -126,7 +126,7 @@ fn all_servers_are_probed_until_one_is_ready() {
 #[test]
 fn preferred_server_is_used_again_after_staying_ready() {
     let mut world = World::of(&[false, true]);
-    world.alarm();
+    world.report_failure();
     assert_eq!(world.choice.current(), 1);
     world.ready[0] = true;
     world.pass(29 * SECOND, |_| {});
@@ -143,7 +143,7 @@ fn preferred_server_is_used_again_after_staying_ready() {
 #[test]
 fn probes_of_failed_preferred_server_back_off() {
     let mut world = World::of(&[false, true]);
-    world.alarm();
+    world.report_failure();
     world.pass(24 * 3600 * SECOND, |_| {});
     let checked = world.checked.len();
     assert!((45..60).contains(&checked), "{checked} questions in a day");
@@ -153,7 +153,7 @@ fn probes_of_failed_preferred_server_back_off() {
 #[test]
 fn intermittently_ready_server_is_not_failed_back_to() {
     let mut world = World::of(&[false, true]);
-    world.alarm();
+    world.report_failure();
     let mut steps = 0;
     world.pass(3600 * SECOND, |world| {
         steps += 1;
@@ -167,12 +167,12 @@ fn intermittently_ready_server_is_not_failed_back_to() {
 #[test]
 fn flapping_preferred_server_delays_next_failback() {
     let mut world = World::of(&[false, true]);
-    world.alarm();
+    world.report_failure();
     world.pass(24 * 3600 * SECOND, |world| {
         // The server is ready until it is used.
         world.ready[0] = world.choice.current() == 1;
         if world.choice.current() == 0 {
-            world.alarm();
+            world.report_failure();
         }
     });
     let switches = world.switches.len();
@@ -186,7 +186,7 @@ fn alternating_failures_switch_at_most_twice_a_minute() {
         // The server in use fails, and the others are ready.
         let current = world.choice.current();
         world.ready = (0..3).map(|at| at != current).collect();
-        world.alarm();
+        world.report_failure();
     });
     let switches = world.switches.len();
     assert!((60..=126).contains(&switches), "{switches} switches in an hour");
@@ -196,10 +196,10 @@ fn alternating_failures_switch_at_most_twice_a_minute() {
 #[test]
 fn second_consecutive_failure_fails_over_within_a_second() {
     let mut world = World::of(&[false, true, true]);
-    world.alarm();
+    world.report_failure();
     assert_eq!(world.choice.current(), 1);
     world.ready = vec![false, false, true];
-    world.alarm();
+    world.report_failure();
     assert_eq!(world.choice.current(), 1, "it has only come");
     world.pass(SECOND, |_| {});
     assert_eq!(world.choice.current(), 2);
@@ -207,18 +207,18 @@ fn second_consecutive_failure_fails_over_within_a_second() {
 
 #[test]
 fn failback_time_is_jittered_between_processes() {
-    let returns = |spread: f64| {
+    let failbacks = |spread: f64| {
         let now = Instant::now();
         let mut choice = EndpointSelector::new(2, EndpointTimings::default(), spread, now);
-        for event in [EndpointEvent::Alarm { at: 0 }, EndpointEvent::Answer { is_ready: false }] {
+        for event in [EndpointEvent::Failure { at: 0 }, EndpointEvent::CheckResult { is_ready: false }] {
             choice.next(event, now);
         }
-        match choice.next(EndpointEvent::Answer { is_ready: true }, now).next {
+        match choice.next(EndpointEvent::CheckResult { is_ready: true }, now).next {
             EndpointNextStep::Wait(Some(due)) => due - now,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!((returns(0.0), returns(1.0)), (30 * SECOND, 45 * SECOND));
+    assert_eq!((failbacks(0.0), failbacks(1.0)), (30 * SECOND, 45 * SECOND));
 }
 
 fn endpoints(servers: &[&str]) -> UpstreamEndpoints {
@@ -232,13 +232,13 @@ const FAILED: EndpointSwitch = EndpointSwitch { from: 0, to: 1, cause: EndpointS
 #[tokio::test(start_paused = true)]
 async fn failover_aborts_own_requests_but_not_caller_requests() {
     let two = endpoints(&["https://a", "https://b"]);
-    let mut alarms = two.alarms();
+    let mut failures = two.failures();
     let (other, switching) = (two.clone(), two.clone());
     let silent = || std::future::pending::<Result<(), UpstreamError>>();
     let caller =
         tokio::spawn(async move { other.watch_response(0, UpstreamRequestOrigin::Caller, pin!(silent())).await });
     let ours = tokio::spawn(async move { two.watch_response(0, UpstreamRequestOrigin::Proxy, pin!(silent())).await });
-    assert_eq!(UpstreamEndpoints::next_alarm(&mut alarms).await, 0, "one that is slow is a sign");
+    assert_eq!(UpstreamEndpoints::next_failure(&mut failures).await, 0, "one that is slow is a sign");
     switching.switch(EndpointSwitch { cause: EndpointSwitchCause::Preferred, ..FAILED });
     switching.switch(EndpointSwitch { from: 1, to: 0, cause: EndpointSwitchCause::Failed });
     tokio::time::sleep(SECOND).await;
@@ -254,12 +254,12 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
 #[tokio::test(start_paused = true)]
 async fn single_server_raises_no_failover_alarms() {
     for one in [endpoints(&[]), endpoints(&["https://a"])] {
-        let mut alarms = one.alarms();
+        let mut failures = one.failures();
         let failed = async { Err::<(), _>(UpstreamError::Timeout(SECOND)) };
         assert!(one.watch_response(0, UpstreamRequestOrigin::Proxy, pin!(failed)).await.is_err());
-        one.report_alarm(0);
-        let alarm = tokio::time::timeout(60 * SECOND, UpstreamEndpoints::next_alarm(&mut alarms)).await;
-        assert!(alarm.is_err() && !one.has_several());
+        one.report_failure(0);
+        let next = tokio::time::timeout(60 * SECOND, UpstreamEndpoints::next_failure(&mut failures)).await;
+        assert!(next.is_err() && !one.has_several());
     }
 }
 
@@ -267,6 +267,6 @@ async fn single_server_raises_no_failover_alarms() {
 fn backoff_doubles_up_to_maximum() {
     let waits = BackoffBounds { first: SECOND, longest: 10 * SECOND };
     let choice = EndpointSelector::new(2, EndpointTimings::default(), 0.0, Instant::now());
-    let after: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.after(waits, times).as_secs()).into();
-    assert_eq!(after, [1, 2, 4, 8, 10, 10]);
+    let delays: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.delay(waits, times).as_secs()).into();
+    assert_eq!(delays, [1, 2, 4, 8, 10, 10]);
 }

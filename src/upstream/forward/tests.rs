@@ -4,7 +4,7 @@ use http::header::AUTHORIZATION;
 use http_body_util::{BodyExt, Empty};
 use proptest::prelude::*;
 
-use super::super::identity_headers::{is_asserted, is_impersonation, set_proxy_credentials};
+use super::super::identity_headers::{is_front_proxy_header, is_impersonation, set_proxy_credentials};
 use super::super::{CredentialId, inspect};
 use super::*;
 use kubeapi::{FlowDistinguisher, User};
@@ -29,8 +29,8 @@ fn identity_is_set_after_connection_headers_are_stripped() {
     let mut request = Request::new(body);
     request.headers_mut().insert(CONNECTION, HeaderValue::from_static("impersonate-user, impersonate-group, te"));
     let user = User { name: "ada".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
-    let acting_as = RequestIdentity::User(Arc::new(user));
-    let request = outgoing(&acting_as, ForwardPoolKind::Short, request).expect("it can be put in headers");
+    let identity = RequestIdentity::User(Arc::new(user));
+    let request = outgoing(&identity, ForwardPoolKind::Short, request).expect("it can be put in headers");
     let header = |name: &str| request.headers().get(name).map(HeaderValue::as_bytes);
     assert_eq!(header("impersonate-user"), Some(b"ada".as_slice()));
     assert_eq!(header("impersonate-group"), Some(b"g".as_slice()));
@@ -52,7 +52,7 @@ fn read(headers: &HeaderMap) -> Read {
         match name {
             AUTHORIZATION => read.authorization.push(value),
             name if is_impersonation(&name) => read.impersonation.push((name.as_str().to_owned(), value)),
-            name if is_asserted(&name) => read.asserted.push(name.as_str().to_owned()),
+            name if is_front_proxy_header(&name) => read.asserted.push(name.as_str().to_owned()),
             _ => {}
         }
     }
@@ -145,21 +145,21 @@ proptest! {
         let kind = if tunnel { ForwardPoolKind::Tunnel } else { ForwardPoolKind::Short };
         let own = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
-        let bearer = RequestIdentity::Bearer(id, FlowDistinguisher::of(&user));
-        for acting_as in [RequestIdentity::ProxyItself, bearer, RequestIdentity::Anonymous, RequestIdentity::User(Arc::new(user))] {
+        let bearer = RequestIdentity::Bearer(id, FlowDistinguisher::from_user(&user));
+        for identity in [RequestIdentity::ProxyItself, bearer, RequestIdentity::Anonymous, RequestIdentity::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
             prepare_headers(kind, &mut request);
-            if apply_identity(&acting_as, request.headers_mut()).is_err() {
+            if apply_identity(&identity, request.headers_mut()).is_err() {
                 continue;
             }
             let named = identity_headers::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
-            if matches!(acting_as, RequestIdentity::ProxyItself | RequestIdentity::User(_)) {
+            if matches!(identity, RequestIdentity::ProxyItself | RequestIdentity::User(_)) {
                 prop_assert!(set_proxy_credentials(request.headers_mut(), own.clone()).is_ok());
             }
             let goes = read(request.headers());
-            let expected = match &acting_as {
+            let expected = match &identity {
                 RequestIdentity::Bearer(..) | RequestIdentity::Anonymous => (came.authorization.clone(), came.impersonation.clone()),
                 RequestIdentity::ProxyItself => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
                 RequestIdentity::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),

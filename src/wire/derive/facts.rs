@@ -120,7 +120,7 @@ pub(super) enum AbsentFieldJson {
 }
 
 /// Returns whether Kubernetes itself defines types of a group and version, in any minor release of the table.
-pub fn is_of_kubernetes(api_version: &str) -> bool {
+pub fn is_builtin_group_version(api_version: &str) -> bool {
     let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
 }

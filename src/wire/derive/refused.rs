@@ -2,11 +2,11 @@ use kubeapi::protobuf::ProtobufError;
 
 /// A body that cannot be written in another encoding, with the field that prevents it. Nothing of the body was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
+#[error("{}{}: {reason}", if path.is_empty() { "the object" } else { "" }, path)]
 pub struct TranscodeError {
     /// The path of JSON names from the object down, such as `spec.containers.ports`; empty for the object itself.
     pub path: String,
-    pub why: TranscodeRefusal,
+    pub reason: TranscodeRefusal,
 }
 
 /// The reason that a field cannot be written.
@@ -38,7 +38,7 @@ impl TranscodeError {
     /// Creates a refusal. `path` is ordered from the innermost field outwards.
     pub(in crate::wire) fn new(path: &[&'static str], why: TranscodeRefusal) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();
-        Self { path: names.join("."), why }
+        Self { path: names.join("."), reason: why }
     }
 }
 

@@ -113,7 +113,7 @@ fn bookmark_template_rejects_another_encoding() {
             panic!("not a bookmark")
         };
         let refused = BookmarkTemplate::from_object(&pods(to.0, to.1), &object);
-        assert!(matches!(refused, Err(WireError::WrongForm)));
+        assert!(matches!(refused, Err(WireError::WrongEncoding)));
     }
 }
 

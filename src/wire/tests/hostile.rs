@@ -75,7 +75,7 @@ fn json_frame_with_unexpected_layout_is_rejected() {
     let line = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
     let metadata = r#""metadata":{"name":"a","resourceVersion":"1"}"#;
     let layout: Check = |error| matches!(error, WireError::Layout(_));
-    let wrong_encoding: Check = |error| matches!(error, WireError::WrongForm);
+    let wrong_encoding: Check = |error| matches!(error, WireError::WrongEncoding);
     for (line, check) in [
         (format!("{{\"type\":\"ADDED\",\"object\":{good}}}"), layout),
         (format!("{{\"type\":\"ADDED\",\"object\": {good}}}\n"), layout),
@@ -213,7 +213,7 @@ fn invalid_protobuf_envelope_is_rejected() {
     let document = unknown("v1", "Pod", &body);
     let good = event(FeedEncoding::Protobuf, "ADDED", &document);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
-    let wrong_encoding: Check = |error| matches!(error, WireError::WrongForm);
+    let wrong_encoding: Check = |error| matches!(error, WireError::WrongEncoding);
     let object = |document: &[u8]| bytes(2, &bytes(1, document));
     let gzipped = [b"k8s\0".to_vec(), bytes(2, &body), text(3, "gzip")].concat();
     let json_inside = [b"k8s\0".to_vec(), bytes(2, b"{}"), text(4, "application/json")].concat();
@@ -279,8 +279,8 @@ fn non_canonical_protobuf_envelope_is_rejected() {
 fn list_in_the_wrong_encoding_is_rejected() {
     let json = page_of(FeedEncoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
     let protobuf = page_of(FeedEncoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);
-    assert!(matches!(reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongForm)));
-    assert!(matches!(reader(FeedEncoding::Json, JsonLayout::BuiltIn).list(&protobuf), Err(WireError::WrongForm)));
+    assert!(matches!(reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongEncoding)));
+    assert!(matches!(reader(FeedEncoding::Json, JsonLayout::BuiltIn).list(&protobuf), Err(WireError::WrongEncoding)));
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn read_everything(encoding: FeedEncoding, shape: JsonLayout, bytes: &[u8]) {
         Ok(WatchItem::Error { .. }) | Err(_) => {}
     }
     for object in objects {
-        object.restamped(ResourceVersion(u64::MAX));
+        object.with_resource_version(ResourceVersion(u64::MAX));
         object.size();
     }
 }

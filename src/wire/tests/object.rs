@@ -13,7 +13,11 @@ fn restamped_object_equals_object_encoded_with_that_version() {
                 let (_, object, _) = change(encoding, shape, &pod, "ADDED");
                 for to in versions {
                     let rebuilt = Pod { rv: to, ..pod.clone() }.body(encoding, shape);
-                    assert_eq!(object.restamped(ResourceVersion(to)), rebuilt, "{encoding} {padding} {from} {to}");
+                    assert_eq!(
+                        object.with_resource_version(ResourceVersion(to)),
+                        rebuilt,
+                        "{encoding} {padding} {from} {to}"
+                    );
                 }
             }
         }
@@ -24,7 +28,7 @@ fn restamped_object_equals_object_encoded_with_that_version() {
 fn restamping_with_the_same_version_does_not_copy() {
     for (encoding, shape) in FEEDS {
         let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
-        assert_eq!(object.restamped(object.rv).as_ptr(), object.body().as_ptr());
+        assert_eq!(object.with_resource_version(object.rv).as_ptr(), object.body().as_ptr());
     }
 }
 

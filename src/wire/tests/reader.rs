@@ -45,7 +45,10 @@ fn list_items_have_the_same_bodies_as_watch_events() {
             assert_eq!(item.body(), watched.body());
             assert_eq!(item.attributes, watched.attributes);
             assert_eq!((&item.key, item.rv), (&watched.key, watched.rv));
-            assert_eq!(item.restamped(ResourceVersion(1)), watched.restamped(ResourceVersion(1)));
+            assert_eq!(
+                item.with_resource_version(ResourceVersion(1)),
+                watched.with_resource_version(ResourceVersion(1))
+            );
             let body = item.body().clone();
             let got = reader(encoding, shape).object(&pod.document(encoding, shape)).expect("well-formed");
             assert_eq!(got.body(), &body);
@@ -144,7 +147,7 @@ fn error_event_keeps_its_status() {
     for (encoding, shape) in FEEDS {
         let status = if encoding == FeedEncoding::Json { json.as_bytes() } else { &protobuf };
         // A reader that expects pods still accepts a Status here.
-        let reader = reader(encoding, shape).expecting("v1", "Pod");
+        let reader = reader(encoding, shape).with_kind("v1", "Pod");
         let Ok(WatchItem::Error { status }) = reader.watch_event(event(encoding, "ERROR", status)) else {
             panic!("{encoding}: not an error")
         };
@@ -179,7 +182,7 @@ fn error_event_with_oversized_status_is_rejected() {
 fn unexpected_kind_is_rejected() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");
-        let read = |version, kind| reader(encoding, shape).expecting(version, kind).watch_event(frame.clone());
+        let read = |version, kind| reader(encoding, shape).with_kind(version, kind).watch_event(frame.clone());
         assert!(read("v1", "Pod").is_ok());
         assert!(matches!(read("v1", "Node"), Err(WireError::WrongKind)));
         assert!(matches!(read("v2", "Pod"), Err(WireError::WrongKind)));

@@ -85,7 +85,7 @@ fn frame(event_type: &str, columns: &str, cells: &str, object: &str) -> Bytes {
 impl Printed {
     fn reader(&self) -> ObjectReader {
         ObjectReader::new(FeedEncoding::Table, self.shape, Arc::new(SelectableFieldTable::default()))
-            .expecting(self.api_version, self.kind)
+            .with_kind(self.api_version, self.kind)
     }
 
     fn envelope(&self) -> FrameEnvelope {
@@ -127,8 +127,8 @@ fn table_row_round_trips_unchanged() {
 #[test]
 fn table_columns_are_stripped_stored_and_restored() {
     let columns = TableColumns::default();
-    let reader = MAP.reader().noting(&columns);
-    assert_eq!(columns.put(&MAP.added()), None, "they are not known yet");
+    let reader = MAP.reader().with_table_columns(&columns);
+    assert_eq!(columns.with_columns(&MAP.added()), None, "they are not known yet");
     let with_columns = frame("ADDED", COLUMNS, MAP.cells, MAP.object);
     for sent in [&with_columns, &MAP.added()] {
         match reader.watch_event(sent.clone()).expect("a Table") {
@@ -138,14 +138,14 @@ fn table_columns_are_stripped_stored_and_restored() {
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(columns.put(&MAP.added()), Some(with_columns.clone()));
+        assert_eq!(columns.with_columns(&MAP.added()), Some(with_columns.clone()));
     }
     let bookmark = frame("BOOKMARK", COLUMNS, MAP.zero_cells, MAP.zeros[0]);
     assert!(matches!(reader.watch_event(bookmark), Ok(WatchItem::Bookmark { rv: ResourceVersion(223), .. })));
     let other = frame("ADDED", r#"[{"name":"Name"}]"#, MAP.cells, MAP.object);
     assert!(matches!(reader.watch_event(other), Err(WireError::OtherColumns)), "the cells belong to others");
     let status = "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410}}\n";
-    assert_eq!(columns.put(status.as_bytes()), None, "an error is no Table");
+    assert_eq!(columns.with_columns(status.as_bytes()), None, "an error is no Table");
     assert!(matches!(reader.watch_event(status.into()), Ok(WatchItem::Error { .. })));
 }
 
@@ -185,7 +185,8 @@ fn restamping_a_table_row_changes_both_versions() {
         for version in [224_u64, 9, 18_446_744_073_709_551_615] {
             let digits = version.to_string();
             let expected = text(&frame("DELETED", "null", printed.cells, printed.object)).replace("223", &digits);
-            let written = printed.envelope().frame(EventType::Deleted, &object.restamped(ResourceVersion(version)));
+            let written =
+                printed.envelope().frame(EventType::Deleted, &object.with_resource_version(ResourceVersion(version)));
             assert_eq!(text(&written), expected);
             let (again, _) = printed.read(written);
             assert_eq!(again.rv, ResourceVersion(version));
@@ -229,14 +230,17 @@ fn table_list_is_read_row_by_row() {
     for printed in [MAP, WIDGET] {
         let columns = TableColumns::default();
         let list = table(300, COLUMNS, &[(printed.cells, printed.object)]) + "\n";
-        let page = printed.reader().noting(&columns).list(&list.clone().into()).expect("a page");
+        let page = printed.reader().with_table_columns(&columns).list(&list.clone().into()).expect("a page");
         assert_eq!((page.resource_version, page.continue_token.as_str()), (ResourceVersion(300), ""));
         let [object] = page.items.as_slice() else { panic!("one row") };
         let (watched, _) = printed.read(printed.added());
         assert_eq!(object.body(), watched.body(), "the body of an event");
-        assert_eq!(text(&object.restamped(ResourceVersion(7))), text(&watched.restamped(ResourceVersion(7))));
+        assert_eq!(
+            text(&object.with_resource_version(ResourceVersion(7))),
+            text(&watched.with_resource_version(ResourceVersion(7)))
+        );
         let headed = frame("ADDED", COLUMNS, printed.cells, printed.object);
-        assert_eq!(columns.put(&printed.added()), Some(headed));
+        assert_eq!(columns.with_columns(&printed.added()), Some(headed));
         assert!(same_rows(&[object.body().clone()], list.as_bytes()));
         let older = list.replace(printed.cells, r#"["other",9]"#);
         assert!(same_rows(&[object.body().clone()], line(&older).as_bytes()), "whatever the cells say now");

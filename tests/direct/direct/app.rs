@@ -64,7 +64,7 @@ const FRESH_WAIT: Duration = Duration::from_secs(60);
 /// shutdown hardly waits. Its other limits are long, so that a stalled machine does not look like a slow peer. A test
 /// of such a limit sets it.
 pub fn by(credentials: CredentialSource) -> Plan {
-    let mut config = ServeSettings::in_front_of(credentials);
+    let mut config = ServeSettings::for_upstream(credentials);
     config.drain = Duration::from_millis(50);
     config.reflect.retry = BackoffBounds { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.file_check_interval = Duration::from_millis(5);

@@ -9,7 +9,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kube_fanout::auth::{
     AffectedUsers, BEARER_PROTOCOL, BearerToken, BindingSubjects, CertificateAuthorities, RbacBindings, RbacEvent,
-    RbacKind, asserted, named_in, token_of,
+    RbacKind, bearer_token, front_proxy_user, named_user,
 };
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
@@ -27,18 +27,18 @@ pub fn credentials(input: &[u8]) {
     if first % 2 == 1 {
         let token = format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(rest));
         headers = credential_headers(&token, first % 4 == 1);
-        assert_eq!(token_of(&headers), Ok(Some(BearerToken::new(&token))), "{token}");
+        assert_eq!(bearer_token(&headers), Ok(Some(BearerToken::new(&token))), "{token}");
     }
-    match token_of(&headers) {
+    match bearer_token(&headers) {
         Ok(Some(token)) => {
             assert!(headers.contains_key(AUTHORIZATION) || headers.contains_key(SEC_WEBSOCKET_PROTOCOL), "{headers:?}");
             assert_eq!(format!("{token:?}"), "BearerToken(…)");
-            assert_eq!(token.expires(), token.expires());
+            assert_eq!(token.expiry_seconds(), token.expiry_seconds());
         }
         Ok(None) => {}
         Err(_) => assert!(headers.contains_key(UPGRADE) && headers.contains_key(SEC_WEBSOCKET_PROTOCOL), "{headers:?}"),
     }
-    if let Some(user) = asserted(&headers) {
+    if let Some(user) = front_proxy_user(&headers) {
         assert!(headers.contains_key("x-remote-user"), "{headers:?}");
         assert_is_identified(&user);
     }
@@ -101,14 +101,14 @@ const SIGNED: [&[u8]; 2] =
 pub fn certificates(input: &[u8]) {
     let (authorities, now) = &*TRUSTED;
     let chain = chain(input);
-    let named = chain.first().and_then(named_in);
+    let named = chain.first().and_then(named_user);
     let starts = authorities.next_start(&chain.clone().into(), *now);
     assert!(starts.is_none_or(|start| start > *now));
     if let Ok(holder) = authorities.verify(&chain.into(), *now) {
-        assert!(holder.until > *now, "{holder:?}");
+        assert!(holder.expires_at > *now, "{holder:?}");
         assert_is_identified(&holder.user);
         assert_eq!(Some(&*holder.user), named.as_ref());
-        let known = SIGNED.map(|signed| self::chain(signed).first().and_then(named_in).expect("a user"));
+        let known = SIGNED.map(|signed| self::chain(signed).first().and_then(named_user).expect("a user"));
         let is_known = known.iter().any(|user| (&user.name, &user.groups) == (&holder.user.name, &holder.user.groups));
         assert!(is_known, "not signed by the CA: {holder:?}");
     } else {
@@ -128,7 +128,7 @@ fn chain(mut input: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// Token and access reviews. Only an unambiguous allow counts as one.
 pub fn reviews(input: &[u8]) {
-    let (token, access) = (TokenReviewResult::read(input), AccessReviewResult::read(input));
+    let (token, access) = (TokenReviewResult::parse(input), AccessReviewResult::parse(input));
     // Ignored fields need not be UTF-8.
     let Ok(answer) = serde_json::from_slice::<Value>(input) else { return };
     let status = &answer["status"];

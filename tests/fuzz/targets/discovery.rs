@@ -33,7 +33,7 @@ pub fn discovery(input: &[u8]) {
     let resources = documents.resources();
     assert_eq!(resources.len(), documents.resources().len(), "the same documents say the same");
     for resource in resources {
-        assert!(resource.is_called(&resource.gvr.to_string()), "{resource:?}");
+        assert!(resource.has_name(&resource.gvr.to_string()), "{resource:?}");
         let is_builtin = resource.origin == ResourceOrigin::BuiltIn;
         assert!(is_builtin || resource.encoding == FeedEncoding::Json, "{resource:?}");
         assert!(resource.origin == ResourceOrigin::Custom || resource.edition.is_none(), "{resource:?}");

@@ -37,7 +37,7 @@ fn refusal(body: &[u8]) {
 /// A parsed continue token is encoded so that it parses as the same, for servers of every release.
 pub fn tokens(input: &[u8]) {
     let text = text(input);
-    let legible = ContinueToken::is_legible(&text);
+    let legible = ContinueToken::is_go_parsable(&text);
     let Ok(token) = ContinueToken::decode(&text) else { return };
     assert!(legible, "a parsed document can be printed");
     for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
@@ -49,7 +49,7 @@ pub fn tokens(input: &[u8]) {
 /// A certificate bundle is valid, or is refused with a message.
 pub fn authorities(input: &[u8]) {
     match CertificateAuthorities::from_pem(input) {
-        Ok(authorities) => assert!(authorities.shares_with(&authorities), "it has keys"),
+        Ok(authorities) => assert!(authorities.overlaps(&authorities), "it has keys"),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }

@@ -13,7 +13,7 @@ pub fn headers(input: &[u8]) {
     let target = text(lines.next().unwrap_or_default()).parse().unwrap_or(Uri::from_static("/"));
     let mut headers = head(lines);
     let named = headers.keys().any(is_impersonation);
-    match Impersonation::of(&headers) {
+    match Impersonation::from_headers(&headers) {
         // A request without impersonation headers does not impersonate.
         Ok(identity) => assert!(identity.is_none() || named, "{headers:?}"),
         Err(_) => assert!(named, "{headers:?}"),

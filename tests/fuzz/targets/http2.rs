@@ -49,7 +49,7 @@ async fn exchange(input: &[u8], piece: usize) -> (Vec<String>, usize) {
         if is_over || near.write_all(part).await.is_err() {
             break;
         }
-        while !is_over && !connection.wake_set().is_quiet() {
+        while !is_over && !connection.wake_set().is_empty() {
             is_over = connection.poll(&mut Context::from_waker(Waker::noop())).is_ready();
         }
         // The in-memory pipe yields after a number of operations.

@@ -5,8 +5,8 @@ mod one_by_one;
 
 use kubeapi::{
     FieldSelector, GetOptions, Gvr, LabelOperator, LabelSelector, LabelSelectorRequirement, ListOptions, ObjectKey,
-    RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, asks_for, check_timeout,
-    negotiate, pretty, reaches_inside, router_accepts,
+    RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, accepts_kind,
+    check_timeout, negotiate, pretty, router_accepts, targets_workload,
 };
 
 use kube_fanout::serve::without_tokens;
@@ -29,7 +29,7 @@ pub fn selectors(input: &[u8]) {
         for object in objects(&selector) {
             let expected = one_by_one(&selector, &object);
             assert_eq!(selector.matches(&object), expected, "{canonical:?} {object:?}");
-            assert!(!(expected && selector.is_impossible()), "{canonical:?}");
+            assert!(!(expected && selector.is_contradictory()), "{canonical:?}");
         }
     }
     let Ok(selector) = FieldSelector::parse(&text) else { return };
@@ -40,7 +40,7 @@ pub fn selectors(input: &[u8]) {
     let (name, namespace) = (matcher.required_name(), matcher.required_namespace());
     let own = ObjectKey::new(namespace.unwrap_or("a"), name.unwrap_or("b"));
     let matches = matcher.matches(&own, &object);
-    assert!(!(matches && matcher.is_impossible()), "{text:?}");
+    assert!(!(matches && matcher.is_contradictory()), "{text:?}");
     if name.is_some_and(|name| name != "other") {
         assert!(!matcher.matches(&ObjectKey::new(own.namespace(), "other"), &object), "{text:?}");
     }
@@ -79,7 +79,7 @@ pub fn requests(input: &[u8]) {
     assert_eq!(query.raw(), raw);
     hidden(target);
     let info = RequestInfo::parse(METHODS[first % METHODS.len()], path, &query);
-    let _ = reaches_inside(path, info.as_ref().ok());
+    let _ = targets_workload(path, info.as_ref().ok());
     if let Ok(info) = &info
         && info.is_canonical
     {
@@ -95,10 +95,10 @@ pub fn requests(input: &[u8]) {
             SupportedMediaTypes::ERROR,
             SupportedMediaTypes::BUILTIN.in_json(),
         ] {
-            let _ = (negotiate(accept, offers), negotiate(accept, offers.watching()), router_accepts(accept, offers));
+            let _ = (negotiate(accept, offers), negotiate(accept, offers.for_watch()), router_accepts(accept, offers));
             let _ = pretty(&query, accept, accept, offers);
         }
-        let _ = asks_for(accept, "Table", "meta.k8s.io", "v1");
+        let _ = accepts_kind(accept, "Table", "meta.k8s.io", "v1");
     }
 }
 

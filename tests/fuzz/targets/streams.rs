@@ -38,7 +38,7 @@ impl Feed {
                 ("verify.kube-fanout.io/v1", "Sample", fields)
             }
         };
-        let reader = ObjectReader::new(encoding, layout, Arc::new(fields)).expecting(api_version, kind);
+        let reader = ObjectReader::new(encoding, layout, Arc::new(fields)).with_kind(api_version, kind);
         Self { reader, envelope: FrameEnvelope::new(encoding, api_version, kind, layout) }
     }
 }
@@ -85,7 +85,7 @@ pub fn events(input: &[u8]) {
             assert_eq!(envelope.frame_len(event_type, object.body().len()), frame.len());
             for version in [7, object.rv.0, u64::MAX] {
                 let version = ResourceVersion(version);
-                let again = reader.watch_event(envelope.frame(event_type, &object.restamped(version)));
+                let again = reader.watch_event(envelope.frame(event_type, &object.with_resource_version(version)));
                 let Ok(WatchItem::Change { object: again, .. }) = again else { panic!("restamped: {again:?}") };
                 assert_eq!((&again.key, again.rv), (&object.key, version));
                 assert!(again.attributes == object.attributes);
@@ -128,9 +128,9 @@ fn derived(envelope: &FrameEnvelope, object: &ObjectRevision) {
             continue;
         };
         let encoding = renderer.envelope().encoding();
-        let layout = renderer.envelope().shape();
+        let layout = renderer.envelope().layout();
         let fields = Arc::new(SelectableFieldTable::default());
-        let reader = ObjectReader::new(encoding, layout, fields).expecting(api_version, kind);
+        let reader = ObjectReader::new(encoding, layout, fields).with_kind(api_version, kind);
         let document = renderer.envelope().object(&body);
         let read = match reader.object(&document) {
             Ok(read) => read,

@@ -15,7 +15,7 @@ fn put(number: u8, payload: &[u8]) -> Vec<u8> {
 
 /// Returns a pod with the annotation, padded. Its managed fields name the annotation before it occurs.
 fn pod() -> Vec<u8> {
-    let entry = [put(1, WRITTEN_AT.as_bytes()), put(2, b"777")].concat();
+    let entry = [put(1, WRITE_TIME.as_bytes()), put(2, b"777")].concat();
     let meta = [
         put(1, b"a-pod"),
         put(3, b"a-namespace"),
@@ -24,7 +24,7 @@ fn pod() -> Vec<u8> {
         vec![7 << 3, 3],
         put(12, &[put(1, b"other"), put(2, &[b'x'; 300])].concat()),
         put(12, &entry),
-        put(17, format!("f:{WRITTEN_AT}").as_bytes()),
+        put(17, format!("f:{WRITE_TIME}").as_bytes()),
     ];
     [put(1, &meta.concat()), put(2, b"spec")].concat()
 }
@@ -60,7 +60,7 @@ fn json_line_yields_event_type_version_and_write_time() {
 #[test]
 fn table_row_yields_event_type_version_and_write_time() {
     let row = r#"{"cells":["a"],"object":{"metadata":{"resourceVersion":"42","annotations":{"KEY":"777"}}}}"#;
-    let row = row.replace("KEY", WRITTEN_AT);
+    let row = row.replace("KEY", WRITE_TIME);
     let line = format!(
         r#"{{"type":"ADDED","object":{{"kind":"Table","metadata":{{"resourceVersion":"42"}},"rows":[{row}]}}}}"#
     );

@@ -19,8 +19,8 @@ pub struct VerifyArguments {
     /// Run only informers, each with one initial list or state; if an informer needs a second one, that is a violation
     #[arg(long)]
     pub informers: bool,
-    /// Source of the true history: etcd's JSON gateway (etcd=URL[,CA[,CERT,KEY]]) or the apiserver's URL, which is
-    /// weaker; with both, bytes are also compared with the apiserver's [default: the kubeconfig's server, or URL]
+    /// Source of the true history: etcd's JSON gateway (etcd=URL, etcd=URL,CA or etcd=URL,CA,CERT,KEY) or the
+    /// apiserver's URL, which is weaker; with both, bytes are also compared with the apiserver's [default: the kubeconfig's server, or URL]
     #[arg(long, value_name = "etcd=URL,..|URL")]
     pub truth: Vec<String>,
     /// Prefix of the resource's keys in etcd [default: /registry/[GROUP/]RESOURCE/]

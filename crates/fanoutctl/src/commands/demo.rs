@@ -67,8 +67,10 @@ pub fn run(options: DemoOptions, shutdown: BoxFuture<'static, ()>) -> LocalBoxFu
 async fn run_until(options: DemoOptions, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
-    let config =
-        ServeSettings { drain: Duration::from_secs(2), ..ServeSettings::in_front_of(CredentialSource::Anonymous(uri)) };
+    let config = ServeSettings {
+        drain: Duration::from_secs(2),
+        ..ServeSettings::for_upstream(CredentialSource::Anonymous(uri))
+    };
     let bound = BoundApp::bind(config).await?;
     let address = bound.addresses().into_iter().next().expect("one listener was requested");
     let admin = bound.admin_address().unwrap_or_default();

@@ -72,13 +72,13 @@ pub(super) fn escaped(text: &str) -> String {
 fn write(text: &mut String, watches: &Value, recent: &Value) {
     let rows = watches["watches"].as_array().map(Vec::as_slice).unwrap_or_default();
     let number = |key: &str| watches[key].as_u64().unwrap_or_default();
-    let left_out = number("leftOut");
-    let more = if left_out == 0 { String::new() } else { format!(" ({} more not shown)", grouped(left_out)) };
+    let omitted = number("omitted");
+    let more = if omitted == 0 { String::new() } else { format!(" ({} more not shown)", grouped(omitted)) };
     let _ = writeln!(text, "  open watches: {}{more}", grouped(number("total")));
     for row in rows {
         let _ = writeln!(text, "    {}", printable(&open(row)));
     }
-    let kinds = [("ended watches", "ended"), ("refused requests", "refused"), ("forwarded requests", "passedThrough")];
+    let kinds = [("ended watches", "ended"), ("refused requests", "refused"), ("forwarded requests", "forwarded")];
     for (title, key) in kinds {
         let rows = recent[key].as_array().map(Vec::as_slice).unwrap_or_default();
         let _ = writeln!(text, "  {title}, latest first: {}", if rows.is_empty() { "none" } else { "" }.trim_end());
@@ -101,7 +101,7 @@ fn open(row: &Value) -> String {
     let text = |key: &str| row[key].as_str().unwrap_or_default();
     let number = |key: &str| row[key].as_u64().unwrap_or_default();
     let (behind, since) = (number("eventsBehind"), seconds(number("stateSeconds")));
-    let least = if row["eventsBehindAtLeast"] == true { "at least " } else { "" };
+    let least = if row["eventsBehindIsLowerBound"] == true { "at least " } else { "" };
     let state = match text("state") {
         "idle" if text("selectors") == "none" => format!("caught up, last event {since} ago"),
         "idle" => format!("caught up (filtered watch), last event {since} ago"),
@@ -126,16 +126,16 @@ fn open(row: &Value) -> String {
 fn happened(row: &Value, kind: &str) -> String {
     let text = |key: &str| row[key].as_str().unwrap_or_default();
     let ago = seconds(row["secondsAgo"].as_u64().unwrap_or_default());
-    let times = match row["times"].as_u64().unwrap_or(1) {
+    let count = match row["count"].as_u64().unwrap_or(1) {
         1 => String::new(),
-        times => format!(", {} times", grouped(times)),
+        count => format!(", {} times", grouped(count)),
     };
     let (reason, method, target) = (text("reason"), text("method"), text("request"));
     let why = match kind {
         "refused" => refusal(reason.split(' ').next().unwrap_or_default()),
         _ => meaning(reason),
     };
-    format!("{ago} ago{times}: {}, {method} {target}: {reason}: {why}", who(row))
+    format!("{ago} ago{count}: {}, {method} {target}: {reason}: {why}", who(row))
         .trim_end_matches([' ', ':'])
         .to_owned()
 }
@@ -158,7 +158,7 @@ mod tests {
             open(&json!({
                 "user": "ada", "userAgent": "informer", "resource": "pods.v1", "namespace": namespace,
                 "selectors": "labels", "protocol": protocol, "state": state, "stateSeconds": 300,
-                "eventsBehind": behind, "eventsBehindAtLeast": least, "bytesSent": 2048, "openSeconds": 400,
+                "eventsBehind": behind, "eventsBehindIsLowerBound": least, "bytesSent": 2048, "openSeconds": 400,
                 "resourceVersion": "7", "feedResourceVersion": "9",
             }))
         };

@@ -21,8 +21,8 @@ pub(super) struct ProxyStatus {
     pub(super) held_bytes: u64,
     pub(super) budget_bytes: u64,
     pub(super) resident_bytes: u64,
-    pub(super) restart: Vec<String>,
-    pub(super) trouble: Option<String>,
+    pub(super) restart_required: Vec<String>,
+    pub(super) last_error: Option<String>,
     /// The problems with other files, one sentence each.
     pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
@@ -72,7 +72,7 @@ impl ProxyStatus {
                 Some(reason) => format!("{what} ({reason})"),
                 None => what.to_owned(),
             });
-        let restart = config["restart"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let restart = config["restartRequired"].as_array().into_iter().flatten().filter_map(Value::as_str);
         Ok(Self {
             name: proxy.name.clone(),
             pending: pending.collect(),
@@ -83,8 +83,8 @@ impl ProxyStatus {
             held_bytes: metrics.sum("kube_fanout_memory_used_bytes"),
             budget_bytes: metrics.sum("kube_fanout_memory_budget_bytes"),
             resident_bytes: metrics.sum("process_resident_memory_bytes"),
-            restart: restart.map(str::to_owned).collect(),
-            trouble: config["trouble"].as_str().map(str::to_owned),
+            restart_required: restart.map(str::to_owned).collect(),
+            last_error: config["lastError"].as_str().map(str::to_owned),
             files: file_troubles(&metrics, WallClock::default().now()),
             metrics,
         })
@@ -92,7 +92,7 @@ impl ProxyStatus {
 
     /// Whether the proxy is ready, all feeds are live, and the configuration and certificates are usable.
     fn is_well(&self) -> bool {
-        let are_files_well = self.trouble.is_none() && self.files.is_empty();
+        let are_files_well = self.last_error.is_none() && self.files.is_empty();
         self.pending.is_empty() && are_files_well && self.feeds.iter().all(|feed| feed["state"] == "live")
     }
 
@@ -117,14 +117,14 @@ impl ProxyStatus {
             bytes(self.budget_bytes),
             bytes(self.resident_bytes),
         );
-        if let Some(trouble) = &self.trouble {
-            let _ = writeln!(text, "  configuration reload failed; keeping the previous one: {trouble}");
+        if let Some(error) = &self.last_error {
+            let _ = writeln!(text, "  configuration reload failed; keeping the previous one: {error}");
         }
         for trouble in &self.files {
             let _ = writeln!(text, "  {trouble}");
         }
-        if !self.restart.is_empty() {
-            let _ = writeln!(text, "  restart required for: {}", self.restart.join(", "));
+        if !self.restart_required.is_empty() {
+            let _ = writeln!(text, "  restart required for: {}", self.restart_required.join(", "));
         }
         let rows: Vec<_> = self.feeds.iter().map(row).collect();
         text.push_str(&if rows.is_empty() {
@@ -139,7 +139,7 @@ impl ProxyStatus {
             "proxy": self.name, "ready": self.pending.is_empty(), "pending": self.pending, "version": self.version,
             "watches": self.watches, "upstreamStreams": self.streams, "heldBytes": self.held_bytes,
             "budgetBytes": self.budget_bytes, "residentBytes": self.resident_bytes, "feeds": self.feeds,
-            "configuration": {"trouble": self.trouble, "restart": self.restart}, "files": self.files,
+            "configuration": {"lastError": self.last_error, "restartRequired": self.restart_required}, "files": self.files,
         })
     }
 }
@@ -168,7 +168,7 @@ pub(super) fn row(feed: &Value) -> Vec<String> {
         Some(seconds) => format!("{} for {seconds} s", text(feed, "state")),
         None => text(feed, "state"),
     };
-    let [objects, readers, events] = ["objects", "readers", "ringEvents"].map(|key| grouped(number(feed, key)));
+    let [objects, readers, events] = ["objects", "readers", "windowEvents"].map(|key| grouped(number(feed, key)));
     vec![name, state, objects, text(feed, "resourceVersion"), readers, events, bytes(number(feed, "memoryBytes"))]
 }
 

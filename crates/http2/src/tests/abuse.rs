@@ -102,7 +102,7 @@ async fn data_on_reset_stream_is_free_and_returns_connection_window() {
     for stream in [1, 3] {
         client.ask(stream, POST, false).await;
         client.next().await;
-        client.server.0.lock()[stream as usize / 2].2.cut("test");
+        client.server.0.lock()[stream as usize / 2].2.abort("test");
         assert_eq!(client.numbers().await, reset(stream, Http2ErrorCode::Cancel));
         // More frames than the abuse budget allows.
         let sent = bytes(Http2FrameType::Data, 0, stream, &[0; 128]);

@@ -38,7 +38,7 @@ async fn pending_requests_start_in_small_batches() {
     });
     let mut http2 = Http2Connection::new(far, limits, heads, service);
     near.write_all(&requests_on(MANY)).await.expect("open");
-    while !http2.wake_set().is_quiet() {
+    while !http2.wake_set().is_empty() {
         assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     assert_eq!(*counts.lock(), (MANY, u32::try_from(STARTED_MAX).expect("few"), MANY));
@@ -76,7 +76,7 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     to.write_all(&requests_on(STREAMS)).await.expect("open");
     let (mut seen, mut sent) = (Vec::new(), 0);
     for piece in 0.. {
-        while !http2.wake_set().is_quiet() {
+        while !http2.wake_set().is_empty() {
             let ends = Instant::now();
             http2.wake_set().limit_turn(is_over.then_some(ends));
             assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -122,7 +122,7 @@ fn watch_requires_a_streamable_media_type() {
         ("application/yaml;stream=watch,application/json", Plain(Json)),
         ("text/html", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::BUILTIN.watching()), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedMediaTypes::BUILTIN.for_watch()), choice, "{accept}");
     }
 }
 
@@ -178,7 +178,7 @@ fn json_only_server_ignores_other_media_types() {
 
 #[test]
 fn kind_matches_only_within_one_accept_clause() {
-    let asks = |accept: Option<&str>| asks_for(accept, "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
+    let asks = |accept: Option<&str>| accepts_kind(accept, "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let parameters = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     assert!(asks(Some(parameters)));
     assert!(asks(Some(&format!("application/json, {parameters};q=0.1"))));
@@ -212,7 +212,7 @@ fn browsers_and_curl_receive_indented_json() {
             indented,
             "{query:?} {agent:?} {accept:?}"
         );
-        assert!(!pretty(&query, agent, accept, SupportedMediaTypes::BUILTIN.watching()), "never a watch");
+        assert!(!pretty(&query, agent, accept, SupportedMediaTypes::BUILTIN.for_watch()), "never a watch");
     }
 }
 
@@ -225,10 +225,10 @@ proptest! {
         for accept in [accept, likely] {
             for types in [SupportedMediaTypes::BUILTIN, SupportedMediaTypes::CUSTOM, SupportedMediaTypes::ERROR, SupportedMediaTypes::BUILTIN.in_json()] {
                 let _ = negotiate(Some(&accept), types);
-                let _ = negotiate(Some(&accept), types.watching());
+                let _ = negotiate(Some(&accept), types.for_watch());
             }
             let _ = router_accepts(Some(&accept), SupportedMediaTypes::BUILTIN);
-            let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");
+            let _ = accepts_kind(Some(&accept), "Table", "meta.k8s.io", "v1");
         }
     }
 }

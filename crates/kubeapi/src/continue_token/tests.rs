@@ -52,7 +52,7 @@ fn token_at_the_first_key_of_a_collection_round_trips() {
     let first = ContinueToken::decode(&token(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/"}"#)).expect("its first key");
     assert_eq!(first.start, "");
     for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
-        let offered = ContinueToken { at: ContinueVersion::Latest, ..first.clone() };
+        let offered = ContinueToken { version: ContinueVersion::Latest, ..first.clone() };
         assert_eq!(ContinueToken::decode(&offered.encode(pages)), Ok(offered), "{pages:?}");
     }
 }
@@ -62,7 +62,7 @@ fn leading_slash_of_the_start_key_is_optional() {
     for start in ["/t1/cm-a\\u0000", "t1/cm-a\\u0000"] {
         let decoded = ContinueToken::decode(&token(&format!(r#"{{"v":"meta.k8s.io/v1","rv":5,"start":"{start}"}}"#)));
         let at = ContinueVersion::Version(ResourceVersion(5));
-        assert_eq!(decoded, Ok(ContinueToken { at, start: "t1/cm-a\0".to_owned() }));
+        assert_eq!(decoded, Ok(ContinueToken { version: at, start: "t1/cm-a\0".to_owned() }));
     }
 }
 
@@ -78,7 +78,7 @@ fn next_page_starts_after_last_key_and_before_longer_keys() {
 fn negative_version_continues_at_the_latest() {
     for revision in ["-1", "-7"] {
         let json = format!(r#"{{"v":"meta.k8s.io/v1","rv":{revision},"start":"a"}}"#);
-        assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.at), Ok(ContinueVersion::Latest));
+        assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.version), Ok(ContinueVersion::Latest));
     }
 }
 
@@ -95,9 +95,9 @@ fn token_with_json_malformed_in_the_middle_is_not_legible() {
         ("nonsense", false),
         (r#"{"v":x}"#, false),
     ] {
-        assert_eq!(ContinueToken::is_legible(&token(json)), legible, "{json}");
+        assert_eq!(ContinueToken::is_go_parsable(&token(json)), legible, "{json}");
     }
-    assert!(ContinueToken::is_legible("!!!"), "the error names the position of the invalid byte");
+    assert!(ContinueToken::is_go_parsable("!!!"), "the error names the position of the invalid byte");
 }
 
 #[test]

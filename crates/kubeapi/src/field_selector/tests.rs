@@ -95,7 +95,7 @@ fn matcher_reports_required_values_by_converted_keys() {
 
 #[test]
 fn selector_that_conflicts_with_requested_name_is_rejected() {
-    let narrowed = |selector: &str| compiled(selector).narrowed_to("x").map_err(|error| error.to_string());
+    let narrowed = |selector: &str| compiled(selector).and_name("x").map_err(|error| error.to_string());
     assert_eq!(narrowed(""), Ok(compiled("metadata.name=x")));
     assert_eq!(narrowed("metadata.name=x"), Ok(compiled("metadata.name=x")));
     assert_eq!(narrowed("metadata.name=x,spec.nodeName=n"), Ok(compiled("metadata.name=x,spec.nodeName=n")));
@@ -149,7 +149,7 @@ fn contradictory_selector_matches_nothing_without_comparisons() {
         "status.phase=Running,status.phase!=Running,metadata.name!=x",
     ] {
         let matcher = compiled(text);
-        assert!(matcher.is_impossible() && matcher.comparisons() == 0, "{text}");
+        assert!(matcher.is_contradictory() && matcher.comparisons() == 0, "{text}");
     }
     let again = "status.phase!=x,".repeat(900) + "status.phase==y,status.phase=y";
     assert_eq!(compiled(&again).comparisons(), 1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::SelectableAttributes;
 use super::steps;
-use super::{ALLOCATION_BYTES, LabelOperator, LabelSelectorRequirement, LabelValues, has, held_bytes};
+use super::{ALLOCATION_BYTES, LabelOperator, LabelSelectorRequirement, LabelValues, has, heap_bytes};
 
 /// The merged requirements, one per key, in the order of keys. The cost per object depends on the smaller of its labels
 /// and these keys, not on how often or how verbosely a selector names them.
@@ -82,9 +82,9 @@ impl MergedRequirements {
         fewer * (steps(more) + steps(self.values)) * self.text.div_ceil(TEXT_BYTES)
     }
 
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(super) fn heap_bytes(&self) -> usize {
         let bytes = |(key, constraint): &(Box<str>, LabelConstraint)| {
-            key.len() + ALLOCATION_BYTES + held_bytes(constraint.values())
+            key.len() + ALLOCATION_BYTES + heap_bytes(constraint.values())
         };
         self.all.iter().map(|each| size_of_val(each) + bytes(each)).sum()
     }

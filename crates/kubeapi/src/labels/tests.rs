@@ -198,12 +198,12 @@ fn contradictory_selector_matches_nothing_without_comparisons() {
         "b,c=1,a,!a",
     ] {
         let selector = LabelSelector::parse(text).expect("valid");
-        assert!(selector.is_impossible(), "{text}");
+        assert!(selector.is_contradictory(), "{text}");
         assert_eq!(selector.comparisons(1_000), 0, "{text}");
         assert!(!selector.matches(&attributes(&[("a", "5"), ("b", ""), ("c", "1")])), "{text}");
     }
     for text in ["", "!a", "a!=x,!a", "a>5,a<7", "a in (x,y),a!=x", "a notin ()", "a=7,a>5"] {
-        assert!(!LabelSelector::parse(text).expect("valid").is_impossible(), "{text}");
+        assert!(!LabelSelector::parse(text).expect("valid").is_contradictory(), "{text}");
     }
 }
 
@@ -228,11 +228,11 @@ fn match_cost_follows_object_labels_and_not_selector_size() {
 #[test]
 fn selector_memory_size_follows_its_content() {
     for (text, most) in [("", 0), ("app=web", 300), ("app in (a,b,c,d)", 600)] {
-        assert!(LabelSelector::parse(text).expect("valid").held_bytes() <= most, "{text}");
+        assert!(LabelSelector::parse(text).expect("valid").heap_bytes() <= most, "{text}");
     }
     let values: Vec<_> = (0..3_000).map(|n| format!("{n:04}")).collect();
     let set = LabelSelector::parse(&format!("a in ({})", values.join(","))).expect("it fits");
-    assert!(set.held_bytes() > 3_000 * (4 + size_of::<Box<str>>()));
+    assert!(set.heap_bytes() > 3_000 * (4 + size_of::<Box<str>>()));
 }
 
 proptest! {
@@ -249,7 +249,7 @@ proptest! {
         if let Ok(selector) = LabelSelector::parse(&text) {
             prop_assert_eq!(selector.matches(&object), one_by_one(&selector, &object), "{} {:?}", text, labels);
             // A selector that matches an object cannot be impossible.
-            prop_assert!(!(selector.is_impossible() && one_by_one(&selector, &object)), "{}", text);
+            prop_assert!(!(selector.is_contradictory() && one_by_one(&selector, &object)), "{}", text);
         }
     }
 }

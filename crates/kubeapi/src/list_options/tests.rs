@@ -171,10 +171,10 @@ fn single_and_multiple_errors_are_formatted_as_in_apiserver() {
 
 #[test]
 fn list_options_map_to_the_documented_list_plan() {
-    let snapshot = ContinueToken { at: ContinueVersion::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
+    let snapshot = ContinueToken { version: ContinueVersion::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
         .encode(ListPageSource::FromStorage);
-    let latest =
-        ContinueToken { at: ContinueVersion::Latest, start: "ns/a\0".to_owned() }.encode(ListPageSource::FromStorage);
+    let latest = ContinueToken { version: ContinueVersion::Latest, start: "ns/a\0".to_owned() }
+        .encode(ListPageSource::FromStorage);
     let plan = |version, limit, start: Option<&str>| ListPlan { version, limit, start: start.map(str::to_owned) };
     for (row, query, expected) in [
         (
@@ -329,7 +329,7 @@ fn invalid_version_returns_400_for_list_and_500_otherwise() {
 #[test]
 fn continue_token_excludes_version_and_is_validated_first() {
     let token =
-        ContinueToken { at: ContinueVersion::Latest, start: "a\0".to_owned() }.encode(ListPageSource::FromStorage);
+        ContinueToken { version: ContinueVersion::Latest, start: "a\0".to_owned() }.encode(ListPageSource::FromStorage);
     let refused = |query: &str| options(query).list_plan().expect_err("refused");
     let both = refused(&format!("continue={token}&resourceVersion=5"));
     assert_eq!(both.message, "specifying resource version is not allowed when using continue");

@@ -24,7 +24,7 @@ impl WatchTimeout {
     }
 
     /// Returns the requested duration, at most `max`; `max` if none was requested.
-    pub fn within(self, max: Duration) -> Duration {
+    pub fn capped(self, max: Duration) -> Duration {
         match self {
             Self::After(length) => length.min(max),
             Self::Unset | Self::Elapsed => max,

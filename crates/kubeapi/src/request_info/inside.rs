@@ -15,7 +15,7 @@ const UNESCAPES_MAX: usize = 4;
 ///
 /// For a path in canonical spelling, the apiserver's rules apply. For any other path the worst case is assumed: servers
 /// in front of the apiserver may merge slashes, resolve dots, unescape again or ignore the case.
-pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
+pub fn targets_workload(path: &str, info: Option<&RequestInfo>) -> bool {
     match info {
         Some(info) if info.is_canonical => {
             return info.verb == RequestVerb::Proxy || INSIDE_SUBRESOURCES.contains(&info.subresource.as_str());
@@ -39,8 +39,8 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     true
 }
 
-/// Whether a server could interpret a path segment as one of `INSIDE_SUBRESOURCES`. Some servers cut the segment off at certain
-/// characters, or treat the rest as a query after unescaping.
+/// Whether a server could interpret a path segment as one of `INSIDE_SUBRESOURCES`. Some servers cut the segment off at
+/// certain characters, or treat the rest as a query after unescaping.
 fn may_reach_inside(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);
@@ -70,7 +70,7 @@ mod tests {
 
     fn reaches(method: &str, path: &str) -> bool {
         let info = RequestInfo::parse(method, path, &UrlQuery::default());
-        reaches_inside(path, info.as_ref().ok())
+        targets_workload(path, info.as_ref().ok())
     }
 
     const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get"];

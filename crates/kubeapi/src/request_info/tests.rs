@@ -201,7 +201,7 @@ proptest! {
         query in any::<String>(),
     ) {
         let info = RequestInfo::parse(&method, &path, &UrlQuery::parse(&query)).ok();
-        let _ = (reaches_inside(&path, info.as_ref()), reaches_inside(&query, None));
+        let _ = (targets_workload(&path, info.as_ref()), targets_workload(&query, None));
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn forbidden_message_names_user_verb_and_resource() {
     ] {
         let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
         let request = RequestInfo::parse("GET", path, &UrlQuery::parse(query)).expect("parses");
-        let status = Status::forbidden_access(user, &AccessAttributes::of(&request), reason);
+        let status = Status::forbidden_access(user, &AccessAttributes::from_request(&request), reason);
         assert_eq!((status.code, status.reason.as_str(), status.message.as_str()), (403, "Forbidden", message));
         assert_eq!(serde_json::to_string(&status.details).expect("serializes"), details, "{uri}");
     }

@@ -25,7 +25,7 @@ fn chain_is_verified_once_per_connection() {
 }
 
 #[test]
-fn changed_authorities_reverify_and_equal_ones_reuse_verdict() {
+fn changed_authorities_reverify_and_equal_ones_reuse_result() {
     let (ours, theirs) = (Authority::new("one name"), Authority::new("one name"));
     let (first, second) = (counted(ours.trusted()), counted(theirs.trusted()));
     let known = chain_of(&ours, 0, 1000);
@@ -36,7 +36,7 @@ fn changed_authorities_reverify_and_equal_ones_reuse_verdict() {
 }
 
 #[test]
-fn cached_verdict_changes_at_validity_boundaries() {
+fn cached_result_changes_at_validity_boundaries() {
     let root = Authority::new("root");
     let authorities = counted(root.trusted());
     let certificate = chain_of(&root, 30, 100);
@@ -48,7 +48,7 @@ fn cached_verdict_changes_at_validity_boundaries() {
 }
 
 #[test]
-fn cached_client_verdict_does_not_apply_to_front_proxy_role() {
+fn cached_client_result_does_not_apply_to_front_proxy_role() {
     let (clients, proxies) = (Authority::new("clients"), Authority::new("proxies"));
     let client = chain_of(&clients, 0, 100);
     let (clients, proxies) = (clients.trusted(), proxies.trusted());

@@ -11,7 +11,7 @@ use crate::wire::Representation;
 
 /// An open watch with the counters of the debug pages.
 pub(crate) struct OpenWatchEntry {
-    pub(super) who: UserAndAgent,
+    pub(super) client: UserAndAgent,
     follower: LaneObserver,
     representation: Representation,
     protocol: WatchTransport,
@@ -48,7 +48,7 @@ pub(super) struct DebugWatchRow {
     /// events in the history count.
     events_behind: usize,
     /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
-    events_behind_at_least: bool,
+    events_behind_is_lower_bound: bool,
     /// The state of the watch. `idle`: no event is waiting. `sending`: events are waiting, and the client has read
     /// within the last second. `stalled`: events are waiting, and the client does not read.
     state: &'static str,
@@ -56,14 +56,14 @@ pub(super) struct DebugWatchRow {
     state_seconds: u64,
 }
 
-/// The sort column of `/debug/watches`. An unknown name selects `Behind`.
+/// The sort column of `/debug/watches`. An unknown name selects `EventsBehind`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum WatchSortColumn {
     #[default]
-    Behind,
-    Since,
+    EventsBehind,
+    StateAge,
     Sent,
-    Open,
+    Age,
     Agent,
     User,
     Resource,
@@ -80,15 +80,15 @@ pub(super) enum WatchSortKey {
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchSortColumn {
-    pub(super) fn of(name: &str) -> Self {
+    pub(super) fn from_name(name: &str) -> Self {
         match name {
-            "since" => Self::Since,
+            "since" => Self::StateAge,
             "sent" => Self::Sent,
-            "open" => Self::Open,
+            "open" => Self::Age,
             "agent" => Self::Agent,
             "user" => Self::User,
             "resource" => Self::Resource,
-            _ => Self::Behind,
+            _ => Self::EventsBehind,
         }
     }
 }
@@ -96,14 +96,14 @@ impl WatchSortColumn {
 impl OpenWatchEntry {
     /// Creates an entry for a watch that opens at `opened`, relative to the creation of the registry.
     pub(super) fn new(
-        who: UserAndAgent,
+        client: UserAndAgent,
         follower: LaneObserver,
         representation: Representation,
         protocol: WatchTransport,
         opened: Duration,
     ) -> Self {
         let [reported, next, bytes, polled] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { who, follower, representation, protocol, opened: micros(opened), reported, next, bytes, polled }
+        Self { client, follower, representation, protocol, opened: micros(opened), reported, next, bytes, polled }
     }
 
     /// Returns which kinds of selector the watch uses, but not their values.
@@ -118,7 +118,7 @@ impl OpenWatchEntry {
     }
 
     /// Returns the watched resource and, if there is one, its namespace.
-    pub(super) fn place(&self) -> String {
+    pub(super) fn resource_text(&self) -> String {
         let resource = self.follower.resource();
         match self.follower.view().namespace() {
             Some(namespace) => format!("{resource} in {namespace}"),
@@ -126,44 +126,44 @@ impl OpenWatchEntry {
         }
     }
 
-    /// Returns the sort key of the watch. With [`WatchSortColumn::Behind`], ties are sorted by the time since the last
-    /// poll.
-    pub(super) fn rank(&self, by: WatchSortColumn, began: Instant, now: Instant) -> WatchSortKey {
-        let silent = u64::MAX - (self.polled.load(Ordering::Relaxed) >> 1);
-        let (user, agent) = self.who.names();
+    /// Returns the sort key of the watch. With [`WatchSortColumn::EventsBehind`], ties are sorted by the time since the
+    /// last poll.
+    pub(super) fn rank(&self, by: WatchSortColumn, created: Instant, now: Instant) -> WatchSortKey {
+        let since_poll = u64::MAX - (self.polled.load(Ordering::Relaxed) >> 1);
+        let (user, agent) = self.client.names();
         let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
         match by {
-            WatchSortColumn::Behind => {
+            WatchSortColumn::EventsBehind => {
                 let (PendingEventCount::Exactly(events)
                 | PendingEventCount::AtLeast(events)
-                | PendingEventCount::Lost(events)) = self.waiting();
-                WatchSortKey::Number(events as u64, silent)
+                | PendingEventCount::Lost(events)) = self.pending();
+                WatchSortKey::Number(events as u64, since_poll)
             }
-            WatchSortColumn::Since => WatchSortKey::Number(silent, 0),
+            WatchSortColumn::StateAge => WatchSortKey::Number(since_poll, 0),
             WatchSortColumn::Sent => WatchSortKey::Number(self.bytes.load(Ordering::Relaxed), 0),
-            WatchSortColumn::Open => WatchSortKey::Number(self.open_for(began, now).as_secs(), 0),
+            WatchSortColumn::Age => WatchSortKey::Number(self.open_for(created, now).as_secs(), 0),
             WatchSortColumn::Agent => text(agent),
             WatchSortColumn::User => text(user),
-            WatchSortColumn::Resource => WatchSortKey::Text(self.place()),
+            WatchSortColumn::Resource => WatchSortKey::Text(self.resource_text()),
         }
     }
 
-    fn open_for(&self, began: Instant, now: Instant) -> Duration {
-        now.saturating_duration_since(began + Duration::from_micros(self.opened))
+    fn open_for(&self, created: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(created + Duration::from_micros(self.opened))
     }
 
-    fn waiting(&self) -> PendingEventCount {
+    fn pending(&self) -> PendingEventCount {
         self.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
-    /// Builds the debug row of the watch as of `now`. `began` is when the registry was created.
-    pub(super) fn row(&self, began: Instant, now: Instant) -> DebugWatchRow {
+    /// Builds the debug row of the watch as of `now`. `created` is when the registry was created.
+    pub(super) fn row(&self, created: Instant, now: Instant) -> DebugWatchRow {
         let polled = self.polled.load(Ordering::Relaxed);
-        let (events_behind, events_behind_at_least) = match self.waiting() {
+        let (events_behind, events_behind_is_lower_bound) = match self.pending() {
             PendingEventCount::Exactly(events) => (events, false),
             PendingEventCount::AtLeast(events) | PendingEventCount::Lost(events) => (events, true),
         };
-        let since = now.saturating_duration_since(began + Duration::from_micros(polled >> 1));
+        let since = now.saturating_duration_since(created + Duration::from_micros(polled >> 1));
         let state = if polled & 1 == 1 && events_behind == 0 {
             "idle"
         } else if since <= SENDING_MAX {
@@ -172,19 +172,19 @@ impl OpenWatchEntry {
             "stalled"
         };
         DebugWatchRow {
-            user: self.who.user_name(),
-            user_agent: self.who.agent.as_deref().map(str::to_owned),
+            user: self.client.user_name(),
+            user_agent: self.client.agent.as_deref().map(str::to_owned),
             resource: self.follower.resource(),
             namespace: self.follower.view().namespace().map(str::to_owned),
             selectors: self.selectors(),
             representation: self.representation.as_str(),
             protocol: self.protocol.as_str(),
-            open_seconds: self.open_for(began, now).as_secs(),
+            open_seconds: self.open_for(created, now).as_secs(),
             bytes_sent: self.bytes.load(Ordering::Relaxed),
             resource_version: self.reported.load(Ordering::Relaxed).to_string(),
             feed_resource_version: self.follower.progress().rv.to_string(),
             events_behind,
-            events_behind_at_least,
+            events_behind_is_lower_bound,
             state,
             state_seconds: since.as_secs(),
         }

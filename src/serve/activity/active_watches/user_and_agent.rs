@@ -19,7 +19,7 @@ const TEXT_BYTES_MAX: usize = 160;
 impl UserAndAgent {
     pub(crate) fn new(user: Option<FlowDistinguisher>, agent: Option<&HeaderValue>) -> Self {
         let text = agent.and_then(|agent| agent.to_str().ok());
-        Self { user, agent: text.map(|text| known(&text[..cut(text)])) }
+        Self { user, agent: text.map(|text| shared_agent(&text[..truncated_len(text)])) }
     }
 
     /// Returns the user name and the user agent.
@@ -28,37 +28,37 @@ impl UserAndAgent {
     }
 
     pub(super) fn user_name(&self) -> Option<String> {
-        self.user.as_ref().map(|user| shortened(user.name()).to_string())
+        self.user.as_ref().map(|user| truncated(user.name()).to_string())
     }
 }
 
 /// Returns the text, truncated to [`TEXT_BYTES_MAX`].
-pub(super) fn shortened(text: &str) -> Arc<str> {
-    text[..cut(text)].into()
+pub(super) fn truncated(text: &str) -> Arc<str> {
+    text[..truncated_len(text)].into()
 }
 
 /// Returns the last character boundary within [`TEXT_BYTES_MAX`].
-fn cut(text: &str) -> usize {
+fn truncated_len(text: &str) -> usize {
     (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
 }
 
 /// The number of user agents that each thread caches.
-const KNOWN: usize = 64;
+const CACHE_SIZE: usize = 64;
 
 thread_local! {
     /// A cache of user agents. Only a few exist, and each is sent with every request, so ten thousand watches share one
     /// string.
-    static NAMES: RefCell<[Option<Arc<str>>; KNOWN]> = const { RefCell::new([const { None }; KNOWN]) };
+    static AGENT_CACHE: RefCell<[Option<Arc<str>>; CACHE_SIZE]> = const { RefCell::new([const { None }; CACHE_SIZE]) };
 }
 
 /// Returns a string that is shared with other users of the same text, if it is still in the thread's cache.
-fn known(text: &str) -> Arc<str> {
+fn shared_agent(text: &str) -> Arc<str> {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
-    let place = usize::try_from(hasher.finish() % KNOWN as u64).unwrap_or_default();
-    NAMES.with_borrow_mut(|names| match &names[place] {
+    let index = usize::try_from(hasher.finish() % CACHE_SIZE as u64).unwrap_or_default();
+    AGENT_CACHE.with_borrow_mut(|names| match &names[index] {
         Some(name) if **name == *text => name.clone(),
-        _ => names[place].insert(text.into()).clone(),
+        _ => names[index].insert(text.into()).clone(),
     })
 }
 
@@ -68,22 +68,22 @@ mod tests {
 
     #[test]
     fn equal_user_agents_share_one_string() {
-        let who =
+        let client =
             |agent: &'static str| UserAndAgent::new(None, Some(&HeaderValue::from_static(agent))).agent.expect("text");
-        let (first, second) = (who("kubelet/v1"), who("kubelet/v1"));
+        let (first, second) = (client("kubelet/v1"), client("kubelet/v1"));
         assert!(Arc::ptr_eq(&first, &second));
         // The strings stay correct if there are more than the cache holds.
-        for number in 0..10 * KNOWN {
-            assert_eq!(*known(&number.to_string()), *number.to_string());
+        for number in 0..10 * CACHE_SIZE {
+            assert_eq!(*shared_agent(&number.to_string()), *number.to_string());
         }
-        assert_eq!(*who("kubelet/v1"), *first);
+        assert_eq!(*client("kubelet/v1"), *first);
     }
 
     #[test]
     fn long_client_text_is_truncated_at_character_boundary() {
-        assert_eq!(&*shortened("kubectl"), "kubectl");
+        assert_eq!(&*truncated("kubectl"), "kubectl");
         let long = "ä".repeat(TEXT_BYTES_MAX);
-        assert_eq!(shortened(&long).len(), TEXT_BYTES_MAX);
-        assert_eq!(shortened(&format!("x{long}")).len(), TEXT_BYTES_MAX - 1);
+        assert_eq!(truncated(&long).len(), TEXT_BYTES_MAX);
+        assert_eq!(truncated(&format!("x{long}")).len(), TEXT_BYTES_MAX - 1);
     }
 }

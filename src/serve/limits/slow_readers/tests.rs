@@ -9,7 +9,7 @@ fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant =
         Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
-    ReadPermission::Whole(grant.expect("the caller is the proxy")).grant_status()
+    ReadPermission::Collection(grant.expect("the caller is the proxy")).grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);
@@ -30,30 +30,30 @@ fn watchdog_size_is_bounded() {
 async fn watch_gets_full_grace_after_each_wake() {
     let grace = Duration::from_secs(5);
     let slow_readers = slow_readers(SlowReaderLimits { grace, ..SlowReaderLimits::default() });
-    *slow_readers.0.leaving.lock() = DrainProgress::Spread(3_600_000_000, 3_600_000_000);
-    let cut = AbortSignal::default();
+    *slow_readers.0.drain_progress.lock() = DrainProgress::Spread(3_600_000_000, 3_600_000_000);
+    let abort = AbortSignal::default();
     let deadline = Instant::now() + Duration::from_secs(600);
-    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
+    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), abort.clone(), deadline, grant(), false);
     tokio::spawn(slow_readers.timers().clone().run());
-    let looked = |watchdog: &WatchDeadlineTimer| {
+    let has_fired = |watchdog: &WatchDeadlineTimer| {
         watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()))
     };
     let nearly = Duration::from_millis(4_999);
 
     watchdog.wake_by_ref();
-    assert!(looked(&watchdog) && !looked(&watchdog));
+    assert!(has_fired(&watchdog) && !has_fired(&watchdog));
     tokio::time::sleep(nearly).await;
     watchdog.wake_by_ref();
     tokio::time::sleep(nearly).await;
-    assert_eq!(cut.why(), None);
+    assert_eq!(abort.reason(), None);
     tokio::time::sleep(Duration::from_millis(2)).await;
-    assert_eq!(cut.why(), Some("drained"));
+    assert_eq!(abort.reason(), Some("drained"));
 }
 
-fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<WatchDeadlineTimer> {
+fn long_watch(slow_readers: &SlowReaderReaper, opened_in_drain: bool) -> Arc<WatchDeadlineTimer> {
     let far = Instant::now() + Duration::from_secs(600);
-    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), AbortSignal::default(), far, grant(), is_late);
-    watchdog.set_alarm(far);
+    let watchdog = WatchDeadlineTimer::new(slow_readers.clone(), AbortSignal::default(), far, grant(), opened_in_drain);
+    watchdog.set_timer(far);
     watchdog
 }
 
@@ -67,7 +67,7 @@ async fn last_wake_of_a_drain_reaches_a_watch_whose_timer_is_due() {
     watchdog.wake_by_ref();
     assert!(has_fired() && !has_fired());
     tokio::time::advance(limits.grace * 2).await;
-    slow_readers.leave(DrainProgress::All);
+    slow_readers.set_drain(DrainProgress::All);
     assert!(has_fired());
 }
 
@@ -78,8 +78,8 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let grace = Duration::from_secs(20);
     let (trigger, drain) = DrainTrigger::new();
     let slow_readers = slow_readers(SlowReaderLimits::default());
-    tokio::spawn(slow_readers.clone().keep(drain.clone()));
-    let watch = |is_late| long_watch(&slow_readers, is_late);
+    tokio::spawn(slow_readers.clone().run(drain.clone()));
+    let watch = |opened_in_drain| long_watch(&slow_readers, opened_in_drain);
     let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
     let (under_way, began) = (drain.in_flight(), Instant::now());
     let draining = tokio::spawn(trigger.drain(grace));
@@ -92,7 +92,7 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     };
     tokio::time::sleep(grace.mul_f64(0.45)).await;
     assert!((10..40).contains(&leaving(&early)), "{}", leaving(&early));
-    early.iter().for_each(|watchdog| watchdog.set_alarm(Instant::now() + grace));
+    early.iter().for_each(|watchdog| watchdog.set_timer(Instant::now() + grace));
     tokio::time::sleep(grace.mul_f64(0.35)).await;
     assert_eq!((leaving(&early), leaving(&[between]), leaving(&late)), (50, 1, 0), "{:?}", began.elapsed());
     drop(under_way);
@@ -108,7 +108,7 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
 async fn watches_end_immediately_once_listener_closes() {
     let (trigger, drain) = DrainTrigger::new();
     let slow_readers = slow_readers(SlowReaderLimits::default());
-    tokio::spawn(slow_readers.clone().keep(drain.clone()));
+    tokio::spawn(slow_readers.clone().run(drain.clone()));
     let watches: Vec<_> = (0..20).map(|_| long_watch(&slow_readers, false)).collect();
     let under_way = drain.in_flight();
     tokio::spawn(trigger.drain(Duration::from_secs(20)));
@@ -122,15 +122,15 @@ async fn watches_end_immediately_once_listener_closes() {
 async fn watch_is_woken_once_at_the_last_time_that_was_set() {
     let (_trigger, drain) = DrainTrigger::new();
     let slow_readers = slow_readers(SlowReaderLimits::default());
-    tokio::spawn(slow_readers.clone().keep(drain));
+    tokio::spawn(slow_readers.clone().run(drain));
     let (began, second) = (Instant::now(), Duration::from_secs(1));
     let watches: Vec<_> = (0..2)
         .map(|_| {
             WatchDeadlineTimer::new(slow_readers.clone(), AbortSignal::default(), began + 600 * second, grant(), false)
         })
         .collect();
-    watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
-    watches[1].set_alarm(began + 2 * second);
+    watches.iter().for_each(|watchdog| watchdog.set_timer(began + second));
+    watches[1].set_timer(began + 2 * second);
     let rung = || {
         let cx = &Context::from_waker(Waker::noop());
         let rung = |watchdog: &Arc<WatchDeadlineTimer>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
@@ -162,9 +162,9 @@ async fn watch_has_one_timer_which_goes_with_it() {
 async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
     let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.timers().clone().run());
-    let (cut, deadline) = (AbortSignal::default(), Instant::now() + Duration::from_secs(60));
-    let watchdog = WatchDeadlineTimer::new(slow_readers, cut.clone(), deadline, grant(), false);
-    watchdog.set_alarm(deadline);
+    let (abort, deadline) = (AbortSignal::default(), Instant::now() + Duration::from_secs(60));
+    let watchdog = WatchDeadlineTimer::new(slow_readers, abort.clone(), deadline, grant(), false);
+    watchdog.set_timer(deadline);
     let reacts = || watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
     tokio::time::sleep(Duration::from_millis(60_002)).await;
     assert!(reacts());
@@ -172,9 +172,9 @@ async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
     assert!(reacts(), "it is woken again");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(reacts(), "and again");
-    assert_eq!(cut.why(), None);
+    assert_eq!(abort.reason(), None);
     tokio::time::sleep(Duration::from_secs(11)).await;
-    assert_eq!(cut.why(), Some("timeout"));
+    assert_eq!(abort.reason(), Some("timeout"));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn unresponsive_watch_is_cut_with_reason() {
         (true, [false, false, true], Some("timeout")),
         (true, [true, true, true], Some("client_closed")),
     ] {
-        assert_eq!(verdict(is_past_deadline, state), expected, "{is_past_deadline} {state:?}");
+        assert_eq!(abort_reason(is_past_deadline, state), expected, "{is_past_deadline} {state:?}");
     }
 }
 
@@ -205,9 +205,9 @@ mod state_pins {
     fn pin(timers: &TimerQueue) -> (AbortSignal, TimedSnapshotPin) {
         let envelope = FrameEnvelope::new(FeedEncoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
         let (_writer, reader) = CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
-        let cut = AbortSignal::default();
-        let pin = reader.pin(&SnapshotPins::default(), &reader.snapshot(), cut.clone());
-        (cut.clone(), TimedSnapshotPin::new(pin, timers, (MAX, "stalled"), &cut))
+        let abort = AbortSignal::default();
+        let pin = reader.pin(&SnapshotPins::default(), &reader.snapshot(), abort.clone());
+        (abort.clone(), TimedSnapshotPin::new(pin, timers, (MAX, "stalled"), &abort))
     }
 
     fn timers() -> TimerQueue {
@@ -227,42 +227,42 @@ mod state_pins {
         let timers = timers();
         let ((stuck, _stuck_pin), (slow, slow_pin)) = (pin(&timers), pin(&timers));
         pass(32).await;
-        slow_pin.progressed();
+        slow_pin.extend();
         pass(27).await;
-        assert_eq!(stuck.why(), None);
+        assert_eq!(stuck.reason(), None);
         pass(3).await;
-        assert_eq!((stuck.why(), slow.why()), (Some("stalled"), None));
+        assert_eq!((stuck.reason(), slow.reason()), (Some("stalled"), None));
         pass(29).await;
-        assert_eq!(slow.why(), None);
+        assert_eq!(slow.reason(), None);
         pass(3).await;
-        assert_eq!(slow.why(), Some("stalled"));
+        assert_eq!(slow.reason(), Some("stalled"));
         // The same again after all deadlines have passed.
         pass(100).await;
         let (late, _pin) = pin(&timers);
         pass(62).await;
-        assert_eq!(late.why(), Some("stalled"));
+        assert_eq!(late.reason(), Some("stalled"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn client_is_not_blamed_while_the_response_waits_for_something_else() {
         let timers = timers();
-        let (cut, pin) = pin(&timers);
+        let (abort, pin) = pin(&timers);
         pin.pause();
         pass(1_000).await;
-        assert_eq!(cut.why(), None);
-        pin.progressed();
+        assert_eq!(abort.reason(), None);
+        pin.extend();
         pass(58).await;
-        assert_eq!(cut.why(), None);
+        assert_eq!(abort.reason(), None);
         pass(4).await;
-        assert_eq!(cut.why(), Some("stalled"));
+        assert_eq!(abort.reason(), Some("stalled"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn dropped_pin_cuts_nothing() {
         let timers = timers();
-        let (cut, pin) = pin(&timers);
+        let (abort, pin) = pin(&timers);
         drop(pin);
         pass(100).await;
-        assert_eq!(cut.why(), None);
+        assert_eq!(abort.reason(), None);
     }
 }

@@ -9,9 +9,8 @@ use super::*;
 use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
-use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
-use crate::serve::read::UnauthenticatedRequest;
-use base::{AbortSignal, DrainTrigger};
+use crate::serve::response::ResponseContext;
+use base::DrainTrigger;
 use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -37,11 +36,11 @@ fn need(kind: ReadKind) -> FeedRequirements<'static> {
 async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable> {
     let (deadline, received) = (Instant::now() + DEADLINE, Instant::now());
     match wait {
-        0 => while_it_runs(feed, deadline, feed.freshness.reached(received)).await,
-        1 => while_it_runs(feed, deadline, feed.reader.reached(ResourceVersion(11))).await,
+        0 => wait_while_running(feed, deadline, feed.freshness.wait_proven(received)).await,
+        1 => wait_while_running(feed, deadline, feed.reader.reached(ResourceVersion(11))).await,
         _ => {
-            let settled = feed.renderings.settled(Representation::Object(FeedEncoding::Json));
-            while_it_runs(feed, deadline, settled).await.map(|settled| settled.map(drop))
+            let settled = feed.renderings.wait_verified(Representation::Object(FeedEncoding::Json));
+            wait_while_running(feed, deadline, settled).await.map(|settled| settled.map(drop))
         }
     }
 }
@@ -69,7 +68,7 @@ async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
 async fn ready_result_is_returned_although_feed_ended() {
     let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
     writer.set_state(FeedState::Ended(FeedEndReason::Outdated));
-    let there = while_it_runs(&feed, Instant::now(), std::future::ready(7)).await;
+    let there = wait_while_running(&feed, Instant::now(), std::future::ready(7)).await;
     assert_eq!(there, Ok(Some(7)));
 }
 
@@ -88,59 +87,59 @@ fn goal_and_limit_of_wait_follow_from_version_and_kind() {
             ReadKind::List(exact),
             FeedWaitCondition::Nothing,
             [none; 2],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
         (ReadKind::List(any), FeedWaitCondition::Version(SHOWN), [fresh, second], [WaitTimeoutAction::Answer; 2]),
         (
             ReadKind::Get(later),
             FeedWaitCondition::Version(rv),
             [fresh, second],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
         (
             ReadKind::List(later),
             FeedWaitCondition::Version(rv),
             [fresh, second],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
-        (ReadKind::List(unset), FeedWaitCondition::Proof, [fresh; 2], [WaitTimeoutAction::Unproven; 2]),
+        (ReadKind::List(unset), FeedWaitCondition::Proof, [fresh; 2], [WaitTimeoutAction::NoProof; 2]),
         (state(any), FeedWaitCondition::Version(SHOWN), [fresh, second], [WaitTimeoutAction::Answer; 2]),
         (
             state(later),
             FeedWaitCondition::Version(rv),
             [fresh, second],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
-        (state(unset), FeedWaitCondition::Proof, [proof; 2], [WaitTimeoutAction::Unproven; 2]),
+        (state(unset), FeedWaitCondition::Proof, [proof; 2], [WaitTimeoutAction::NoProof; 2]),
         (
             watch(WatchStart::FromCurrent, Some(2)),
             FeedWaitCondition::Proof,
             [Duration::from_secs(2); 2],
-            [WaitTimeoutAction::Unproven; 2],
+            [WaitTimeoutAction::NoProof; 2],
         ),
         (
             watch(WatchStart::FromCurrent, Some(-1)),
             FeedWaitCondition::Proof,
             [proof; 2],
-            [WaitTimeoutAction::Unproven; 2],
+            [WaitTimeoutAction::NoProof; 2],
         ),
         (
             watch(WatchStart::FromCurrent, Some(i64::MAX)),
             FeedWaitCondition::Proof,
             [proof; 2],
-            [WaitTimeoutAction::Unproven; 2],
+            [WaitTimeoutAction::NoProof; 2],
         ),
         (
             watch(WatchStart::FromCached, None),
             FeedWaitCondition::Nothing,
             [none; 2],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
         (
             watch(WatchStart::After(rv), None),
-            FeedWaitCondition::Later(rv),
+            FeedWaitCondition::InBackground(rv),
             [none; 2],
-            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::Unproven],
+            [WaitTimeoutAction::TooLarge, WaitTimeoutAction::NoProof],
         ),
     ] {
         assert_eq!(need(kind).goal(true, fresh, SHOWN), (goal, cached, missed), "{kind:?}");
@@ -194,17 +193,20 @@ fn read_requires_permission_for_its_collection_and_name() {
     ] {
         let [permitted, requested] = [permitted, requested].map(|path| format!("{GROUP}/{path}"));
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
-        let permit = ReadPermission::Whole(grant.expect("decided without a review").expect("the caller is the proxy"));
-        let peer = ConnectionPeer {
-            address: PeerAddress::Unix { uid: None },
-            certificates: None,
-            connection: DownstreamConnection::default(),
-            cut: AbortSignal::default(),
-        };
+        let permission =
+            ReadPermission::Collection(grant.expect("decided without a review").expect("the caller is the proxy"));
         let http = Request::get(&requested).body(Either::Left(ReceivedBody::empty())).expect("a request");
-        let request = UnauthenticatedRequest::new(&peer, http).of(Caller::ProxyItself, Box::new(info(&requested)));
+        let request = ReadRequest {
+            query: Arc::new(UrlQuery::parse("")),
+            context: ResponseContext::from_headers(http.headers(), Arc::default()),
+            received: Instant::now(),
+            readable: false,
+            caller: Caller::ProxyItself,
+            info: info(&requested),
+            http,
+        };
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
-        let need = FeedRequirements::of(&request, &permit, &widgets("uid/1"), name, json, kind);
+        let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);
         let refused = NotServable::Forward(ForwardReason::PermissionMismatch);
         assert_eq!(need.err(), (!fits).then_some(refused), "{requested} {name:?} with a permission for {permitted}");
     }

@@ -106,8 +106,8 @@ fn table_reads_are_forwarded_and_table_watches_shared() {
             ("&includeObject=None", IncludeObjectPolicy::None),
             ("&includeObject=Object", IncludeObjectPolicy::Object),
         ] {
-            let ask = get(format!("{uri}{include}")).accept(KUBECTL);
-            assert_eq!(ask.representation(), Representation::Table(expected), "{ask:?}");
+            let request = get(format!("{uri}{include}")).accept(KUBECTL);
+            assert_eq!(request.representation(), Representation::Table(expected), "{request:?}");
         }
         // Upstream handles unknown values.
         assert_eq!(get(format!("{uri}&includeObject=All")).accept(KUBECTL).reason(), ForwardReason::Table, "{uri}");
@@ -126,8 +126,8 @@ fn table_watch_with_initial_state_is_forwarded_except_one_object() {
         ("/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dn&allowWatchBookmarks=1", false),
         ("/api/v1/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", false),
     ] {
-        let ask = get(uri).accept(KUBECTL);
-        assert_eq!(matches!(ask.route(), Ok(ReadRoute::Watch(_))), ours, "{ask:?}: {}", ask.said());
+        let request = get(uri).accept(KUBECTL);
+        assert_eq!(matches!(request.route(), Ok(ReadRoute::Watch(_))), ours, "{request:?}: {}", request.summary());
     }
     for (query, ours) in [
         ("resourceVersion=5", true),
@@ -138,9 +138,9 @@ fn table_watch_with_initial_state_is_forwarded_except_one_object() {
         ("sendInitialEvents=false&resourceVersionMatch=NotOlderThan", false),
         ("sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5&allowWatchBookmarks=1", false),
     ] {
-        let ask = get(format!("/api/v1/pods?watch=1&{query}")).accept(KUBECTL);
-        assert_eq!(matches!(ask.route(), Ok(ReadRoute::Watch(_))), ours, "{ask:?}: {}", ask.said());
-        assert!(ours || ask.reason() == ForwardReason::Table, "{ask:?}");
+        let request = get(format!("/api/v1/pods?watch=1&{query}")).accept(KUBECTL);
+        assert_eq!(matches!(request.route(), Ok(ReadRoute::Watch(_))), ours, "{request:?}: {}", request.summary());
+        assert!(ours || request.reason() == ForwardReason::Table, "{request:?}");
     }
 }
 
@@ -153,7 +153,7 @@ fn yaml_is_forwarded_upstream() {
 
 #[test]
 fn pretty_json_is_forwarded_upstream() {
-    for (ask, indented) in [
+    for (request, indented) in [
         (get("/api/v1/pods?resourceVersion=0&pretty=1"), true),
         (get("/api/v1/pods?resourceVersion=0&pretty=true"), true),
         (get(PODS).accept("application/json;pretty=1"), true),
@@ -171,8 +171,8 @@ fn pretty_json_is_forwarded_upstream() {
         (get("/api/v1/pods?watch=1&resourceVersion=5&pretty=1"), false),
         (get(POD_WATCH).agent("curl/8.5.0"), false),
     ] {
-        let said = ask.said();
-        assert_eq!(said == "forward: representation", indented, "{ask:?}: {said}");
+        let summary = request.summary();
+        assert_eq!(summary == "forward: representation", indented, "{request:?}: {summary}");
     }
 }
 
@@ -180,8 +180,8 @@ fn pretty_json_is_forwarded_upstream() {
 #[test]
 fn cbor_preference_is_forwarded_upstream() {
     for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
-        let ask = get(uri).accept("application/cbor;q=1,application/json;q=0.9");
-        assert_eq!(ask.reason(), ForwardReason::Representation, "{uri}");
+        let request = get(uri).accept("application/cbor;q=1,application/json;q=0.9");
+        assert_eq!(request.reason(), ForwardReason::Representation, "{uri}");
     }
 }
 

@@ -17,7 +17,7 @@ use kubeapi::{
 
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]
-pub(super) struct Ask {
+pub(super) struct TestRequest {
     method: &'static str,
     uri: String,
     accept: Option<&'static str>,
@@ -27,8 +27,8 @@ pub(super) struct Ask {
     coverage: CacheCoverage,
 }
 
-pub(super) fn get(uri: impl Into<String>) -> Ask {
-    Ask {
+pub(super) fn get(uri: impl Into<String>) -> TestRequest {
+    TestRequest {
         method: "GET",
         uri: uri.into(),
         accept: None,
@@ -39,7 +39,7 @@ pub(super) fn get(uri: impl Into<String>) -> Ask {
     }
 }
 
-impl Ask {
+impl TestRequest {
     pub(super) fn method(self, method: &'static str) -> Self {
         Self { method, ..self }
     }
@@ -80,22 +80,22 @@ impl Ask {
             accept,
             user_agent,
             impersonates,
-            fills_a_feed: false,
+            is_feed_request: false,
             readable: self.readable,
         };
         route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
 
     /// Returns the route as a line of text.
-    pub(super) fn said(&self) -> String {
-        said(&self.route())
+    pub(super) fn summary(&self) -> String {
+        summary(&self.route())
     }
 
     /// Returns the reason why the request is forwarded.
     pub(super) fn reason(&self) -> ForwardReason {
         match self.route() {
             Err(reason) => reason,
-            other => panic!("{self:?} is not passed through: {}", said(&other)),
+            other => panic!("{self:?} is not passed through: {}", summary(&other)),
         }
     }
 
@@ -115,7 +115,7 @@ impl Ask {
             Ok(ReadRoute::Get(read)) => read.representation,
             Ok(ReadRoute::List(read)) => read.representation,
             Ok(ReadRoute::Watch(read)) => read.representation,
-            other => panic!("{self:?} is not answered here: {}", said(&other)),
+            other => panic!("{self:?} is not answered here: {}", summary(&other)),
         }
     }
 
@@ -124,15 +124,15 @@ impl Ask {
         match self.route() {
             Ok(ReadRoute::List(read)) => read.view,
             Ok(ReadRoute::Watch(read)) => read.view,
-            other => panic!("{self:?} sees no collection: {}", said(&other)),
+            other => panic!("{self:?} sees no collection: {}", summary(&other)),
         }
     }
 }
 
 /// Checks the route of each URI.
-pub(super) fn assert_said(rows: &[(&str, &str)]) {
+pub(super) fn assert_routes(rows: &[(&str, &str)]) {
     for (uri, expected) in rows {
-        assert_eq!(get(*uri).said(), *expected, "{uri}");
+        assert_eq!(get(*uri).summary(), *expected, "{uri}");
     }
 }
 
@@ -172,7 +172,7 @@ fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
     Some(UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition })
 }
 
-fn said(route: &Result<ReadRoute, ForwardReason>) -> String {
+fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {
     match route {
         Err(reason) => format!("forward: {}", reason.as_str()),
         Ok(ReadRoute::Refuse(status)) => format!("{} {}: {}", status.code, status.reason, status.message),

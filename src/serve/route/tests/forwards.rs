@@ -1,13 +1,13 @@
 //! Forwarded requests, with every reason that the request alone can cause.
 
-use super::fixture::{Ask, get};
+use super::fixture::{TestRequest, get};
 use crate::serve::route::ForwardReason;
 use crate::serve::{CacheCoverage, SensitiveKind};
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, SELECTOR_BYTES_MAX};
 
-fn assert_reason(reason: ForwardReason, asks: impl IntoIterator<Item = Ask>) {
-    for ask in asks {
-        assert_eq!(ask.reason(), reason, "{ask:?}");
+fn assert_reason(reason: ForwardReason, requests: impl IntoIterator<Item = TestRequest>) {
+    for request in requests {
+        assert_eq!(request.reason(), reason, "{request:?}");
     }
 }
 
@@ -196,7 +196,7 @@ fn selector_on_unknown_field_is_forwarded() {
         ("&labelSelector=app", "list json *[app] any"),
         ("&fieldSelector=metadata.name%3Ds", "list json */s any"),
     ] {
-        assert_eq!(get(format!("{secrets}{selector}")).said(), expected);
+        assert_eq!(get(format!("{secrets}{selector}")).summary(), expected);
     }
 }
 
@@ -214,17 +214,17 @@ fn selector_above_size_limit_is_forwarded() {
         [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))],
     );
     let part = get(format!("/api/v1/pods?labelSelector={}", text(17 << 10))).readable();
-    assert_eq!(part.said(), "400 BadRequest: the labelSelector is too long: 17408 bytes, at most 16384 are allowed");
+    assert_eq!(part.summary(), "400 BadRequest: the labelSelector is too long: 17408 bytes, at most 16384 are allowed");
     let longest =
         format!("/api/v1/pods?resourceVersion=0&labelSelector={}", vec!["a"; SELECTOR_BYTES_MAX / 2].join(","));
-    assert_eq!(get(longest).said(), "list json *[a] any");
+    assert_eq!(get(longest).summary(), "list json *[a] any");
 }
 
 /// The token in the response to an expired token: `rv: -1`, which continues at the current version.
 #[test]
 fn continue_token_at_latest_version_is_forwarded() {
-    let token =
-        ContinueToken { at: ContinueVersion::Latest, start: "a/p\0".to_owned() }.encode(ListPageSource::FromStorage);
+    let token = ContinueToken { version: ContinueVersion::Latest, start: "a/p\0".to_owned() }
+        .encode(ListPageSource::FromStorage);
     let uris = [
         format!("/api/v1/pods?limit=1&continue={token}"),
         format!("/api/v1/pods?limit=1&continue={token}&resourceVersion=0"),
@@ -238,7 +238,7 @@ fn resources_not_in_configured_list_are_forwarded() {
     let pods = CacheCoverage { resources: vec!["pods".to_owned()], ..CacheCoverage::default() };
     let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
     assert_reason(ForwardReason::NotInResources, uris.map(|uri| get(uri).covered_by(&pods)));
-    assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).said(), "list json * any");
+    assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).summary(), "list json * any");
 }
 
 #[test]
@@ -285,14 +285,14 @@ fn requests_beyond_own_node_are_forwarded() {
         ("/api/v1/watch/nodes/n7?resourceVersion=7", "watch json */n7 >7"),
         ("/apis/apps/v1/deployments?resourceVersion=0", "list json * any"),
     ] {
-        assert_eq!(get(uri).covered_by(&node).said(), expected, "{uri}");
+        assert_eq!(get(uri).covered_by(&node).summary(), expected, "{uri}");
     }
 }
 
 /// The first reason in the order of checks is counted.
 #[test]
 fn first_forward_reason_in_check_order_is_reported() {
-    for (ask, reason) in [
+    for (request, reason) in [
         (get("/api/v1/namespaces/A/pods").method("POST"), ForwardReason::Verb),
         (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), ForwardReason::Verb),
         (get("/api/v1/namespaces/A/pods").impersonating(), ForwardReason::Impersonation),
@@ -303,7 +303,7 @@ fn first_forward_reason_in_check_order_is_reported() {
         (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::UnsupportedParameter),
         (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), ForwardReason::Representation),
     ] {
-        assert_eq!(ask.reason(), reason, "{ask:?}");
+        assert_eq!(request.reason(), reason, "{request:?}");
     }
 }
 

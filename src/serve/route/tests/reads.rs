@@ -1,13 +1,13 @@
 //! GET and LIST requests that are answered from the cache: the object or collection, its version and its extent
 //! (R-GET-1, R-LIST-1).
 
-use super::fixture::{assert_said, get, pods_view};
+use super::fixture::{assert_routes, get, pods_view};
 use crate::serve::route::ReadRoute;
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
 
 #[test]
 fn get_with_version_is_served_with_minimum_version() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p/?resourceVersion=0", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=7", "get json a/p >=7"),
@@ -21,7 +21,7 @@ fn get_with_version_is_served_with_minimum_version() {
 
 #[test]
 fn get_without_version_is_forwarded() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/namespaces/a/pods/p", "forward: consistent_get"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=", "forward: consistent_get"),
         ("/api/v1/namespaces/a/pods/p?resourceVersionMatch=Exact", "forward: consistent_get"),
@@ -34,7 +34,7 @@ fn get_without_version_is_forwarded() {
 /// A GET reads only the version, and ignores parameters that apply to lists (R-QUERY-3, R-METHOD-2).
 #[test]
 fn get_ignores_list_parameters() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/namespaces/a/pods/p?resourceVersion=7&resourceVersionMatch=Exact", "get json a/p >=7"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&watch=1", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&limit=abc&labelSelector=%2C%2C", "get json a/p any"),
@@ -48,7 +48,7 @@ fn get_ignores_list_parameters() {
 /// A request for a Namespace has the Namespace's name as its namespace.
 #[test]
 fn get_of_namespace_uses_key_without_namespace() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/namespaces/a?resourceVersion=0", "get json a any"),
         ("/api/v1/namespaces/a?resourceVersion=5&watch=1", "get json a >=5"),
         ("/api/v1/namespaces?resourceVersion=0", "list json * any"),
@@ -60,7 +60,7 @@ fn get_of_namespace_uses_key_without_namespace() {
 
 #[test]
 fn list_version_semantics_match_apiserver_matrix() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods", "list json * current"),
         ("/api/v1/pods?resourceVersion=", "list json * current"),
         ("/api/v1/pods?limit=2", "list json * current limit 2"),
@@ -85,7 +85,7 @@ fn list_version_semantics_match_apiserver_matrix() {
 fn continue_token_resumes_list_at_its_key_and_version() {
     let token = |start: &str| {
         let at = ContinueVersion::Version(ResourceVersion(9));
-        ContinueToken { at, start: start.to_owned() }.encode(ListPageSource::FromStorage)
+        ContinueToken { version: at, start: start.to_owned() }.encode(ListPageSource::FromStorage)
     };
     for (uri, expected) in [
         (format!("/api/v1/pods?limit=2&continue={}", token("a/p\0")), r#"list json * =9 limit 2 from "a/p\0""#),
@@ -95,7 +95,7 @@ fn continue_token_resumes_list_at_its_key_and_version() {
         (format!("/api/v1/namespaces/a/pods?continue={}", token("p\0")), r#"list json a =9 from "p\0""#),
         (format!("/api/v1/pods?resourceVersion=0&limit=2&continue={}", token("a/p")), r#"list json * =9 from "a/p""#),
     ] {
-        assert_eq!(get(uri).said(), expected);
+        assert_eq!(get(uri).summary(), expected);
     }
 }
 
@@ -145,7 +145,7 @@ fn view_combines_path_namespace_and_selectors() {
 
 #[test]
 fn custom_resource_selectors_accept_selectable_fields() {
-    assert_said(&[
+    assert_routes(&[
         ("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred", "list json * current"),
         ("/apis/example.com/v1/widgets?fieldSelector=metadata.name%3Dw", "list json */w current"),
         ("/apis/example.com/v1/namespaces/a/widgets?resourceVersion=0", "list json a any"),
@@ -157,7 +157,7 @@ fn custom_resource_selectors_accept_selectable_fields() {
 
 #[test]
 fn unknown_query_parameters_are_ignored() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods?foo=bar&resourceVersion=0", "list json * any"),
         ("/api/v1/pods?resourceversion=7", "list json * current"),
         ("/api/v1/pods?timeout=32s&resourceVersion=0", "list json * any"),
@@ -169,7 +169,7 @@ fn unknown_query_parameters_are_ignored() {
 #[test]
 fn headers_change_only_the_encoding() {
     let plain = get("/api/v1/namespaces/a/pods?labelSelector=app&resourceVersion=7");
-    assert_eq!(plain.said(), "list json a[app] >=7");
+    assert_eq!(plain.summary(), "list json a[app] >=7");
     let kubelet = plain.accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");
-    assert_eq!(kubelet.said(), "list protobuf a[app] >=7");
+    assert_eq!(kubelet.summary(), "list protobuf a[app] >=7");
 }

@@ -1,20 +1,20 @@
 //! Requests that are rejected exactly as upstream would reject them: with the same code, reason and message
 //! (R-OPTIONS-1, R-QUERY-4).
 
-use super::fixture::{Ask, assert_said, get};
+use super::fixture::{TestRequest, assert_routes, get};
 use crate::serve::route::ReadRoute;
 use kubeapi::{Status, StatusCause};
 
-fn refused(ask: &Ask) -> Status {
-    match ask.route() {
+fn refused(request: &TestRequest) -> Status {
+    match request.route() {
         Ok(ReadRoute::Refuse(status)) => *status,
-        _ => panic!("{ask:?} is not refused: {}", ask.said()),
+        _ => panic!("{request:?} is not refused: {}", request.summary()),
     }
 }
 
 #[test]
 fn invalid_numeric_parameters_return_400() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods?limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
         ("/api/v1/pods?limit=", r#"400 BadRequest: strconv.ParseInt: parsing "": invalid syntax"#),
         (
@@ -36,12 +36,12 @@ fn invalid_numeric_parameters_return_400() {
 
 #[test]
 fn invalid_timeouts_return_400() {
-    let said = |text: &str| format!("400 BadRequest: invalid timeout specified in the request URL - time: {text}");
-    assert_said(&[
-        ("/api/v1/pods?timeout=abc", &*said(r#"invalid duration "abc""#)),
-        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&timeout=5", &said(r#"missing unit in duration "5""#)),
+    let message = |text: &str| format!("400 BadRequest: invalid timeout specified in the request URL - time: {text}");
+    assert_routes(&[
+        ("/api/v1/pods?timeout=abc", &*message(r#"invalid duration "abc""#)),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&timeout=5", &message(r#"missing unit in duration "5""#)),
         // The timeout is checked first.
-        ("/api/v1/pods?timeout=1x&limit=abc", &said(r#"unknown unit "x" in duration "1x""#)),
+        ("/api/v1/pods?timeout=1x&limit=abc", &message(r#"unknown unit "x" in duration "1x""#)),
         ("/api/v1/pods?timeout=30s&limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
         // A watch is long-running.
         (
@@ -53,7 +53,7 @@ fn invalid_timeouts_return_400() {
 
 #[test]
 fn malformed_label_selectors_return_400() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods?labelSelector=a%20in", "400 BadRequest: unable to parse requirement: found '' expected: '('"),
         ("/api/v1/pods?labelSelector=a%3Db%20c", "400 BadRequest: found 'c', expected: ',' or 'end of string'"),
         (
@@ -65,7 +65,7 @@ fn malformed_label_selectors_return_400() {
 
 #[test]
 fn malformed_field_selectors_return_400() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods?fieldSelector=foo", "400 BadRequest: invalid selector: 'foo'; can't understand 'foo'"),
         (
             "/api/v1/pods?fieldSelector=spec.nodeName%3Da%5Cb",
@@ -80,9 +80,9 @@ fn malformed_field_selectors_return_400() {
 fn invalid_versions_return_400_for_list_and_500_otherwise() {
     let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#;
     let list = get("/api/v1/pods?resourceVersion=abc");
-    assert_eq!(list.said(), format!("400 BadRequest: invalid resource version: {text}"));
+    assert_eq!(list.summary(), format!("400 BadRequest: invalid resource version: {text}"));
     for uri in ["/api/v1/pods?watch=1&resourceVersion=abc", "/api/v1/namespaces/a/pods/p?resourceVersion=abc"] {
-        assert_eq!(get(uri).said(), format!("500 : {text}"), "{uri}");
+        assert_eq!(get(uri).summary(), format!("500 : {text}"), "{uri}");
     }
     for bad in ["-1", "%2B1", "1.0", "0x10", "18446744073709551616", "%201"] {
         for (uri, code) in [("/api/v1/pods?watch=1&", 500), ("/api/v1/pods?", 400), ("/api/v1/nodes/n?", 500)] {
@@ -120,7 +120,7 @@ fn conflicting_list_options_return_422() {
             format!("[{MATCH} unless resourceVersion is provided, {for_list}]"),
         ),
     ] {
-        assert_eq!(get(format!("/api/v1/pods?{query}")).said(), format!("{INVALID}{expected}"), "{query}");
+        assert_eq!(get(format!("/api/v1/pods?{query}")).summary(), format!("{INVALID}{expected}"), "{query}");
     }
 }
 
@@ -136,7 +136,7 @@ fn conflicting_watch_options_return_422() {
         // The default for version 0 sets a match, which then excludes the token.
         ("resourceVersion=0&continue=x", format!("{MATCH} when continue is provided")),
     ] {
-        assert_eq!(get(format!("/api/v1/pods?watch=1&{query}")).said(), format!("{INVALID}{expected}"), "{query}");
+        assert_eq!(get(format!("/api/v1/pods?watch=1&{query}")).summary(), format!("{INVALID}{expected}"), "{query}");
     }
     let both = refused(&get("/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=Exact"));
     let causes: Vec<_> = both.details.expect("causes").causes.into_iter().map(|cause| cause.message).collect();
@@ -147,10 +147,10 @@ fn conflicting_watch_options_return_422() {
 /// Without `watch=true`, the deprecated path is validated as a list.
 #[test]
 fn watch_path_without_watch_parameter_is_validated_as_list() {
-    let said = get("/api/v1/watch/pods?sendInitialEvents=true").said();
-    assert_eq!(said, format!("{INVALID}sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"));
-    let ask = get("/api/v1/watch/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
-    assert_eq!(ask.said(), "watch json * state current");
+    let summary = get("/api/v1/watch/pods?sendInitialEvents=true").summary();
+    assert_eq!(summary, format!("{INVALID}sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"));
+    let request = get("/api/v1/watch/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
+    assert_eq!(request.summary(), "watch json * state current");
 }
 
 #[test]
@@ -161,12 +161,12 @@ fn invalid_continue_tokens_return_400() {
         // {}
         ("e30", format!("{text} server does not recognize this encoded version ")),
     ] {
-        assert_eq!(get(format!("/api/v1/pods?continue={token}")).said(), expected);
+        assert_eq!(get(format!("/api/v1/pods?continue={token}")).summary(), expected);
     }
     // {"v":"meta.k8s.io/v1","rv":9,"start":"a/p\u0000"}
     let token = "eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6OSwic3RhcnQiOiJhL3BcdTAwMDAifQ";
     assert_eq!(
-        get(format!("/api/v1/pods?resourceVersion=7&continue={token}")).said(),
+        get(format!("/api/v1/pods?resourceVersion=7&continue={token}")).summary(),
         "400 BadRequest: specifying resource version is not allowed when using continue"
     );
 }
@@ -174,7 +174,7 @@ fn invalid_continue_tokens_return_400() {
 #[test]
 fn watch_path_name_not_matching_selector_returns_400() {
     let text = "400 BadRequest: fieldSelector metadata.name doesn't match requested name";
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%3Dq", text),
         ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=spec.nodeName%3Dn1", text),
         ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%21%3Dq", text),
@@ -185,7 +185,7 @@ fn watch_path_name_not_matching_selector_returns_400() {
 #[test]
 fn export_parameter_returns_400() {
     let text = "400 BadRequest: the export parameter, deprecated since v1.14, is no longer supported";
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/namespaces/a/pods/p?export=true&resourceVersion=0", text),
         ("/api/v1/namespaces/a/pods/p?export=1&resourceVersion=abc", text),
     ]);

@@ -1,11 +1,11 @@
 //! WATCH requests: the start, the initial events and the duration (R-WATCH-2, R-TIMEOUT-1, R-PATH-4).
 
-use super::fixture::{assert_said, get, pods_view};
+use super::fixture::{assert_routes, get, pods_view};
 use crate::serve::route::ReadRoute;
 
 #[test]
 fn watch_start_semantics_match_apiserver_matrix() {
-    assert_said(&[
+    assert_routes(&[
         // Without `sendInitialEvents`, a watch with a version resumes, and one without a version receives the state
         // first.
         ("/api/v1/pods?watch=1&resourceVersion=7", "watch json * >7"),
@@ -39,8 +39,8 @@ fn watch_list_gets_initial_state_and_end_bookmark() {
         ("sendInitialEvents=true&resourceVersion=7", "watch json * state >=7"),
         ("sendInitialEvents=true&resourceVersion=7&allowWatchBookmarks=0", "watch json * state >=7"),
     ] {
-        let ask = get(format!("/api/v1/pods?watch=1&resourceVersionMatch=NotOlderThan&{query}"));
-        assert_eq!(ask.said(), expected, "{query}");
+        let request = get(format!("/api/v1/pods?watch=1&resourceVersionMatch=NotOlderThan&{query}"));
+        assert_eq!(request.summary(), expected, "{query}");
     }
 }
 
@@ -65,7 +65,7 @@ fn watch_parameter_is_false_only_for_zero_or_false() {
 
 #[test]
 fn watch_uses_timeout_seconds_and_ignores_timeout() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=300", "watch json * >7 for 300 s"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=0", "watch json * >7 for 0 s"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=-1", "watch json * >7 for -1 s"),
@@ -78,7 +78,7 @@ fn watch_uses_timeout_seconds_and_ignores_timeout() {
 /// On the deprecated path, the verb is always `watch`. Without `watch=true`, the options are those of a list.
 #[test]
 fn deprecated_watch_path_uses_list_options() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/watch/pods", "watch json * state any"),
         ("/api/v1/watch/pods?resourceVersion=0", "watch json * state any"),
         ("/api/v1/watch/pods?allowWatchBookmarks=1", "watch json * state any bookmarks"),
@@ -97,7 +97,7 @@ fn deprecated_watch_path_uses_list_options() {
 /// The path addresses the Namespace itself, not its content.
 #[test]
 fn deprecated_watch_path_of_namespace_watches_namespace_object() {
-    assert_said(&[
+    assert_routes(&[
         ("/api/v1/watch/namespaces/a?resourceVersion=7", "watch json */a >7"),
         ("/api/v1/watch/namespaces?resourceVersion=7", "watch json * >7"),
     ]);
@@ -136,9 +136,9 @@ fn kubelet_informer_and_kubectl_requests_are_served() {
         ),
         ("/apis/apps/v1/deployments?limit=500&resourceVersion=0".to_owned(), "list protobuf * any"),
     ] {
-        let ask = get(uri).accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");
-        assert_eq!(ask.said(), expected, "{ask:?}");
+        let request = get(uri).accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");
+        assert_eq!(request.summary(), expected, "{request:?}");
     }
     let kubectl = get("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dp&resourceVersion=0&watch=true");
-    assert_eq!(kubectl.accept("application/json").agent("kubectl/v1.36.2").said(), "watch json a/p state any");
+    assert_eq!(kubectl.accept("application/json").agent("kubectl/v1.36.2").summary(), "watch json a/p state any");
 }

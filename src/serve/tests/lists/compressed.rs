@@ -41,7 +41,7 @@ async fn chunks(feed: &FeedHandle) -> Vec<Bytes> {
 }
 
 /// Returns the addresses of the chunks that are too long to be copied.
-fn places(chunks: &[Bytes]) -> HashSet<*const u8> {
+fn addresses(chunks: &[Bytes]) -> HashSet<*const u8> {
     chunks.iter().filter(|chunk| chunk.len() > 16 << 10).map(|chunk| chunk.as_ptr()).collect()
 }
 
@@ -50,15 +50,15 @@ async fn change_recompresses_only_its_chunk_and_dependents() {
     const PODS: usize = 400;
     let (feed, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
     let first = chunks(&feed).await;
-    let shared = places(&first);
+    let shared = addresses(&first);
     assert!(shared.len() >= PODS * 5_000 / ObjectChunk::BYTES_MAX, "{} pieces", shared.len());
     for _ in 0..10 {
-        assert_eq!(places(&chunks(&feed).await), shared, "compressed once, for everybody");
+        assert_eq!(addresses(&chunks(&feed).await), shared, "compressed once, for everybody");
     }
     let object = noise("a", PODS / 2, 1_001, 5_000);
     let change = ObjectChange { event_type: EventType::Modified, object, frame: None };
     feeds.1.writer.apply([change]).expect("in order");
-    let after = places(&chunks(&feed).await);
+    let after = addresses(&chunks(&feed).await);
     let gone = shared.difference(&after).count();
     // Two batches of two pieces each, and the remainder of one that is cut at another place.
     assert!((1..=6).contains(&gone), "{gone} of {} pieces", shared.len());

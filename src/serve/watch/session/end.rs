@@ -46,7 +46,7 @@ impl WatchSessionContext {
             WatchExit::Unrenderable(refused) => {
                 self.feed.refuse(
                     self.cursor.renderer().representation(),
-                    DerivedRepresentationRefusal::Unrenderable,
+                    DerivedRepresentationRefusal::UnsupportedObject,
                     &refused,
                 );
                 (None, WatchEndReason::NotDerivable)
@@ -77,8 +77,8 @@ impl WatchSessionContext {
 
     /// Returns the exit of a downstream proxy's watch that has sent everything up to the version `reached`, if another
     /// build has taken over. That build encodes all bodies after the version.
-    pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<WatchExit> {
-        if !self.has_another_writer() || !self.is_settled() {
+    pub(super) fn encoder_change_exit(&self, reached: ResourceVersion) -> Option<WatchExit> {
+        if !self.encoder_changed() || !self.is_settled() {
             return None;
         }
         if self.bookmarks && reached > self.last_sent_rv {
@@ -91,7 +91,9 @@ impl WatchSessionContext {
     /// Whether only a part of the events of a version was sent. If the watch ended here, its client would resume after
     /// all of them. A partial view may wait for authorization decisions that never arrive, so it does not continue:
     /// it sends filtered events again when a permission is granted.
-    pub(super) fn is_amid(&mut self) -> bool {
-        self.partial.is_none() && !self.cursor.skips(self.last_sent_rv) && self.cursor.is_next_at(self.last_sent_rv)
+    pub(super) fn is_mid_version(&mut self) -> bool {
+        self.partial.is_none()
+            && !self.cursor.skips_version(self.last_sent_rv)
+            && self.cursor.next_is_at(self.last_sent_rv)
     }
 }

@@ -15,7 +15,7 @@ use kubeapi::EventType;
 pub(super) struct InitialEvents {
     pub(super) snapshot: FeedSnapshot,
     pub(super) pin: TimedSnapshotPin,
-    how: InitialEventsEncoding,
+    encoding: InitialEventsEncoding,
 }
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ struct SharedInitialFrames {
     /// The bytes of the current chunk, once it is encoded.
     plain: Option<PlainChunk>,
     piece: usize,
-    rest: YieldPause,
+    pause: YieldPause,
 }
 
 /// The number of frames that were put into a batch, and whether they are the last.
@@ -42,48 +42,48 @@ type FrameProgress = (usize, InitialStateSendProgress);
 
 impl InitialEvents {
     pub(super) fn new(snapshot: FeedSnapshot, pin: TimedSnapshotPin) -> Self {
-        Self { snapshot, pin, how: InitialEventsEncoding::Frames { next: String::new() } }
+        Self { snapshot, pin, encoding: InitialEventsEncoding::Frames { next: String::new() } }
     }
 
     /// Whether only a part of a shared chunk was put. The last event may then be incomplete, because a large body is a
     /// piece of its own.
     pub(super) fn is_within_chunk(&self) -> bool {
-        matches!(&self.how, InitialEventsEncoding::Chunks(shared) if shared.piece > 0)
+        matches!(&self.encoding, InitialEventsEncoding::Chunks(shared) if shared.piece > 0)
     }
 
     /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
     pub(super) fn in_chunks(
         self,
         shared: Arc<[ObjectChunk]>,
-        permit: &ReadPermission,
+        permission: &ReadPermission,
         cursor: &FeedCursor,
         reader: &CacheReader,
     ) -> Self {
-        if !PageChunks::suit(cursor.view()) {
+        if !PageChunks::can_share(cursor.view()) {
             return self;
         }
         let mut chunks = PageChunks::new(self.snapshot.clone(), shared);
-        chunks.put_chunks(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
+        chunks.put_chunks(permission, cursor.view(), reader.namespaced(), None, usize::MAX);
         let writer = ListChunkWriter::added(reader.clone(), cursor.renderer().clone());
-        let how = InitialEventsEncoding::Chunks(Box::new(SharedInitialFrames {
+        let encoding = InitialEventsEncoding::Chunks(Box::new(SharedInitialFrames {
             writer,
             chunks,
             index: 0,
             plain: None,
             piece: 0,
-            rest: YieldPause::default(),
+            pause: YieldPause::default(),
         }));
-        Self { how, ..self }
+        Self { encoding, ..self }
     }
 
-    /// Appends about `room` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
+    /// Appends about `bytes_max` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
     /// unless the scan budget is used up first.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut FrameBatch<'_>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
-        match &mut self.how {
+        match &mut self.encoding {
             InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out),
             InitialEventsEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
@@ -103,9 +103,9 @@ impl SharedInitialFrames {
         cx: &mut Context<'_>,
         out: &mut FrameBatch<'_>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
-        let FrameBatch { room, batch, .. } = out;
+        let FrameBatch { bytes_max, batch, .. } = out;
         let (mut frames, mut bytes) = (0, 0);
-        ready!(self.rest.poll(cx));
+        ready!(self.pause.poll(cx));
         while self.index < self.chunks.len() {
             let plain = match &self.plain {
                 Some(plain) => plain,
@@ -115,7 +115,7 @@ impl SharedInitialFrames {
                     }
                     polled => {
                         if self.writer.has_worked() {
-                            self.rest.begin();
+                            self.pause.begin();
                         }
                         self.plain.insert(ready!(polled)?)
                     }
@@ -126,7 +126,7 @@ impl SharedInitialFrames {
                 continue;
             };
             // A piece that is alone in a batch is not copied.
-            if !batch.is_empty() && bytes + piece.len() > *room {
+            if !batch.is_empty() && bytes + piece.len() > *bytes_max {
                 return Poll::Ready(Ok((frames, InitialStateSendProgress::More)));
             }
             if self.piece == 0 {
@@ -139,12 +139,12 @@ impl SharedInitialFrames {
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
         Poll::Ready(Ok((
             frames,
-            if bytes > *room { InitialStateSendProgress::More } else { InitialStateSendProgress::Last },
+            if bytes > *bytes_max { InitialStateSendProgress::More } else { InitialStateSendProgress::Last },
         )))
     }
 }
 
-/// The progress of a state that is sent in portions, each limited by the client's room.
+/// The progress of a state that is sent in portions, each of a limited size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InitialStateSendProgress {
     /// More portions of the state follow.
@@ -157,16 +157,16 @@ pub(super) enum InitialStateSendProgress {
 pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a FeedCursor,
     pub(super) reader: &'a CacheReader,
-    pub(super) room: usize,
+    pub(super) bytes_max: usize,
     /// The remaining budget for scanning objects.
     pub(super) scan_budget: &'a mut usize,
     pub(super) batch: &'a mut Vec<Bytes>,
 }
 
 impl FrameBatch<'_> {
-    /// Puts the matching objects of a view as frames, from the key `start` on. If the room or the scan budget is used
-    /// up, it returns the key to resume from. If the batch is empty, at least one frame is put, unless the scan budget
-    /// is used up first.
+    /// Puts the matching objects of a view as frames, from the key `start` on. If the batch is full or the scan budget
+    /// is used up, it returns the key to resume from. If the batch is empty, at least one frame is put, unless the scan
+    /// budget is used up first.
     pub(super) fn put(
         &mut self,
         snapshot: &FeedSnapshot,
@@ -176,8 +176,8 @@ impl FrameBatch<'_> {
     ) -> Result<Option<String>, TranscodeError> {
         let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
         let start = Some(start).filter(|start| !start.is_empty());
-        for object in snapshot.looked_at(view, self.reader.namespaced(), start) {
-            if *self.scan_budget == 0 || (!self.batch.is_empty() && bytes >= self.room) {
+        for object in snapshot.scan_candidates(view, self.reader.namespaced(), start) {
+            if *self.scan_budget == 0 || (!self.batch.is_empty() && bytes >= self.bytes_max) {
                 return Ok(Some(object.key.as_str().to_owned()));
             }
             let matches = view.matches(object);

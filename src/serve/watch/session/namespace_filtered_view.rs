@@ -99,27 +99,27 @@ impl NamespaceFilteredView {
         end_bookmark: bool,
     ) -> Self {
         let mut adding = VecDeque::new();
-        let mut known = BTreeMap::new();
+        let mut visibilities = BTreeMap::new();
         for namespace in namespaces {
-            match readable.verdict(&namespace) {
+            match readable.decision(&namespace) {
                 Some(NamespaceAccess::Allowed) if state.is_some() => {
                     adding.push_back(namespace.clone());
-                    known.insert(namespace, NamespaceVisibility::Hidden)
+                    visibilities.insert(namespace, NamespaceVisibility::Hidden)
                 }
-                Some(NamespaceAccess::Allowed) => known.insert(namespace, NamespaceVisibility::Shown),
-                Some(NamespaceAccess::Denied | NamespaceAccess::Unclear) => {
-                    known.insert(namespace, NamespaceVisibility::Hidden)
+                Some(NamespaceAccess::Allowed) => visibilities.insert(namespace, NamespaceVisibility::Shown),
+                Some(NamespaceAccess::Denied | NamespaceAccess::Unanswered) => {
+                    visibilities.insert(namespace, NamespaceVisibility::Hidden)
                 }
                 // The namespace appeared after the watch's position.
                 None => None,
             };
         }
         let change = state.map(|(pin, snapshot)| {
-            let change = NamespaceViewChange::new(cursor.mark_here(snapshot), pin, adding);
+            let change = NamespaceViewChange::new(cursor.capture_at_position(snapshot), pin, adding);
             NamespaceViewChange { is_initial: true, end_bookmark, ..change }
         });
-        let changed = Box::pin(readable.verdicts().changed());
-        Self { readable, namespaces: known, change, stale: true, changed }
+        let changed = Box::pin(readable.subscribe().changed());
+        Self { readable, namespaces: visibilities, change, stale: true, changed }
     }
 
     /// Checks changed verdicts on namespaces; later changes wake the task that polls. If namespaces must be added or
@@ -140,7 +140,7 @@ impl NamespaceFilteredView {
         let mut is_removed = false;
         let mut adding = VecDeque::new();
         for (namespace, visibility) in &mut self.namespaces {
-            let allowed = self.readable.verdict(namespace) == Some(NamespaceAccess::Allowed);
+            let allowed = self.readable.decision(namespace) == Some(NamespaceAccess::Allowed);
             match visibility {
                 NamespaceVisibility::Shown if !allowed => {
                     *visibility = NamespaceVisibility::Leaving(NamespaceRemoval::default());
@@ -152,7 +152,7 @@ impl NamespaceFilteredView {
             }
         }
         if self.change.is_none() && (is_removed || !adding.is_empty()) {
-            let mark = cursor.mark();
+            let mark = cursor.capture();
             let pin = pin(&mark.snapshot);
             self.change = Some(NamespaceViewChange::new(mark, pin, adding));
         }
@@ -182,8 +182,8 @@ impl NamespaceFilteredView {
         batch: &mut Vec<Bytes>,
     ) -> PullResult {
         let Self { readable, namespaces, change, stale, .. } = self;
-        let until = change.as_ref().map(|change| &change.mark);
-        cursor.pull_filtered(until, limits, waker.filter(|_| until.is_none()), batch, |event, seen| {
+        let mark = change.as_ref().map(|change| &change.mark);
+        cursor.pull_filtered(mark, limits, waker.filter(|_| mark.is_none()), batch, |event, seen| {
             decide(namespaces, readable, event, seen, stale)
         })
     }
@@ -196,7 +196,7 @@ impl NamespaceFilteredView {
     ) -> Result<Option<NamespaceViewChangeResult>, TranscodeError> {
         let Self { readable, namespaces, change, stale, .. } = self;
         let Some(change) = change else { return Ok(None) };
-        change.pin.progressed();
+        change.pin.extend();
         if change.send_added(readable, namespaces, out)? == InitialStateSendProgress::More {
             return Ok(None);
         }
@@ -231,7 +231,7 @@ impl NamespaceViewChange {
     ) -> Result<InitialStateSendProgress, TranscodeError> {
         while let Some(namespace) = self.adding.front().cloned() {
             let started = std::mem::take(&mut self.next);
-            if readable.verdict(&namespace) != Some(NamespaceAccess::Allowed) {
+            if readable.decision(&namespace) != Some(NamespaceAccess::Allowed) {
                 let visibility = match started.as_str() {
                     "" => NamespaceVisibility::Hidden,
                     _ => NamespaceVisibility::Leaving(NamespaceRemoval {
@@ -270,17 +270,17 @@ impl NamespaceViewChange {
         let removing = self.removing.get_or_insert_with(|| leaving(namespaces));
         let at = self.mark.snapshot.rv;
         while let Some(namespace) = removing.front().cloned() {
-            let Some(NamespaceVisibility::Leaving(left)) = namespaces.get(&namespace) else {
+            let Some(NamespaceVisibility::Leaving(removal)) = namespaces.get(&namespace) else {
                 removing.pop_front();
                 continue;
             };
             self.reported_older = true;
-            let gone = |out: &FrameBatch<'_>, object: &Arc<ObjectRevision>| {
-                let known = left.knows(&object.key).then(|| object.restamped(at));
-                known.map(|body| out.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
+            let deleted = |out: &FrameBatch<'_>, object: &Arc<ObjectRevision>| {
+                let visibilities = removal.client_has(&object.key).then(|| object.with_resource_version(at));
+                visibilities.map(|body| out.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
             };
             let start = std::mem::take(&mut self.next);
-            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, gone)?;
+            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, deleted)?;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
@@ -299,7 +299,7 @@ fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> CollectionView {
 
 impl NamespaceRemoval {
     /// Whether the client has the object as it is at the mark.
-    fn knows(&self, key: &ObjectKey) -> bool {
+    fn client_has(&self, key: &ObjectKey) -> bool {
         !self.touched.contains(key) && self.before.as_deref().is_none_or(|before| key.as_str() < before)
     }
 }
@@ -312,7 +312,7 @@ fn decide(
     stale: &mut bool,
 ) -> EventFilterDecision {
     let (key, namespace) = (&event.object.key, event.object.key.namespace());
-    match disposition(namespaces.get(namespace), readable.verdict(namespace)) {
+    match disposition(namespaces.get(namespace), readable.decision(namespace)) {
         EventDisposition::Send => EventFilterDecision::Send,
         EventDisposition::SendAdded => {
             namespaces.insert(namespace.into(), NamespaceVisibility::Shown);
@@ -332,8 +332,8 @@ fn decide(
             retraction(seen)
         }
         EventDisposition::Retract => match namespaces.get_mut(namespace) {
-            Some(NamespaceVisibility::Leaving(left)) => {
-                if left.touched.insert(key.clone()) {
+            Some(NamespaceVisibility::Leaving(removal)) => {
+                if removal.touched.insert(key.clone()) {
                     retraction(seen)
                 } else {
                     EventFilterDecision::Skip
@@ -342,7 +342,7 @@ fn decide(
             _ => EventFilterDecision::Skip,
         },
         EventDisposition::Undecided => {
-            readable.ask(namespace);
+            readable.request_review(namespace);
             EventFilterDecision::Undecided
         }
     }
@@ -354,8 +354,8 @@ fn retraction(seen: EventType) -> EventFilterDecision {
     if seen == EventType::Added { EventFilterDecision::Skip } else { EventFilterDecision::SendDeleted }
 }
 
-fn disposition(visibility: Option<&NamespaceVisibility>, verdict: Option<NamespaceAccess>) -> EventDisposition {
-    match (visibility, verdict) {
+fn disposition(visibility: Option<&NamespaceVisibility>, access: Option<NamespaceAccess>) -> EventDisposition {
+    match (visibility, access) {
         (None, None) => EventDisposition::Undecided,
         (None, Some(NamespaceAccess::Allowed)) => EventDisposition::SendAdded,
         (Some(NamespaceVisibility::Shown), Some(NamespaceAccess::Allowed)) => EventDisposition::Send,
@@ -373,9 +373,9 @@ mod tests {
     fn event_outcome_depends_on_namespace_state_and_decision() {
         const ALLOWED: Option<NamespaceAccess> = Some(NamespaceAccess::Allowed);
         const DENIED: Option<NamespaceAccess> = Some(NamespaceAccess::Denied);
-        const UNCLEAR: Option<NamespaceAccess> = Some(NamespaceAccess::Unclear);
+        const UNCLEAR: Option<NamespaceAccess> = Some(NamespaceAccess::Unanswered);
         let leaving = NamespaceVisibility::Leaving(NamespaceRemoval::default());
-        for (visibility, verdict, expected) in [
+        for (visibility, access, expected) in [
             (None, None, EventDisposition::Undecided),
             (None, ALLOWED, EventDisposition::SendAdded),
             (None, DENIED, EventDisposition::Hidden),
@@ -391,7 +391,7 @@ mod tests {
             (Some(&leaving), ALLOWED, EventDisposition::Retract),
             (Some(&leaving), DENIED, EventDisposition::Retract),
         ] {
-            assert_eq!(disposition(visibility, verdict), expected, "{visibility:?} {verdict:?}");
+            assert_eq!(disposition(visibility, access), expected, "{visibility:?} {access:?}");
         }
     }
 }

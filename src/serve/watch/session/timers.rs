@@ -25,7 +25,7 @@ pub(crate) struct WatchTimers {
     /// The future of the permission's end, if the permission can end. It wakes the watchdog.
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
-    _held: DrainGuard,
+    _drain_guard: DrainGuard,
     /// The waker of the task that polls the watch.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
@@ -38,33 +38,33 @@ pub(crate) struct WatchTimers {
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The maximum timeout of a watch, one year, so that no arithmetic overflows.
-const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
-    /// the request has waited for (R-TIMEOUT-1). Without a client timeout, the watch lasts between `lasts_min` and
-    /// twice that. `cut` ends a watch that is not polled.
+    /// the request has waited for (R-TIMEOUT-1). Without a client timeout, the watch lasts between `duration_min` and
+    /// twice that. `abort` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
-        terms: &WatchOptions,
+        options: &WatchOptions,
         grant: GrantStatus,
         slow_readers: SlowReaderReaper,
-        cut: AbortSignal,
+        abort: AbortSignal,
         drain: &DrainWatch,
     ) -> Self {
-        let lasts = match WatchTimeout::of(terms.timeout_seconds) {
-            WatchTimeout::Unset => terms.lasts_min.mul_f64(1.0 + random::f64()),
+        let duration = match WatchTimeout::of(options.timeout_seconds) {
+            WatchTimeout::Unset => options.duration_min.mul_f64(1.0 + random::f64()),
             WatchTimeout::Elapsed => Duration::ZERO,
-            WatchTimeout::After(length) => length.min(LASTS_MAX),
+            WatchTimeout::After(length) => length.min(DURATION_MAX),
         };
-        let deadline = received + lasts;
-        let watchdog = WatchDeadlineTimer::new(slow_readers, cut, deadline, grant, drain.has_started());
+        let deadline = received + duration;
+        let watchdog = WatchDeadlineTimer::new(slow_readers, abort, deadline, grant, drain.has_started());
         let mut timers = Self {
             deadline,
             next_bookmark: (received + BOOKMARK_PERIOD).min(last_bookmark(received, deadline)),
             _revocation: revocation(&watchdog),
             watchdog,
-            _held: drain.hold(),
+            _drain_guard: drain.block_end(),
             task: Waker::noop().clone(),
             fired: None,
             is_bookmark_due: false,
@@ -79,7 +79,7 @@ impl WatchTimers {
 
     /// Pins a state that the watch sends. The pin is released if the watch is aborted.
     pub(super) fn pin(&self, feed: &FeedHandle, state: &FeedSnapshot) -> TimedSnapshotPin {
-        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut(), false)
+        self.watchdog.slow_readers().pin(feed, state, self.watchdog.abort(), false)
     }
 
     /// Returns the exit of a watch whose permission was revoked.
@@ -137,7 +137,7 @@ impl WatchTimers {
     /// Sets the timer of the watch. If it fires at once, the watch is woken, and reacts when it is polled next, which
     /// may be never.
     fn set(&mut self, at: Instant) {
-        self.watchdog.set_alarm(at);
+        self.watchdog.set_timer(at);
         self.fired = self.watchdog.due();
         if self.fired.is_some() {
             self.watchdog.wake_by_ref();
@@ -147,11 +147,11 @@ impl WatchTimers {
 
 /// Returns the future of the permission's end, which wakes the watchdog from now on.
 fn revocation(watchdog: &Arc<WatchDeadlineTimer>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
-    let mut over = Box::pin(watchdog.grant().over()?.cancelled_owned());
+    let mut ended = Box::pin(watchdog.grant().end_token()?.cancelled_owned());
     let watchdog = Waker::from(watchdog.clone());
     // If the permission has already ended, the next poll checks it first.
-    let _ = over.as_mut().poll(&mut Context::from_waker(&watchdog));
-    Some(over)
+    let _ = ended.as_mut().poll(&mut Context::from_waker(&watchdog));
+    Some(ended)
 }
 
 /// Returns the time at which the bookmark before the end is due. Watches shorter than [`BOOKMARK_BEFORE_END`] have

@@ -63,7 +63,7 @@ fn invalid_object_meta_is_rejected() {
     ];
     for json in rows {
         let refused = gadget().protobuf_from_json(json.as_bytes()).unwrap_err();
-        assert!(matches!(refused.why, TranscodeRefusal::Value(_)), "{json}: {refused}");
+        assert!(matches!(refused.reason, TranscodeRefusal::Value(_)), "{json}: {refused}");
         assert_eq!(refused.path, "metadata");
     }
     let refused = gadget().protobuf(&Bytes::from_static(b"\x12\x00")).unwrap_err();

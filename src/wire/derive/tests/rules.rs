@@ -151,7 +151,7 @@ fn transcoder_error_names_the_field_and_keeps_the_output() {
     for (body, path, why) in rows {
         let mut out = b"before".to_vec();
         let refused = transcoder.json(body, &mut out).unwrap_err();
-        assert_eq!((refused.path.as_str(), refused.why), (path, why), "{}", body.escape_ascii());
+        assert_eq!((refused.path.as_str(), refused.reason), (path, why), "{}", body.escape_ascii());
         assert_eq!(out, b"before");
     }
 }
@@ -171,7 +171,7 @@ fn schema_nesting_depth_is_limited() {
     let transcoder =
         ProtobufJsonTranscoder::for_server(37, "apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
     let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
-    assert_eq!(refused.why, TranscodeRefusal::TooDeep);
+    assert_eq!(refused.reason, TranscodeRefusal::TooDeep);
     let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
     assert_eq!(json.matches(r#"{"not":"#).count(), 100);
 }
@@ -181,5 +181,5 @@ fn transcoder_output_is_limited_relative_to_its_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
     let transcoder = ProtobufJsonTranscoder::for_server(37, "discovery.k8s.io/v1", "EndpointSlice").unwrap();
-    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, TranscodeRefusal::TooLarge);
+    assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().reason, TranscodeRefusal::TooLarge);
 }

@@ -56,7 +56,7 @@ pub(super) const FEED_COLUMNS: [TopColumn; 8] = [
     TopColumn::number("OBJECTS", "", 3, |feed| grouped(number(feed, "objects"))),
     TopColumn::number("VERSION", "", 6, |feed| text(feed, "resourceVersion")),
     TopColumn::number("READERS", "readers", 1, |feed| grouped(number(feed, "readers"))),
-    TopColumn::number("HISTORY", "", 4, |feed| grouped(number(feed, "ringEvents"))),
+    TopColumn::number("HISTORY", "", 4, |feed| grouped(number(feed, "windowEvents"))),
     TopColumn::number("MEMORY", "memory", 2, |feed| bytes(number(feed, "memoryBytes"))),
 ];
 
@@ -94,7 +94,7 @@ fn feed_tone(feed: &Value) -> TextHighlight {
 }
 
 fn behind(watch: &Value) -> String {
-    let least = if watch["eventsBehindAtLeast"] == true { "≥ " } else { "" };
+    let least = if watch["eventsBehindIsLowerBound"] == true { "≥ " } else { "" };
     format!("{least}{}", grouped(number(watch, "eventsBehind")))
 }
 
@@ -138,11 +138,11 @@ mod tests {
     fn cells_format_the_fields_of_feeds_and_watches() {
         let feed = json!({"resource": "pods.v1", "namespace": "a", "selector": null, "encoding": "json",
             "state": "stale", "staleSeconds": 130, "objects": 1200, "resourceVersion": "77", "readers": 3,
-            "ringEvents": 9, "memoryBytes": 1536});
+            "windowEvents": 9, "memoryBytes": 1536});
         let cells = FEED_COLUMNS.map(|column| (column.cell)(&feed));
         assert_eq!(cells, ["pods.v1 a", "json", "stale for 2 min", "1,200", "77", "3", "9", "1.5 KiB"]);
         let watch = json!({"resource": "pods.v1", "namespace": "a", "selectors": "labels",
-            "user": "system:serviceaccount:x:y", "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindAtLeast": true,
+            "user": "system:serviceaccount:x:y", "userAgent": "kubelet", "eventsBehind": 5, "eventsBehindIsLowerBound": true,
             "state": "stalled", "stateSeconds": 7, "bytesSent": 10, "openSeconds": 9, "protocol": "h2"});
         let cells = WATCH_COLUMNS.map(|column| (column.cell)(&watch));
         let expected = ["pods.v1 in a by labels", "sa:x:y", "kubelet", "≥ 5", "stalled", "7 s", "10 B", "9 s", "h2"];

@@ -25,8 +25,8 @@ pub(super) fn look(counters: ProxyCounters) -> ProxyPollResult {
         held_bytes: 50 << 20,
         budget_bytes: 700 << 20,
         resident_bytes: 150 << 20,
-        restart: Vec::new(),
-        trouble: None,
+        restart_required: Vec::new(),
+        last_error: None,
         files: Vec::new(),
         metrics: MetricsText(String::new()),
     };
@@ -37,11 +37,11 @@ pub(super) fn look(counters: ProxyCounters) -> ProxyPollResult {
 pub(super) fn feed(resource: &str, state: &str, readers: u64) -> Value {
     json!({"resource": resource, "namespace": null, "selector": null, "encoding": "protobuf", "state": state,
         "staleSeconds": (state == "stale").then_some(12), "resourceVersion": "184000", "objects": 1_000 * readers,
-        "ringEvents": 900, "memoryBytes": 3_000_000 * readers, "readers": readers})
+        "windowEvents": 900, "memoryBytes": 3_000_000 * readers, "readers": readers})
 }
 
 pub(super) fn watch(user: &str, agent: &str, behind: u64) -> Value {
     json!({"user": user, "userAgent": agent, "resource": "pods.v1", "namespace": null, "selectors": "fields",
-        "protocol": "h2", "openSeconds": 90, "bytesSent": 4_096, "eventsBehind": behind, "eventsBehindAtLeast": false,
+        "protocol": "h2", "openSeconds": 90, "bytesSent": 4_096, "eventsBehind": behind, "eventsBehindIsLowerBound": false,
         "state": if behind > 0 { "stalled" } else { "idle" }, "stateSeconds": 5})
 }

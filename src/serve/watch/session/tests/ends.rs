@@ -58,25 +58,25 @@ async fn watch_without_timeout_lasts_30_to_60_minutes() {
         let stage = Stage::empty();
         let mut clients: Vec<_> =
             (0..50).map(|_| stage.watch_after(10, WatchOptions { timeout_seconds, ..TERMS })).collect();
-        let over = |clients: &mut Vec<Client>| {
+        let ended = |clients: &mut Vec<Client>| {
             clients.retain_mut(|client| client.reported() != ["over"]);
             50 - clients.len()
         };
         pass(1799).await;
-        assert_eq!(over(&mut clients), 0);
+        assert_eq!(ended(&mut clients), 0);
         pass(901).await;
-        let halfway = over(&mut clients);
+        let halfway = ended(&mut clients);
         assert!((5..=45).contains(&halfway), "{halfway} of 50 after 45 minutes: they should be spread");
         pass(901).await;
-        assert_eq!(over(&mut clients), 50);
+        assert_eq!(ended(&mut clients), 50);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn watch_without_timeout_uses_upstream_minimum() {
     let stage = Stage::empty();
-    let lasts_min = Duration::from_secs(300);
-    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchOptions { lasts_min, ..TERMS })).collect();
+    let duration_min = Duration::from_secs(300);
+    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchOptions { duration_min, ..TERMS })).collect();
     pass(299).await;
     assert!(clients.iter_mut().all(|client| client.reported() != ["over"]));
     pass(302).await;
@@ -88,13 +88,13 @@ async fn negative_timeout_ends_watch_immediately() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
-        let terms = || WatchOptions { end_bookmark: true, ..lasting(seconds) };
+        let options = || WatchOptions { end_bookmark: true, ..lasting(seconds) };
         assert_eq!(
-            stage.watch_current(CollectionView::everything(), terms()).reported(),
+            stage.watch_current(CollectionView::everything(), options()).reported(),
             ["over"],
             "{seconds}: no state"
         );
-        let mut client = stage.watch_after(10, terms());
+        let mut client = stage.watch_after(10, options());
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
         assert_eq!(client.reported(), ["over"], "{seconds}: no events");
     }
@@ -218,14 +218,14 @@ async fn lagging_watch_ends_at_its_drain_time() {
 
 #[tokio::test(start_paused = true)]
 async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
-    for (terms, pending, expected) in [
+    for (options, pending, expected) in [
         (TERMS, false, vec!["BOOKMARK 20", "over"]),
         (WatchOptions { bookmarks: false, ..TERMS }, false, vec!["over"]),
         // Events are pending, so a bookmark would be wrong. The client resumes from its last event.
         (TERMS, true, vec!["over"]),
     ] {
         let mut stage = Stage::empty();
-        let mut client = stage.watch_after(10, terms);
+        let mut client = stage.watch_after(10, options);
         assert_eq!(client.reported(), NOTHING);
         stage.advance(20);
         let (mut writer, ending) = stage.drain(GRACE).await;

@@ -55,7 +55,7 @@ pub(super) struct Stage {
 /// One watch and its client.
 pub(super) struct Client {
     pub(super) session: WatchSession,
-    pub(super) cut: AbortSignal,
+    pub(super) abort: AbortSignal,
     wakes: Arc<WakeCounter>,
 }
 
@@ -75,7 +75,7 @@ pub(super) const TERMS: WatchOptions = WatchOptions {
     bookmarks: true,
     end_bookmark: false,
     timeout_seconds: None,
-    lasts_min: Duration::from_secs(1800),
+    duration_min: Duration::from_secs(1800),
     by_proxy: false,
 };
 
@@ -103,7 +103,7 @@ impl Stage {
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
         let (slow_readers, slices) =
             (SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60)), CallerCpuSlices::new(1));
-        tokio::spawn(slow_readers.clone().keep(watch.clone()));
+        tokio::spawn(slow_readers.clone().run(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
         Self { writer, reader, drain, feed, watch, concurrency, slow_readers, slices, waited, feeds, _demands: demands }
@@ -131,13 +131,13 @@ impl Stage {
         self.writer.advance(ResourceVersion(rv), false);
     }
 
-    pub(super) fn watch_after(&self, rv: u64, terms: WatchOptions) -> Client {
+    pub(super) fn watch_after(&self, rv: u64, options: WatchOptions) -> Client {
         let opened = self.reader.open(WatchStartPosition::After(ResourceVersion(rv)), CollectionView::everything());
-        self.client(opened.expect("in the ring"), terms)
+        self.client(opened.expect("in the ring"), options)
     }
 
-    pub(super) fn watch_current(&self, view: CollectionView, terms: WatchOptions) -> Client {
-        self.client(self.reader.open(WatchStartPosition::Current, view).expect("current"), terms)
+    pub(super) fn watch_current(&self, view: CollectionView, options: WatchOptions) -> Client {
+        self.client(self.reader.open(WatchStartPosition::Current, view).expect("current"), options)
     }
 
     /// Opens a watch that shows what `readable` allows.
@@ -146,46 +146,46 @@ impl Stage {
         readable: &ReadableNamespaces,
         start: WatchStartPosition,
         view: CollectionView,
-        terms: WatchOptions,
+        options: WatchOptions,
     ) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
-            &ReadPermission::Part(readable.clone()),
+            &ReadPermission::Namespaces(readable.clone()),
             opened,
             (None, ObjectRenderer::verbatim(self.reader.envelope())),
-            &terms,
+            &options,
         )
     }
 
     /// Opens a partial watch with an initial state, which sends only the metadata of objects.
-    pub(super) fn watch_metadata_of_part(&self, readable: &ReadableNamespaces, terms: WatchOptions) -> Client {
+    pub(super) fn watch_metadata_of_part(&self, readable: &ReadableNamespaces, options: WatchOptions) -> Client {
         let opened = self.reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
         let metadata = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
         let renderer = ObjectRenderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
-        self.permitted(&ReadPermission::Part(readable.clone()), opened, (None, renderer), &terms)
+        self.permitted(&ReadPermission::Namespaces(readable.clone()), opened, (None, renderer), &options)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
-    pub(super) fn watch_in_chunks(&self, view: CollectionView, terms: WatchOptions) -> Client {
+    pub(super) fn watch_in_chunks(&self, view: CollectionView, options: WatchOptions) -> Client {
         let opened = self.reader.open(WatchStartPosition::Current, view).expect("current");
         let chunks =
             opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
-        self.client_of(opened, Some(chunks), terms)
+        self.client_of(opened, Some(chunks), options)
     }
 
-    pub(super) fn client(&self, opened: OpenedWatch, terms: WatchOptions) -> Client {
-        self.client_of(opened, None, terms)
+    pub(super) fn client(&self, opened: OpenedWatch, options: WatchOptions) -> Client {
+        self.client_of(opened, None, options)
     }
 
-    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[ObjectChunk]>>, terms: WatchOptions) -> Client {
+    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[ObjectChunk]>>, options: WatchOptions) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("watch=1")).expect("a plain path");
         let grant =
             Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("no review is needed");
         self.permitted(
-            &ReadPermission::Whole(grant.expect("the caller is the proxy")),
+            &ReadPermission::Collection(grant.expect("the caller is the proxy")),
             opened,
             (chunks, ObjectRenderer::verbatim(self.reader.envelope())),
-            &terms,
+            &options,
         )
     }
 
@@ -194,9 +194,9 @@ impl Stage {
         permit: &ReadPermission,
         opened: OpenedWatch,
         (chunks, renderer): (Option<Arc<[ObjectChunk]>>, ObjectRenderer),
-        terms: &WatchOptions,
+        options: &WatchOptions,
     ) -> Client {
-        let (cut, key) = (AbortSignal::default(), &self.feed.spec.key);
+        let (abort, key) = (AbortSignal::default(), &self.feed.spec.key);
         let metrics = WatchMetricsRegistry::default().open(
             key,
             Representation::Object(FeedEncoding::Json),
@@ -206,23 +206,23 @@ impl Stage {
         let OpenedWatch { snapshot, cursor } = opened;
         let received = Instant::now() - self.waited;
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
-        let timers = WatchTimers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
+        let timers = WatchTimers::start(received, options, grant, slow_readers, abort.clone(), &self.watch);
         let scan_budget = ScanBudget::new(self.slices.clone(), None, cursor.view().is_expensive());
-        let state = snapshot.clone().unwrap_or_else(|| cursor.mark().snapshot);
+        let state = snapshot.clone().unwrap_or_else(|| cursor.capture().snapshot);
         let mut namespaces: Vec<Arc<str>> =
             state.select(cursor.view(), true, None).map(|object| object.key.namespace().into()).collect();
         namespaces.dedup();
         let source = FeedWithRenderer { feed: self.feed.clone(), renderer };
-        let mut session = WatchSession::new(source, cursor, terms, timers, self.place(), scan_budget, metrics);
-        match (permit.part(), snapshot) {
+        let mut session = WatchSession::new(source, cursor, options, timers, self.permit(), scan_budget, metrics);
+        match (permit.namespaces(), snapshot) {
             (Some(part), snapshot) => session.show_part(part.clone(), namespaces, snapshot),
             (None, Some(snapshot)) => session.send_state(snapshot, permit, chunks),
             (None, None) => {}
         }
-        Client { session, cut, wakes: Arc::default() }
+        Client { session, abort, wakes: Arc::default() }
     }
 
-    fn place(&self) -> ConcurrencyPermit {
+    fn permit(&self) -> ConcurrencyPermit {
         self.concurrency.watch(None, 0).expect("there is room")
     }
 
@@ -272,17 +272,17 @@ impl Client {
     }
 
     /// Returns the next pieces as the sink receives them.
-    pub(super) fn pieces(&mut self, room: usize) -> Vec<Bytes> {
+    pub(super) fn pieces(&mut self, bytes_max: usize) -> Vec<Bytes> {
         let mut batch = Vec::new();
         let waker = Waker::from(self.wakes.clone());
-        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch);
         batch
     }
 
-    pub(super) fn poll(&mut self, room: usize) -> Poll<Option<Vec<String>>> {
+    pub(super) fn poll(&mut self, bytes_max: usize) -> Poll<Option<Vec<String>>> {
         let mut batch = Vec::new();
         let waker = Waker::from(self.wakes.clone());
-        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch);
         let frames: Vec<_> = batch.iter().map(said).collect();
         assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
         polled.map(|more| more.map(|()| frames))

@@ -16,7 +16,7 @@ fn stage() -> Stage {
 }
 
 fn readable() -> ReadableNamespaces {
-    ReadableNamespaces::reported(&[
+    ReadableNamespaces::with_decisions(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Denied),
         ("c", NamespaceAccess::Allowed),
@@ -48,7 +48,7 @@ async fn newly_readable_namespace_is_added_at_watch_position() {
     client.reported();
     stage.put("b/q", "x", 11);
     let woken = client.woken();
-    readable.tell("b", NamespaceAccess::Allowed);
+    readable.set_decision("b", NamespaceAccess::Allowed);
     stage.put("a/p", "x", 12);
     assert!(client.woken() > woken);
     assert_eq!(client.reported(), ["MODIFIED p 12", "ADDED b/p 2", "ADDED b/q 11", "BOOKMARK 12"]);
@@ -59,7 +59,7 @@ async fn newly_readable_namespace_is_added_at_watch_position() {
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_deletes_only_known_objects() {
     let mut stage = stage();
-    let readable = ReadableNamespaces::reported(&[
+    let readable = ReadableNamespaces::with_decisions(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Allowed),
         ("c", NamespaceAccess::Denied),
@@ -70,20 +70,20 @@ async fn revoked_namespace_deletes_only_known_objects() {
     stage.put("b/p", "x", 11);
     stage.put("b/r", "x", 12);
     stage.put("b/p", "x", 13);
-    readable.tell("b", NamespaceAccess::Denied);
+    readable.set_decision("b", NamespaceAccess::Denied);
     stage.put("a/p", "x", 14);
     let reported = ["DELETED b/p 11 as of 2", "MODIFIED p 14", "DELETED b/q 14 as of 3", "BOOKMARK 14"];
     assert_eq!(client.reported(), reported);
     stage.delete("b/q", "x", 15);
     assert_eq!(client.reported(), NOTHING);
-    readable.tell("b", NamespaceAccess::Allowed);
+    readable.set_decision("b", NamespaceAccess::Allowed);
     assert_eq!(client.reported(), ["ADDED b/p 13", "ADDED b/r 12", "BOOKMARK 15"], "and again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     let stage = stage();
-    let readable = ReadableNamespaces::reported(&[
+    let readable = ReadableNamespaces::with_decisions(&[
         ("a", NamespaceAccess::Allowed),
         ("b", NamespaceAccess::Allowed),
         ("c", NamespaceAccess::Allowed),
@@ -92,8 +92,8 @@ async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     for expected in ["ADDED p 1", "ADDED b/p 2"] {
         assert_eq!(client.poll(1), Poll::Ready(Some(vec![expected.to_owned()])));
     }
-    readable.tell("b", NamespaceAccess::Denied);
-    readable.tell("c", NamespaceAccess::Denied);
+    readable.set_decision("b", NamespaceAccess::Denied);
+    readable.set_decision("c", NamespaceAccess::Denied);
     assert_eq!(client.reported(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
 }
 
@@ -106,17 +106,17 @@ async fn watch_waits_for_decision_on_new_namespace() {
     stage.put("d/p", "x", 11);
     stage.put("a/p", "x", 12);
     assert_eq!(client.reported(), NOTHING, "in order");
-    assert!(readable.is_asked("d"));
-    readable.tell("d", NamespaceAccess::Allowed);
+    assert!(readable.is_review_pending("d"));
+    readable.set_decision("d", NamespaceAccess::Allowed);
     assert_eq!(client.reported(), ["ADDED d/p 11", "MODIFIED p 12"]);
     stage.put("e/p", "x", 13);
     stage.put("f/p", "x", 14);
     stage.put("a/p", "x", 15);
     assert_eq!(client.reported(), NOTHING);
-    readable.tell("e", NamespaceAccess::Denied);
-    readable.tell("f", NamespaceAccess::Unclear);
+    readable.set_decision("e", NamespaceAccess::Denied);
+    readable.set_decision("f", NamespaceAccess::Unanswered);
     assert_eq!(client.reported(), ["MODIFIED p 15"], "no answer does not hold up the others");
-    readable.tell("f", NamespaceAccess::Allowed);
+    readable.set_decision("f", NamespaceAccess::Allowed);
     assert_eq!(client.reported(), ["ADDED f/p 14", "BOOKMARK 15"]);
 }
 
@@ -129,10 +129,10 @@ async fn derived_frames_of_restricted_watch_are_charged() {
     let readable = readable();
     let slice = stage.take_slice();
     let mut client = stage.watch_metadata_of_part(&readable, WATCH_LIST);
-    assert_eq!(client.reported().len(), cost::GLANCE / cost::DERIVED, "the rest waits for a slice");
+    assert_eq!(client.reported().len(), cost::FREE_SCAN_COST / cost::DERIVED, "the rest waits for a slice");
     drop(slice);
     super::fixture::pass(1).await;
-    assert_eq!(client.reported().len(), 100 - cost::GLANCE / cost::DERIVED + 1);
+    assert_eq!(client.reported().len(), 100 - cost::FREE_SCAN_COST / cost::DERIVED + 1);
     assert_eq!(watch_list(&stage, &readable).reported().len(), 101, "what goes out as it came costs nothing");
 }
 
@@ -152,14 +152,15 @@ async fn watch_waiting_for_decision_does_not_spin() {
 async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     let mut stage = stage();
     stage.delete("c/p", "x", 11);
-    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed), ("b", NamespaceAccess::Allowed)]);
+    let readable =
+        ReadableNamespaces::with_decisions(&[("a", NamespaceAccess::Allowed), ("b", NamespaceAccess::Allowed)]);
     let after = WatchStartPosition::After(ResourceVersion(10));
     let mut client = stage.watch_part(&readable, after, CollectionView::everything(), TERMS);
     assert_eq!(client.reported(), NOTHING);
-    assert!(readable.is_asked("c"), "it had objects at version 10");
-    readable.tell("c", NamespaceAccess::Allowed);
+    assert!(readable.is_review_pending("c"), "it had objects at version 10");
+    readable.set_decision("c", NamespaceAccess::Allowed);
     assert_eq!(client.reported(), ["DELETED c/p 11"]);
-    readable.tell("b", NamespaceAccess::Denied);
+    readable.set_decision("b", NamespaceAccess::Denied);
     let reported = ["DELETED b/p 11 as of 2", "DELETED b/q 11 as of 3", "BOOKMARK 11"];
     assert_eq!(client.reported(), reported);
 }
@@ -175,15 +176,15 @@ impl Informer {
         let (kind, key) = (words[0], words[1]);
         let written = words.last().copied().unwrap_or_default().to_owned();
         let namespace = key.split_once('/').map_or("a", |(namespace, _)| namespace);
-        let allowed = readable.verdict(namespace) == Some(NamespaceAccess::Allowed);
+        let allowed = readable.decision(namespace) == Some(NamespaceAccess::Allowed);
         match kind {
             "ADDED" | "MODIFIED" => {
                 assert!(allowed, "{frame}");
                 self.0.insert(key.to_owned(), written);
             }
             "DELETED" => {
-                let known = self.0.remove(key);
-                assert!(allowed || known == Some(written), "{frame}: known as of {known:?}");
+                let previous = self.0.remove(key);
+                assert!(allowed || previous == Some(written), "{frame}: known as of {previous:?}");
             }
             "BOOKMARK" => {}
             _ => panic!("{frame}"),
@@ -197,7 +198,7 @@ async fn informers_converge_on_readable_objects() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut stage = Stage::new(CacheConfig { window_events_max: 1_000, ..CacheConfig::default() }, &[]);
-        let readable = ReadableNamespaces::reported(&[]);
+        let readable = ReadableNamespaces::with_decisions(&[]);
         let namespaces = ["a", "b", "b-c", "d"];
         let view = if rng.bool() { CollectionView::everything() } else { app_x() };
         let selects = !view.is_everything();
@@ -210,8 +211,10 @@ async fn informers_converge_on_readable_objects() {
             let namespace = namespaces[rng.usize(..namespaces.len())];
             let key = format!("{namespace}/{}", ["p", "q", "r"][rng.usize(..3)]);
             match rng.u8(..6) {
-                0 => readable
-                    .tell(namespace, if rng.bool() { NamespaceAccess::Allowed } else { NamespaceAccess::Denied }),
+                0 => readable.set_decision(
+                    namespace,
+                    if rng.bool() { NamespaceAccess::Allowed } else { NamespaceAccess::Denied },
+                ),
                 1 if state.contains_key(&key) => {
                     rv += 1;
                     let app = state.remove(&key).map_or("x", |(app, _)| app);
@@ -231,8 +234,8 @@ async fn informers_converge_on_readable_objects() {
             }
         }
         for namespace in namespaces {
-            if readable.verdict(namespace).is_none() {
-                readable.tell(namespace, NamespaceAccess::Denied);
+            if readable.decision(namespace).is_none() {
+                readable.set_decision(namespace, NamespaceAccess::Denied);
             }
         }
         tokio::task::yield_now().await;
@@ -242,7 +245,7 @@ async fn informers_converge_on_readable_objects() {
         }
         let allowed = |key: &str| {
             key.split_once('/')
-                .is_some_and(|(namespace, _)| readable.verdict(namespace) == Some(NamespaceAccess::Allowed))
+                .is_some_and(|(namespace, _)| readable.decision(namespace) == Some(NamespaceAccess::Allowed))
         };
         let seen = state.into_iter().filter(|(key, (app, _))| allowed(key) && (!selects || *app == "x"));
         let expected: BTreeMap<_, _> =

@@ -16,9 +16,9 @@ fn stage() -> Stage {
 }
 
 /// Returns the batches of a client that has this much room.
-fn sips(client: &mut Client, room: usize) -> Vec<Vec<String>> {
+fn sips(client: &mut Client, bytes_max: usize) -> Vec<Vec<String>> {
     let mut sips = Vec::new();
-    while let Poll::Ready(Some(frames)) = client.poll(room) {
+    while let Poll::Ready(Some(frames)) = client.poll(bytes_max) {
         sips.push(frames);
         assert!(sips.len() < 100, "it never stops: {sips:?}");
     }
@@ -41,8 +41,8 @@ async fn initial_state_is_in_key_order_with_one_end_bookmark() {
 #[tokio::test(start_paused = true)]
 async fn end_bookmark_is_sent_only_for_watch_list() {
     let stage = stage();
-    for terms in [TERMS, WatchOptions { bookmarks: false, ..TERMS }] {
-        assert_eq!(stage.watch_current(CollectionView::everything(), terms).reported(), STATE);
+    for options in [TERMS, WatchOptions { bookmarks: false, ..TERMS }] {
+        assert_eq!(stage.watch_current(CollectionView::everything(), options).reported(), STATE);
     }
 }
 
@@ -80,15 +80,15 @@ async fn empty_initial_state_gets_end_bookmark() {
 #[tokio::test(start_paused = true)]
 async fn initial_state_is_sent_in_pieces_that_fit_the_buffer() {
     let stage = stage();
-    for room in [0, 1, 100, 250, 400, 100_000] {
+    for bytes_max in [0, 1, 100, 250, 400, 100_000] {
         let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
-        let sips = sips(&mut client, room);
+        let sips = sips(&mut client, bytes_max);
         let reported = sips.concat();
-        assert_eq!(reported[..4], STATE, "room for {room}");
-        assert_eq!(reported[4..], ["BOOKMARK 10 end"], "room for {room}");
+        assert_eq!(reported[..4], STATE, "bytes_max for {bytes_max}");
+        assert_eq!(reported[4..], ["BOOKMARK 10 end"], "bytes_max for {bytes_max}");
         // At most the frames that fit and one more, in addition to the mark.
         let longest = sips.iter().map(Vec::len).max().expect("something came");
-        assert!(longest <= room / 100 + 2, "room for {room}: {sips:?}");
+        assert!(longest <= bytes_max / 100 + 2, "bytes_max for {bytes_max}: {sips:?}");
     }
 }
 
@@ -166,10 +166,10 @@ async fn initial_state_chunks_are_shared_between_watches() {
     let in_namespace = || CollectionView::new(Some("b"), Selector::everything());
     for (view, end_bookmark) in [(CollectionView::everything(), true), (in_namespace(), true), (in_namespace(), false)]
     {
-        let terms = || WatchOptions { end_bookmark, ..TERMS };
-        let frames = all(&mut stage.watch_current(view.clone(), terms()));
-        let one = all(&mut stage.watch_in_chunks(view.clone(), terms()));
-        let other = all(&mut stage.watch_in_chunks(view, terms()));
+        let options = || WatchOptions { end_bookmark, ..TERMS };
+        let frames = all(&mut stage.watch_current(view.clone(), options()));
+        let one = all(&mut stage.watch_in_chunks(view.clone(), options()));
+        let other = all(&mut stage.watch_in_chunks(view, options()));
         assert_eq!(one.concat(), frames.concat());
         assert!(one.len() < 10 && one[0].as_ptr() == other[0].as_ptr());
     }
@@ -308,8 +308,8 @@ async fn matching_state_is_charged_for_expensive_selector() {
 async fn watch_that_times_out_within_a_large_initial_event_completes_it() {
     let large = "x".repeat(40_000);
     let stage = Stage::new(CacheConfig::default(), &[("p", &large, 5)]);
-    let terms = WatchOptions { timeout_seconds: Some(5), ..WATCH_LIST };
-    let mut client = stage.watch_in_chunks(CollectionView::everything(), terms);
+    let options = WatchOptions { timeout_seconds: Some(5), ..WATCH_LIST };
+    let mut client = stage.watch_in_chunks(CollectionView::everything(), options);
     let mut sent = client.pieces(1).concat();
     assert!(!sent.is_empty() && !sent.ends_with(b"\n"), "only a part of the event");
     pass(5).await;

@@ -27,19 +27,22 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
     let stage = stage();
     let state = stage.watch_current(CollectionView::everything(), WatchOptions { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
-    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed)]);
+    let readable = ReadableNamespaces::with_decisions(&[("a", NamespaceAccess::Allowed)]);
     let part = stage.watch_part(&readable, WatchStartPosition::Current, CollectionView::everything(), lasting(20));
     let mut polled = stage.watch_current(CollectionView::everything(), lasting(20));
     assert_eq!(polled.reported(), ["ADDED p 5", "ADDED q 6"]);
     assert_eq!(stage.feeds.pins().len(), 2, "a watch that has sent its state has no pin");
     seconds(24).await;
-    assert!([&state, &live, &part, &polled].iter().all(|client| client.cut.why().is_none()), "it may end by itself");
+    assert!(
+        [&state, &live, &part, &polled].iter().all(|client| client.abort.reason().is_none()),
+        "it may end by itself"
+    );
     assert_eq!(polled.reported(), ["over"]);
     seconds(3).await;
     for client in [&state, &live, &part] {
-        assert_eq!(client.cut.why(), Some("timeout"));
+        assert_eq!(client.abort.reason(), Some("timeout"));
     }
-    assert_eq!(polled.cut.why(), None, "it has ended by itself");
+    assert_eq!(polled.abort.reason(), None, "it has ended by itself");
     drop((state, live, part));
     assert!(stage.feeds.pins().is_empty());
 }
@@ -47,7 +50,7 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
 #[tokio::test(start_paused = true)]
 async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     let stage = stage();
-    let readable = ReadableNamespaces::reported(&[("a", NamespaceAccess::Allowed)]);
+    let readable = ReadableNamespaces::with_decisions(&[("a", NamespaceAccess::Allowed)]);
     let stuck = [
         stage.watch_current(CollectionView::everything(), WATCH_LIST),
         stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST),
@@ -58,23 +61,23 @@ async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     seconds(50).await;
     assert_eq!(slow.pieces(1).len(), 1, "one object");
     seconds(8).await;
-    assert!(stuck.iter().all(|client| client.cut.why().is_none()));
+    assert!(stuck.iter().all(|client| client.abort.reason().is_none()));
     seconds(5).await;
-    assert!(stuck.iter().all(|client| client.cut.why() == Some("stalled")));
-    assert_eq!(slow.cut.why(), None);
+    assert!(stuck.iter().all(|client| client.abort.reason() == Some("stalled")));
+    assert_eq!(slow.abort.reason(), None);
     seconds(40).await;
     assert_eq!(slow.reported(), ["ADDED q 6", "BOOKMARK 10 end", "BOOKMARK 10"]);
     seconds(600).await;
-    assert_eq!(slow.cut.why(), None, "from here on it has its place, and keeps nothing else");
+    assert_eq!(slow.abort.reason(), None, "from here on it has its place, and keeps nothing else");
 }
 
 #[tokio::test(start_paused = true)]
 async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
     let mut stage = stage();
     let stuck = [stage.watch_current(CollectionView::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
-    let mut behind = stage.watch_after(10, TERMS);
+    let mut lagging = stage.watch_after(10, TERMS);
     stage.put("p", "x", 11);
-    assert_eq!(behind.pieces(1).len(), 1, "and not polled again");
+    assert_eq!(lagging.pieces(1).len(), 1, "and not polled again");
     let mut reads = stage.watch_after(10, TERMS);
     assert_eq!(reads.reported(), ["MODIFIED p 11"]);
     let (_writer, ending) = stage.drain(GRACE).await;
@@ -82,10 +85,10 @@ async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
         reads.poll(1_000).map(|_| ()).is_ready();
         seconds(1).await;
     }
-    let cut = |client: &Client| client.cut.why() == Some("drained");
-    assert!(stuck.iter().all(cut) && cut(&behind));
-    assert!(!cut(&reads), "it ends by itself");
-    drop((stuck, behind, reads));
+    let is_drained = |client: &Client| client.abort.reason() == Some("drained");
+    assert!(stuck.iter().all(is_drained) && is_drained(&lagging));
+    assert!(!is_drained(&reads), "it ends by itself");
+    drop((stuck, lagging, reads));
     assert!(ending.await.expect("no panic"), "the drain waits for no watch");
 }
 
@@ -95,9 +98,9 @@ async fn watch_with_unread_end_is_cut() {
     let mut client = stage.watch_after(10, TERMS);
     client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEndReason::Expired);
     seconds(4).await;
-    assert_eq!(client.cut.why(), None);
+    assert_eq!(client.abort.reason(), None);
     seconds(3).await;
-    assert!(client.cut.is_cut());
+    assert!(client.abort.is_aborted());
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,9 +108,9 @@ async fn unpolled_watch_is_not_cut_for_a_due_bookmark() {
     let stage = stage();
     let idle = stage.watch_after(10, TERMS);
     seconds(1_700).await;
-    assert_eq!(idle.cut.why(), None, "it has half an hour at least");
+    assert_eq!(idle.abort.reason(), None, "it has half an hour at least");
     seconds(1_950).await;
-    assert_eq!(idle.cut.why(), Some("timeout"), "and an hour at most");
+    assert_eq!(idle.abort.reason(), Some("timeout"), "and an hour at most");
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,5 +122,5 @@ async fn memory_pressure_cuts_oldest_pinned_watch_first() {
     stage.put("p", "x", 12);
     assert!(stage.feeds.pins().bytes() > 0);
     assert!(stage.feeds.pins().free(1) > 0);
-    assert_eq!((old.cut.why(), young.cut.why()), (Some("memory_pressure"), None));
+    assert_eq!((old.abort.reason(), young.abort.reason()), (Some("memory_pressure"), None));
 }

@@ -44,12 +44,10 @@ pub(super) fn troubles(screen: &TopScreen, now: Instant) -> Vec<String> {
         lines.push(format!(" No response for {since}{kept}. {why}"));
     }
     if let Some(status) = proxy.look.as_ref().map(|look| &look.status) {
-        let trouble = status.trouble.as_ref();
-        lines.extend(
-            trouble.map(|trouble| format!(" Configuration reload failed; keeping the previous one: {trouble}")),
-        );
-        if !status.restart.is_empty() {
-            lines.push(format!(" Restart required for: {}", status.restart.join(", ")));
+        let error = status.last_error.as_ref();
+        lines.extend(error.map(|error| format!(" Configuration reload failed; keeping the previous one: {error}")));
+        if !status.restart_required.is_empty() {
+            lines.push(format!(" Restart required for: {}", status.restart_required.join(", ")));
         }
     }
     lines

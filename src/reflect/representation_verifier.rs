@@ -70,7 +70,7 @@ const QUALIFYING_OBJECTS: usize = 20;
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// The interval between samples while fewer than [`QUALIFYING_OBJECTS`] objects were compared, because the collection
 /// may be small. It also applies while upstream's release is unclear.
-const SAMPLE_SOON: Duration = Duration::from_secs(5);
+const INITIAL_SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// The delays after failed requests, while readers wait for the verdict.
 const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
@@ -79,17 +79,17 @@ const DERIVED_AT_A_TIME: usize = 64;
 impl RepresentationVerifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let (mut known, mut retries) = (RepresentationVerifierState::default(), Backoff::new(RETRY));
+        let (mut state, mut retries) = (RepresentationVerifierState::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
             self.complete().await;
-            if known.release != self.upstream.feed.renderings.release() {
-                (known.release, known.compared) = (self.upstream.feed.renderings.release(), 0);
+            if state.release != self.upstream.feed.renderings.release() {
+                (state.release, state.compared) = (self.upstream.feed.renderings.release(), 0);
             }
             let mut is_answered = true;
-            for representation in self.upstream.feed.renderings.unqualified() {
-                is_answered &= self.qualify(representation, &mut known).await;
+            for representation in self.upstream.feed.renderings.unverified() {
+                is_answered &= self.qualify(representation, &mut state).await;
             }
             if !is_answered {
                 tokio::select! {
@@ -101,36 +101,36 @@ impl RepresentationVerifier {
             }
             retries = Backoff::new(RETRY);
             let derives = !self.upstream.feed.renderings.in_use().is_empty();
-            let soon = derives && known.compared < QUALIFYING_OBJECTS || known.other.is_some();
-            let wait = if soon { SAMPLE_SOON } else { SAMPLE_EVERY };
+            let soon = derives && state.compared < QUALIFYING_OBJECTS || state.other.is_some();
+            let wait = if soon { INITIAL_SAMPLE_INTERVAL } else { SAMPLE_EVERY };
             // Nothing is compared for a refused representation, but upstream may change to a release where it is not
             // refused.
             let decided = self.upstream.feed.renderings.is_used();
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}
-                () = sleep(wait.mul_f64(0.75 + 0.5 * random::f64())), if decided => self.sample(&mut known).await,
+                () = sleep(wait.mul_f64(0.75 + 0.5 * random::f64())), if decided => self.sample(&mut state).await,
             }
         }
     }
 
     /// Completes when the feed has a state to derive from, all encoded by servers of one release.
     async fn complete(&self) {
-        self.present().await;
+        self.wait_current_bodies().await;
         let mut state = self.upstream.feed.reader.watch_state();
         let _ = state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await;
     }
 
     /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
-    async fn present(&self) {
+    async fn wait_current_bodies(&self) {
         let (body_release, mut changes) = (&self.upstream.feed.body_release, self.upstream.feed.renderings.changes());
         loop {
             changes.borrow_and_update();
             let is_requested = !self.upstream.feed.renderings.requested().is_empty();
             tokio::select! {
                 biased;
-                () = body_release.present(), if is_requested => return,
-                () = body_release.becomes_present(), if !is_requested => return,
+                () = body_release.wait_current_requested(), if is_requested => return,
+                () = body_release.wait_current(), if !is_requested => return,
                 _ = changes.changed() => {}
             }
         }
@@ -138,12 +138,12 @@ impl RepresentationVerifier {
 
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
-    async fn qualify(&self, representation: Representation, known: &mut RepresentationVerifierState) -> bool {
+    async fn qualify(&self, representation: Representation, state: &mut RepresentationVerifierState) -> bool {
         let feed = &self.upstream.feed;
-        let minor = match self.release(known).await {
+        let minor = match self.release(state).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
-            Err(error) if says_no_release(&error) => {
+            Err(error) if is_release_unavailable(&error) => {
                 feed.refuse(representation, DerivedRepresentationRefusal::NotComparable, &error);
                 return true;
             }
@@ -171,24 +171,24 @@ impl RepresentationVerifier {
         }
         let snapshot = feed.reader.snapshot();
         if let Err(refused) = self.derive_all(&snapshot, &renderer).await {
-            feed.refuse(representation, DerivedRepresentationRefusal::Unrenderable, &refused);
+            feed.refuse(representation, DerivedRepresentationRefusal::UnsupportedObject, &refused);
             return true;
         }
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
         let (key, first) = (&feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
-        let verdict = match self.compare(&renderer, &then, &objects).await {
+        let comparison = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
             // still be equal.
             BodyComparison::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
                 BodyComparison::Different => BodyComparison::Unanswered,
-                verdict => verdict,
+                comparison => comparison,
             },
-            verdict => verdict,
+            comparison => comparison,
         };
-        match self.confirmed(verdict, &objects, snapshot.rv).await {
+        match self.confirmed(comparison, &objects, snapshot.rv).await {
             BodyComparison::Equal => {
-                known.compared += objects.len();
+                state.compared += objects.len();
                 let (encoding, count) = (key.encoding, objects.len());
                 tracing::info!(
                     feed = %key,
@@ -196,8 +196,8 @@ impl RepresentationVerifier {
                 );
                 feed.renderings.qualify(renderer);
             }
-            verdict @ (BodyComparison::Different | BodyComparison::Refused) => {
-                self.refuse(representation, verdict);
+            comparison @ (BodyComparison::Different | BodyComparison::Refused) => {
+                self.refuse(representation, comparison);
             }
             BodyComparison::NotOffered => {
                 feed.refuse(
@@ -217,7 +217,7 @@ impl RepresentationVerifier {
         for (index, object) in snapshot.iter().enumerate() {
             // The result is not kept, because it may never be read.
             body.clear();
-            self.upstream.feed.reader.put_body(object, renderer, &mut body)?;
+            self.upstream.feed.reader.write_body(object, renderer, &mut body)?;
             if index % DERIVED_AT_A_TIME == 0 {
                 tokio::task::yield_now().await;
             }
@@ -227,18 +227,18 @@ impl RepresentationVerifier {
 
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
-    async fn sample(&self, known: &mut RepresentationVerifierState) {
+    async fn sample(&self, state: &mut RepresentationVerifierState) {
         let mark = self.upstream.feed.reader.state_mark();
-        let has_changed = known.sampled != Some(mark);
-        if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
+        let has_changed = state.sampled != Some(mark);
+        if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(state) {
             return;
         }
         // While the release is uncertain, nothing is compared.
-        let Ok(Some(_)) = self.release(known).await else { return };
+        let Ok(Some(_)) = self.release(state).await else { return };
         if !has_changed {
             return;
         }
-        known.sampled = Some(mark);
+        state.sampled = Some(mark);
         let includes_objects =
             |renderer: &ObjectRenderer| renderer.representation() != Representation::Table(IncludeObjectPolicy::None);
         for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
@@ -249,18 +249,18 @@ impl RepresentationVerifier {
             let Some(object) = snapshot.iter().nth(random::usize(..snapshot.len())) else { continue };
             // A list of one object, as it is at that version.
             let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
-            let verdict = self.compare(&renderer, &path, &[object]).await;
-            match self.confirmed(verdict, &[object], snapshot.rv).await {
-                BodyComparison::Equal => known.compared += 1,
-                verdict => self.refuse(renderer.representation(), verdict),
+            let comparison = self.compare(&renderer, &path, &[object]).await;
+            match self.confirmed(comparison, &[object], snapshot.rv).await {
+                BodyComparison::Equal => state.compared += 1,
+                comparison => self.refuse(renderer.representation(), comparison),
             }
         }
     }
 
     /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
     /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
-    fn may_be_upgraded(&self, known: &RepresentationVerifierState) -> bool {
-        known.other.is_some() || !self.upstream.written.is_certain()
+    fn may_be_upgraded(&self, state: &RepresentationVerifierState) -> bool {
+        state.other.is_some() || !self.upstream.body_encoders.is_certain()
     }
 
     /// Returns the minor version of upstream's release; `None` while it may differ from the one for which derivations
@@ -269,45 +269,47 @@ impl RepresentationVerifier {
     /// The request uses the connection of the stream's server, and its response takes effect at once
     /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
     /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
-    async fn release(&self, known: &mut RepresentationVerifierState) -> Result<Option<u32>, UpstreamError> {
-        let build = match self.upstream.written.reported_by_a_proxy() {
+    async fn release(&self, state: &mut RepresentationVerifierState) -> Result<Option<u32>, UpstreamError> {
+        let build = match self.upstream.body_encoders.reported_by_a_proxy() {
             Some(build) => ServerBuild::clone(&build),
             None => self.upstream.client.build().await?,
         };
         let was = self.upstream.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
-            let said = known.other.replace(build.clone());
-            if said.as_ref() == Some(&build) && !self.upstream.written.is_certain() {
-                self.upstream.written.presume(&build);
+            let previous = state.other.replace(build.clone());
+            if previous.as_ref() == Some(&build) && !self.upstream.body_encoders.is_certain() {
+                self.upstream.body_encoders.assume_build(&build);
             }
             return Ok(None);
         }
-        known.other = None;
+        state.other = None;
         self.upstream.feed.renderings.set_release(build.minor);
-        Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
+        Ok(self.upstream.feed.body_release.is_current().then_some(build.minor))
     }
 
     /// Ends a derivation whose objects differ from upstream's or cannot be derived.
-    fn refuse(&self, representation: Representation, verdict: BodyComparison) {
+    fn refuse(&self, representation: Representation, comparison: BodyComparison) {
         // The reasons are logged. They never have the content, which may be a Secret's.
-        let (reason, why) = match verdict {
+        let (reason, detail) = match comparison {
             BodyComparison::Different => {
                 (DerivedRepresentationRefusal::Mismatch, "upstream encodes an object differently")
             }
-            BodyComparison::Refused => (DerivedRepresentationRefusal::Unrenderable, "an object cannot be converted"),
+            BodyComparison::Refused => {
+                (DerivedRepresentationRefusal::UnsupportedObject, "an object cannot be converted")
+            }
             BodyComparison::Equal
             | BodyComparison::Unanswered
             | BodyComparison::Expired
             | BodyComparison::NotOffered => return,
         };
-        self.upstream.feed.refuse(representation, reason, &why);
+        self.upstream.feed.refuse(representation, reason, &detail);
     }
 
     /// Compares `objects` with upstream's list at `path`.
     async fn compare(&self, renderer: &ObjectRenderer, path: &str, objects: &[&Arc<ObjectRevision>]) -> BodyComparison {
         let representation = renderer.representation();
-        let verdict = match self.upstreams_list(path, representation).await {
-            Ok(theirs) => match self.is_same(renderer, objects, &theirs) {
+        let comparison = match self.upstreams_list(path, representation).await {
+            Ok(upstream) => match self.is_same(renderer, objects, &upstream) {
                 Ok(true) => BodyComparison::Equal,
                 Ok(false) => BodyComparison::Different,
                 Err(_) => BodyComparison::Refused,
@@ -321,35 +323,36 @@ impl RepresentationVerifier {
                 BodyComparison::without_answer(&error)
             }
         };
-        self.count(representation, verdict);
-        verdict
+        self.count(representation, comparison);
+        comparison
     }
 
     /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If
     /// upstream's storage has gone back, the feed must start a new history instead (F3).
     async fn confirmed(
         &self,
-        verdict: BodyComparison,
+        comparison: BodyComparison,
         objects: &[&Arc<ObjectRevision>],
         at: ResourceVersion,
     ) -> BodyComparison {
-        if verdict != BodyComparison::Different {
-            return verdict;
+        if comparison != BodyComparison::Different {
+            return comparison;
         }
-        let (history, lister) = (self.upstream.feed.reader.history(), self.upstream.lister(FeedRequestPurpose::Past));
+        let (history, lister) =
+            (self.upstream.feed.reader.history(), self.upstream.lister(FeedRequestPurpose::PastObject));
         for object in objects {
             match lister.object_at(&object.key, at).await {
-                Ok(Some(theirs)) if is_same(object, &theirs) => {}
+                Ok(Some(upstream)) if is_same(object, &upstream) => {}
                 Ok(_) => {
-                    self.upstream.doubt(history);
+                    self.upstream.report_mismatch(history);
                     return BodyComparison::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
-                Err(error) if error.is_expired() => return verdict,
+                Err(error) if error.is_expired() => return comparison,
                 Err(_) => return BodyComparison::Unanswered,
             }
         }
-        verdict
+        comparison
     }
 
     async fn upstreams_list(&self, path: &str, representation: Representation) -> Result<Bytes, UpstreamError> {
@@ -363,7 +366,7 @@ impl RepresentationVerifier {
             .client
             .open(UpstreamRequestCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
-        if self.upstream.written.writes_otherwise(response.body().server()) {
+        if self.upstream.body_encoders.encodes_differently(response.body().server()) {
             return Err(UpstreamError::OtherDocument(path));
         }
         let answered = encoding_of(&response);
@@ -373,25 +376,25 @@ impl RepresentationVerifier {
         self.upstream.client.read(response).await
     }
 
-    /// Whether `theirs` is the list of `objects` that the proxy would send.
+    /// Whether `upstream` is the list of `objects` that the proxy would send.
     fn is_same(
         &self,
         renderer: &ObjectRenderer,
         objects: &[&Arc<ObjectRevision>],
-        theirs: &[u8],
+        upstream: &[u8],
     ) -> Result<bool, TranscodeError> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
         Ok(match representation {
             // Cells depend on when they were printed, so only their objects are compared.
-            Representation::Table(_) => same_rows(&bodies, theirs),
-            _ => same_items(representation.encoding(), &list_of(renderer, &bodies), theirs),
+            Representation::Table(_) => same_rows(&bodies, upstream),
+            _ => same_items(representation.encoding(), &list_of(renderer, &bodies), upstream),
         })
     }
 
-    fn count(&self, representation: Representation, verdict: BodyComparison) {
-        let outcome = match verdict {
+    fn count(&self, representation: Representation, comparison: BodyComparison) {
+        let outcome = match comparison {
             BodyComparison::Equal => "equal",
             BodyComparison::Different => "different",
             BodyComparison::Refused => "refused",
@@ -416,7 +419,7 @@ impl BodyComparison {
 }
 
 /// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
-fn says_no_release(error: &UpstreamError) -> bool {
+fn is_release_unavailable(error: &UpstreamError) -> bool {
     matches!(error, UpstreamError::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }
 
@@ -461,7 +464,7 @@ mod tests {
             (refused(410), BodyComparison::Expired),
             (refused(403), BodyComparison::Unanswered),
             (refused(503), BodyComparison::Unanswered),
-            (UpstreamError::Timeout(SAMPLE_SOON), BodyComparison::Unanswered),
+            (UpstreamError::Timeout(INITIAL_SAMPLE_INTERVAL), BodyComparison::Unanswered),
             (UpstreamError::TooLarge(1), BodyComparison::Unanswered),
             (UpstreamError::InvalidRequest("no path".to_owned()), BodyComparison::Unanswered),
             (UpstreamError::OtherDocument("/version".to_owned()), BodyComparison::Unanswered),
@@ -478,11 +481,11 @@ mod tests {
             (refused(404), true),
             (refused(401), false),
             (refused(500), false),
-            (UpstreamError::Timeout(SAMPLE_SOON), false),
+            (UpstreamError::Timeout(INITIAL_SAMPLE_INTERVAL), false),
             (UpstreamError::InvalidRequest("no path".to_owned()), false),
             (UpstreamError::OtherRepresentation { requested: "json".to_owned(), answered: None }, false),
         ] {
-            assert_eq!(says_no_release(&error), expected, "{error}");
+            assert_eq!(is_release_unavailable(&error), expected, "{error}");
         }
     }
 }

@@ -53,19 +53,20 @@ impl FeedProgressReceiver {
     }
 
     /// Returns the current progress. After this, [`changed`](Self::changed) waits for a different value.
-    pub fn look(&mut self) -> FeedProgress {
+    pub fn borrow_progress(&mut self) -> FeedProgress {
         *self.progress.borrow_and_update()
     }
 
-    /// Completes when the feed's progress differs from that of the last [`look`](Self::look). It may never complete.
+    /// Completes when the feed's progress differs from that of the last [`borrow_progress`](Self::borrow_progress). It
+    /// may never complete.
     pub async fn changed(&mut self) {
         // The sender lives as long as `shared`.
         let _ = self.progress.changed().await;
     }
 
     /// Completes when readers get a state at `rv` or later. It may never complete.
-    pub async fn show(&mut self, rv: ResourceVersion) {
-        while self.look().rv < rv && self.shared.timeline.read().shown_at() < rv {
+    pub async fn wait_served(&mut self, rv: ResourceVersion) {
+        while self.borrow_progress().rv < rv && self.shared.timeline.read().served_version() < rv {
             self.changed().await;
         }
     }

@@ -41,7 +41,7 @@ enum MissingPermission {
     DefinitionsUnknown,
 }
 
-const ABOUT: &str = "rights";
+const AREA: &str = "rights";
 /// The number of concurrent permission checks.
 const CONCURRENT_CHECKS: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
@@ -51,8 +51,8 @@ const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
 /// Checks each permission that is needed, and reports the rules that are missing.
-pub async fn rights(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<CheckFinding> {
-    let required = needs.rights();
+pub async fn permissions(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<CheckFinding> {
+    let required = needs.permissions();
     let count = required.len();
     let mut checks =
         stream::iter(required).map(|permission| check(client, permission)).buffer_unordered(CONCURRENT_CHECKS);
@@ -68,24 +68,24 @@ pub async fn rights(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<Che
     let mut findings = Vec::new();
     if let Some(error) = failed.first() {
         findings.push(CheckFinding::request_failed(
-            ABOUT,
+            AREA,
             format!("cannot check {} of {count} permissions", failed.len()),
             error,
         ));
     }
     let header = match (granted, missing.len()) {
-        (_, 0) if granted == count => CheckFinding::ok(ABOUT, format!("all {count} needed permissions are granted")),
+        (_, 0) if granted == count => CheckFinding::ok(AREA, format!("all {count} needed permissions are granted")),
         (0, 0) => return findings,
-        (0, _) => CheckFinding::failed(ABOUT, format!("none of {count} permissions is granted")),
-        _ => CheckFinding::ok(ABOUT, format!("{granted} of {count} needed or useful permissions are granted")),
+        (0, _) => CheckFinding::failed(AREA, format!("none of {count} permissions is granted")),
+        _ => CheckFinding::ok(AREA, format!("{granted} of {count} needed or useful permissions are granted")),
     };
     findings.push(header);
-    let readable = needs.others.iter().filter(|of| !missing.iter().any(|permission| permission.is_to_read(of))).count();
+    let readable = needs.others.iter().filter(|of| !missing.iter().any(|permission| permission.is_read_of(of))).count();
     findings.extend(grouped(missing));
     if !needs.others.is_empty() && readable == 0 && failed.is_empty() {
-        let what = "nothing can be listed and watched: the proxy would cache nothing and forward every read";
+        let message = "nothing can be listed and watched: the proxy would cache nothing and forward every read";
         findings.push(
-            CheckFinding::failed(ABOUT, what).with_remedy("grant list and watch on the resources that clients read"),
+            CheckFinding::failed(AREA, message).with_remedy("grant list and watch on the resources that clients read"),
         );
     }
     findings
@@ -107,11 +107,11 @@ impl PermissionNeeds {
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
     }
 
-    fn rights(&self) -> Vec<RequiredPermission> {
-        let mut rights = Vec::new();
+    fn permissions(&self) -> Vec<RequiredPermission> {
+        let mut permissions = Vec::new();
         let mut read = |resource: &CachedResource, effect: MissingPermission| {
             for verb in ["list", "watch"] {
-                rights.push(RequiredPermission {
+                permissions.push(RequiredPermission {
                     gvr: resource.gvr.clone(),
                     verb,
                     selector: resource.selector.clone(),
@@ -139,15 +139,15 @@ impl PermissionNeeds {
             };
             for (group, name) in REVIEWS {
                 let gvr = Gvr::new(group, "v1", name);
-                rights.push(RequiredPermission { gvr, verb: "create", selector: None, effect });
+                permissions.push(RequiredPermission { gvr, verb: "create", selector: None, effect });
             }
         }
-        rights
+        permissions
     }
 }
 
 impl RequiredPermission {
-    fn is_to_read(&self, resource: &CachedResource) -> bool {
+    fn is_read_of(&self, resource: &CachedResource) -> bool {
         self.effect == MissingPermission::Forwarded && self.gvr == resource.gvr
     }
 
@@ -188,15 +188,18 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
                 ": custom resources and aggregated APIs are forwarded, or discovered late"
             }
         };
-        let is_note = matches!(effect, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
-        let what = format!("{may_not}{text}");
-        let finding = if is_note { CheckFinding::note(ABOUT, what) } else { CheckFinding::failed(ABOUT, what) };
+        let is_warning = matches!(effect, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
+        let message = format!("{may_not}{text}");
+        let finding =
+            if is_warning { CheckFinding::warning(AREA, message) } else { CheckFinding::failed(AREA, message) };
         findings.push(finding.with_remedy(rule(&gvr, &verbs)));
     }
     if !forwarded.is_empty() {
-        let what = format!("{} resources cannot be read and are forwarded: {}", forwarded.len(), forwarded.join(", "));
-        findings
-            .push(CheckFinding::note(ABOUT, what).with_remedy("grant list and watch on them, or set feeds.resources"));
+        let message =
+            format!("{} resources cannot be read and are forwarded: {}", forwarded.len(), forwarded.join(", "));
+        findings.push(
+            CheckFinding::warning(AREA, message).with_remedy("grant list and watch on them, or set feeds.resources"),
+        );
     }
     findings
 }
@@ -235,9 +238,9 @@ mod tests {
             (needs(true, false), 4, 4),
             (needs(true, true), 16, 16),
         ] {
-            assert_eq!(needs.rights().len(), expected, "{needs:?}");
+            assert_eq!(needs.permissions().len(), expected, "{needs:?}");
             let needs = PermissionNeeds { authenticates_scrapes: true, ..needs };
-            assert_eq!(needs.rights().len(), with_scrapes, "{needs:?}");
+            assert_eq!(needs.permissions().len(), with_scrapes, "{needs:?}");
         }
     }
 
@@ -258,7 +261,7 @@ mod tests {
             found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();
         let rule = "add the ClusterRole rule {apiGroups: [\"apps\"], resources: [deployments], verbs: [list, watch]}";
         assert_eq!(findings[0], (CheckOutcome::Failed, rule));
-        assert_eq!((findings[1].0, findings[2].0, findings.len()), (CheckOutcome::Note, CheckOutcome::Note, 3));
-        assert!(found[2].what.contains("secrets"));
+        assert_eq!((findings[1].0, findings[2].0, findings.len()), (CheckOutcome::Warning, CheckOutcome::Warning, 3));
+        assert!(found[2].message.contains("secrets"));
     }
 }

@@ -7,7 +7,7 @@ use kubeapi::Gvr;
 
 /// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
 #[derive(Debug, Clone)]
-pub(super) struct ProxyPermissions {
+pub(super) struct RefusedReadRetrier {
     pub(super) client: UpstreamClient,
     pub(super) catalog: ResourceCatalog,
     pub(super) feeds: FeedRegistry,
@@ -15,7 +15,7 @@ pub(super) struct ProxyPermissions {
     pub(super) on_node: bool,
 }
 
-impl ProxyPermissions {
+impl RefusedReadRetrier {
     /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
     fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
@@ -29,7 +29,7 @@ impl ProxyPermissions {
 
     /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.
     pub(super) fn changed(&self) {
-        self.feeds.rights_changed();
+        self.feeds.on_permissions_changed();
         self.catalog.permissions_changed();
     }
 

@@ -32,7 +32,7 @@ pub(super) type ListMutex = Arc<Mutex<()>>;
 /// Keeps the bodies of one feed in the encoding of the followed server.
 pub(super) struct BodyEncodingRefresher {
     pub(super) upstream: FeedTaskContext,
-    pub(super) turns: ListMutex,
+    pub(super) list_lock: ListMutex,
 }
 
 /// Limits how soon bodies are renewed.
@@ -68,15 +68,15 @@ impl BodyEncodingRefreshLimit {
 impl BodyEncodingRefresher {
     /// Renews bodies for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        if !BodyEncoderTracker::concerns(&self.upstream.feed) {
+        if !BodyEncoderTracker::applies_to(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
-        let mut changes = self.upstream.written.follow();
+        let mut changes = self.upstream.body_encoders.follow();
         let mut pace = BodyEncodingRefreshLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
             let settled = async {
-                self.settle(&by, &mut pace).await;
+                self.refresh_if_needed(&by, &mut pace).await;
                 std::future::pending::<()>().await;
             };
             tokio::select! {
@@ -89,26 +89,26 @@ impl BodyEncodingRefresher {
 
     /// Finds the releases of the servers that encoded the bodies and of the followed one, and renews the bodies if they
     /// differ.
-    async fn settle(&self, by: &BodyEncoderState, pace: &mut BodyEncodingRefreshLimit) {
+    async fn refresh_if_needed(&self, by: &BodyEncoderState, pace: &mut BodyEncodingRefreshLimit) {
         let mut retries = Backoff::default();
         loop {
             let unknown = by.unknown();
             for server in &unknown {
-                self.meet(server).await;
+                self.fetch_build(server).await;
             }
             if unknown.is_empty() {
                 break;
             }
             // A server that does not respond now may never do so.
-            self.upstream.written.weigh(true);
+            self.upstream.body_encoders.update(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
             }
         }
-        self.upstream.written.weigh(true);
-        while by.authorship() == BodyEncoderMatch::Other {
+        self.upstream.body_encoders.update(true);
+        while by.comparison() == BodyEncoderMatch::Mismatch {
             self.pause(pace.next(Instant::now())).await;
-            let renewed = self.renew(by.count).await;
+            let renewed = self.refresh(by.count).await;
             pace.renewed(Instant::now());
             match renewed {
                 Ok(()) => return,
@@ -121,7 +121,7 @@ impl BodyEncodingRefresher {
         }
     }
 
-    async fn meet(&self, server: &UpstreamServer) {
+    async fn fetch_build(&self, server: &UpstreamServer) {
         if let Err(error) = self.upstream.client.learn_build(server).await {
             let (feed, server) = (&self.upstream.feed.spec.key, self.upstream.client.url_of(server));
             tracing::debug!(
@@ -141,17 +141,17 @@ impl BodyEncodingRefresher {
 
     /// Lists the state and has the bodies replaced whose encoding differs. The reflector replaces them while a stream
     /// is open. If the stream is lost, the renewal starts over with the next one.
-    async fn renew(&self, count: u64) -> Result<(), WatchStreamEnd> {
-        let turn = self.turns.lock().await;
+    async fn refresh(&self, count: u64) -> Result<(), WatchStreamEnd> {
+        let turn = self.list_lock.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.count_request(FeedRequestPurpose::Renewal);
-        let listed = self.upstream.lister(FeedRequestPurpose::Renewal).current().await?;
+        self.upstream.count_request(FeedRequestPurpose::ReleaseChange);
+        let listed = self.upstream.lister(FeedRequestPurpose::ReleaseChange).current().await?;
         drop(turn);
         for server in &listed.servers {
-            self.meet(server).await;
+            self.fetch_build(server).await;
         }
         let Some(cached) = self.upstream.feed.reader.applied() else { return Ok(()) };
-        let objects = cached.written_otherwise(&listed.snapshot).await;
+        let objects = cached.with_different_bytes(&listed.snapshot).await;
         drop(cached);
         let (changed, of) = (objects.len(), listed.snapshot.len());
         let renewal = |done| ReflectorFinding::Renewal { objects, count, done };
@@ -160,7 +160,7 @@ impl BodyEncodingRefresher {
         }
         let took = began.elapsed();
         tracing::info!(feed = %key, changed, objects = of, ?took, "objects refreshed for another upstream version");
-        self.upstream.written.renewed(listed.servers);
+        self.upstream.body_encoders.renewed(listed.servers);
         Ok(())
     }
 }
