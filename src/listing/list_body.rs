@@ -142,6 +142,15 @@ impl PlainList {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
+    /// Encodes a chunk without compression, or returns its shared bytes.
+    pub(super) fn poll_plain(
+        &mut self,
+        index: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<PlainChunk, TranscodeError>> {
+        self.poll_paced(self.chunks.is_shared(index), cx, |writer, chunks, cx| writer.poll_plain(chunks, index, cx))
+    }
+
     /// Encodes when it may, and pauses after work. The first caller encodes shared bytes without waiting; bytes for a
     /// single client wait for a slice, and hold it while they are encoded.
     pub(super) fn poll_paced<T>(
@@ -176,10 +185,7 @@ impl ListSlices for PlainList {
                 }
                 ListSendPosition::Chunk(index) => {
                     let index = *index;
-                    let is_shared = self.chunks.is_shared(index);
-                    let encode =
-                        |writer: &ListChunkWriter, chunks: &_, cx: &Context<'_>| writer.poll_plain(chunks, index, cx);
-                    let plain = ready!(self.poll_paced(is_shared, cx, encode))?;
+                    let plain = ready!(self.poll_plain(index, cx))?;
                     self.at = ListSendPosition::Piece(index, plain, 0);
                 }
                 ListSendPosition::Piece(index, plain, piece) => match plain.get(*piece) {

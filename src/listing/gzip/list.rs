@@ -122,9 +122,7 @@ impl ChunkBatchReader {
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
-            let is_shared = list.chunks.is_shared(index);
-            let encode = |writer: &ListChunkWriter, chunks: &_, cx: &Context<'_>| writer.poll_plain(chunks, index, cx);
-            let plain = ready!(list.poll_paced(is_shared, cx, encode))?;
+            let plain = ready!(list.poll_plain(index, cx))?;
             self.chunks += 1;
             let mut skipped = list.skipped(index);
             for slice in plain.iter() {
