@@ -381,45 +381,6 @@ impl WatchSessionContext {
         Ok((Poll::Ready(batch.len()), WatchSessionState::Live))
     }
 
-    /// Puts the events of a partial view, and the frames of namespaces whose permission has changed.
-    fn send_visible_namespaces(
-        &mut self,
-        cx: &mut Context<'_>,
-        bytes_max: usize,
-        batch: &mut Vec<Bytes>,
-    ) -> Result<(), WatchExit> {
-        loop {
-            let Self { partial: Some(partial), cursor, feed, timers, scan_budget, .. } = self else { return Ok(()) };
-            partial.update(cx, cursor, |state| timers.pin(feed, state));
-            match partial.pull(cursor, (bytes_max, scan_budget.left()), Some(cx.waker()), batch) {
-                PullResult::Stopped(CursorStopReason::MarkReached) => {}
-                pull if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent)
-                    && batch.is_empty()
-                    && partial.needs_update() =>
-                {
-                    continue;
-                }
-                pull => {
-                    if pull == PullResult::Stopped(CursorStopReason::Undecided) {
-                        partial.wait();
-                    }
-                    return self.handle_pull(pull, batch);
-                }
-            }
-            let mut out =
-                FrameBatch { cursor, reader: &feed.reader, bytes_max, scan_budget: scan_budget.left(), batch };
-            if let Some(end) = partial.send_change(&mut out)? {
-                self.last_sent_rv = self.last_sent_rv.max(end.at);
-                if self.bookmarks && end.reported_older {
-                    batch.push(self.bookmark(self.last_sent_rv)?);
-                }
-            }
-            if !batch.is_empty() || self.scan_budget.is_used_up() {
-                return Ok(());
-            }
-        }
-    }
-
     /// Acts on what was pulled. Puts a bookmark that is due if no events are pending.
     fn handle_pull(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
         match pull {
