@@ -57,7 +57,7 @@ pub struct BoundApp {
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
     feeds: FeedRegistry,
-    permissions: RefusedReadRetrier,
+    retrier: RefusedReadRetrier,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
     ready: ReadinessTracker,
@@ -153,8 +153,8 @@ impl BoundApp {
         let ops = ops::OpsListeners::bind(config, pages, health, metrics, &settings.ops_browsers)?;
         certificates.watch(config.file_check_interval, &tasks);
         spawn_upstream_tasks(config, &client, &tasks);
-        let (drain, permissions) = (DrainTrigger::new(), permissions(config, &client, &feeds));
-        tasks.spawn_critical("permissions", permissions.clone().run());
+        let (drain, retrier) = (DrainTrigger::new(), retrier(config, &client, &feeds));
+        tasks.spawn_critical("permissions", retrier.clone().run());
         let supervisor =
             ReflectorSupervisor::new(client.clone(), feeds.clone(), settings.reflect.clone(), tasks.clone());
         tasks.spawn_critical("supervisor", supervisor.run(demands));
@@ -165,7 +165,7 @@ impl BoundApp {
             serve::HttpFrontendDeps {
                 client,
                 forwarder,
-                catalog: permissions.catalog.clone(),
+                catalog: retrier.catalog.clone(),
                 feeds: feeds.clone(),
                 authorizer: authorizer.clone(),
                 browsers: settings.browsers.clone(),
@@ -182,7 +182,7 @@ impl BoundApp {
             frontend: Arc::new(frontend),
             authorizer,
             feeds,
-            permissions,
+            retrier,
             tasks,
             drain,
             ready,
@@ -261,7 +261,7 @@ impl BoundApp {
             frontend,
             authorizer,
             feeds,
-            permissions,
+            retrier,
             tasks,
             drain: (trigger, watch),
             ready,
@@ -280,12 +280,11 @@ impl BoundApp {
         let preload = preload::FeedPreload {
             running: settings.running.clone(),
             ready: ready.clone(),
-            catalog: permissions.catalog.clone(),
+            catalog: retrier.catalog.clone(),
             feeds: feeds.clone(),
             tasks: tasks.clone(),
         };
-        let discovery =
-            discovery::DiscoveryLoop { permissions, tasks: tasks.clone(), retry_after, mode: mode(&config) };
+        let discovery = discovery::DiscoveryLoop { retrier, tasks: tasks.clone(), retry_after, mode: mode(&config) };
         if let Some(reload_sources) = reload_sources {
             tasks.spawn_critical(
                 "configuration",
@@ -296,14 +295,7 @@ impl BoundApp {
             discovery.wait_for_discovery(&starting).await;
             preload.start();
             if let Some(leases) = authorizer.leases() {
-                policy::start_listeners(
-                    &discovery.permissions,
-                    &authorizer,
-                    leases,
-                    &discovery.tasks,
-                    retry_after,
-                    linger,
-                );
+                policy::start_listeners(&discovery.retrier, &authorizer, leases, &discovery.tasks, retry_after, linger);
             }
             discovery.run(starting).await;
         });
@@ -411,8 +403,8 @@ fn mode(config: &ServeSettings) -> String {
 /// The timeout for writing the last audit records.
 const AUDIT_WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Returns what retries everything that upstream may have refused because of the proxy's own permissions.
-fn permissions(config: &ServeSettings, client: &UpstreamClient, feeds: &FeedRegistry) -> RefusedReadRetrier {
+/// Returns the retrier of everything that upstream may have refused because of the proxy's own permissions.
+fn retrier(config: &ServeSettings, client: &UpstreamClient, feeds: &FeedRegistry) -> RefusedReadRetrier {
     let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
     RefusedReadRetrier {
         client: client.clone(),

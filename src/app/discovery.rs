@@ -25,7 +25,7 @@ use base::{BackgroundTasks, Backoff, ReadinessGuard, sleep_until_opt};
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
-    pub(super) permissions: RefusedReadRetrier,
+    pub(super) retrier: RefusedReadRetrier,
     pub(super) tasks: BackgroundTasks,
     /// The pause before a feed of CustomResourceDefinitions or APIServices is retried after a failure.
     pub(super) retry_after: Duration,
@@ -47,13 +47,13 @@ impl DiscoveryLoop {
     /// Requests upstream's resources until a request succeeds. `starting` shows the reason of the last failure.
     pub(super) async fn wait_for_discovery(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
-        while let Err(error) = self.permissions.catalog.refresh(Instant::now()).await {
+        while let Err(error) = self.retrier.catalog.refresh(Instant::now()).await {
             tracing::warn!(%error, "upstream API discovery failed; retrying");
             let why = error.summary();
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        let RefusedReadRetrier { client, catalog, .. } = &self.permissions;
+        let RefusedReadRetrier { client, catalog, .. } = &self.retrier;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
         let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
@@ -72,8 +72,8 @@ impl DiscoveryLoop {
     pub(super) async fn run(&self, starting: ReadinessGuard) {
         let (sender, mut messages) = mpsc::channel(MESSAGES_MAX);
         for from in ApiDefinitionKind::ALL {
-            let (permissions, messages) = (self.permissions.clone(), sender.clone());
-            let listener = ApiDefinitionWatcher { from, permissions, messages, retry_after: self.retry_after };
+            let (retrier, messages) = (self.retrier.clone(), sender.clone());
+            let listener = ApiDefinitionWatcher { from, retrier, messages, retry_after: self.retry_after };
             self.tasks.spawn_critical("definitions", listener.run());
         }
         let mut states = ApiDefinitionWatcherStates::default();
@@ -98,9 +98,9 @@ impl DiscoveryLoop {
                     match states.record(message) {
                         Some(DiscoveryAction::Rediscover) => schedule.change(now),
                         Some(DiscoveryAction::CompareFeeds) => {
-                            let resources = self.permissions.catalog.len();
+                            let resources = self.retrier.catalog.len();
                             tracing::info!(resources, "upstream's API resources changed");
-                            self.permissions.feeds.clear_refusals();
+                            self.retrier.feeds.clear_refusals();
                             self.retire_outdated();
                             checks.change(now);
                         }
@@ -112,7 +112,7 @@ impl DiscoveryLoop {
                 }
                 () = sleep_until_opt(checks.due()) => {
                     // A feed may have been requested before upstream served the resource that its definition declares.
-                    self.permissions.feeds.clear_not_found();
+                    self.retrier.feeds.clear_not_found();
                     self.retire_outdated();
                     checks.passed(Instant::now());
                 }
@@ -128,7 +128,7 @@ impl DiscoveryLoop {
 
     /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
     async fn refresh(&self, has_pending_change: bool) -> bool {
-        let RefusedReadRetrier { catalog, feeds, .. } = &self.permissions;
+        let RefusedReadRetrier { catalog, feeds, .. } = &self.retrier;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
                 tracing::info!(resources = catalog.len(), "upstream's API resources changed");
@@ -149,7 +149,7 @@ impl DiscoveryLoop {
 
     /// Returns how completely changes are observed from now on.
     fn coverage(&self, is_success: bool, states: &ApiDefinitionWatcherStates) -> DefinitionWatchCoverage {
-        let catalog = &self.permissions.catalog;
+        let catalog = &self.retrier.catalog;
         let reads = catalog.reads();
         match (is_success, states.are_all_listening(), reads.definitions || reads.services) {
             (false, ..) | (true, false, true) => DefinitionWatchCoverage::Part,
@@ -162,7 +162,7 @@ impl DiscoveryLoop {
     /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
     /// objects differently.
     fn retire_outdated(&self) {
-        let RefusedReadRetrier { catalog, feeds, .. } = &self.permissions;
+        let RefusedReadRetrier { catalog, feeds, .. } = &self.retrier;
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 /// Follows one kind of RBAC objects through an ordinary feed.
 struct RbacWatcher {
     kind: RbacKind,
-    permissions: RefusedReadRetrier,
+    retrier: RefusedReadRetrier,
     shared: Arc<RbacWatcherState>,
     is_needed: watch::Receiver<bool>,
     retry_after: Duration,
@@ -50,7 +50,7 @@ const ROOM: usize = 256 << 10;
 /// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
 /// ended. A random part of up to a half is cut off. Then the feeds are idle, and end like others.
 pub(super) fn start_listeners(
-    permissions: &RefusedReadRetrier,
+    retrier: &RefusedReadRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &BackgroundTasks,
@@ -63,8 +63,8 @@ pub(super) fn start_listeners(
     let (need_sender, is_needed) = watch::channel(false);
     tasks.spawn_critical("policy", publish_need(leases, need_sender, linger));
     for kind in RbacKind::ALL {
-        let (permissions, shared, is_needed) = (permissions.clone(), shared.clone(), is_needed.clone());
-        let listener = RbacWatcher { kind, permissions, shared, is_needed, retry_after };
+        let (retrier, shared, is_needed) = (retrier.clone(), shared.clone(), is_needed.clone());
+        let listener = RbacWatcher { kind, retrier, shared, is_needed, retry_after };
         tasks.spawn_critical("policy", listener.run());
     }
 }
@@ -108,7 +108,7 @@ impl RbacWatcher {
     async fn follow(&self, is_reported: &mut bool) -> Infallible {
         let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         loop {
-            if let Some(feed) = self.permissions.feed(&gvr) {
+            if let Some(feed) = self.retrier.feed(&gvr) {
                 self.follow_feed(&feed).await;
             }
             self.set_listening(false);
@@ -170,7 +170,7 @@ impl RbacWatcher {
             }
         }
         // The proxy's own permissions may have changed unobserved.
-        self.permissions.changed();
+        self.retrier.changed();
         self.shared.authorizer.policy_watch_started();
         Some(cursor)
     }
@@ -187,7 +187,7 @@ impl RbacWatcher {
             }
         };
         if let Some(affected) = affected {
-            self.permissions.changed();
+            self.retrier.changed();
             self.shared.authorizer.policy_changed(&affected);
         }
     }

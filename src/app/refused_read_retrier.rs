@@ -1,4 +1,4 @@
-//! The permissions of the proxy's own identity, and when refused reads are retried.
+//! Retries reads that upstream refused, when the permissions of the proxy's own identity may have changed.
 
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope};
 use crate::serve::feed_spec;

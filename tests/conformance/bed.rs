@@ -155,8 +155,8 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
 
 /// The test bed's binary. If there is none, reports the test as skipped, or fails it in CI.
 pub fn binary() -> Option<PathBuf> {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(print_failures_immediately);
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(print_failures_immediately);
     let named = std::env::var_os("KUBE_TESTBED").map(PathBuf::from);
     let path = named.unwrap_or_else(|| repository().join("target/testbed/kube-testbed"));
     if path.is_file() {

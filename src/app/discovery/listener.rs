@@ -17,7 +17,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 /// ordinary feed, which it shares with clients that watch the resource.
 pub(super) struct ApiDefinitionWatcher {
     pub(super) from: ApiDefinitionKind,
-    pub(super) permissions: RefusedReadRetrier,
+    pub(super) retrier: RefusedReadRetrier,
     pub(super) messages: mpsc::Sender<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
@@ -49,7 +49,7 @@ const ROOM: usize = 1 << 20;
 impl ApiDefinitionWatcher {
     pub(super) async fn run(self) {
         loop {
-            if let Some(feed) = self.permissions.feed(&self.from.gvr()) {
+            if let Some(feed) = self.retrier.feed(&self.from.gvr()) {
                 self.listen(&feed).await;
             }
             self.disconnected().await;
@@ -99,7 +99,7 @@ impl ApiDefinitionWatcher {
                             self.disconnected().await;
                             break;
                         }
-                        self.permissions.catalog.mark_changed();
+                        self.retrier.catalog.mark_changed();
                         sleep(REACTION_DELAY).await;
                         if feed.reader.state() == FeedState::Live {
                             self.send_change(self.read(&mut declarations, &feed.reader)).await;
@@ -113,7 +113,7 @@ impl ApiDefinitionWatcher {
     /// Passes the current declarations to the catalog. Returns whether they change the served resources; `None` if an
     /// object cannot be read.
     fn read(&self, declarations: &mut ParsedApiDefinitions, reader: &CacheReader) -> Option<bool> {
-        let catalog = &self.permissions.catalog;
+        let catalog = &self.retrier.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
             tracing::warn!(
                 resource = %self.from.gvr(), reason = why,
@@ -134,7 +134,7 @@ impl ApiDefinitionWatcher {
     }
 
     async fn disconnected(&self) {
-        self.permissions.catalog.feed_lost(self.from);
+        self.retrier.catalog.feed_lost(self.from);
         self.send(ApiDefinitionWatcherEvent::Disconnected).await;
     }
 
