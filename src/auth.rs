@@ -21,7 +21,7 @@ mod grant;
 mod grant_error;
 mod grant_lease;
 mod impersonation;
-mod lease_terms;
+mod lease_ttls;
 mod metrics;
 mod namespace_access_decisions;
 mod policy_changes;

@@ -16,7 +16,6 @@ mod endpoints;
 mod error;
 mod forward;
 mod identity_headers;
-mod link;
 mod metrics;
 mod peer;
 mod plugins;
@@ -31,6 +30,7 @@ mod server_url;
 mod stream_limit;
 mod strict_transport;
 mod token_file;
+mod transport;
 
 pub use build::{KubernetesRelease, ServerBuild};
 pub(crate) use client::encoding_of;
@@ -48,7 +48,6 @@ pub use forward::{RequestForwarder, strip_hop_by_hop};
 pub use identity_headers::{
     AmbiguousHeaders, CredentialId, RequestIdentity, inspect, is_front_proxy_header, is_impersonation,
 };
-pub use link::UpstreamCredentialChanges;
 pub use metrics::describe;
 pub use peer::UpstreamServer;
 pub use plugins::{CredentialPluginRunner, run_plugins_by};
@@ -56,6 +55,7 @@ pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
 pub use review::{ACCESS_REVIEWS, AccessReviewResult, ReviewClient, ReviewFuture, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
+pub use transport::UpstreamCredentialChanges;
 
 /// The maximum size in bytes of a response body that is read as a whole: a page of a LIST, a discovery document, a
 /// Status.

@@ -17,7 +17,7 @@ pub enum GrantError {
     /// No decision can be obtained now, so the request fails with 503 (fail closed).
     #[error("{0}")]
     Unavailable(String),
-    /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
+    /// The proxy's account may not create these reviews, so everything that depends on them ends soon.
     #[error("the proxy's account may not create {0} (RBAC)")]
     ReviewsForbidden(&'static str),
     /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
@@ -40,11 +40,11 @@ const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl GrantError {
     /// Returns the error for a review without an answer.
-    pub(super) fn unanswered(error: &UpstreamError, topic: ReviewResource) -> Self {
+    pub(super) fn unanswered(error: &UpstreamError, review_resource: ReviewResource) -> Self {
         match error.code() {
-            Some(401 | 403) => Self::ReviewsForbidden(topic.resource),
-            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal)),
-            None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal)),
+            Some(401 | 403) => Self::ReviewsForbidden(review_resource.resource),
+            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", review_resource.refusal)),
+            None => Self::Unavailable(format!("{}: the apiserver is unreachable", review_resource.refusal)),
         }
     }
 

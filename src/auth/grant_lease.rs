@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::access_reviewer::AccessDecision;
 use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
-use super::lease_terms::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
+use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{PolicyChanges, YIELD_EVERY};
 use super::review_cache::ReviewPurpose;
@@ -99,7 +99,7 @@ struct GrantLeaseRevalidator {
     state: Arc<GrantLeaseState>,
     /// Cancelled when the lease is dropped.
     ended: CancellationToken,
-    terms: GrantLeaseTtls,
+    lease_ttls: GrantLeaseTtls,
     expires_at: Option<SystemTime>,
     reviewed: LastReviewTimes,
     /// The times before which no decision is accepted for the lease.
@@ -162,16 +162,16 @@ impl GrantLeases {
         if is_another {
             self.count_lease(true);
         }
-        let terms = GrantLeaseTtls::new(&self.config, &caller.credential, &caller.user);
+        let lease_ttls = GrantLeaseTtls::new(&self.config, &caller.credential, &caller.user);
         let revalidator = GrantLeaseRevalidator {
             leases: self.clone(),
             state,
             ended: ended.clone(),
-            terms,
+            lease_ttls,
             expires_at: caller.expires_at,
             reviewed: LastReviewTimes::at(Instant::now()),
             oldest_accepted: LastReviewTimes::at(Instant::now()),
-            settles_at: terms.settled_after(self.changes.last_activity()),
+            settles_at: lease_ttls.settled_after(self.changes.last_activity()),
         };
         let leases = self.clone();
         self.tasks.spawn("lease", async move {
@@ -312,7 +312,7 @@ impl GrantLeaseState {
 impl GrantLeaseRevalidator {
     /// Checks the lease until it has ended.
     async fn run(mut self) {
-        let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.terms.grace);
+        let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.lease_ttls.grace);
         let error = match &state.decisions {
             None => self.check_until_revoked().await,
             Some(decisions) => {
@@ -334,7 +334,7 @@ impl GrantLeaseRevalidator {
     async fn check_until_revoked(&mut self) -> GrantError {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let uncertain = UnverifiedLeaseCountGuard::new(&leases);
-        let mut ttls = self.terms.first();
+        let mut ttls = self.lease_ttls.first();
         let (mut due, mut uncertain_since) = (self.next_check(ttls), None);
         let mut authorities = leases.authenticator.authorities(&state.credential);
         loop {
@@ -344,7 +344,7 @@ impl GrantLeaseRevalidator {
                 biased;
                 () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
                 since = state.recheck_due() => {
-                    self.settles_at = self.terms.settled_after(since);
+                    self.settles_at = self.lease_ttls.settled_after(since);
                     // Until a review after the change succeeds, no older decision is accepted.
                     self.oldest_accepted.permission = since;
                     None
@@ -358,7 +358,7 @@ impl GrantLeaseRevalidator {
                 Ok(()) => {
                     uncertain.set(false);
                     uncertain_since = None;
-                    ttls = self.terms.next(ttls, before, self.reviewed);
+                    ttls = self.lease_ttls.next(ttls, before, self.reviewed);
                     due = self.next_check(ttls);
                 }
                 // The credential has expired by its own terms, so no review is needed.
@@ -368,12 +368,12 @@ impl GrantLeaseRevalidator {
                 Err(error) if error.is_inconclusive() => {
                     uncertain.set(true);
                     let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
-                    let ends = since + error.grace(self.terms.grace);
+                    let ends = since + error.grace(self.lease_ttls.grace);
                     if ends <= Instant::now() {
                         return error;
                     }
                     let delay = RETRY_DELAY.mul_f64(1.0 + 0.5 * random::f64());
-                    let delay = delay.min(self.terms.permission_ttl).min(self.terms.identity_ttl);
+                    let delay = delay.min(self.lease_ttls.permission_ttl).min(self.lease_ttls.identity_ttl);
                     due = self.by_expiry((Instant::now() + delay).min(ends));
                 }
                 Err(error) => return error,
@@ -410,18 +410,18 @@ impl GrantLeaseRevalidator {
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
             self.oldest_accepted.permission = Instant::now();
-            self.settles_at = self.terms.settled_after(leases.changes.last_activity());
+            self.settles_at = self.lease_ttls.settled_after(leases.changes.last_activity());
         }
         let oldest = since.permission.max(self.oldest_accepted.permission);
-        let oldest = self.terms.oldest_accepted_review(self.settles_at).map_or(oldest, |least| oldest.max(least));
+        let oldest = self.lease_ttls.oldest_accepted_review(self.settles_at).map_or(oldest, |least| oldest.max(least));
         if self.reviewed.permission < oldest {
             let rbac_allowed_at = state.rbac_allowed_since(self.oldest_accepted.permission.max(self.settles_at));
             // A permission that is checked this rarely in any case is not extended further.
-            self.reviewed.permission = match rbac_allowed_at.filter(|_| self.terms.rbac_ttl > self.terms.permission_ttl)
-            {
-                Some(sent) if leases.changes.still_valid(sent, self.terms.rbac_ttl) => Instant::now(),
-                _ => self.review_permission(oldest).await?,
-            };
+            self.reviewed.permission =
+                match rbac_allowed_at.filter(|_| self.lease_ttls.rbac_ttl > self.lease_ttls.permission_ttl) {
+                    Some(sent) if leases.changes.still_valid(sent, self.lease_ttls.rbac_ttl) => Instant::now(),
+                    _ => self.review_permission(oldest).await?,
+                };
         }
         Ok(())
     }
@@ -440,7 +440,7 @@ impl GrantLeaseRevalidator {
     fn next_check(&self, ttls: DecisionTtls) -> Instant {
         let due = self.reviewed.due(ttls);
         let is_settled = self.state.decisions.is_some() || self.reviewed.permission >= self.settles_at;
-        self.by_expiry(if is_settled { due } else { self.terms.review_time_after(self.settles_at, due) })
+        self.by_expiry(if is_settled { due } else { self.lease_ttls.review_time_after(self.settles_at, due) })
     }
 
     /// That time, or a little after the credential's expiry if earlier. At most a day, because a token may claim any

@@ -20,10 +20,10 @@ pub(super) struct ReviewResource {
     pub(super) refusal: &'static str,
 }
 
-/// Whether the proxy's account may create reviews of one topic, according to the last review.
+/// Whether the proxy's account may create one kind of review, according to the last review.
 #[derive(Debug)]
 pub(super) struct ReviewPermission {
-    pub(super) topic: ReviewResource,
+    pub(super) review_resource: ReviewResource,
     state: watch::Sender<ReviewPermissionState>,
 }
 
@@ -54,7 +54,7 @@ impl ReviewResource {
         refusal: "cannot authorize",
     };
 
-    /// Returns the access that creates reviews of the topic.
+    /// Returns the access that creates these reviews.
     fn creation(self) -> AccessAttributes {
         let target = ResourceAccessAttributes {
             group: self.group.to_owned(),
@@ -67,8 +67,8 @@ impl ReviewResource {
 }
 
 impl ReviewPermission {
-    pub(super) fn new(topic: ReviewResource) -> Self {
-        Self { topic, state: watch::Sender::new(ReviewPermissionState::Unproven) }
+    pub(super) fn new(review_resource: ReviewResource) -> Self {
+        Self { review_resource, state: watch::Sender::new(ReviewPermissionState::Unproven) }
     }
 
     /// Records the response to a review. An error that does not concern the permission changes nothing.
@@ -101,7 +101,7 @@ impl ReviewPermission {
     }
 
     async fn run(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
-        let resource = self.topic.resource;
+        let resource = self.review_resource.resource;
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
@@ -141,9 +141,9 @@ impl ReviewPermission {
         }
     }
 
-    /// Checks whether the proxy may create reviews of the topic.
+    /// Checks whether the proxy may create these reviews.
     async fn check(&self, reviews: &dyn ReviewClient) {
-        match reviews.review_own_access(&self.topic.creation()).await {
+        match reviews.review_own_access(&self.review_resource.creation()).await {
             Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewPermissionState::Granted),
             Ok(_) => self.set(ReviewPermissionState::Refused(403)),
             Err(error) if error.code() == Some(401) => self.set(ReviewPermissionState::Refused(401)),
@@ -159,7 +159,7 @@ impl ReviewPermission {
 
     fn readiness_guard(self: &Arc<Self>, ready: &ReadinessTracker) -> ReadinessGuard {
         let permission = self.clone();
-        ready.register(self.topic.resource).with_reason(move || Some(permission.reason()))
+        ready.register(self.review_resource.resource).with_reason(move || Some(permission.reason()))
     }
 
     fn reason(&self) -> String {
@@ -168,7 +168,7 @@ impl ReviewPermission {
             ReviewPermissionState::Granted => "being checked".to_owned(),
             ReviewPermissionState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             ReviewPermissionState::Refused(code) => {
-                let ReviewResource { group, resource, .. } = self.topic;
+                let ReviewResource { group, resource, .. } = self.review_resource;
                 format!("upstream rejects them ({code}): grant the proxy's account create on {resource}.{group}")
             }
         }

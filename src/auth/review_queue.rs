@@ -30,9 +30,9 @@ pub(super) enum ReviewClass {
     NonResource,
 }
 
-/// The queue of reviews of one topic, with limits on rate, concurrency and time. Every review passes it.
+/// The queue of one kind of review, with limits on rate, concurrency and time. Every review passes it.
 pub(super) struct ReviewQueue {
-    /// Whether the proxy may create reviews of the topic.
+    /// Whether the proxy may create these reviews.
     pub(super) permission: Arc<ReviewPermission>,
     failures: LogRateLimit,
     /// The lanes of pending reviews, in the order of the classes.
@@ -123,7 +123,7 @@ impl ReviewClass {
 }
 
 impl ReviewQueue {
-    pub(super) fn new(topic: ReviewResource, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
+    pub(super) fn new(review_resource: ReviewResource, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
         let lanes = ReviewClass::ALL.map(|class| {
             let slots = class.slots();
             ReviewClassLimits {
@@ -132,7 +132,7 @@ impl ReviewQueue {
                 by_key: KeyedSemaphores::new(slots / 2),
             }
         });
-        Self { permission: Arc::new(ReviewPermission::new(topic)), failures: LogRateLimit::default(), lanes }
+        Self { permission: Arc::new(ReviewPermission::new(review_resource)), failures: LogRateLimit::default(), lanes }
     }
 
     /// Sends a review under the first of the charges whose key has a send time soon enough. Returns a time before it
@@ -154,7 +154,7 @@ impl ReviewQueue {
             // A lease continues for the grace of an outage.
             _ if charges.iter().any(|charge| charge.class == ReviewClass::Lease) => {
                 self.count("timeout");
-                let refusal = self.permission.topic.refusal;
+                let refusal = self.permission.review_resource.refusal;
                 return Err(GrantError::Unavailable(format!("{refusal}: too many pending reviews")));
             }
             _ => return Err(self.limit_error()),
@@ -168,17 +168,20 @@ impl ReviewQueue {
         let (sent, response) = timeout(RESPONSE_TIMEOUT, sending).await.map_err(|_| {
             self.count("timeout");
             self.log_failure(&format_args!("no response within {RESPONSE_TIMEOUT:?}"));
-            GrantError::Unavailable(format!("{}: the apiserver did not respond in time", self.permission.topic.refusal))
+            GrantError::Unavailable(format!(
+                "{}: the apiserver did not respond in time",
+                self.permission.review_resource.refusal
+            ))
         })?;
         self.permission.record(&response);
         let response = response.map_err(|error| {
             self.count("error");
             self.log_failure(&error);
-            GrantError::unanswered(&error, self.permission.topic)
+            GrantError::unanswered(&error, self.permission.review_resource)
         })?;
         if let Some(failures) = self.failures.take_suppressed(Instant::now()) {
             tracing::info!(
-                resource = self.permission.topic.resource,
+                resource = self.permission.review_resource.resource,
                 failures,
                 "review requests to the apiserver succeed again"
             );
@@ -189,14 +192,14 @@ impl ReviewQueue {
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failures) = self.failures.failed(Instant::now()) {
-            let resource = self.permission.topic.resource;
+            let resource = self.permission.review_resource.resource;
             tracing::warn!(resource, failures, %error, "review request to the apiserver failed");
         }
     }
 
     /// Counts a review by its result.
     pub(super) fn count(&self, result: &'static str) {
-        metrics::reviewed(self.permission.topic.label, result);
+        metrics::reviewed(self.permission.review_resource.label, result);
     }
 
     /// Returns the error for a caller that has exceeded a limit.

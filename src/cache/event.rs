@@ -27,7 +27,7 @@ pub struct FeedEvent {
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes exist once.
     frame: Bytes,
-    alternates: NextDerivedFrame,
+    derived_frames: NextDerivedFrame,
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
@@ -42,7 +42,7 @@ struct DerivedFrame {
     /// The server release for which the frame was written.
     release: u32,
     frame: Bytes,
-    /// The counter of the bytes of all alternate frames of the feed, which count towards the ring's limit.
+    /// The counter of the bytes of all derived frames of the feed, which count towards the ring's limit.
     total_bytes: Arc<AtomicUsize>,
     next: NextDerivedFrame,
 }
@@ -68,7 +68,7 @@ impl FeedEvent {
         at: Instant,
     ) -> Self {
         let rv = object.rv;
-        Self { seq, rv, event_type, object, previous, at, frame, alternates: OnceLock::new() }
+        Self { seq, rv, event_type, object, previous, at, frame, derived_frames: OnceLock::new() }
     }
 
     /// Returns the same event with the previous state of its object.
@@ -110,7 +110,7 @@ impl FeedEvent {
             return Ok(self.frame.clone());
         }
         let representation = renderer.representation();
-        let known = self.alternates().find(|known| known.is(representation, event_type));
+        let known = self.derived_frames().find(|known| known.is(representation, event_type));
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
             return Ok(known.frame.clone());
         }
@@ -134,18 +134,18 @@ impl FeedEvent {
         Ok(frame)
     }
 
-    fn keep(&self, alternate: DerivedFrame) {
-        let (representation, event_type) = (alternate.representation, alternate.event_type);
-        let mut alternate = Box::new(alternate);
-        let mut next = &self.alternates;
-        while let Err(rejected) = next.set(alternate) {
+    fn keep(&self, derived: DerivedFrame) {
+        let (representation, event_type) = (derived.representation, derived.event_type);
+        let mut derived = Box::new(derived);
+        let mut next = &self.derived_frames;
+        while let Err(rejected) = next.set(derived) {
             let Some(other) = next.get().filter(|other| !other.is(representation, event_type)) else { return };
-            (alternate, next) = (rejected, &other.next);
+            (derived, next) = (rejected, &other.next);
         }
     }
 
-    fn alternates(&self) -> impl Iterator<Item = &DerivedFrame> {
-        std::iter::successors(self.alternates.get(), |alternate| alternate.next.get()).map(|alternate| &**alternate)
+    fn derived_frames(&self) -> impl Iterator<Item = &DerivedFrame> {
+        std::iter::successors(self.derived_frames.get(), |derived| derived.next.get()).map(|derived| &**derived)
     }
 
     /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
@@ -158,8 +158,8 @@ impl FeedEvent {
     }
 
     /// Returns the bytes of the frames derived from this event.
-    pub(super) fn alternate_bytes(&self) -> usize {
-        self.alternates().map(|alternate| alternate.frame.len()).sum()
+    pub(super) fn derived_frame_bytes(&self) -> usize {
+        self.derived_frames().map(|derived| derived.frame.len()).sum()
     }
 
     /// The memory of an event in bytes besides its object and its frame: the struct itself, its reference counts, and

@@ -73,7 +73,7 @@ impl CacheReader {
             let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
             let start = HistoryStart {
                 at: timeline.ring.floor,
-                headroom: timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes()),
+                headroom: timeline.ring.headroom(&self.shared.config.get(), self.shared.derived_frame_bytes()),
                 first,
                 since: Instant::now(),
                 state: timeline.snapshot(),

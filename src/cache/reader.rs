@@ -102,9 +102,9 @@ impl CacheReader {
         self.shared.timeline.read().history
     }
 
-    /// Returns a mark of the current objects, to detect later whether they have changed.
-    pub fn state_mark(&self) -> FeedStateId {
-        self.shared.timeline.read().mark()
+    /// Returns the ID of the current state, to detect later whether they have changed.
+    pub fn state_id(&self) -> FeedStateId {
+        self.shared.timeline.read().state_id()
     }
 
     /// Returns the oldest version that a watch may start from now.
@@ -165,10 +165,10 @@ impl CacheReader {
         self.shared.timeline.read().served_version()
     }
 
-    /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
-    /// on. Returns false if the feed has changed since `mark`.
-    pub fn confirm(&self, mark: FeedStateId, at: ResourceVersion) -> bool {
-        let is_present = self.shared.timeline.write().confirm(mark, at);
+    /// Records that upstream had the state of `state_id` at version `at`; readers get the state at that version from now
+    /// on. Returns false if the feed has changed since `state_id`.
+    pub fn confirm(&self, state_id: FeedStateId, at: ResourceVersion) -> bool {
+        let is_present = self.shared.timeline.write().confirm(state_id, at);
         if is_present {
             // Wakes readers that wait for that version.
             self.shared.progress.send_modify(|_| {});
@@ -371,7 +371,7 @@ impl CacheReader {
 
     pub fn stats(&self) -> CacheStats {
         let SharedFeedCache { derived_json, chunks, .. } = &*self.shared;
-        let derived_bytes = self.shared.alternate_bytes() + derived_json.bytes() + chunks.bytes();
+        let derived_bytes = self.shared.derived_frame_bytes() + derived_json.bytes() + chunks.bytes();
         let memory_bytes = self.shared.share.used();
         CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }
     }

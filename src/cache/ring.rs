@@ -72,21 +72,21 @@ impl EventRing {
         self.charge.set(0);
     }
 
-    /// Adds an event after all others, and evicts events beyond the bounds before. `alternates` is the size of the
+    /// Adds an event after all others, and evicts events beyond the bounds before. `derived_bytes` is the size of the
     /// frames derived from events. Adds parked readers of the event's lanes to `wakes`.
     pub(super) fn push(
         &mut self,
         event: &Arc<FeedEvent>,
         config: &CacheConfig,
         now: Instant,
-        alternates: usize,
+        derived_bytes: usize,
         wakes: &mut PendingWakeups,
     ) {
         self.next_seq = event.seq + 1;
         self.events += 1;
         self.bytes += event.charge();
         self.charge.set(self.events * FeedEvent::OVERHEAD_BYTES);
-        self.evict(config, now, alternates);
+        self.evict(config, now, derived_bytes);
         self.all.push(event, wakes);
         self.narrow.for_each_of(event, |lane| lane.push(event, wakes));
     }
@@ -136,11 +136,11 @@ impl EventRing {
         self.oldest().map_or(self.next_seq, |oldest| oldest.seq)
     }
 
-    /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
-    pub(super) fn headroom(&self, config: &CacheConfig, alternates: usize) -> EventRingHeadroom {
+    /// Returns the free space of the ring. `derived_bytes` is the size of the frames derived from its events.
+    pub(super) fn headroom(&self, config: &CacheConfig, derived_bytes: usize) -> EventRingHeadroom {
         EventRingHeadroom {
             events: config.window_events_max.saturating_sub(self.events),
-            bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
+            bytes: config.window_bytes().saturating_sub(self.bytes + derived_bytes),
         }
     }
 
@@ -200,17 +200,17 @@ impl EventRing {
         })
     }
 
-    /// Evicts events beyond the bounds. `alternates` is the size of the frames derived from events.
-    pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut alternates: usize) {
+    /// Evicts events beyond the bounds. `derived_bytes` is the size of the frames derived from events.
+    pub(super) fn evict(&mut self, config: &CacheConfig, now: Instant, mut derived_bytes: usize) {
         while let Some(oldest) = self.oldest() {
             let is_over_limit = self.events > config.window_events_max
-                || self.bytes + alternates > config.window_bytes()
+                || self.bytes + derived_bytes > config.window_bytes()
                 || now.duration_since(oldest.at) > config.window_age_max;
             if !is_over_limit {
                 return;
             }
             self.evict_one(&oldest);
-            alternates = alternates.saturating_sub(oldest.alternate_bytes());
+            derived_bytes = derived_bytes.saturating_sub(oldest.derived_frame_bytes());
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) struct SharedFeedCache {
     pub(super) verbatim: ObjectRenderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<FeedTimeline>,
-    /// The accounts for the alternate frames of events.
+    /// The accounts for the derived frames of events.
     pub(super) made: DerivedFrameAccounts,
     pub(super) derived_json: DerivedJsonCache,
     pub(super) chunks: ChunkCache,
@@ -64,7 +64,7 @@ impl SharedFeedCache {
         FeedProgress { rv: ResourceVersion(self.reached.rv.load(Ordering::Acquire)), bookmarks }
     }
 
-    pub(super) fn alternate_bytes(&self) -> usize {
+    pub(super) fn derived_frame_bytes(&self) -> usize {
         self.made.bytes.load(Ordering::Relaxed)
     }
 }

@@ -90,7 +90,7 @@ pub struct CacheStats {
     pub span_seconds: f64,
 }
 
-/// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
+/// Identifies a state of a feed's objects: if two IDs are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FeedStateId {
     /// The number of the history, which increases when the feed starts a new one.
@@ -217,10 +217,10 @@ impl FeedTimeline {
         }
     }
 
-    /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
+    /// Records that upstream had the state of `state_id` at version `at`. Returns whether it is still the ID of the
     /// current state.
-    pub(super) fn confirm(&mut self, mark: FeedStateId, at: ResourceVersion) -> bool {
-        let is_present = !self.has_ended && mark == self.mark();
+    pub(super) fn confirm(&mut self, state_id: FeedStateId, at: ResourceVersion) -> bool {
+        let is_present = !self.has_ended && state_id == self.state_id();
         if is_present && at > self.served_version() {
             self.confirmed = Some(ConfirmedVersion { rv: at, cached: None });
         }
@@ -284,7 +284,7 @@ impl FeedTimeline {
         Some(state.without(&since))
     }
 
-    pub(super) fn mark(&self) -> FeedStateId {
+    pub(super) fn state_id(&self) -> FeedStateId {
         FeedStateId { history: self.history, next_seq: self.ring.next_seq }
     }
 

@@ -118,8 +118,8 @@ impl CacheWriter {
                 let mut of_version = std::iter::from_fn(|| changes.next_if(|change| change.object.rv == rv));
                 let applied = of_version.try_for_each(|change| {
                     if let Some(event) = timeline.apply(change, &self.shared.envelope, now)? {
-                        let (config, alternates) = (self.shared.config.get(), self.shared.alternate_bytes());
-                        timeline.ring.push(&event, &config, now, alternates, &mut wakes);
+                        let (config, derived_bytes) = (self.shared.config.get(), self.shared.derived_frame_bytes());
+                        timeline.ring.push(&event, &config, now, derived_bytes, &mut wakes);
                         fresh += 1;
                     }
                     Ok(())
@@ -145,7 +145,7 @@ impl CacheWriter {
         let rv = {
             let mut timeline = self.shared.timeline.write();
             timeline.advance(rv);
-            timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
+            timeline.ring.evict(&self.shared.config.get(), now, self.shared.derived_frame_bytes());
             timeline.progress
         };
         self.shared.chunks.expire(now);
@@ -170,7 +170,7 @@ impl CacheWriter {
     pub fn prepend(&mut self, past: BackfilledEvents) -> bool {
         let refused = {
             let mut timeline = self.shared.timeline.write();
-            let headroom = timeline.ring.headroom(&self.shared.config.get(), self.shared.alternate_bytes());
+            let headroom = timeline.ring.headroom(&self.shared.config.get(), self.shared.derived_frame_bytes());
             timeline.prepend(past, headroom).err()
         };
         self.enforce_budget();

@@ -211,7 +211,7 @@ impl FreshnessProver {
     async fn request(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
-        if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.is_live() {
+        if is_tiny && *self.quiet_at.lock() == Some(reader.state_id()) && self.is_live() {
             return self.at_once().await;
         }
         // Requests the version that upstream's storage has reached.
@@ -292,7 +292,7 @@ impl FreshnessProver {
             *self.quiet_at.lock() = None;
             return Some(position.requested_at);
         }
-        *self.quiet_at.lock() = Some(reader.state_mark());
+        *self.quiet_at.lock() = Some(reader.state_id());
         timeout(PROOF_MAX, self.prove_by_requests(position)).await.unwrap_or_default()
     }
 
@@ -381,8 +381,8 @@ impl FreshnessProver {
     /// because its version is that of its feed, which the stream delivers at once.
     fn equals_cache(&self, listed: &ListedResourceVersions) -> bool {
         let reader = &self.upstream.feed.reader;
-        let mark = reader.state_mark();
-        same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
+        let state_id = reader.state_id();
+        same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(state_id, listed.at))
     }
 
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried

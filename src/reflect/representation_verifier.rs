@@ -228,8 +228,8 @@ impl RepresentationVerifier {
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
     async fn sample(&self, state: &mut RepresentationVerifierState) {
-        let mark = self.upstream.feed.reader.state_mark();
-        let has_changed = state.sampled != Some(mark);
+        let state_id = self.upstream.feed.reader.state_id();
+        let has_changed = state.sampled != Some(state_id);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(state) {
             return;
         }
@@ -238,7 +238,7 @@ impl RepresentationVerifier {
         if !has_changed {
             return;
         }
-        state.sampled = Some(mark);
+        state.sampled = Some(state_id);
         let includes_objects =
             |renderer: &ObjectRenderer| renderer.representation() != Representation::Table(IncludeObjectPolicy::None);
         for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {

@@ -107,7 +107,7 @@ impl FeedSelfChecker {
         }
         let feed = &self.upstream.feed;
         self.upstream.wait_live().await;
-        let mut progress = SelfCheckState::since(feed.reader.state_mark());
+        let mut progress = SelfCheckState::since(feed.reader.state_id());
         // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
         let mut config = self.config.get();
@@ -128,10 +128,10 @@ impl FeedSelfChecker {
                 }
             }
             let Some(every) = config.self_check else { continue };
-            let mark = feed.reader.state_mark();
-            let is_due = progress.proven != mark || progress.sweep.is_some();
+            let state_id = feed.reader.state_id();
+            let is_due = progress.proven != state_id || progress.sweep.is_some();
             if is_due && feed.was_read_since(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
-                self.round(mark, &mut progress).await;
+                self.round(state_id, &mut progress).await;
             }
             wait = Some(every.mul_f64(0.5 + random::f64()) * 2_u32.pow(progress.unanswered.min(DOUBLINGS_MAX)));
         }
@@ -146,19 +146,19 @@ impl FeedSelfChecker {
         matches!(self.upstream.feed.spec.key.scope, FeedScope::Selected { .. })
     }
 
-    async fn round(&self, mark: FeedStateId, progress: &mut SelfCheckState) {
+    async fn round(&self, state_id: FeedStateId, progress: &mut SelfCheckState) {
         let state = self.upstream.feed.reader.snapshot();
-        if progress.expired_state == Some((mark.history, state.rv)) {
+        if progress.expired_state == Some((state_id.history, state.rv)) {
             return;
         }
         let before = (progress.proven, progress.sweep.clone());
-        let outcome = match self.compare(mark, &state, progress).await {
+        let outcome = match self.compare(state_id, &state, progress).await {
             Ok(Some(divergence)) => {
                 progress.unanswered = 0;
                 self.report(divergence, progress).await;
                 "different"
             }
-            Ok(None) if self.upstream.feed.reader.history() != mark.history => "skipped",
+            Ok(None) if self.upstream.feed.reader.history() != state_id.history => "skipped",
             Ok(None) => {
                 progress.unanswered = 0;
                 "same"
@@ -167,7 +167,7 @@ impl FeedSelfChecker {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
                 (progress.proven, progress.sweep) = before;
-                progress.record_failure(&error, (mark.history, state.rv));
+                progress.record_failure(&error, (state_id.history, state.rv));
                 "skipped"
             }
         };
@@ -177,18 +177,18 @@ impl FeedSelfChecker {
     /// Compares a part of the state. Returns an object that is certain to differ.
     async fn compare(
         &self,
-        mark: FeedStateId,
+        state_id: FeedStateId,
         state: &FeedSnapshot,
         progress: &mut SelfCheckState,
     ) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let mut candidates = if self.is_selection() {
-            self.against_current(mark, state, progress).await?
+            self.against_current(state_id, state, progress).await?
         } else {
-            self.against_page(mark, state, progress).await?
+            self.against_page(state_id, state, progress).await?
         };
         candidates.extend(self.against_objects(state).await?);
         for key in candidates.iter().take(SUSPECTS_MAX) {
-            if let Some(divergence) = self.recheck(mark, key).await? {
+            if let Some(divergence) = self.recheck(state_id, key).await? {
                 return Ok(Some(divergence));
             }
         }
@@ -198,12 +198,12 @@ impl FeedSelfChecker {
     /// Compares the versions of the next keys of the cached state with upstream. Returns the keys that differ.
     async fn against_page(
         &self,
-        mark: FeedStateId,
+        state_id: FeedStateId,
         state: &FeedSnapshot,
         progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
-        let goes_on = progress.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
-        let sweep = goes_on.unwrap_or(SelfCheckSweep { began: mark, after: None });
+        let goes_on = progress.sweep.clone().filter(|sweep| sweep.began.history == state_id.history);
+        let sweep = goes_on.unwrap_or(SelfCheckSweep { began: state_id, after: None });
         let page = self.page(state.rv, sweep.after.as_ref(), progress.keys).await?;
         let candidates = conflicting_keys(state, state, &page, &ObjectKeyRange::from_page(sweep.after.clone(), &page));
         if !candidates.is_empty() {
@@ -261,7 +261,7 @@ impl FeedSelfChecker {
     /// Compares all versions of the current state. Returns the keys that differ.
     async fn against_current(
         &self,
-        mark: FeedStateId,
+        state_id: FeedStateId,
         before: &FeedSnapshot,
         progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
@@ -270,12 +270,12 @@ impl FeedSelfChecker {
         let reader = &self.upstream.feed.reader;
         timeout(REACHED_MAX, reader.reached(listed.at)).await.map_err(|_| UpstreamError::Timeout(REACHED_MAX))?;
         let after = reader.snapshot();
-        if reader.history() != mark.history {
+        if reader.history() != state_id.history {
             return Ok(Vec::new());
         }
         let candidates = conflicting_keys(before, &after, &listed, &ObjectKeyRange::default());
         if candidates.is_empty() {
-            progress.proven = mark;
+            progress.proven = state_id;
         }
         Ok(candidates)
     }
@@ -313,14 +313,14 @@ impl FeedSelfChecker {
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
-    async fn recheck(&self, mark: FeedStateId, key: &ObjectKey) -> Result<Option<ObjectDivergence>, UpstreamError> {
+    async fn recheck(&self, state_id: FeedStateId, key: &ObjectKey) -> Result<Option<ObjectDivergence>, UpstreamError> {
         let reader = &self.upstream.feed.reader;
         let mut last: Option<(ObjectDivergence, Option<ObjectRevision>)> = None;
         for _ in 0..RECHECKS {
             sleep(self.recheck_delay().mul_f64(1.0 + random::f64())).await;
             let state = reader.snapshot();
             let then = self.object(key, state.rv).await?;
-            if reader.history() != mark.history || reader.state() != FeedState::Live {
+            if reader.history() != state_id.history || reader.state() != FeedState::Live {
                 return Ok(None);
             }
             let (cached, alike) = (state.get(key), self.has_same_bytes(&then));
@@ -335,7 +335,7 @@ impl FeedSelfChecker {
                 return Ok(None);
             }
             let divergence = ObjectDivergence {
-                history: mark.history,
+                history: state_id.history,
                 key: key.clone(),
                 at: state.rv,
                 cached: cached.map(|object| object.rv),
@@ -441,8 +441,8 @@ mod tests {
 
     #[test]
     fn failed_self_check_backs_off_and_oversized_pages_shrink() {
-        let mark = FeedStateId::default();
-        let mut progress = SelfCheckState::since(mark);
+        let state_id = FeedStateId::default();
+        let mut progress = SelfCheckState::since(state_id);
         for (error, expected) in [
             (refused(403), (1, KEYS_MAX, None)),
             (refused(504), (2, KEYS_MAX, None)),

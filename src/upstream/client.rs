@@ -10,10 +10,10 @@ use tokio::time::timeout;
 
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
 use super::identity_headers::{RequestIdentity, set_proxy_credentials};
-use super::link::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_on};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
+use super::transport::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::{
     BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
@@ -32,7 +32,7 @@ pub struct UpstreamClient {
 
 #[derive(Debug)]
 struct UpstreamClientState {
-    links: UpstreamTransports,
+    transports: UpstreamTransports,
     costs: UpstreamCostTotals,
     instance: String,
     /// The tasks for requests that outlive the callers that wait for them.
@@ -92,11 +92,11 @@ impl UpstreamClient {
         costs: UpstreamCostTotals,
         tasks: BackgroundTasks,
     ) -> Result<Self, CredentialError> {
-        let links = UpstreamTransports::load(source, endpoints)?;
+        let transports = UpstreamTransports::load(source, endpoints)?;
         let instance = format!("{:016x}", fastrand::u64(..));
         let (responses, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
         Ok(Self {
-            shared: Arc::new(UpstreamClientState { links, costs, instance, tasks, responses, strict_transport }),
+            shared: Arc::new(UpstreamClientState { transports, costs, instance, tasks, responses, strict_transport }),
         })
     }
 
@@ -110,12 +110,12 @@ impl UpstreamClient {
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
     /// new connections; open streams continue.
     pub async fn reload_credentials(self, every: Duration) {
-        self.shared.links.clone().reload_credentials(every).await;
+        self.shared.transports.clone().reload_credentials(every).await;
     }
 
     /// Returns a receiver of credential changes.
     pub fn credentials(&self) -> UpstreamCredentialChanges {
-        self.shared.links.changes()
+        self.shared.transports.changes()
     }
 
     pub(super) fn tasks(&self) -> &BackgroundTasks {
@@ -124,23 +124,23 @@ impl UpstreamClient {
 
     /// Returns the servers of upstream.
     pub fn endpoints(&self) -> &UpstreamEndpoints {
-        &self.shared.links.endpoints
+        &self.shared.transports.endpoints
     }
 
     /// Returns the URL of the server in use.
     pub fn server_url(&self) -> String {
-        self.shared.links.current().server_url()
+        self.shared.transports.current().server_url()
     }
 
     /// Returns the URL at which a server was reached.
     pub fn url_of(&self, server: &UpstreamServer) -> String {
-        self.shared.links.at(server.endpoint).server_url()
+        self.shared.transports.at(server.endpoint).server_url()
     }
 
     /// Returns the validity of the proxy's client certificate, if the credentials have one. Certificates from exec
     /// plugins are not included.
     pub fn client_certificate(&self) -> Option<CertificateValidity> {
-        self.shared.links.current().credentials.client_certificate
+        self.shared.transports.current().credentials.client_certificate
     }
 
     /// Returns the identifier of this process, by which it recognizes its own requests.
@@ -201,19 +201,19 @@ impl UpstreamClient {
             ConnectionTarget::Server(server) => (server.endpoint, false),
         };
         let counter = self.shared.costs.counter(cause, is_stream);
-        let link = self.shared.links.at(at);
-        let request = self.build_request(&link, cause, path_and_query, request, body).await?;
+        let transport = self.shared.transports.at(at);
+        let request = self.build_request(&transport, cause, path_and_query, request, body).await?;
         let outgoing = CountedRequest { request, counter };
         let responding = async {
             let pool = match via {
-                ConnectionTarget::Any(UpstreamRequestKind::Watch) => &link.watches,
-                ConnectionTarget::Any(UpstreamRequestKind::Short) => &link.short,
+                ConnectionTarget::Any(UpstreamRequestKind::Watch) => &transport.watches,
+                ConnectionTarget::Any(UpstreamRequestKind::Short) => &transport.short,
                 ConnectionTarget::Server(server) => {
-                    let stream = link.watches.acquire_on(server).or_else(|| link.short.acquire_on(server));
+                    let stream = transport.watches.acquire_on(server).or_else(|| transport.short.acquire_on(server));
                     return match stream {
                         Some(stream) => send_on(stream, outgoing).await,
                         // The credentials have been reloaded since, and so have the connections.
-                        None => link.short.send(outgoing).await,
+                        None => transport.short.send(outgoing).await,
                     };
                 }
             };
@@ -238,24 +238,25 @@ impl UpstreamClient {
     /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the status code of
     /// the response.
     pub(super) async fn send_to_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
-        let link = self.shared.links.at(endpoint);
-        let request =
-            self.build_request(&link, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new()).await?;
+        let transport = self.shared.transports.at(endpoint);
+        let request = self
+            .build_request(&transport, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new())
+            .await?;
         let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
-        Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
+        Ok(transport.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
-    /// Builds a request with the credentials of a link to upstream.
+    /// Builds a request with the credentials of a transport to upstream.
     async fn build_request(
         &self,
-        link: &UpstreamTransport,
+        transport: &UpstreamTransport,
         cause: UpstreamRequestCause,
         path_and_query: &str,
         request: request::Builder,
         body: Bytes,
     ) -> Result<Request<UpstreamBody>, UpstreamError> {
         let mut request = request
-            .uri(link.uri(path_and_query)?)
+            .uri(transport.uri(path_and_query)?)
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(CAUSE, cause.as_str())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
@@ -263,7 +264,7 @@ impl UpstreamClient {
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
         request.headers_mut().entry(HOPS).or_insert_with(ourselves);
-        request.headers_mut().extend(link.credentials.headers().await?);
+        request.headers_mut().extend(transport.credentials.headers().await?);
         Ok(request)
     }
 
@@ -339,23 +340,23 @@ impl UpstreamClient {
         lane: ForwardPoolKind,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let link = self.shared.links.current();
-        link.set_authority(&mut request)?;
+        let transport = self.shared.transports.current();
+        transport.set_authority(&mut request)?;
         let is_own = matches!(identity, RequestIdentity::ProxyItself | RequestIdentity::User(_));
         if is_own {
-            set_proxy_credentials(request.headers_mut(), link.credentials.headers().await?)?;
+            set_proxy_credentials(request.headers_mut(), transport.credentials.headers().await?)?;
         }
         let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {
-                _ if !is_own => link.caller_pools.send(identity, lane, outgoing).await,
-                ForwardPoolKind::Short => link.forwards.here().send(outgoing).await,
-                ForwardPoolKind::Stream => link.streams.send(outgoing).await,
-                ForwardPoolKind::Tunnel => link.tunnels.send(outgoing).await,
+                _ if !is_own => transport.caller_pools.send(identity, lane, outgoing).await,
+                ForwardPoolKind::Short => transport.forwards.here().send(outgoing).await,
+                ForwardPoolKind::Stream => transport.streams.send(outgoing).await,
+                ForwardPoolKind::Tunnel => transport.tunnels.send(outgoing).await,
             }
         });
-        self.endpoints().watch_response(link.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
+        self.endpoints().watch_response(transport.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
     }
 
     pub(super) fn record_response(&self) {

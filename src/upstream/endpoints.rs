@@ -1,9 +1,9 @@
 //! Several servers of one upstream, of which one is used at a time.
 //!
-//! [`choice`] decides which one. This module collects its inputs: senders of requests report failures and slow
+//! [`selector`] decides which one. This module collects its inputs: senders of requests report failures and slow
 //! responses, and a task sends readiness checks ([`super::readiness`]).
 
-mod choice;
+mod selector;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +12,10 @@ use std::sync::Arc;
 
 use tokio::time::sleep;
 
-pub use self::choice::EndpointTimings;
-pub(super) use self::choice::{EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause};
+pub use self::selector::EndpointTimings;
+pub(super) use self::selector::{
+    EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause,
+};
 use super::{ServerUrl, UpstreamError};
 use tokio::sync::watch;
 

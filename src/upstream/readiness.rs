@@ -19,12 +19,12 @@ impl UpstreamClient {
         }
         let metrics = EndpointMetrics::new(endpoints.servers());
         let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
-        let mut choice = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
+        let mut selector = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
         let mut failures = endpoints.failures();
         let mut event = EndpointEvent::Due;
         let mut reason = String::new();
         loop {
-            let decision = choice.next(event, Instant::now());
+            let decision = selector.next(event, Instant::now());
             if let Some(switch) = decision.switch {
                 let EndpointSwitch { from, to, cause } = switch;
                 endpoints.switch(switch);
@@ -37,7 +37,7 @@ impl UpstreamClient {
             event = match decision.next {
                 EndpointNextStep::Check(at) => {
                     let result = self.is_ready(at, &endpoints).await;
-                    if let (Err(error), true) = (&result, at == choice.current()) {
+                    if let (Err(error), true) = (&result, at == selector.current()) {
                         reason.clone_from(error);
                     }
                     EndpointEvent::CheckResult { is_ready: result.is_ok() }

@@ -40,18 +40,18 @@ async fn process_is_ready_after_both_rights_pass_and_rechecks_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn missing_right_keeps_process_unready_and_is_named() {
-    for topic in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
+    for resource in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
         let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
-        stub.lack(topic, true);
+        stub.lack(resource, true);
         let ready = ReadinessTracker::new();
         tasks.spawn("review permissions", authorizer.track_readiness(&ready).expect("it delegates"));
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
-        let remedy = format!("grant the proxy's account create on {}.{}", topic.resource, topic.group);
-        assert!(only.name == topic.resource && only.to_string().contains(&remedy), "{only}");
+        let remedy = format!("grant the proxy's account create on {}.{}", resource.resource, resource.group);
+        assert!(only.name == resource.resource && only.to_string().contains(&remedy), "{only}");
         assert!(stub.own_reviews() < 30, "{} reviews in five minutes", stub.own_reviews());
-        stub.lack(topic, false);
+        stub.lack(resource, false);
         sleep(RECHECKED).await;
         assert!(ready.is_ready(), "{:?}", ready.pending());
     }

@@ -98,13 +98,13 @@ impl StubReviewClient {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
-    /// Revokes the permission to create reviews of the topic, or restores it.
-    pub(in crate::auth) fn lack(&self, topic: ReviewResource, lacks: bool) {
+    /// Revokes the permission to create reviews of the resource, or restores it.
+    pub(in crate::auth) fn lack(&self, resource: ReviewResource, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
-            rules.lacking.insert(topic.resource)
+            rules.lacking.insert(resource.resource)
         } else {
-            rules.lacking.remove(topic.resource)
+            rules.lacking.remove(resource.resource)
         };
     }
 

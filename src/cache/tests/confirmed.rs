@@ -12,7 +12,7 @@ const OTHER: Pod = Pod { name: "q", ..POD };
 /// One pod, listed at 10 and confirmed at 15.
 fn confirmed() -> (CacheWriter, CacheReader) {
     let (writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
-    assert!(reader.confirm(reader.state_mark(), rv(15)));
+    assert!(reader.confirm(reader.state_id(), rv(15)));
     (writer, reader)
 }
 
@@ -33,7 +33,7 @@ fn confirmed_version_advances_state_and_sends_no_events() {
         let opened = reader.open(start, CollectionView::everything()).expect("a state");
         assert_eq!((opened.snapshot.map(|state| state.rv), opened.cursor.start()), (Some(rv(at)), rv(at)));
     }
-    assert!(reader.confirm(reader.state_mark(), rv(12)), "it is the present state");
+    assert!(reader.confirm(reader.state_id(), rv(12)), "it is the present state");
     assert_eq!(shown(&reader), (15, 1, 10), "and does not get older");
 }
 
@@ -47,12 +47,12 @@ fn late_events_below_the_confirmed_version_reach_open_watches_only() {
         reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("a state").cursor;
     let mut resumed =
         reader.open(WatchStartPosition::After(rv(15)), CollectionView::everything()).expect("in the ring").cursor;
-    let mark = reader.state_mark();
+    let state_id = reader.state_id();
     for (late, at) in [(added(&OTHER, 12), 12), (deleted(&OTHER, 13), 13)] {
         assert_eq!(writer.apply([late]), Ok(1));
         assert_eq!(shown(&reader), (15, 1, at));
     }
-    assert!(!reader.confirm(mark, rv(20)), "the feed has changed since");
+    assert!(!reader.confirm(state_id, rv(20)), "the feed has changed since");
     let mut between = reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("a state").cursor;
     writer.apply([added(&OTHER, 16)]).expect("in order");
     assert_eq!(shown(&reader), (16, 2, 16));
@@ -82,7 +82,7 @@ fn confirmation_wakes_readers_waiting_for_that_version() {
     let mut states = reader.follow_progress();
     let (mut state, mut stream) = (pin!(states.wait_served(rv(15))), pin!(reader.reached(rv(15))));
     assert!(state.as_mut().now_or_never().is_none());
-    assert!(reader.confirm(reader.state_mark(), rv(15)));
+    assert!(reader.confirm(reader.state_id(), rv(15)));
     assert!(state.as_mut().now_or_never().is_some());
     assert!(stream.as_mut().now_or_never().is_none(), "the stream has not come so far");
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::choice::EndpointDecision;
+use super::selector::EndpointDecision;
 use super::*;
 use base::BackoffBounds;
 
@@ -10,7 +10,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A choice, a clock, and the readiness of the servers.
 struct World {
-    choice: EndpointSelector,
+    selector: EndpointSelector,
     now: Instant,
     ready: Vec<bool>,
     /// Every readiness check, with its server and time.
@@ -23,15 +23,15 @@ struct World {
 impl World {
     fn of(ready: &[bool]) -> Self {
         let now = Instant::now();
-        let choice = EndpointSelector::new(ready.len(), EndpointTimings::default(), 0.0, now);
+        let selector = EndpointSelector::new(ready.len(), EndpointTimings::default(), 0.0, now);
         let (checked, switches) = (Vec::new(), Vec::new());
-        Self { choice, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
+        Self { selector, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
     }
 
     /// Passes in an event, and completes readiness checks until the choice waits.
     fn handle(&mut self, mut event: EndpointEvent) {
         loop {
-            let EndpointDecision { switch, next } = self.choice.next(event, self.now);
+            let EndpointDecision { switch, next } = self.selector.next(event, self.now);
             self.switches.extend(switch.map(|EndpointSwitch { from, to, cause }| (from, to, cause)));
             match next {
                 EndpointNextStep::Check(at) => {
@@ -47,7 +47,7 @@ impl World {
     }
 
     fn report_failure(&mut self) {
-        self.handle(EndpointEvent::Failure { at: self.choice.current() });
+        self.handle(EndpointEvent::Failure { at: self.selector.current() });
     }
 
     /// Advances the clock, and calls `happens` at every step.
@@ -119,7 +119,7 @@ fn all_servers_are_probed_until_one_is_ready() {
         assert!((12..20).contains(&rounds), "{rounds} rounds in two minutes, however many requests fail");
         world.ready[first] = true;
         world.pass(11 * SECOND, |_| {});
-        assert_eq!(world.choice.current(), first);
+        assert_eq!(world.selector.current(), first);
     }
 }
 
@@ -127,12 +127,12 @@ fn all_servers_are_probed_until_one_is_ready() {
 fn preferred_server_is_used_again_after_staying_ready() {
     let mut world = World::of(&[false, true]);
     world.report_failure();
-    assert_eq!(world.choice.current(), 1);
+    assert_eq!(world.selector.current(), 1);
     world.ready[0] = true;
     world.pass(29 * SECOND, |_| {});
     assert_eq!(world.checked_servers(), [0, 1], "not before it may have recovered");
     world.pass(30 * SECOND, |_| {});
-    assert_eq!((world.choice.current(), world.checked.len()), (1, 5));
+    assert_eq!((world.selector.current(), world.checked.len()), (1, 5));
     world.pass(2 * SECOND, |_| {});
     assert_eq!(world.switches.last(), Some(&(1, 0, EndpointSwitchCause::Preferred)));
     let checked = world.checked.len();
@@ -170,8 +170,8 @@ fn flapping_preferred_server_delays_next_failback() {
     world.report_failure();
     world.pass(24 * 3600 * SECOND, |world| {
         // The server is ready until it is used.
-        world.ready[0] = world.choice.current() == 1;
-        if world.choice.current() == 0 {
+        world.ready[0] = world.selector.current() == 1;
+        if world.selector.current() == 0 {
             world.report_failure();
         }
     });
@@ -184,7 +184,7 @@ fn alternating_failures_switch_at_most_twice_a_minute() {
     let mut world = World::of(&[false, true, true]);
     world.pass(3600 * SECOND, |world| {
         // The server in use fails, and the others are ready.
-        let current = world.choice.current();
+        let current = world.selector.current();
         world.ready = (0..3).map(|at| at != current).collect();
         world.report_failure();
     });
@@ -197,23 +197,23 @@ fn alternating_failures_switch_at_most_twice_a_minute() {
 fn second_consecutive_failure_fails_over_within_a_second() {
     let mut world = World::of(&[false, true, true]);
     world.report_failure();
-    assert_eq!(world.choice.current(), 1);
+    assert_eq!(world.selector.current(), 1);
     world.ready = vec![false, false, true];
     world.report_failure();
-    assert_eq!(world.choice.current(), 1, "it has only come");
+    assert_eq!(world.selector.current(), 1, "it has only come");
     world.pass(SECOND, |_| {});
-    assert_eq!(world.choice.current(), 2);
+    assert_eq!(world.selector.current(), 2);
 }
 
 #[test]
 fn failback_time_is_jittered_between_processes() {
     let failbacks = |spread: f64| {
         let now = Instant::now();
-        let mut choice = EndpointSelector::new(2, EndpointTimings::default(), spread, now);
+        let mut selector = EndpointSelector::new(2, EndpointTimings::default(), spread, now);
         for event in [EndpointEvent::Failure { at: 0 }, EndpointEvent::CheckResult { is_ready: false }] {
-            choice.next(event, now);
+            selector.next(event, now);
         }
-        match choice.next(EndpointEvent::CheckResult { is_ready: true }, now).next {
+        match selector.next(EndpointEvent::CheckResult { is_ready: true }, now).next {
             EndpointNextStep::Wait(Some(due)) => due - now,
             other => panic!("{other:?}"),
         }
@@ -266,7 +266,7 @@ async fn single_server_raises_no_failover_alarms() {
 #[test]
 fn backoff_doubles_up_to_maximum() {
     let waits = BackoffBounds { first: SECOND, longest: 10 * SECOND };
-    let choice = EndpointSelector::new(2, EndpointTimings::default(), 0.0, Instant::now());
-    let delays: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.delay(waits, times).as_secs()).into();
+    let selector = EndpointSelector::new(2, EndpointTimings::default(), 0.0, Instant::now());
+    let delays: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| selector.delay(waits, times).as_secs()).into();
     assert_eq!(delays, [1, 2, 4, 8, 10, 10]);
 }

@@ -257,7 +257,7 @@ async fn bookmark_versions_never_decrease() {
 async fn initial_events_end_bookmark_has_confirmed_version() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut before = stage.watch_after(10, TERMS);
-    assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));
+    assert!(stage.reader.confirm(stage.reader.state_id(), ResourceVersion(30)));
     let mut client = stage.watch_current(CollectionView::everything(), WATCH_LIST);
     assert_eq!(client.reported(), ["ADDED p 5", "BOOKMARK 30 end"]);
     // Late events below the confirmed version cancel each other out.

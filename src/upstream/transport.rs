@@ -13,7 +13,7 @@ use base::{FileLoadError, PerCore, WatchedFile};
 
 /// Credentials, and the connections to one server that use them.
 ///
-/// When the files of the credentials change, a new link is made, which later requests use. Requests in progress
+/// When the files of the credentials change, a new transport is made, which later requests use. Requests in progress
 /// continue on the old one, whose connections close after them.
 #[derive(Debug)]
 pub(super) struct UpstreamTransport {
@@ -32,14 +32,14 @@ pub(super) struct UpstreamTransport {
     pub(super) caller_pools: CallerConnectionPools,
 }
 
-/// The links to all servers of upstream, with the current credentials.
+/// The transports to all servers of upstream, with the current credentials.
 #[derive(Debug, Clone)]
 pub(super) struct UpstreamTransports {
-    links: WatchedFile<UpstreamTransportSet>,
+    transports: WatchedFile<UpstreamTransportSet>,
     pub(super) endpoints: UpstreamEndpoints,
 }
 
-/// The links of all upstream servers, one per server and at least one.
+/// The transports of all upstream servers, one per server and at least one.
 type UpstreamTransportSet = Vec<Arc<UpstreamTransport>>;
 
 /// Notifies the owner when the proxy's credentials were reloaded.
@@ -57,8 +57,8 @@ impl UpstreamCredentialChanges {
 impl UpstreamTransports {
     pub(super) fn load(source: &CredentialSource, endpoints: UpstreamEndpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            let links = WatchedFile::fixed(links(UpstreamCredentials::load(source, endpoints.servers())?)?);
-            return Ok(Self { links, endpoints });
+            let transports = WatchedFile::fixed(transports(UpstreamCredentials::load(source, endpoints.servers())?)?);
+            return Ok(Self { transports, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let servers = endpoints.clone();
@@ -66,36 +66,36 @@ impl UpstreamTransports {
         let read = move |_: &[Vec<u8>]| {
             let credentials = UpstreamCredentials::load(&read, servers.servers())?;
             check_same_address(&upstream, &credentials)?;
-            links(credentials)
+            transports(credentials)
         };
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
-        let links = loaded.map_err(|error| match error {
+        let transports = loaded.map_err(|error| match error {
             FileLoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
             FileLoadError::Content(error) => error,
         })?;
-        Ok(Self { links, endpoints })
+        Ok(Self { transports, endpoints })
     }
 
-    /// Returns the link to the server in use.
+    /// Returns the transport to the server in use.
     pub(super) fn current(&self) -> Arc<UpstreamTransport> {
         self.at(self.endpoints.current())
     }
 
-    /// Returns the link to one of the servers.
+    /// Returns the transport to one of the servers.
     pub(super) fn at(&self, endpoint: usize) -> Arc<UpstreamTransport> {
-        self.links.current()[endpoint].clone()
+        self.transports.current()[endpoint].clone()
     }
 
     pub(super) fn changes(&self) -> UpstreamCredentialChanges {
-        UpstreamCredentialChanges(self.links.clone())
+        UpstreamCredentialChanges(self.transports.clone())
     }
 
     pub(super) async fn reload_credentials(self, every: Duration) {
-        self.links.watch(every).await;
+        self.transports.watch(every).await;
     }
 }
 
-fn links(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamTransportSet, CredentialError> {
+fn transports(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamTransportSet, CredentialError> {
     credentials.into_iter().map(|credentials| UpstreamTransport::new(credentials).map(Arc::new)).collect()
 }
 
@@ -161,10 +161,10 @@ mod tests {
     fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
         let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
-        let link = UpstreamTransport::new(credentials.remove(0)).expect("no request is sent");
+        let transport = UpstreamTransport::new(credentials.remove(0)).expect("no request is sent");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(requested);
-        link.set_authority(&mut request).expect("an address");
+        transport.set_authority(&mut request).expect("an address");
         request.uri().to_string()
     }
 
