@@ -53,8 +53,6 @@ const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 const DECISION_BYTES: usize = 384;
 /// The length of the longest namespace name.
 const NAMESPACE_NAME_MAX: usize = 63;
-/// The longest user whose decision a downstream proxy may add to the cache. A proxy can send any text.
-const CACHED_USER_BYTES_MAX: usize = 10_000;
 /// The maximum time that a request waits for its review if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -111,40 +109,6 @@ impl AccessReviewer {
             .is_some_and(|cached| cached.is_by_rbac() && changes.still_valid(cached.sent, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
         self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
-    }
-
-    /// Returns the cached decision on an access, if its review was sent after `since`.
-    pub(super) async fn cached_decision(
-        &self,
-        user: &User,
-        access: &AccessAttributes,
-        since: Instant,
-    ) -> Option<(Instant, AccessReviewResult)> {
-        let cached = self.decisions.get(ReviewPurpose::Request, &AccessDecisionKey::new(user, access)).await;
-        let cached = cached.filter(|cached| cached.sent >= since)?;
-        Some((cached.sent, AccessReviewResult { allowed: cached.is_allowed, reason: cached.reason.to_string() }))
-    }
-
-    /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
-    /// with the same permission.
-    ///
-    /// If the review was for an open watch, the decision may be too old for requests.
-    pub(super) async fn cache_decision(
-        &self,
-        (user, access): (User, AccessAttributes),
-        cause: UpstreamRequestCause,
-        sent: Instant,
-        result: AccessReviewResult,
-    ) {
-        if user.len_bytes() > CACHED_USER_BYTES_MAX {
-            return;
-        }
-        let key = AccessDecisionKey::new(&user, &access);
-        let decision = AccessDecision::new(sent, result, Arc::new(user), &access);
-        if cause == UpstreamRequestCause::AccessReview {
-            self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
-        }
-        self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
     }
 
     /// Drops the decisions that a policy change may have made wrong.

@@ -16,9 +16,7 @@ use super::token_reviewer::TokenReviewPurpose;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,
 };
-use crate::upstream::{
-    AccessReviewResult, KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient, UpstreamRequestCause,
-};
+use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
 use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
 use tokio::sync::watch;
@@ -233,31 +231,6 @@ impl Authorizer {
         metrics::policy_watched(is_watched);
         if let Some(shared) = &self.delegated {
             shared.changes.set_open(is_watched);
-        }
-    }
-
-    /// Returns the cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's
-    /// review.
-    pub async fn cached_decision(
-        &self,
-        user: &User,
-        access: &AccessAttributes,
-        since: Instant,
-    ) -> Option<(Instant, AccessReviewResult)> {
-        let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
-        reviewer.cached_decision(user, access, since).await
-    }
-
-    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
-    pub async fn cache_decision(
-        &self,
-        of: (User, AccessAttributes),
-        cause: UpstreamRequestCause,
-        sent: Instant,
-        result: AccessReviewResult,
-    ) {
-        if let Some(shared) = self.delegated.as_ref().filter(|shared| sent >= shared.changes.last_activity()) {
-            shared.authenticator.access_reviewer.cache_decision(of, cause, sent, result).await;
         }
     }
 

@@ -6,8 +6,8 @@
 //! Reviews are sent with this proxy's identity, so only callers that may create reviews are answered here. A review's
 //! result depends only on its body.
 //!
-//! Responses are cached here and not in `auth::ReviewCache`, because they are sent on as they are. A token is not read,
-//! and a review for an open watch may have an older response than a request of this proxy's own callers.
+//! Responses are cached here and not with the decisions on this proxy's own callers, because they are sent on as they
+//! are. Neither cache uses the other's results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,62 +168,36 @@ impl DownstreamReviewHandler {
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
-        if kind != DownstreamReviewKind::Token {
-            return self.review_access(kind, hops, body).await;
-        }
-        let requested_at = Instant::now();
-        let response = self.client.review(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
-        // An unknown token may become valid a moment later, so the result is not reused.
-        let is_known = TokenReviewResult::parse(&response).is_some_and(|result| result.user.is_some());
-        let ttl = if is_known { self.authorizer.config().token_ttl } else { Duration::ZERO };
-        Ok(TimedResponse {
-            requested_at,
-            value: CachedDownstreamReview { body: response, ttl, lease_ttl: Duration::ZERO },
-        })
-    }
-
-    /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
-    /// review about its kubelet, and this proxy one about the node's proxy. These are the same review.
-    async fn review_access(
-        &self,
-        kind: DownstreamReviewKind,
-        hops: HeaderValue,
-        body: Bytes,
-    ) -> Result<TimedResponse<CachedDownstreamReview>, UpstreamError> {
-        let requested = AccessReviewResult::parse_request(&body);
-        let since = self.last_change().map(|change| change.requested_at_min(kind, Instant::now()));
-        if let (Some((user, access)), Some(since)) = (&requested, since)
-            && let Some((requested_at, result)) = self.authorizer.cached_decision(user, access, since).await
-            && let Some(body) = result.clone().into_response(user, access)
-        {
-            return Ok(TimedResponse { requested_at, value: self.cache_entry(body, &result) });
-        }
-        let cause = if kind == DownstreamReviewKind::Lease {
-            UpstreamRequestCause::LeaseReview
-        } else {
-            UpstreamRequestCause::AccessReview
+        let (cause, path) = match kind {
+            DownstreamReviewKind::Access => (UpstreamRequestCause::AccessReview, ACCESS_REVIEWS),
+            DownstreamReviewKind::Lease => (UpstreamRequestCause::LeaseReview, ACCESS_REVIEWS),
+            DownstreamReviewKind::Token => (UpstreamRequestCause::TokenReview, TOKEN_REVIEWS),
         };
         let requested_at = Instant::now();
-        let response = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
-        let result = AccessReviewResult::parse(&response);
-        if let (Some(requested), Some(result)) = (requested, &result) {
-            self.authorizer.cache_decision(requested, cause, requested_at, result.clone()).await;
-        }
-        let denied = AccessReviewResult { allowed: false, reason: String::new() };
-        Ok(TimedResponse { requested_at, value: self.cache_entry(response, result.as_ref().unwrap_or(&denied)) })
+        let body = self.client.review(cause, path, hops, body).await?;
+        let (ttl, lease_ttl) = self.ttls(kind, &body);
+        Ok(TimedResponse { requested_at, value: CachedDownstreamReview { body, ttl, lease_ttl } })
     }
 
-    fn cache_entry(&self, body: Bytes, result: &AccessReviewResult) -> CachedDownstreamReview {
-        let ttls = self.authorizer.config();
-        let ttl = match result {
-            AccessReviewResult { allowed: true, .. } => ttls.allowed_ttl,
-            AccessReviewResult { reason, .. } if AccessReviewResult::is_transient_denial(reason) => Duration::ZERO,
-            AccessReviewResult { .. } => ttls.denied_ttl,
-        };
-        // This proxy observes every change of RBAC, which not every proxy below it may.
-        let is_by_rbac = result.allowed && AccessReviewResult::is_by_rbac(&result.reason);
-        let lease_ttl = if is_by_rbac { ttls.recheck_rbac.max(ttl) } else { ttl };
-        CachedDownstreamReview { body, ttl, lease_ttl }
+    /// Returns how long a response serves requests, and how long it serves reviews for open watches.
+    fn ttls(&self, kind: DownstreamReviewKind, response: &[u8]) -> (Duration, Duration) {
+        let config = self.authorizer.config();
+        if kind == DownstreamReviewKind::Token {
+            // An unknown token may become valid a moment later, so the result is not reused.
+            let is_known = TokenReviewResult::parse(response).is_some_and(|result| result.user.is_some());
+            return (if is_known { config.token_ttl } else { Duration::ZERO }, Duration::ZERO);
+        }
+        match AccessReviewResult::parse(response) {
+            // This proxy observes every change of RBAC, which not every proxy below it may.
+            Some(AccessReviewResult { allowed: true, reason }) if AccessReviewResult::is_by_rbac(&reason) => {
+                (config.allowed_ttl, config.recheck_rbac.max(config.allowed_ttl))
+            }
+            Some(AccessReviewResult { allowed: true, .. }) => (config.allowed_ttl, config.allowed_ttl),
+            Some(AccessReviewResult { reason, .. }) if AccessReviewResult::is_transient_denial(&reason) => {
+                (Duration::ZERO, Duration::ZERO)
+            }
+            _ => (config.denied_ttl, config.denied_ttl),
+        }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.

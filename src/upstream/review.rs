@@ -1,6 +1,5 @@
 //! Reviews of callers: who owns a token, and what a user may do. Nothing is cached here; `auth` does that.
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
@@ -15,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::{ConnectionTarget, post_json, read_whole};
 use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
+use kubeapi::{AccessAttributes, AccessTarget, User};
 
 /// The result of a token review.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,25 +148,6 @@ impl AccessReviewResult {
         Some(Self::from_status(parse::<SubjectAccessReview>(response)?.status.unwrap_or_default()))
     }
 
-    /// The user and the access in a review request, if it has exactly the form that a proxy writes. Then it contains
-    /// nothing else that the response could depend on.
-    pub fn parse_request(request: &[u8]) -> Option<(User, AccessAttributes)> {
-        let SubjectAccessReview { spec, .. } = parse(request)?;
-        let access = requested_access(&spec)?;
-        let SubjectAccessReviewSpec { user: username, uid, groups, extra, .. } = spec;
-        let user = user(UserInfo { username, uid, groups, extra });
-        (serde_json::to_vec(&access_review(&user, &access)).ok()? == request).then_some((user, access))
-    }
-
-    /// Returns the review response with this result for `user` and `access`.
-    pub fn into_response(self, user: &User, access: &AccessAttributes) -> Option<Bytes> {
-        let Self { allowed, reason } = self;
-        let status =
-            SubjectAccessReviewStatus { allowed, reason: some(&reason), ..SubjectAccessReviewStatus::default() };
-        let review = SubjectAccessReview { status: Some(status), ..access_review(user, access) };
-        serde_json::to_vec(&review).ok().map(Bytes::from)
-    }
-
     /// Whether the reason of an allow decision names RBAC.
     pub fn is_by_rbac(reason: &str) -> bool {
         reason.starts_with(BY_RBAC)
@@ -214,36 +194,6 @@ fn access_review(user: &User, access: &AccessAttributes) -> SubjectAccessReview 
     SubjectAccessReview { spec, ..SubjectAccessReview::default() }
 }
 
-fn requested_access(spec: &SubjectAccessReviewSpec) -> Option<AccessAttributes> {
-    let owned = |text: &Option<String>| text.clone().unwrap_or_default();
-    match (&spec.resource_attributes, &spec.non_resource_attributes) {
-        (Some(attributes), None) => {
-            let target = ResourceAccessAttributes {
-                group: owned(&attributes.group),
-                version: owned(&attributes.version),
-                resource: owned(&attributes.resource),
-                subresource: owned(&attributes.subresource),
-                namespace: owned(&attributes.namespace),
-                name: owned(&attributes.name),
-                field_selector: attributes
-                    .field_selector
-                    .as_ref()
-                    .map_or_else(String::new, |selector| owned(&selector.raw_selector)),
-                label_selector: attributes
-                    .label_selector
-                    .as_ref()
-                    .map_or_else(String::new, |selector| owned(&selector.raw_selector)),
-            };
-            Some(AccessAttributes { verb: owned(&attributes.verb), target: AccessTarget::Resource(Box::new(target)) })
-        }
-        (None, Some(attributes)) => {
-            let target = AccessTarget::Path(attributes.path.clone()?);
-            Some(AccessAttributes { verb: attributes.verb.clone()?, target })
-        }
-        _ => None,
-    }
-}
-
 /// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
 /// itself (R-AUTHZ-2).
 fn attributes(access: &AccessAttributes) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
@@ -280,6 +230,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use kubeapi::ResourceAccessAttributes;
 
     /// A2: the review carries every attribute that a permission may depend on.
     #[test]
@@ -311,39 +262,6 @@ mod tests {
             },
         });
         assert_eq!(spec, expected);
-    }
-
-    /// If an attribute were missing from the cache key, a result would apply to more than was reviewed.
-    #[test]
-    fn review_with_unknown_fields_is_not_cacheable() {
-        let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
-        let target = ResourceAccessAttributes {
-            resource: "pods".to_owned(),
-            name: "p".to_owned(),
-            ..ResourceAccessAttributes::default()
-        };
-        for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
-            let access = AccessAttributes { verb: "watch".to_owned(), target };
-            let request = serde_json::to_value(access_review(&node, &access)).expect("JSON");
-            let parse = |request: &serde_json::Value| AccessReviewResult::parse_request(request.to_string().as_bytes());
-            let written = serde_json::to_vec(&access_review(&node, &access));
-            assert_eq!(
-                AccessReviewResult::parse_request(&written.expect("JSON")),
-                Some((node.clone(), access.clone()))
-            );
-            for (at, value) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
-                let mut more = request.clone();
-                let (parent, key) = at.rsplit_once('/').expect("a path");
-                let parent = if parent.is_empty() { Some(&mut more) } else { more.pointer_mut(parent) };
-                let parent = parent.and_then(serde_json::Value::as_object_mut).expect("an object");
-                parent.insert(key.to_owned(), json!(value));
-                assert_eq!(parse(&more), None, "{at}");
-            }
-            let result = AccessReviewResult { allowed: true, reason: "so".to_owned() };
-            let response = result.clone().into_response(&node, &access).expect("JSON");
-            assert_eq!(AccessReviewResult::parse(&response), Some(result));
-        }
-        assert_eq!(AccessReviewResult::parse_request(b"{}"), None);
     }
 
     #[test]

@@ -4,8 +4,6 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::NamespaceAccess;
-use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
-use kubeapi::{AccessAttributes, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -206,47 +204,6 @@ async fn node_access_is_reviewed_every_ten_minutes_others_each_minute() {
         let took = time_to_end(&watch.end_token()).await;
         assert!(took <= BOUND, "{name}: {took:?}");
         assert_eq!(watch.end_reason(), Some("denied"));
-    }
-}
-
-/// A node's proxy sends a review for its kubelet, and then opens the same watch as its node.
-#[tokio::test(start_paused = true)]
-async fn decision_learned_for_a_downstream_proxy_is_reused() {
-    for allowed in [true, false] {
-        let scene = scene();
-        let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
-        let pods = info(PODS);
-        let (user, access) = (caller.user().expect("authenticated"), AccessAttributes::from_request(&pods));
-        let before = Instant::now();
-        assert!(scene.authorizer.cached_decision(user, &access, before).await.is_none());
-        let result = AccessReviewResult { allowed, reason: "said so".to_owned() };
-        let question = || (User::clone(user), access.clone());
-        scene.authorizer.cache_decision(question(), UpstreamRequestCause::LeaseReview, before, result.clone()).await;
-        assert!(
-            scene.authorizer.cached_decision(user, &access, before).await.is_none(),
-            "it may be older than requests go by"
-        );
-        scene.authorizer.cache_decision(question(), UpstreamRequestCause::AccessReview, before, result.clone()).await;
-        assert_eq!(scene.authorizer.cached_decision(user, &access, before).await, Some((before, result)));
-        assert!(
-            scene.authorizer.cached_decision(user, &access, before + seconds(1)).await.is_none(),
-            "too old for who asks so"
-        );
-        assert_eq!(scene.authorizer.grant(&caller, &pods).await.is_ok(), allowed);
-        assert_eq!(accesses(&scene), 0, "{allowed}");
-        sleep(seconds(1)).await;
-        scene.authorizer.policy_changed(&change("ada", "t1"));
-        sleep(seconds(1)).await;
-        assert!(
-            scene.authorizer.cached_decision(user, &access, before).await.is_none_or(|known| known.0 > before),
-            "forgotten"
-        );
-        let result = AccessReviewResult { allowed, reason: "said so".to_owned() };
-        scene.authorizer.cache_decision(question(), UpstreamRequestCause::AccessReview, before, result).await;
-        assert!(
-            scene.authorizer.cached_decision(user, &access, before).await.is_none_or(|known| known.0 > before),
-            "it came late"
-        );
     }
 }
 
