@@ -27,8 +27,8 @@ mod namespace_access_decisions;
 mod policy_changes;
 mod rbac_bindings;
 mod recheck_schedule;
-mod review_cache;
 mod review_permission;
+mod review_purpose;
 mod review_queue;
 #[cfg(test)]
 mod tests;

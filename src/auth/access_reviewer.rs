@@ -6,13 +6,14 @@ use ring::digest;
 use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
-use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
 use super::review_permission::ReviewResource;
+use super::review_purpose::ReviewPurpose;
 use super::review_queue::{
     LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
 };
 use super::{AffectedUsers, AuthConfig, GrantError};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
+use base::CoalescingCache;
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -22,7 +23,7 @@ use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn ReviewClient>,
     pub(super) queue: ReviewQueue,
-    decisions: ReviewCache<AccessDecisionKey, AccessDecision>,
+    decisions: CoalescingCache<(ReviewPurpose, AccessDecisionKey), AccessDecision>,
     config: AuthConfig,
 }
 
@@ -59,8 +60,8 @@ const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 impl AccessReviewer {
     pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig) -> Self {
         let ttls = config.clone();
-        let ttl = move |purpose, decision: &AccessDecision| decision.ttl(purpose, &ttls);
-        let decisions = ReviewCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
+        let ttl = move |(purpose, _): &_, decision: &AccessDecision| Some(decision.ttl(*purpose, &ttls));
+        let decisions = CoalescingCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
         Self { reviews, queue: queue(config), decisions, config: config.clone() }
     }
 
@@ -77,7 +78,7 @@ impl AccessReviewer {
         since: Option<Instant>,
     ) -> Result<AccessDecision, GrantError> {
         let key = AccessDecisionKey::new(user, access);
-        let review = || async {
+        let review = |_| async {
             let (class, cause) = class_and_cause(user, purpose);
             let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
             let (sent, result) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
@@ -86,11 +87,14 @@ impl AccessReviewer {
             // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
             // return one that is too old for requests.
             if cause == UpstreamRequestCause::LeaseReview && !decision.is_allowed {
-                self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
+                let is_older = |cached: &AccessDecision| cached.sent <= sent;
+                self.decisions.put(&(ReviewPurpose::Request, key), decision.clone(), is_older).await;
             }
             Ok(decision)
         };
-        let decision = self.decisions.get_or_review(purpose, &key, since, review).await?;
+        let is_accepted = |cached: &AccessDecision| since.is_none_or(|since| cached.sent >= since);
+        let decided = self.decisions.get_or_fetch(&(purpose, key), is_accepted, review).await;
+        let decision = decided.map_err(Arc::unwrap_or_clone)?;
         if decision.is_allowed { Ok(decision) } else { Err(GrantError::Denied(decision.reason)) }
     }
 
@@ -104,7 +108,7 @@ impl AccessReviewer {
         access: &Arc<AccessAttributes>,
         changes: &PolicyChanges,
     ) -> Result<(), GrantError> {
-        let cached = self.decisions.get(ReviewPurpose::Proxy, &AccessDecisionKey::new(user, access)).await;
+        let cached = self.decisions.get(&(ReviewPurpose::Proxy, AccessDecisionKey::new(user, access))).await;
         let is_upheld = cached
             .is_some_and(|cached| cached.is_by_rbac() && changes.still_valid(cached.sent, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
@@ -198,12 +202,6 @@ impl AccessDecision {
 
     fn len_bytes(&self) -> usize {
         DECISION_BYTES + self.user.len_bytes() + self.namespace.len() + self.reason.len()
-    }
-}
-
-impl ReviewResult for AccessDecision {
-    fn sent(&self) -> Instant {
-        self.sent
     }
 }
 

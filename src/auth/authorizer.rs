@@ -11,7 +11,7 @@ use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
-use super::review_cache::ReviewPurpose;
+use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,

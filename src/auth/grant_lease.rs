@@ -25,7 +25,7 @@ use super::credential::{AuthenticatedIdentity, Credential};
 use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{PolicyChanges, YIELD_EVERY};
-use super::review_cache::ReviewPurpose;
+use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{AffectedUsers, AuthConfig, GrantError, RevokedPermission, metrics};
 use crate::upstream::CredentialId;

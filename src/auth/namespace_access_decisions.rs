@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::authenticator::Authenticator;
 use super::recheck_schedule::NamespaceRecheckSchedule;
-use super::review_cache::ReviewPurpose;
+use super::review_purpose::ReviewPurpose;
 use super::{AffectedNamespaces, GrantError};
 use base::{KeyedSemaphores, sleep_until_opt};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};

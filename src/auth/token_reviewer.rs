@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
-use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
 use super::review_permission::ReviewResource;
+use super::review_purpose::ReviewPurpose;
 use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::{AuthConfig, GrantError};
 use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult};
-use base::WallClock;
+use base::{CoalescingCache, WallClock};
 use kubeapi::{FlowDistinguisher, User};
 
 /// Creates token reviews upstream, and caches the results for seconds.
@@ -20,7 +20,7 @@ pub(super) struct TokenReviewer {
     reviews: Arc<dyn ReviewClient>,
     clock: WallClock,
     audiences: Arc<[String]>,
-    results: ReviewCache<CredentialId, CachedTokenReview>,
+    results: CoalescingCache<(ReviewPurpose, CredentialId), CachedTokenReview>,
     /// The users of tokens that upstream accepted at their last review. Such tokens have a rate limit of their own, so
     /// that they do not compete with guessed tokens from the same address.
     known_tokens: moka::sync::Cache<CredentialId, FlowDistinguisher>,
@@ -57,15 +57,15 @@ impl TokenReviewer {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
-        let ttl = move |purpose, result: &CachedTokenReview| match (purpose, &result.user) {
-            (ReviewPurpose::Lease, Some(_)) => longest,
-            _ => token_ttl,
+        let ttl = move |(purpose, _): &_, result: &CachedTokenReview| match (purpose, &result.user) {
+            (ReviewPurpose::Lease, Some(_)) => Some(longest),
+            _ => Some(token_ttl),
         };
         Self {
             reviews,
             clock,
             audiences: config.audiences.clone().into(),
-            results: ReviewCache::new(RESULTS_MAX, |_| 1, ttl),
+            results: CoalescingCache::new(RESULTS_MAX, |_| 1, ttl),
             known_tokens: moka::sync::Cache::builder()
                 .max_capacity(KNOWN_TOKENS_MAX)
                 .time_to_idle(KNOWN_TOKEN_IDLE_MAX)
@@ -91,19 +91,21 @@ impl TokenReviewer {
             TokenReviewPurpose::Request { .. } => (ReviewPurpose::Request, None),
             TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
         };
-        let review = || async {
+        let review = |_| async {
             let charges = self.charges(&id, purpose);
             let review = self.reviews.review_token(token.expose(), &self.audiences);
             let (sent, result) = self.queue.send(&charges, review).await?;
             let result = self.accept(id, token, sent, result);
             // Requests may use the result of a lease's review.
             if cached_for == ReviewPurpose::Lease {
-                self.results.put(ReviewPurpose::Request, &id, result.clone()).await;
+                let is_older = |cached: &CachedTokenReview| cached.sent <= sent;
+                self.results.put(&(ReviewPurpose::Request, id), result.clone(), is_older).await;
             }
             Ok(result)
         };
-        let CachedTokenReview { sent, user, expires_at } =
-            self.results.get_or_review(cached_for, &id, since, review).await?;
+        let is_accepted = |cached: &CachedTokenReview| since.is_none_or(|since| cached.sent >= since);
+        let result = self.results.get_or_fetch(&(cached_for, id), is_accepted, review).await;
+        let CachedTokenReview { sent, user, expires_at } = result.map_err(Arc::unwrap_or_clone)?;
         let user = user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if expires_at.is_some_and(|expires_at| expires_at <= self.clock.now()) {
@@ -165,12 +167,6 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
             ReviewClass::Unauthenticated => limit(ReviewRate::new(reviews_per_source, reviews_burst_per_source)),
         })
     })
-}
-
-impl ReviewResult for CachedTokenReview {
-    fn sent(&self) -> Instant {
-        self.sent
-    }
 }
 
 /// Returns the address that a limit counts by: an IPv4 address, or the /64 network of an IPv6 address.

@@ -24,7 +24,7 @@ use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::forward::unreachable;
 use crate::serve::limits::ConcurrencyLimits;
-use crate::serve::read::{CoalescingCache, ReadRequest, TimedResponse};
+use crate::serve::read::{ReadRequest, TimedResponse};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, ResponseBody, TEXT, new_audit_id, plain, put_served, too_many,
 };
@@ -33,7 +33,7 @@ use crate::upstream::{
     ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamClient, UpstreamError,
     UpstreamRequestCause, is_impersonation,
 };
-use base::ReadinessTracker;
+use base::{CoalescingCache, ReadinessTracker};
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
 
 /// The kind of a review that a downstream proxy requests.
@@ -78,7 +78,7 @@ struct LastPermissionChange {
 pub(crate) struct DownstreamReviewHandler {
     client: UpstreamClient,
     authorizer: Authorizer,
-    cache: CoalescingCache<DownstreamReviewKey, CachedDownstreamReview>,
+    cache: CoalescingCache<DownstreamReviewKey, TimedResponse<CachedDownstreamReview>>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
@@ -101,8 +101,8 @@ impl DownstreamReviewHandler {
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        let cache =
-            CoalescingCache::new(CACHE_BYTES_MAX, |cached: &CachedDownstreamReview| KEY_BYTES + cached.body.len());
+        let len_bytes = |cached: &TimedResponse<CachedDownstreamReview>| KEY_BYTES + cached.value.body.len();
+        let cache = CoalescingCache::new(CACHE_BYTES_MAX, len_bytes, |_, _| None);
         Self { client, authorizer, cache, concurrency, body_max, lag_max }
     }
 
@@ -153,13 +153,16 @@ impl DownstreamReviewHandler {
         let body = collected.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
         let key = DownstreamReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
-        let send = |_| self.send(kind, hops, body);
-        let pending =
-            self.cache.get(&key, received, |cached| kind.is_fresh(cached, self.last_change(), Instant::now()), send);
-        let outcome = timeout(REVIEW_TIMEOUT, pending).await.unwrap_or(Err(UpstreamError::Timeout(REVIEW_TIMEOUT)));
-        let (cached, source) = outcome.map_err(|error| unreachable(&error))?;
-        metrics::answered_proxy("review", source);
-        Ok(cached.body)
+        let called = Instant::now();
+        let is_accepted = |cached: &TimedResponse<_>| {
+            cached.requested_at >= received || kind.is_fresh(cached, self.last_change(), Instant::now())
+        };
+        let pending = self.cache.get_or_fetch(&key, is_accepted, |_| self.send(kind, hops.clone(), body.clone()));
+        let outcome = timeout(REVIEW_TIMEOUT, pending).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(Arc::new(UpstreamError::Timeout(REVIEW_TIMEOUT))));
+        let cached = outcome.map_err(|error| unreachable(&error))?;
+        metrics::answered_proxy("review", cached.origin(called));
+        Ok(cached.value.body)
     }
 
     async fn send(

@@ -4,16 +4,16 @@
 //! ReadRequest ─► FeedResolver (source, wait_ready) ─► FeedSnapshot ─► ReadHandler::get | ReadHandler::list ─► response
 //! ```
 
-mod coalescing_cache;
 mod discovery_cache;
 mod reader;
 mod request;
 mod sources;
+mod timed_response;
 
 pub use sources::spec;
 
-pub(crate) use coalescing_cache::{CoalescingCache, TimedResponse};
 pub(crate) use discovery_cache::DiscoveryCache;
 pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
 pub(crate) use request::{CacheReadResult, NotServable, ReadRequest};
 pub(crate) use sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
+pub(crate) use timed_response::TimedResponse;

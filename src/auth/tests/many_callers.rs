@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::access_reviewer::AccessReviewer;
-use crate::auth::review_cache::ReviewPurpose;
+use crate::auth::review_purpose::ReviewPurpose;
 use kubeapi::{AccessAttributes, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";

@@ -29,12 +29,12 @@ use crate::feeds::FeedRegistry;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
-use crate::serve::read::coalescing_cache::{CoalescingCache, TimedResponse};
-use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
+use crate::serve::read::{FREE_BYTES_MAX, ReadRequest, TimedResponse};
 use crate::serve::response::{AUDIT_ID, ResponseBody, new_audit_id, put_served};
 use crate::upstream::{
     CachedDocument, HOPS, ResourceCatalog, ServerBuild, UpstreamClient, UpstreamError, is_impersonation,
 };
+use base::CoalescingCache;
 use kubeapi::{SupportedMediaTypes, UrlQuery, discovery_accept, pretty};
 
 /// All properties of a request that determine the discovery document. Upstream has few documents and each has few keys,
@@ -52,7 +52,7 @@ pub(crate) struct DiscoveryCache {
     client: UpstreamClient,
     catalog: ResourceCatalog,
     feeds: FeedRegistry,
-    copies: CoalescingCache<DiscoveryDocumentKey, Arc<CachedDocument>>,
+    copies: CoalescingCache<DiscoveryDocumentKey, TimedResponse<Arc<CachedDocument>>>,
     concurrency: Arc<ConcurrencyLimits>,
     slow_readers: SlowReaderReaper,
     /// How long upstream's discovery may lag behind an observed change.
@@ -82,7 +82,7 @@ impl DiscoveryCache {
             client,
             catalog,
             feeds,
-            copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes),
+            copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes, |_, _| None),
             concurrency,
             slow_readers,
             lag_max,
@@ -122,20 +122,24 @@ impl DiscoveryCache {
         key: &DiscoveryDocumentKey,
         hops: HeaderValue,
     ) -> Option<Response<ResponseBody>> {
-        let flow = request.caller.flow();
-        let fetch = async |last| {
+        let (flow, called) = (request.caller.flow(), Instant::now());
+        let fetch = |last: Option<TimedResponse<_>>| async {
             // The fetch takes the same permit as the caller's forwarded request would.
             let _permit = self.concurrency.forwards.acquire(flow.as_ref()).map_err(|error| error.to_string())?;
-            self.fetch(key, hops, last).await.map_err(|error| error.to_string())
+            let last = last.map(|last| last.value);
+            self.fetch(key, hops.clone(), last).await.map_err(|error| error.to_string())
         };
-        let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
-        let fetched = timeout(FETCH_TIMEOUT, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
+        // A copy that was requested before the caller's request arrived may predate that request.
+        let is_accepted = |copy: &TimedResponse<_>| copy.requested_at >= request.received || self.is_current(key, copy);
+        let fetching = timeout(FETCH_TIMEOUT, self.copies.get_or_fetch(key, is_accepted, fetch));
+        let fetched = fetching.await.unwrap_or_else(|elapsed| Err(Arc::new(elapsed.to_string())));
         let fetched = fetched.inspect_err(|error| {
-            tracing::debug!(path = key.path, error, "cannot serve discovery from the cache; forwarding");
+            tracing::debug!(path = key.path, %error, "cannot serve discovery from the cache; forwarding");
         });
-        let (document, source) = fetched.ok()?;
-        metrics::served_discovery(if key.path == VERSION { "version" } else { "discovery" }, source);
-        self.response(request, &document)
+        let copy = fetched.ok()?;
+        let kind = if key.path == VERSION { "version" } else { "discovery" };
+        metrics::served_discovery(kind, copy.origin(called));
+        self.response(request, &copy.value)
     }
 
     /// Whether a copy is current, as far as changes are observed.
@@ -232,9 +236,9 @@ fn group_version(path: &str) -> Option<(&str, Option<&str>)> {
     Some(path.split_once('/').map_or((path, None), |(group, version)| (group, Some(version))))
 }
 
-fn len_bytes(document: &Arc<CachedDocument>) -> usize {
+fn len_bytes(copy: &TimedResponse<Arc<CachedDocument>>) -> usize {
     const HEADERS_BYTES: usize = 2_048;
-    HEADERS_BYTES + document.body.len()
+    HEADERS_BYTES + copy.value.body.len()
 }
 
 #[cfg(test)]
