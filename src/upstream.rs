@@ -39,8 +39,8 @@ pub use cost::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 pub use credentials::{CredentialError, CredentialSource};
 pub use dial::InMemoryUpstream;
 pub use discovery::{
-    ApiDefinition, ApiDefinitionKind, DiscoveryDocuments, DiscoveryFailure, DocumentRefusalBackoff,
-    PerApiDefinitionKind, ResourceCatalog, ResourceOrigin, UpstreamResource,
+    ApiDefinition, ApiDefinitionKind, DiscoveryFailure, DocumentRefusalBackoff, PerApiDefinitionKind, ResourceCatalog,
+    ResourceOrigin, UpstreamResource,
 };
 pub use endpoints::{EndpointTimings, UpstreamEndpoints, UpstreamEndpointsConfig};
 pub use error::{UnsendableRequest, UpstreamError};

@@ -4,8 +4,8 @@ use crate::upstream::{KubernetesRelease, UpstreamClient};
 const AREA: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: KubernetesRelease = KubernetesRelease { major: 1, minor: 34 };
-/// The oldest Kubernetes release that is tested.
-const TESTED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
+/// The first release that is supported: it has aggregated discovery of `apidiscovery.k8s.io/v2`.
+const SUPPORTED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
 
 /// Reports the release of the apiserver, and the user that it authenticates the proxy as. Also returns whether the
 /// apiserver responds and accepts the credentials. If not, every other check would fail the same way.
@@ -42,8 +42,8 @@ pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
 
 fn of_release(url: &str, release: KubernetesRelease) -> CheckFinding {
     let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
-    if release < TESTED_SINCE {
-        CheckFinding::warning(AREA, format!("{named} is older than the oldest tested release (1.30)"))
+    if release < SUPPORTED_SINCE {
+        CheckFinding::failed(AREA, format!("{named} is older than 1.30, the oldest supported release"))
     } else if release < STREAMS_LISTS {
         let message = format!(
             "{named} may not stream lists (WatchList, on by default since 1.34): the proxy reads lists in pages"

@@ -3,7 +3,6 @@
 mod definitions;
 mod documents;
 mod refusal_backoff;
-mod saved_documents;
 mod served_resources;
 
 use std::collections::HashMap;
@@ -16,12 +15,11 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
 use self::definitions::{CustomResourceDefinitions, DefinedApis};
-use self::documents::{AggregatedDiscoveryList, ApiGroupList, ApiResourceList, ApiServices, GroupVersionResources};
+use self::documents::{AggregatedDiscoveryList, ApiServices};
 pub use self::refusal_backoff::DocumentRefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
-pub use self::saved_documents::DiscoveryDocuments;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
-use super::{BODY_BYTES_MAX, CachedDocument, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use super::{BODY_BYTES_MAX, CachedDocument, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
@@ -353,30 +351,10 @@ impl ResourceCatalog {
             // A 304 for an unconditional request must not count as an unchanged, empty document.
             return if is_known { Ok(None) } else { Err(UpstreamError::OtherDocument(root.to_owned())) };
         };
-        if let Some(versions) = versions_in(&body) {
-            return Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }));
-        }
-        // An older server's ETag here does not cover the documents below.
-        Ok(Some(DiscoveryRoot { etag: None, versions: self.versions_below(root, &body).await? }))
-    }
-
-    /// Fetches every group version below `/api` or `/apis` separately, from a server without aggregated discovery.
-    async fn versions_below(&self, root: &str, body: &[u8]) -> Result<Vec<GroupVersionResources>, UpstreamError> {
-        let groups = read::<ApiGroupList>(body).ok_or_else(|| UpstreamError::OtherDocument(root.to_owned()))?;
-        let mut versions = Vec::new();
-        for group_version in groups.group_versions() {
-            match self.client.fetch(UpstreamRequestCause::Discovery, &format!("{root}/{group_version}"), JSON).await {
-                Ok((_, body)) => versions.extend(read::<ApiResourceList>(&body).map(ApiResourceList::into_version)),
-                // One broken aggregated API must not hide the others (R-UPSTREAM-11).
-                Err(error) => {
-                    tracing::warn!(
-                        %group_version, %error,
-                        "discovery of an API group failed; its resources are unknown until the next discovery"
-                    );
-                }
-            }
-        }
-        Ok(versions)
+        let list = read::<AggregatedDiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList");
+        let missing = || UpstreamError::OtherDocument(format!("aggregated discovery of {root} (Kubernetes 1.30)"));
+        let versions = list.ok_or_else(missing)?.into_versions();
+        Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }))
     }
 
     /// Fetches a document that the proxy's identity may not be allowed to read. After a refusal, it is not requested
@@ -432,12 +410,6 @@ impl<T> PerApiDefinitionKind<T> {
     }
 }
 
-/// Parses an aggregated discovery document; returns `None` if it is not one.
-fn versions_in(body: &[u8]) -> Option<Vec<GroupVersionResources>> {
-    let list = read::<AggregatedDiscoveryList>(body).filter(|list| list.kind == "APIGroupDiscoveryList")?;
-    Some(list.into_versions())
-}
-
 fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
     serde_json::from_slice(body).ok()
 }
@@ -449,8 +421,8 @@ mod tests {
     use super::*;
     use base::BackoffBounds;
 
-    #[tokio::test]
-    async fn not_modified_without_etag_fails_discovery() {
+    /// The result of requesting `/api` for the first time from a server with this response.
+    async fn root_of(response: &'static [u8]) -> Result<Option<DiscoveryRoot>, UpstreamError> {
         let (near, mut far) = duplex(4096);
         let near = Mutex::new(Some(near));
         let client = UpstreamClient::in_memory(move || near.lock().take());
@@ -458,9 +430,23 @@ mod tests {
         let catalog = ResourceCatalog::new(client, backoff);
         let answering = async {
             assert!(far.read(&mut [0; 4096]).await.is_ok_and(|bytes| bytes > 0));
-            far.write_all(b"HTTP/1.1 304 Not Modified\r\n\r\n").await.expect("the connection is open");
+            far.write_all(response).await.expect("the connection is open");
         };
-        let (changed, ()) = tokio::join!(catalog.changed_root(0, "/api"), answering);
-        assert!(matches!(changed, Err(UpstreamError::OtherDocument(root)) if root == "/api"));
+        tokio::join!(catalog.changed_root(0, "/api"), answering).0
+    }
+
+    #[tokio::test]
+    async fn not_modified_without_etag_fails_discovery() {
+        let found = root_of(b"HTTP/1.1 304 Not Modified\r\n\r\n").await;
+        assert!(matches!(found, Err(UpstreamError::OtherDocument(root)) if root == "/api"));
+    }
+
+    #[tokio::test]
+    async fn server_without_aggregated_discovery_is_refused_with_the_reason() {
+        let found =
+            root_of(b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n{\"kind\":\"APIVersions\",\"versions\":[\"v1\"]}")
+                .await;
+        let error = found.expect_err("another document").to_string();
+        assert!(error.contains("aggregated discovery of /api (Kubernetes 1.30)"), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
-use http::header::{ACCEPT, IF_NONE_MATCH};
+use http::header::IF_NONE_MATCH;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
@@ -31,8 +31,6 @@ enum Discovered {
 /// An upstream whose discovery may lack a part.
 struct Parts {
     state: AtomicUsize,
-    /// Without aggregated discovery, so that each version is requested separately.
-    is_old: bool,
     requests: AtomicUsize,
 }
 
@@ -44,17 +42,14 @@ impl Parts {
     /// The document for `/apis`, with an aggregated API added.
     fn groups(&self, mut whole: Value) -> Value {
         self.requests.fetch_add(1, Ordering::SeqCst);
-        let (state, groups) = (self.state(), if self.is_old { "groups" } else { "items" });
+        let state = self.state();
         let resource = json!({"resource": "things", "responseKind": {"kind": "Thing"}, "scope": "Namespaced",
             "verbs": ["get", "list", "watch"]});
         let (resources, freshness) =
             if state == Discovered::All { (vec![resource], "Current") } else { (vec![], "Stale") };
-        let groups = whole[groups].as_array_mut().expect("groups");
+        let groups = whole["items"].as_array_mut().expect("groups");
         if state == Discovered::Nothing {
-            groups.retain(|group| group["name"] != "apps" && group["metadata"]["name"] != "apps");
-        } else if self.is_old {
-            groups.push(json!({"name": "elsewhere.example",
-                "versions": [{"groupVersion": "elsewhere.example/v1", "version": "v1"}]}));
+            groups.retain(|group| group["metadata"]["name"] != "apps");
         } else {
             groups.push(json!({"metadata": {"name": "elsewhere.example"},
                 "versions": [{"version": "v1", "resources": resources, "freshness": freshness}]}));
@@ -65,24 +60,15 @@ impl Parts {
     /// The upstream's response, with or without the part.
     async fn answer(&self, behind: &Behind, mut request: Request<Incoming>) -> Result<Reply, Failure> {
         let path = request.uri().path().to_owned();
-        if path.starts_with("/apis/elsewhere.example/") {
+        if path == THINGS {
             let things = json!({"kind": "ThingList", "metadata": {"resourceVersion": "7"}, "items": []});
-            let list = json!({"kind": "APIResourceList", "groupVersion": "elsewhere.example/v1", "resources": [
-                {"name": "things", "kind": "Thing", "namespaced": true, "verbs": ["get", "list", "watch"]}]});
-            let answer = if path == THINGS { things } else { list };
             return Ok(match self.state() {
-                Discovered::All => Stub::reply(200, answer.to_string()),
+                Discovered::All => Stub::reply(200, things.to_string()),
                 _ => Stub::reply(503, "service unavailable"),
             });
         }
-        if self.state() == Discovered::Nothing && path == "/apis/apps/v1" {
-            return Ok(Stub::reply(503, "service unavailable"));
-        }
         if ["/api", "/apis"].contains(&path.as_str()) {
             request.headers_mut().remove(IF_NONE_MATCH);
-            if self.is_old {
-                request.headers_mut().remove(ACCEPT);
-            }
         }
         let answer = behind.answer(request).await?;
         if path != "/apis" {
@@ -97,9 +83,9 @@ impl Parts {
     }
 }
 
-async fn upstream(up: &RunningDemoApiserver, state: Discovered, is_old: bool) -> (Stub, Arc<Parts>) {
+async fn upstream(up: &RunningDemoApiserver, state: Discovered) -> (Stub, Arc<Parts>) {
     let state = AtomicUsize::new(state as usize);
-    let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { state, is_old, requests: AtomicUsize::new(0) }));
+    let (behind, parts) = (Behind::at(&up.url()), Arc::new(Parts { state, requests: AtomicUsize::new(0) }));
     let known = parts.clone();
     let stub = direct::stub(move |request| {
         let (behind, known) = (behind.clone(), known.clone());
@@ -127,20 +113,18 @@ async fn things_pass_through(app: &App, state: Discovered) {
     assert_eq!(things.status, if state == Discovered::All { 200 } else { 503 }, "{state:?}: {}", things.text());
 }
 
-/// The missing part, and whether upstream lacks aggregated discovery.
-const PARTS: [(Discovered, bool); 4] =
-    [(Discovered::Stale, false), (Discovered::Stale, true), (Discovered::Nothing, false), (Discovered::Nothing, true)];
+const PARTS: [Discovered; 2] = [Discovered::Stale, Discovered::Nothing];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn discovery_group_missing_at_start_hides_no_other_group() {
-    join_all(PARTS.map(async |(state, is_old)| {
+    join_all(PARTS.map(async |state| {
         let up = demo::upstream().pods(5).run().await;
-        let (stub, parts) = upstream(&up, state, is_old).await;
+        let (stub, parts) = upstream(&up, state).await;
         let app = direct::in_front_of(&stub.url()).run().await;
         for path in [PODS, WIDGETS] {
             eventually(path, || async { app.get(path).await.is_cached() }).await;
         }
-        assert_eq!(app.get(DEPLOYMENTS).await.status, 200, "{state:?}, {is_old}");
+        assert_eq!(app.get(DEPLOYMENTS).await.status, 200, "{state:?}");
         things_pass_through(&app, state).await;
         read_again(&app, &parts, Discovered::All).await;
         eventually("all of it", || async { app.get(DEPLOYMENTS).await.is_cached() }).await;
@@ -152,9 +136,9 @@ async fn discovery_group_missing_at_start_hides_no_other_group() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn discovery_group_missing_temporarily_ends_no_watch() {
-    join_all(PARTS.map(async |(state, is_old)| {
+    join_all(PARTS.map(async |state| {
         let up = demo::upstream().pods(5).run().await;
-        let (stub, parts) = upstream(&up, Discovered::All, is_old).await;
+        let (stub, parts) = upstream(&up, Discovered::All).await;
         let app = direct::in_front_of(&stub.url()).run().await;
         app.discovered().await;
         let (pods, widgets, deployments) =
@@ -174,7 +158,7 @@ async fn discovery_group_missing_temporarily_ends_no_watch() {
         for (watch, version) in changes("after") {
             watch.reached(version).await;
         }
-        assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{state:?}, {is_old}");
+        assert!([&pods, &widgets, &deployments].into_iter().all(Watch::is_open), "{state:?}");
         let deployments_are_cached =
             || async { app.get(&format!("{DEPLOYMENTS}?resourceVersion=0")).await.is_cached() };
         eventually("deployments are cached", deployments_are_cached).await;
