@@ -146,7 +146,9 @@ impl ConnectionPool {
     /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
     /// it, it is retried on another connection. So is a watch whose connection turns out to allow fewer streams.
     pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let mut retryable = RetryableRequest::new(outgoing);
+        // Bodies of callers' streams have no deadline.
+        let has_deadline = self.traffic.stream_window().is_some();
+        let mut retryable = RetryableRequest::new(outgoing, has_deadline).await?;
         loop {
             let (connections, slot) = self.acquire();
             let (before, limit) = (slot.before, slot.limit.clone());

@@ -1,16 +1,12 @@
 //! Retries requests that their server has certainly not processed (RFC 9113 §8.7), whatever their method.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::Request;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Empty};
-use hyper::body::{Body, Frame, SizeHint};
-use parking_lot::Mutex;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Body as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
@@ -19,7 +15,9 @@ use super::cost::UpstreamCostCounter;
 use base::random;
 
 /// The body of a request that is sent to upstream.
-pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+pub type UpstreamBody = UnsyncBoxBody<Bytes, BodyError>;
+
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request with its cost counter, which ensures that every request is counted.
 #[derive(Debug)]
@@ -28,75 +26,54 @@ pub(super) struct CountedRequest {
     pub(super) counter: UpstreamCostCounter,
 }
 
-/// A request that can be retried as long as the part of its body that was read is kept.
+/// A request that can be retried if its body is retained.
 #[derive(Debug)]
 pub(super) struct RetryableRequest {
     head: Request<()>,
     counter: UpstreamCostCounter,
-    /// The body of the request; `None` if it has none.
-    body: Option<Arc<Mutex<RetryableBody>>>,
+    body: RetryableBody,
     retries: u32,
 }
 
-/// A request body, which all attempts to send it read.
 #[derive(Debug)]
-struct RetryableBody {
-    body: UpstreamBody,
-    /// The length of the whole body, if it is known.
-    length: Option<u64>,
-    is_read: bool,
-    /// The number of the attempt that may read the body. Earlier ones, which the HTTP library may still drive, get an
-    /// error.
-    attempt: u32,
-    /// The bytes of the body that were read so far; `None` if they exceed the limits or cannot be repeated.
-    retained: Option<RetainedBytes>,
+enum RetryableBody {
+    /// The whole body, and the permits of [`RETAINED`] for its bytes.
+    Retained { whole: Bytes, _permits: SemaphorePermit<'static> },
+    /// A body that is sent as it arrives, once; `None` after that.
+    Streamed(Option<UpstreamBody>),
 }
-
-#[derive(Debug, Default)]
-struct RetainedBytes {
-    bytes: Vec<u8>,
-    /// The permits of [`RETAINED`] for the kept bytes.
-    permits: Option<SemaphorePermit<'static>>,
-}
-
-/// The body of one attempt: the bytes that were read before, then the rest.
-#[derive(Debug)]
-struct AttemptBody {
-    shared: Arc<Mutex<RetryableBody>>,
-    number: u32,
-    sent: usize,
-}
-
-/// The request attempt was superseded, because another attempt has begun.
-#[derive(Debug, thiserror::Error)]
-#[error("attempt superseded: the request is sent on another connection")]
-struct SupersededAttempt;
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
 const RETRIES_MAX: u32 = 8;
 /// The mean pause before the second retry; doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The maximum size in bytes of a body that is kept for a retry.
-const RETAINED_BYTES_MAX: usize = 256 << 10;
-/// The maximum number of bytes that all kept bodies occupy together.
+/// The maximum size in bytes of a body that is retained for a retry.
+const RETAINED_BYTES_MAX: u32 = 256 << 10;
+/// The maximum number of bytes that all retained bodies occupy together.
 const ALL_RETAINED_BYTES_MAX: usize = 64 << 20;
 static RETAINED: Semaphore = Semaphore::const_new(ALL_RETAINED_BYTES_MAX);
 
 impl RetryableRequest {
-    pub(super) fn new(CountedRequest { request, counter }: CountedRequest) -> Self {
+    /// Reads and retains a body whose length is known and small, before anything is sent. Bodies that may arrive
+    /// without a deadline (`has_deadline`), or whose length is unknown, are streamed, and their requests not retried.
+    ///
+    /// # Errors
+    /// The body broke off, so nothing is sent.
+    pub(super) async fn new(
+        CountedRequest { request, counter }: CountedRequest,
+        has_deadline: bool,
+    ) -> Result<Self, UpstreamError> {
         let (parts, body) = request.into_parts();
-        let body = (!body.is_end_stream()).then(|| Arc::new(Mutex::new(RetryableBody::new(body))));
-        Self { head: Request::from_parts(parts, ()), counter, body, retries: 0 }
+        let body = RetryableBody::new(body, has_deadline).await;
+        let body = body.map_err(|error| UpstreamError::InvalidRequest(error.to_string()))?;
+        Ok(Self { head: Request::from_parts(parts, ()), counter, body, retries: 0 })
     }
 
-    /// Builds the request for one more attempt. Earlier attempts can no longer read the body.
-    pub(super) fn attempt(&self) -> CountedRequest {
-        let body = match &self.body {
-            None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
-            Some(shared) => {
-                let number = shared.lock().begin_attempt();
-                AttemptBody { shared: shared.clone(), number, sent: 0 }.boxed_unsync()
-            }
+    /// Builds the request for one more attempt.
+    pub(super) fn attempt(&mut self) -> CountedRequest {
+        let body = match &mut self.body {
+            RetryableBody::Retained { whole, .. } => whole_body(whole.clone()),
+            RetryableBody::Streamed(body) => body.take().expect("only requests with retained bodies are retried"),
         };
         let mut request = Request::new(body);
         self.head.method().clone_into(request.method_mut());
@@ -107,8 +84,8 @@ impl RetryableRequest {
 
     /// Returns whether to retry the request after this error; if so, pauses first.
     pub(super) async fn may_retry(&mut self, error: &UpstreamError) -> bool {
-        let is_retained = || self.body.as_ref().is_none_or(|body| body.lock().retained.is_some());
-        if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_retained() {
+        let is_retained = matches!(self.body, RetryableBody::Retained { .. });
+        if self.retries == RETRIES_MAX || !error.is_unprocessed() || !is_retained {
             return false;
         }
         // The first retry usually finds another connection at once.
@@ -121,127 +98,96 @@ impl RetryableRequest {
     }
 }
 
-impl Drop for RetryableRequest {
-    /// Frees the kept bytes. The last attempt may continue to read.
-    fn drop(&mut self) {
-        if let Some(shared) = &self.body {
-            shared.lock().retained = None;
-        }
-    }
-}
-
 impl RetryableBody {
-    fn new(body: UpstreamBody) -> Self {
-        let length = body.size_hint().exact();
-        // Avoids copying a body that is too large to be kept.
-        let is_retained = length.is_none_or(|length| length <= RETAINED_BYTES_MAX as u64);
-        Self { body, length, is_read: false, attempt: 0, retained: is_retained.then(RetainedBytes::default) }
-    }
-
-    fn begin_attempt(&mut self) -> u32 {
-        self.attempt += 1;
-        self.attempt
-    }
-
-    /// Returns the kept bytes that an attempt has not sent yet.
-    fn unsent(&self, sent: usize) -> &[u8] {
-        self.retained.as_ref().and_then(|retained| retained.bytes.get(sent..)).unwrap_or_default()
-    }
-
-    fn retain(&mut self, data: &[u8]) {
-        self.retained = self.retained.take().and_then(|retained| retained.with(data));
-    }
-}
-
-impl RetainedBytes {
-    /// Appends `data` to the kept bytes; returns `None` if that exceeds the limits.
-    fn with(mut self, data: &[u8]) -> Option<Self> {
-        if data.is_empty() {
-            return Some(self);
-        }
-        if self.bytes.len() + data.len() > RETAINED_BYTES_MAX {
-            return None;
-        }
-        let permits = RETAINED.try_acquire_many(u32::try_from(data.len()).ok()?).ok()?;
-        match &mut self.permits {
-            Some(all) => all.merge(permits),
-            none => *none = Some(permits),
-        }
-        self.bytes.extend_from_slice(data);
-        Some(self)
-    }
-}
-
-impl Body for AttemptBody {
-    type Data = Bytes;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let attempt = self.get_mut();
-        let mut shared = attempt.shared.lock();
-        if shared.attempt != attempt.number {
-            return Poll::Ready(Some(Err(SupersededAttempt.into())));
-        }
-        let before = shared.unsent(attempt.sent);
-        if !before.is_empty() {
-            attempt.sent += before.len();
-            return Poll::Ready(Some(Ok(Frame::data(Bytes::copy_from_slice(before)))));
-        }
-        if shared.is_read {
-            return Poll::Ready(None);
-        }
-        let frame = ready!(Pin::new(&mut shared.body).poll_frame(cx));
-        match &frame {
-            None => shared.is_read = true,
-            Some(Ok(frame)) => match frame.data_ref() {
-                Some(data) => {
-                    attempt.sent += data.len();
-                    shared.retain(data);
+    async fn new(mut body: UpstreamBody, has_deadline: bool) -> Result<Self, BodyError> {
+        let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact().filter(|_| has_deadline) };
+        let length =
+            length.and_then(|length| u32::try_from(length).ok()).filter(|length| *length <= RETAINED_BYTES_MAX);
+        let permits = length.and_then(|length| RETAINED.try_acquire_many(length).ok());
+        let (Some(length), Some(permits)) = (length, permits) else { return Ok(Self::Streamed(Some(body))) };
+        // One buffer, because a caller may send frames of one byte.
+        let mut whole = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            match frame?.into_data() {
+                Ok(data) if whole.len() + data.len() > length as usize => return Err("longer than declared".into()),
+                Ok(data) => whole.extend_from_slice(&data),
+                // The last frame. A body with trailers is rare and not retained.
+                Err(frame) => {
+                    let trailers = async { frame.into_trailers().ok().map(Ok) };
+                    let body = whole_body(whole.freeze()).with_trailers(trailers);
+                    return Ok(Self::Streamed(Some(body.boxed_unsync())));
                 }
-                // Trailers are not kept, so they prevent a retry.
-                None => shared.retained = None,
-            },
-            Some(Err(_)) => shared.retained = None,
+            }
         }
-        Poll::Ready(frame)
+        Ok(Self::Retained { whole: whole.freeze(), _permits: permits })
     }
+}
 
-    fn is_end_stream(&self) -> bool {
-        let shared = self.shared.lock();
-        let is_read = shared.is_read || shared.body.is_end_stream();
-        is_read && shared.attempt == self.number && shared.unsent(self.sent).is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let left = self.shared.lock().length.and_then(|length| length.checked_sub(self.sent as u64));
-        left.map(SizeHint::with_exact).unwrap_or_default()
-    }
+fn whole_body(bytes: Bytes) -> UpstreamBody {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use futures_util::FutureExt as _;
     use futures_util::stream;
-    use http_body_util::{Full, StreamBody};
+    use http::HeaderMap;
+    use http_body_util::StreamBody;
+    use hyper::body::{Body, Frame, SizeHint};
 
     use super::*;
     use crate::upstream::{UpstreamCostTotals, UpstreamRequestCause};
 
-    fn resendable(body: UpstreamBody) -> RetryableRequest {
+    async fn read(body: UpstreamBody, has_deadline: bool) -> Result<RetryableRequest, UpstreamError> {
         let counter = UpstreamCostTotals::default().counter(UpstreamRequestCause::PassedThrough, false);
-        RetryableRequest::new(CountedRequest { request: Request::post("/").body(body).expect("a request"), counter })
+        let request = Request::post("/").body(body).expect("a request");
+        RetryableRequest::new(CountedRequest { request, counter }, has_deadline).await
+    }
+
+    async fn request(body: UpstreamBody) -> RetryableRequest {
+        read(body, true).await.expect("a whole body")
+    }
+
+    /// A body with a declared length.
+    struct Declared(u64, VecDeque<Result<Frame<Bytes>, BodyError>>);
+
+    impl Body for Declared {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            Poll::Ready(self.1.pop_front())
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.0)
+        }
+    }
+
+    fn data(parts: &[&'static [u8]]) -> VecDeque<Result<Frame<Bytes>, BodyError>> {
+        parts.iter().map(|part| Ok(Frame::data(Bytes::from_static(part)))).collect()
     }
 
     /// A body that arrives in these parts, with unknown length.
-    fn parts(parts: &[&'static [u8]]) -> UpstreamBody {
-        let frames: Vec<Result<_, Box<dyn std::error::Error + Send + Sync>>> =
-            parts.iter().map(|part| Ok(Frame::data(Bytes::from_static(part)))).collect();
-        StreamBody::new(stream::iter(frames)).boxed_unsync()
+    fn undeclared(parts: &[&'static [u8]]) -> UpstreamBody {
+        StreamBody::new(stream::iter(data(parts))).boxed_unsync()
     }
 
-    fn next(body: &mut UpstreamBody) -> Option<Result<Bytes, String>> {
+    fn declared(length: u64, frames: VecDeque<Result<Frame<Bytes>, BodyError>>) -> UpstreamBody {
+        Declared(length, frames).boxed_unsync()
+    }
+
+    fn next(body: &mut UpstreamBody) -> Option<Bytes> {
         let frame = body.frame().now_or_never().expect("at once")?;
-        Some(frame.map(|frame| frame.into_data().expect("data")).map_err(|error| error.to_string()))
+        Some(frame.expect("no error").into_data().expect("data"))
+    }
+
+    async fn sent(request: &mut RetryableRequest) -> Bytes {
+        request.attempt().request.into_body().collect().await.expect("whole").to_bytes()
     }
 
     /// The error after a GOAWAY for a request that was not processed.
@@ -250,57 +196,71 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retry_resends_buffered_body_and_then_the_rest() {
-        let mut resendable = resendable(parts(&[b"one ", b"two ", b"three"]));
-        let mut first = resendable.attempt().request.into_body();
-        assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"one "))));
-        assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"two "))));
-        assert!(resendable.may_retry(&unprocessed().await).await);
-        let mut second = resendable.attempt().request.into_body();
-        assert_eq!(next(&mut first), Some(Err(SupersededAttempt.to_string())), "it takes nothing from the second");
-        assert_eq!(next(&mut second), Some(Ok(Bytes::from_static(b"one two "))));
-        assert_eq!(next(&mut second), Some(Ok(Bytes::from_static(b"three"))));
-        assert!(next(&mut second).is_none() && second.is_end_stream());
-        assert!(resendable.may_retry(&unprocessed().await).await);
-        let third = resendable.attempt().request.into_body().collect().await.expect("whole");
-        assert_eq!(third.to_bytes(), Bytes::from_static(b"one two three"));
+    async fn each_attempt_has_the_whole_body_and_its_length() {
+        let mut retried = request(declared(13, data(&[b"one ", b"two ", b"three"]))).await;
+        let mut first = retried.attempt().request.into_body();
+        assert_eq!((first.size_hint().exact(), first.is_end_stream()), (Some(13), false));
+        for _ in 0..2 {
+            assert!(retried.may_retry(&unprocessed().await).await);
+            let mut body = retried.attempt().request.into_body();
+            assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(13), false));
+            assert_eq!(next(&mut body), Some(Bytes::from_static(b"one two three")));
+            assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(0), true));
+        }
+        assert_eq!(next(&mut first), Some(Bytes::from_static(b"one two three")), "the attempts share nothing");
     }
 
     #[tokio::test]
-    async fn each_attempt_declares_whole_body_length() {
-        let whole = Full::from("whole").map_err(|never| match never {}).boxed_unsync();
-        let resendable = resendable(whole);
-        for _ in 0..2 {
-            let mut body = resendable.attempt().request.into_body();
-            assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(5), false));
-            assert_eq!(next(&mut body), Some(Ok(Bytes::from_static(b"whole"))));
-            assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(0), true));
+    async fn body_that_breaks_off_or_exceeds_its_length_is_not_sent() {
+        let mut broken = data(&[b"one"]);
+        broken.push_back(Err("the caller is gone".into()));
+        for (frames, reason) in [(broken, "the caller is gone"), (data(&[b"one ", b"two"]), "longer than declared")] {
+            let error = read(declared(6, frames), true).await.expect_err("no request");
+            assert!(matches!(&error, UpstreamError::InvalidRequest(text) if text == reason), "{error:?}");
+            assert!(!error.may_be_processed() && !error.is_outage());
         }
     }
 
     #[tokio::test]
-    async fn body_above_buffer_limit_is_not_retried() {
-        let large = || Bytes::from(vec![b'a'; RETAINED_BYTES_MAX + 1]);
-        let known = Full::from(large()).map_err(|never| match never {}).boxed_unsync();
-        assert!(!resendable(known).may_retry(&unprocessed().await).await);
-        let mut unknown = resendable(parts(&[b"a", Vec::leak(large().to_vec())]));
-        let mut first = unknown.attempt().request.into_body();
-        assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"a"))));
-        assert!(unknown.may_retry(&unprocessed().await).await, "what was read so far is kept");
-        let second = unknown.attempt().request.into_body().collect().await.expect("whole");
-        assert_eq!(second.to_bytes().len(), RETAINED_BYTES_MAX + 2);
-        assert!(!unknown.may_retry(&unprocessed().await).await);
+    async fn large_unbounded_or_slow_body_is_streamed_and_not_retried() {
+        let large = || Bytes::from(vec![b'a'; RETAINED_BYTES_MAX as usize + 1]);
+        let small = || declared(3, data(&[b"one"]));
+        for (body, has_deadline, whole) in [
+            (whole_body(large()), true, large()),
+            (undeclared(&[b"one"]), true, Bytes::from_static(b"one")),
+            (small(), false, Bytes::from_static(b"one")),
+        ] {
+            let mut streamed = read(body, has_deadline).await.expect("a request");
+            assert_eq!(sent(&mut streamed).await, whole);
+            assert!(!streamed.may_retry(&unprocessed().await).await);
+        }
+        let never = StreamBody::new(stream::pending()).boxed_unsync();
+        assert!(read(never, true).now_or_never().is_some(), "it is not waited for");
+        let mut empty = read(whole_body(Bytes::new()), false).await.expect("a request");
+        assert!(empty.attempt().request.body().is_end_stream() && empty.may_retry(&unprocessed().await).await);
+    }
+
+    #[tokio::test]
+    async fn trailers_are_sent_and_prevent_a_retry() {
+        let trailers = HeaderMap::from_iter([(http::header::ETAG, http::HeaderValue::from_static("a"))]);
+        let mut frames = data(&[b"one"]);
+        frames.push_back(Ok(Frame::trailers(trailers.clone())));
+        let mut request = request(declared(3, frames)).await;
+        let collected = request.attempt().request.into_body().collect().await.expect("whole");
+        assert_eq!(collected.trailers(), Some(&trailers));
+        assert_eq!(collected.to_bytes(), Bytes::from_static(b"one"));
+        assert!(!request.may_retry(&unprocessed().await).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_unprocessed_requests_are_retried_up_to_limit() {
-        let mut resendable = resendable(parts(&[b"one"]));
+        let mut request = request(whole_body(Bytes::from_static(b"one"))).await;
         let broken = || async { UpstreamError::Unreachable(UpstreamError::broken_off_when_read().await.into()) };
-        assert!(!resendable.may_retry(&broken().await).await);
-        assert!(!resendable.may_retry(&UpstreamError::Timeout(PAUSE)).await);
+        assert!(!request.may_retry(&broken().await).await);
+        assert!(!request.may_retry(&UpstreamError::Timeout(PAUSE)).await);
         for _ in 0..RETRIES_MAX {
-            assert!(resendable.may_retry(&unprocessed().await).await);
+            assert!(request.may_retry(&unprocessed().await).await);
         }
-        assert!(!resendable.may_retry(&unprocessed().await).await);
+        assert!(!request.may_retry(&unprocessed().await).await);
     }
 }
