@@ -29,7 +29,6 @@ mod secrecy;
 mod server_url;
 mod stream_limit;
 mod strict_transport;
-mod token_file;
 mod transport;
 
 pub use build::{KubernetesRelease, ServerBuild};

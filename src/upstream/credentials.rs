@@ -1,10 +1,11 @@
+use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Kubeconfig};
 use parking_lot::Mutex;
@@ -15,10 +16,9 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use super::plugins::set_runner;
 use super::secrecy::describe;
 use super::server_url::is_private;
-use super::token_file::TokenFile;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
-use base::WallClock;
+use base::{WallClock, WatchedFile};
 
 /// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +39,8 @@ const IN_MEMORY_ADDRESS: &str = "http://127.0.0.1:1";
 impl CredentialSource {
     /// The files that connections depend on: a kubeconfig and the certificates and keys that it names.
     ///
-    /// Token files are not included, because they are reloaded without new connections ([`TokenFile`]). In a pod there
-    /// are none, because kube-client rereads the CA every minute.
+    /// Token files are not included, because a token is reloaded without new connections. In a pod there are
+    /// none, because kube-client rereads the CA every minute.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         let Self::File(path) = self else { return Vec::new() };
         let mut files = vec![path.clone()];
@@ -112,6 +112,9 @@ pub(super) struct UpstreamCredentials {
     /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: CredentialHeaderService,
+    /// The `Authorization` header from a token file, if there is one; the same for all servers. kube-client would
+    /// reread the file by the wall clock: after that is set back by an hour, it would continue with an expired token.
+    pub(super) token: WatchedFile<Option<HeaderValue>>,
     /// The time at which missing credentials were last logged.
     last_logged: Arc<Mutex<Option<Instant>>>,
 }
@@ -171,11 +174,11 @@ impl UpstreamCredentials {
         // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
         // plugins) wrap it and add theirs.
         let extra = config.extra_headers_layer().map_err(invalid)?;
-        let file = token_file(&config.auth_info)?;
-        let auth = if file.is_some() { None } else { config.auth_layer().map_err(invalid)? };
+        let token = token_file(&config.auth_info)?;
+        let auth = if token.current().is_some() { None } else { config.auth_layer().map_err(invalid)? };
         let headers = match auth {
-            Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo(None)))),
-            None => BoxCloneSyncService::new(extra.layer(echo(file))),
+            Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo()))),
+            None => BoxCloneSyncService::new(extra.layer(echo())),
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
@@ -184,7 +187,18 @@ impl UpstreamCredentials {
         if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
             tracing::warn!(server = %base, %why, "the proxy's client certificate is not valid; upstream rejects it");
         }
-        Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, last_logged })
+        Ok(Self {
+            base,
+            endpoint,
+            tls,
+            anonymous_tls,
+            server_name,
+            memory,
+            client_certificate,
+            headers,
+            token,
+            last_logged,
+        })
     }
 
     /// Returns the headers that identify the proxy: the current token, refreshed when due, and configured extras.
@@ -196,6 +210,9 @@ impl UpstreamCredentials {
             .await
             .map_err(|error| self.log_unavailable(&*error))?;
         let mut headers = response.into_parts().0.headers;
+        if let Some(token) = &*self.token.current() {
+            headers.insert(AUTHORIZATION, token.clone());
+        }
         if let Some(token) = headers.get_mut(AUTHORIZATION) {
             token.set_sensitive(true);
         }
@@ -216,7 +233,8 @@ impl UpstreamCredentials {
 
     /// Returns the same address and server verification, without credentials of the proxy.
     pub(super) fn without_identity(&self) -> Self {
-        Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo(None)), ..self.clone() }
+        let (headers, token) = (BoxCloneSyncService::new(echo()), WatchedFile::fixed(None));
+        Self { tls: self.anonymous_tls.clone(), headers, token, ..self.clone() }
     }
 }
 
@@ -239,30 +257,30 @@ fn without_identity(server: Uri) -> kube_client::Config {
     config
 }
 
-/// Returns the token file, unless a password or an inline token has precedence over it, as in kube-client.
-fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
+/// Reads the token file, unless a password or an inline token has precedence over it, as in kube-client.
+fn token_file(auth: &AuthInfo) -> Result<WatchedFile<Option<HeaderValue>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
-    let Some(path) = auth.token_file.as_ref().filter(|_| !has_other) else { return Ok(None) };
-    let fail =
-        |error: std::io::Error| CredentialError::Invalid(format!("cannot read token file {path}: {}", error.kind()));
-    Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
+    let Some(path) = auth.token_file.as_ref().filter(|_| !has_other) else { return Ok(WatchedFile::fixed(None)) };
+    let token = WatchedFile::load("upstream_token", vec![path.into()], |files| bearer(&files[0]).map(Some));
+    token.map_err(|error| CredentialError::Invalid(format!("token file {path}: {error}")))
 }
 
-/// A service that returns a request's headers, and the token of a file.
-fn echo(
-    file: Option<Arc<TokenFile>>,
-) -> impl Service<Request<String>, Response = Response<String>, Error = BoxError, Future: Send> + Clone + Send + Sync {
-    service_fn(move |request: Request<String>| {
-        let file = file.clone();
-        async move {
-            let mut response = Response::new(String::new());
-            *response.headers_mut() = request.into_parts().0.headers;
-            if let Some(file) = file {
-                response.headers_mut().insert(AUTHORIZATION, file.header().await);
-            }
-            Ok::<_, BoxError>(response)
-        }
+/// Returns the `Authorization` header for the token in a file.
+fn bearer(content: &[u8]) -> Result<HeaderValue, &'static str> {
+    match content.trim_ascii() {
+        [] => Err("the file is empty"),
+        token => HeaderValue::try_from([b"Bearer ", token].concat()).map_err(|_| "the content is not a token"),
+    }
+}
+
+/// A service that returns a request's headers.
+fn echo()
+-> impl Service<Request<String>, Response = Response<String>, Error = BoxError, Future: Send> + Clone + Send + Sync {
+    service_fn(|request: Request<String>| {
+        let mut response = Response::new(String::new());
+        *response.headers_mut() = request.into_parts().0.headers;
+        ready(Ok::<_, BoxError>(response))
     })
 }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
+use tokio::time::sleep;
 
 use super::caller_pools::CallerConnectionPools;
 use super::credentials::UpstreamCredentials;
@@ -91,7 +92,11 @@ impl UpstreamTransports {
     }
 
     pub(super) async fn reload_credentials(self, every: Duration) {
-        self.transports.watch(every).await;
+        loop {
+            sleep(every).await;
+            self.transports.check_now().await;
+            self.current().credentials.token.check_now().await;
+        }
     }
 }
 
@@ -156,7 +161,10 @@ fn check_same_address(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentia
 
 #[cfg(test)]
 mod tests {
+    use http::header::AUTHORIZATION;
+
     use super::*;
+    use crate::upstream::UpstreamEndpointsConfig;
 
     fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
@@ -185,5 +193,41 @@ mod tests {
         for base in ["http://up:8080/k8s/c1", "http://up:8080/k8s/c1/"] {
             assert_eq!(rewritten(base, "/api/v1/pods?limit=5"), "http://up:8080/k8s/c1/api/v1/pods?limit=5");
         }
+    }
+
+    /// The wall clock stands still here, as after it was set back.
+    #[tokio::test(start_paused = true)]
+    async fn token_file_is_reloaded_independently_of_wall_clock() {
+        const EVERY: Duration = Duration::from_secs(10);
+        let path = |what: &str| std::env::temp_dir().join(format!("kube-fanout-{what}-{}", fastrand::u64(..)));
+        let (kubeconfig, token) = (path("kubeconfig"), path("token"));
+        let cluster = "clusters:\n- name: c\n  cluster: {server: \"http://127.0.0.1:1\"}\n";
+        let user = format!("users:\n- name: u\n  user: {{tokenFile: {}}}\n", token.display());
+        let context = "contexts:\n- name: x\n  context: {cluster: c, user: u}\ncurrent-context: x\n";
+        std::fs::write(&kubeconfig, format!("apiVersion: v1\nkind: Config\n{cluster}{user}{context}")).expect("a file");
+        let write = |text: &str| std::fs::write(&token, text).expect("a file");
+        let source = CredentialSource::File(kubeconfig.clone());
+        let load = || UpstreamTransports::load(&source, UpstreamEndpoints::new(UpstreamEndpointsConfig::default()));
+        write("one\n");
+        let transports = load().expect("it is there");
+        let reloading = tokio::spawn(transports.clone().reload_credentials(EVERY));
+        let header = async || transports.current().credentials.headers().await.expect("a token")[AUTHORIZATION].clone();
+        write("two");
+        assert_eq!(header().await, "Bearer one");
+        sleep(2 * EVERY).await;
+        assert_eq!(header().await, "Bearer two");
+        assert!(header().await.is_sensitive());
+        for broken in ["", " \n", "a\nb"] {
+            write(broken);
+            sleep(2 * EVERY).await;
+            assert_eq!(header().await, "Bearer two", "the last good one stays: {broken:?}");
+            assert!(load().is_err(), "{broken:?}");
+        }
+        std::fs::remove_file(&token).expect("it is there");
+        sleep(2 * EVERY).await;
+        assert_eq!(header().await, "Bearer two");
+        assert!(load().is_err());
+        reloading.abort();
+        std::fs::remove_file(&kubeconfig).expect("it is there");
     }
 }
