@@ -28,7 +28,7 @@ pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
 pub use manual::{ManPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
-pub use problems::{ConfigProblems, TextPosition};
+pub use problems::ConfigProblems;
 pub use serve_arguments::ServeArguments;
 pub use settings::{FlatConfigSettings, SettingChanges};
 

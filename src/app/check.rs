@@ -48,10 +48,7 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckO
         let config = match arguments.configuration() {
             Ok(config) => config,
             Err(problems) => {
-                let failed = problems.with_positions().map(|(text, at)| {
-                    let position = at.map(|at| format!("line {}, column {}: ", at.line, at.column)).unwrap_or_default();
-                    CheckFinding::failed("configuration", format!("{position}{text}"))
-                });
+                let failed = problems.iter().map(|problem| CheckFinding::failed("configuration", problem));
                 return Ok(output(&failed.collect::<Vec<_>>(), &arguments));
             }
         };

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Error, SeqAccess, Unexpected, Visitor};
+use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 /// A whole number within bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,36 +64,25 @@ impl<const MIN: u64, const MAX: u64> Serialize for BoundedDuration<MIN, MAX> {
 
 impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for BoundedDuration<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(DurationVisitor).and_then(|period| {
-            let (min, max) = (Duration::from_millis(MIN), Duration::from_millis(MAX));
-            if (min..=max).contains(&period) {
-                return Ok(Self(period));
-            }
-            Err(Error::custom(format_args!("{period:?} is out of range (expected {min:?} to {max:?})")))
-        })
+        let value = Value::deserialize(deserializer)?;
+        let text = value.as_str().ok_or_else(|| {
+            Error::custom(format_args!("{value} is not a duration (expected one such as 90s, 10m or 1h 30m)"))
+        })?;
+        let period = humantime::parse_duration(text).map_err(Error::custom)?;
+        let (min, max) = (Duration::from_millis(MIN), Duration::from_millis(MAX));
+        if (min..=max).contains(&period) {
+            return Ok(Self(period));
+        }
+        Err(Error::custom(format_args!("{period:?} is out of range (expected {min:?} to {max:?})")))
     }
 }
 
 /// Deserializes an address or `off`, which YAML reads as `false` unless it is quoted.
 pub(super) fn address_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    deserializer.deserialize_any(AddressOrOff)
-}
-
-struct AddressOrOff;
-
-impl Visitor<'_> for AddressOrOff {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an address or off")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-
-    fn visit_bool<E: Error>(self, is_on: bool) -> Result<String, E> {
-        if is_on { Err(E::invalid_value(Unexpected::Bool(true), &self)) } else { Ok("off".to_owned()) }
+    match Value::deserialize(deserializer)? {
+        Value::String(text) => Ok(text),
+        Value::Bool(false) => Ok("off".to_owned()),
+        other => Err(Error::custom(format_args!("{other} is not supported (expected an address or off)"))),
     }
 }
 
@@ -122,20 +112,6 @@ impl<'de> Visitor<'de> for OneOrList {
 /// The schema of [`one_or_list`].
 pub(super) fn one_or_list_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
-}
-
-struct DurationVisitor;
-
-impl Visitor<'_> for DurationVisitor {
-    type Value = Duration;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a duration such as 90s, 10m or 1h 30m")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
-        humantime::parse_duration(text).map_err(E::custom)
-    }
 }
 
 impl<const MIN: u64, const MAX: u64> JsonSchema for BoundedDuration<MIN, MAX> {

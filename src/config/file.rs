@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use super::configuration::{Configuration, DelegatedSection, LogFormat, MetricsTlsSection, TlsSection};
-use super::document::YamlDocument;
 use super::fields::BoundedNumber;
 use super::memory::{AvailableMemory, MemoryLimit};
-use super::{ConfigProblems, DelegatedAuthKeys, LogSettings, TlsCertificateSource, log_level};
+use super::{ConfigProblems, DelegatedAuthKeys, LogSettings, TlsCertificateSource, document, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
 impl Configuration {
@@ -17,8 +16,8 @@ impl Configuration {
     }
 
     pub(super) fn parse(text: &str, problems: &mut ConfigProblems) -> Self {
-        let document = problems.check("configuration file", YamlDocument::parse(text));
-        document.map(|document| document.read(problems)).unwrap_or_default()
+        let root = problems.check("configuration file", document::parse_yaml(text));
+        root.map(|root| document::read(root, problems)).unwrap_or_default()
     }
 
     pub(super) fn memory(&self) -> MemoryLimit {

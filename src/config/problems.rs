@@ -1,27 +1,12 @@
 use std::fmt;
 
-/// All problems of a configuration, in the order in which they were found.
+/// All problems of a configuration, in the order in which they were found. Each begins with its key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ConfigProblems {
-    /// Each problem, as its key and the reason, with its position in the file. Flags and combinations of settings have
-    /// no position.
-    found: Vec<(String, Option<TextPosition>)>,
-}
-
-/// A line and a column, both counted from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TextPosition {
-    pub line: u64,
-    pub column: u64,
-}
+pub struct ConfigProblems(Vec<String>);
 
 impl ConfigProblems {
     pub(super) fn add(&mut self, problem: impl Into<String>) {
-        self.found.push((problem.into(), None));
-    }
-
-    pub(super) fn add_at(&mut self, at: TextPosition, problem: impl Into<String>) {
-        self.found.push((problem.into(), Some(at)));
+        self.0.push(problem.into());
     }
 
     /// Returns the value, or records a problem about `what`.
@@ -30,28 +15,19 @@ impl ConfigProblems {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.0.is_empty()
     }
 
-    /// Returns the messages, each of which begins with its key.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.found.iter().map(|(text, _)| text.as_str())
-    }
-
-    /// Returns the messages with their positions in the file.
-    pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
-        self.found.iter().map(|(text, at)| (text.as_str(), *at))
+        self.0.iter().map(String::as_str)
     }
 }
 
 impl fmt::Display for ConfigProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.found.len();
+        let count = self.0.len();
         write!(f, "the configuration has {count} problem{}", if count == 1 { "" } else { "s" })?;
-        self.with_positions().try_for_each(|(text, at)| match at {
-            Some(TextPosition { line, column }) => write!(f, "\n  - line {line}, column {column}: {text}"),
-            None => write!(f, "\n  - {text}"),
-        })
+        self.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))
     }
 }
 

@@ -1,15 +1,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use serde::de::value::Error as ValueError;
-use serde::de::{DeserializeOwned, IntoDeserializer};
+use serde_json::to_value;
 
 use super::configuration::{Configuration, TlsSection};
 use super::default_values::DEFAULT_LISTEN;
-use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, kubeconfig};
+use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, document, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, WebOrigin};
 use crate::net::ListenAddress;
-use crate::serve::{AuditDestination, SensitiveKind};
+use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
 use base::FILE_CHECK_INTERVAL;
 
@@ -118,60 +117,62 @@ impl ServeArguments {
 
     fn validate_with_file(
         self,
-        mut file: Configuration,
+        file: Configuration,
         mut problems: ConfigProblems,
     ) -> Result<ServeSettings, ConfigProblems> {
-        let (mut settings, core_dumps) = (FlatConfigSettings::of(&file), self.allow_core_dumps);
-        let are_modes_valid = self.apply_flags(&mut file, &mut settings, &mut problems);
-        let serve = convert(file, core_dumps, settings, &mut problems);
+        let (core_dumps, of_file) = (self.allow_core_dumps, problems.iter().count());
+        let config = self.apply_flags(file, &mut problems);
+        // Without the modes of authentication the combination cannot be checked.
+        let is_of_mode = |problem: &str| ["auth: ", "metrics.auth: "].iter().any(|key| problem.starts_with(key));
+        let are_modes_valid = !problems.iter().skip(of_file).any(is_of_mode);
+        let settings = FlatConfigSettings::of(&config);
+        let serve = convert(config, core_dumps, settings, &mut problems);
         if are_modes_valid {
             serve.check(&mut problems);
         }
         if problems.is_empty() { Ok(serve) } else { Err(problems) }
     }
 
-    /// Replaces keys of the file with the values of flags, and records them. Returns whether the modes of
-    /// authentication are valid, without which the combination cannot be checked.
-    fn apply_flags(
-        self,
-        file: &mut Configuration,
-        settings: &mut FlatConfigSettings,
-        problems: &mut ConfigProblems,
-    ) -> bool {
-        const MODES: &str = "\"none\" or \"delegated\"";
+    /// Replaces keys of the file with the values of the flags that are given.
+    fn apply_flags(self, mut file: Configuration, problems: &mut ConfigProblems) -> Configuration {
         let list = |items: Vec<String>| Some(items).filter(|items| !items.is_empty());
         let kubeconfig = self
             .kubeconfig
             .and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
-        settings.set_path("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
-        settings.set("listen", list(self.listen), &mut file.listen);
-        settings.set("admin", self.admin, &mut file.admin);
-        settings.set("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
-        settings.set("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
         let TlsArguments { tls_cert, tls_key, tls_self_signed, tls_self_signed_out } = self.tls;
         if tls_cert.is_some() || tls_self_signed {
             file.tls = TlsSection::default();
         }
-        settings.set_path("tls.certificate", tls_cert, &mut file.tls.certificate);
-        settings.set_path("tls.key", tls_key, &mut file.tls.key);
-        settings.set("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
-        settings.set_path("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
-        settings.set_path("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
-        settings.set_path("delegated.impersonator", self.impersonator_kubeconfig, &mut file.delegated.impersonator);
-        settings.set("preload", list(self.preload), &mut file.preload);
-        settings.set("node", self.node_name, &mut file.node);
-        settings.set("audit.path", self.audit_log, &mut file.audit.path);
-        let mode = self.auth.map(|text| parse_enum("auth", &text, MODES, problems));
-        settings.set("auth", mode.flatten(), &mut file.auth);
-        let scrape_mode = self.metrics_auth.map(|text| parse_enum("metrics.auth", &text, MODES, problems));
-        settings.set("metrics.auth", scrape_mode.flatten(), &mut file.metrics.auth);
-        let proof = |text: String| parse_enum("consistency", &text, "\"strict\" or \"bounded\"", problems);
-        settings.set("consistency", self.consistency.and_then(proof), &mut file.consistency);
-        let kind = |text: &String| parse_enum("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
-        let kinds =
-            list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<SensitiveKind>>());
-        settings.set("feeds.sensitive", kinds, &mut file.feeds.sensitive);
-        mode != Some(None) && scrape_mode != Some(None)
+        let flags = [
+            ("upstream.kubeconfig", to_value(kubeconfig)),
+            ("listen", to_value(list(self.listen))),
+            ("admin", to_value(self.admin)),
+            ("healthzBindAddress", to_value(self.healthz_bind_address)),
+            ("metricsBindAddress", to_value(self.metrics_bind_address)),
+            ("metrics.auth", to_value(self.metrics_auth)),
+            ("tls.certificate", to_value(tls_cert)),
+            ("tls.key", to_value(tls_key)),
+            ("tls.selfSigned", to_value(tls_self_signed.then_some(true))),
+            ("tls.selfSignedOut", to_value(tls_self_signed_out)),
+            ("auth", to_value(self.auth)),
+            ("delegated.clientCA", to_value(self.client_ca)),
+            ("delegated.impersonator", to_value(self.impersonator_kubeconfig)),
+            ("consistency", to_value(self.consistency)),
+            ("preload", to_value(list(self.preload))),
+            ("node", to_value(self.node_name)),
+            ("feeds.sensitive", to_value(list(self.cache_sensitive))),
+            ("audit.path", to_value(self.audit_log)),
+        ];
+        // Serialization of the file cannot fail: the file of defaults is generated in the same way.
+        let mut root = to_value(file).unwrap_or_default();
+        for (key, flag) in flags {
+            // A path that is not UTF-8 is a problem.
+            let flag = problems.check(key, flag).filter(|flag| !flag.is_null());
+            if let (Some(flag), Some(value)) = (flag, root.pointer_mut(&format!("/{}", key.replace('.', "/")))) {
+                *value = flag;
+            }
+        }
+        document::read(root, problems)
     }
 }
 
@@ -266,12 +267,6 @@ fn parse_tcp_address(key: &str, text: &str, problems: &mut ConfigProblems) -> Op
 
 fn parse_origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
-}
-
-/// Parses the value of an enum as the file does.
-fn parse_enum<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut ConfigProblems) -> Option<T> {
-    let value = T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(text));
-    value.map_err(|_| problems.add(format!("{key}: {text:?} is not supported (expected {expected})"))).ok()
 }
 
 /// Returns whether the name is a DNS subdomain. An empty name, as from an unset environment variable, is not one.

@@ -1,7 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
-use serde::Serialize;
 use serde_json::Value;
 
 use super::configuration::Configuration;
@@ -74,22 +72,6 @@ impl FlatConfigSettings {
                 self.insert_flattened(&path, value);
             }),
             value => drop(self.0.insert(above.to_owned(), value)),
-        }
-    }
-
-    /// Replaces a key of the file with the value of its flag, if that is given, and records it.
-    pub(super) fn set<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
-        if let Some(flag) = flag {
-            self.0.insert(key.to_owned(), serde_json::to_value(&flag).unwrap_or_default());
-            *field = flag.into();
-        }
-    }
-
-    /// Does the same with a path, which may not be UTF-8.
-    pub(super) fn set_path(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
-        if let Some(path) = flag {
-            self.0.insert(key.to_owned(), path.display().to_string().into());
-            *field = Some(path);
         }
     }
 

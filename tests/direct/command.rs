@@ -158,7 +158,7 @@ fn config_check_reports_all_problems_without_starting() {
     let wrong = dir.file("wrong.yaml", "drain: 5s\nlimits:\n  watches: 0\n");
     let output = run(&["config", "check", "--config", wrong.to_str().expect("a path"), "--admin", "x"]);
     assert_eq!((output.code, output.stdout.as_str()), (Some(CONFIG), ""));
-    for part in ["2 problems", "- line 3, column 12: limits.watches: 0 is out of range", "- admin: "] {
+    for part in ["2 problems", "- limits.watches: 0 is out of range", "- admin: "] {
         assert!(output.stderr.contains(part), "{part} is missing in {}", output.stderr);
     }
     let default = run(&["config", "default"]).stdout;

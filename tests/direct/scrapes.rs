@@ -280,7 +280,7 @@ fn metrics_auth_without_tls_is_rejected_with_all_errors() {
     let clear = check(&scraped);
     assert!(clear.code == Some(78) && clear.stderr.contains(in_the_clear), "{}", clear.stderr);
     let other = check(&["--metrics-auth", "token", "--metrics-bind-address", "0.0.0.0:10249"]);
-    let message = "metrics.auth: \"token\" is not supported (expected \"none\" or \"delegated\")";
+    let message = "metrics.auth: unknown variant `token`, expected `none` or `delegated`";
     assert!(other.code == Some(78) && other.stderr.contains(message), "{}", other.stderr);
     let half = of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {tls: {certificate: /tmp/x}}\n");
     let message = "metrics.tls: set either certificate and key, or selfSigned";
