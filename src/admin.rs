@@ -2,6 +2,7 @@
 //! reach. `app` runs this module on a separate runtime, so that scrapes cannot stall client traffic and client traffic
 //! cannot stall probes.
 
+mod access;
 mod cost;
 mod debug;
 mod exporter;
@@ -12,11 +13,12 @@ mod process;
 mod public;
 mod series;
 
+pub use access::PageAccessCheck;
 pub use cost::{UpstreamCostReader, UpstreamCostRow};
 pub use debug::{ConfigPage, ConfigReader};
 pub use exporter::{MetricsExporter, exporter};
-pub use private::{ClientActivityPages, PageAccessCheck, PageAccessDenied, PrivatePageRenderer};
-pub use public::{HealthPages, MetricsAccess, MetricsPage, ScrapeAccessCheck};
+pub use private::{ClientActivityPages, PrivatePageRenderer};
+pub use public::{HealthPages, MetricsAccess, MetricsPage};
 
 use std::fmt::Write;
 

@@ -145,7 +145,7 @@ impl BoundApp {
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
             config: settings.reader(),
-            private: page_access::private_pages(authorizer.clone(), active_watches.clone()),
+            private: page_access::private_pages(authorizer.clone(), &settings, active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
@@ -205,14 +205,7 @@ impl BoundApp {
 
     /// Returns every address that clients can use, as a URL or `unix:PATH`.
     pub fn addresses(&self) -> Vec<String> {
-        let url = |(listener, tls): &(Listener, Option<ListenerTls>)| {
-            let address = listener.local_address().ok()?;
-            Some(match address {
-                ListenAddress::Tcp(tcp) => format!("{}://{tcp}", if tls.is_some() { "https" } else { "http" }),
-                ListenAddress::Unix(_) => address.to_string(),
-            })
-        };
-        self.listeners.iter().filter_map(url).collect()
+        self.listeners.iter().filter_map(|(listener, tls)| listener.url(tls.is_some()).ok()).collect()
     }
 
     pub fn admin_address(&self) -> Option<String> {
@@ -300,10 +293,7 @@ impl BoundApp {
             discovery.run(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
-        let no_runtime = |error: &std::io::Error| {
-            tracing::error!(%error, "cannot start the admin thread; admin, health and metrics ports are not served");
-        };
-        let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
+        let mut ops = ops.start();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
             let handle = move |peer, request| frontend.clone().handle(peer, request);
@@ -373,12 +363,8 @@ fn listeners(
 ) -> Result<TlsListeners, StartError> {
     let mut listeners = Vec::new();
     for address in &config.listen {
-        let bind = |source| StartError::Bind { address: address.clone(), source };
-        let listener = match inherited.take(address).map_err(bind)? {
-            Some(listener) => listener,
-            None if config.reuse_port => Listener::bind_shared(address).map_err(bind)?,
-            None => Listener::bind(address).map_err(bind)?,
-        };
+        let passed = inherited.take(address).map_err(|source| StartError::Bind { address: address.clone(), source })?;
+        let listener = passed.map_or_else(|| bind(config, address), Ok)?;
         // A unix socket needs no TLS, because its file permissions decide which processes can connect.
         let tls = tls.filter(|_| matches!(address, ListenAddress::Tcp(_))).cloned();
         listeners.push((listener, tls));
@@ -387,6 +373,12 @@ fn listeners(
         Some(address) => Err(StartError::Passed(address.clone())),
         None => Ok(listeners),
     }
+}
+
+/// Binds an address in the way that `reusePort` says, on the runtime of the caller.
+fn bind(config: &ServeSettings, address: &ListenAddress) -> Result<Listener, StartError> {
+    let bound = if config.reuse_port { Listener::bind_shared(address) } else { Listener::bind(address) };
+    bound.map_err(|source| StartError::Bind { address: address.clone(), source })
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -42,7 +42,7 @@ pub use connection::{ConnectionPeer, DownstreamConnection, PeerAddress};
 pub use connection_limits::{ConnectionLimits, Http2Codec};
 pub use filtered_stream::{FilteredStream, ReadFilter};
 pub use inherited::InheritedSockets;
-pub use listener::{InMemoryConnector, Listener, bind_tcp_beside_peers, bind_unix};
+pub use listener::{InMemoryConnector, Listener};
 pub use metrics::describe;
 pub use requests::{HttpHandler, RequestBody};
 pub use serve::serve;

@@ -33,7 +33,7 @@ mod tests;
 pub use activity::ActiveWatches;
 pub use activity::metrics::describe;
 pub use audit::{AuditDestination, AuditLog, AuditWriter, source_ips, without_tokens};
-pub use frontend::{HttpFrontend, HttpFrontendDeps, ScrapeAuthorizer};
+pub use frontend::{HttpFrontend, HttpFrontendDeps, PageAuthorizer};
 pub use limits::{ConcurrencyConfig, SlowReaderLimits};
 pub use read::spec as feed_spec;
 pub use response::ResponseBody;

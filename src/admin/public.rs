@@ -6,16 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
-use http::header::{CACHE_CONTROL, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http::{Request, StatusCode};
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::{AdminPages, AdminResponse, JSON, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
+use super::access::{PageAccessCheck, decide, refused};
+use super::{AdminPages, AdminResponse, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::CrossOriginCheck;
 use crate::net::ConnectionPeer;
 use base::{ReadinessTracker, Reloadable, RuntimeHeartbeat};
-use kubeapi::Status;
 
 /// The pages for a kubelet or a load balancer. They accept every Host, because they contain nothing that a web page
 /// could exploit.
@@ -40,18 +39,9 @@ pub enum MetricsAccess {
     /// namespaces.
     Unauthenticated(Reloadable<CrossOriginCheck>),
     /// Callers whose access to the metrics is authorized per request.
-    Authorized(ScrapeAccessCheck),
+    Authorized(PageAccessCheck),
 }
 
-/// Decides by the connection and the headers of a request whether its sender may read metrics. Returns the refusal if
-/// not, and `None` if the decision failed.
-pub type ScrapeAccessCheck =
-    Arc<dyn Fn(&ConnectionPeer, &HeaderMap) -> BoxFuture<'static, ScrapeDecision> + Send + Sync>;
-type ScrapeDecision = Option<Result<(), Status>>;
-
-/// The timeout for the decision whether a sender may read metrics. It is made on the runtime that serves clients, which
-/// may be stuck.
-const ACCESS_CHECK_MAX: Duration = Duration::from_secs(15);
 /// How long a rendered metrics page is reused, so that frequent scrapes do not occupy the thread that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
@@ -95,7 +85,7 @@ impl MetricsPage {
         match &self.readers {
             MetricsAccess::Unauthenticated(_) => ready(self.page()).boxed(),
             MetricsAccess::Authorized(access_check) => {
-                let (page, decision) = (self.clone(), with_timeout(access_check(peer, request.headers())));
+                let (page, decision) = (self.clone(), decide(access_check(peer, "/metrics", request.headers())));
                 async move { decision.await.map_or_else(|why| refused(&why), |()| page.page()) }.boxed()
             }
         }
@@ -113,39 +103,9 @@ impl MetricsPage {
     }
 }
 
-/// Awaits the decision whether a sender may read metrics; a timeout counts as a refusal.
-async fn with_timeout(decision: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
-    let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
-    timeout(ACCESS_CHECK_MAX, decision).await.ok().flatten().unwrap_or_else(|| Err(late()))
-}
-
-/// Returns a refusal to serve metrics as the apiserver would write it.
-fn refused(why: &Status) -> AdminResponse {
-    let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut refusal = answer(code, JSON, why.to_json());
-    let headers = refusal.headers_mut();
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    if let Some(seconds) = why.retry_after_seconds() {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    refusal
-}
-
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-
     use super::*;
-
-    /// The runtime that serves clients may be stuck, and then a scrape must fail.
-    #[tokio::test(start_paused = true)]
-    async fn missing_authorization_decision_returns_503() {
-        let refusal = refused(&with_timeout(pending()).await.expect_err("there is no decision"));
-        assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let lost = with_timeout(ready(None)).await.expect_err("the deciding task has panicked");
-        assert_eq!(lost.http_code(), 503);
-        assert_eq!(with_timeout(ready(Some(Ok(())))).await, Ok(()));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn livez_fails_when_client_runtime_stalls() {

@@ -1,7 +1,3 @@
-use std::io;
-use std::net::TcpListener as StdTcpListener;
-use std::os::unix::net::UnixListener as StdUnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,6 +8,7 @@ use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Version};
 use http_body_util::Full;
 use hyper::body::Body as _;
+use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::StartError;
@@ -20,10 +17,7 @@ use crate::admin::{
 };
 use crate::auth::CrossOriginCheck;
 use crate::config::ServeSettings;
-use crate::net::{
-    self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody, bind_tcp_beside_peers,
-    bind_unix,
-};
+use crate::net::{self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody};
 use crate::upstream::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 use base::{BackgroundTasks, DrainTrigger, Reloadable};
 
@@ -34,19 +28,26 @@ pub(super) struct OpsListeners {
     pub(super) admin: Option<OpsPort>,
     pub(super) healthz: Option<OpsPort>,
     pub(super) metrics: Option<OpsPort>,
+    runtime: OpsRuntime,
+}
+
+/// The runtime of the ports, until the server starts. A task of another runtime can drop it, unlike tokio's own.
+struct OpsRuntime(Option<Runtime>);
+
+impl Drop for OpsRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// A bound port and its request handler.
 pub(super) struct OpsPort {
-    socket: OpsSocket,
+    listener: Listener,
     tls: Option<ListenerTls>,
     limits: ConnectionLimits,
     handler: OpsRequestHandler,
-}
-
-enum OpsSocket {
-    Tcp(StdTcpListener),
-    Unix(StdUnixListener, PathBuf),
 }
 
 /// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
@@ -90,13 +91,7 @@ impl OpsPort {
         header_bytes_max: u32,
         handler: OpsRequestHandler,
     ) -> Result<Self, StartError> {
-        let bound = match address {
-            ListenAddress::Tcp(tcp) if config.reuse_port => bind_tcp_beside_peers(*tcp).map(OpsSocket::Tcp),
-            ListenAddress::Tcp(tcp) => StdTcpListener::bind(tcp)
-                .and_then(|listener| listener.set_nonblocking(true).map(|()| OpsSocket::Tcp(listener))),
-            ListenAddress::Unix(path) => bind_unix(path).map(|listener| OpsSocket::Unix(listener, path.clone())),
-        };
-        let socket = bound.map_err(|source| StartError::Bind { address: address.clone(), source })?;
+        let listener = super::bind(config, address)?;
         let limits = ConnectionLimits {
             http2_codec: config.connections.http2_codec,
             connections_max: CONNECTIONS_MAX,
@@ -105,22 +100,17 @@ impl OpsPort {
             header_bytes_max,
             ..ConnectionLimits::default()
         };
-        Ok(Self { socket, tls, limits, handler })
+        Ok(Self { listener, tls, limits, handler })
     }
 
     pub(super) fn address(&self) -> String {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        match &self.socket {
-            OpsSocket::Tcp(listener) => {
-                listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("{scheme}://{address}"))
-            }
-            OpsSocket::Unix(_, path) => format!("unix:{}", path.display()),
-        }
+        self.listener.url(self.tls.is_some()).unwrap_or_else(|error| error.to_string())
     }
 }
 
 impl OpsListeners {
-    /// Binds the addresses of the admin, health and metrics ports. `tls` is for metrics.
+    /// Binds the addresses of the admin, health and metrics ports. `tls` is for metrics. Their runtime opens its
+    /// descriptors here, so that later connections cannot exhaust them.
     pub(super) fn bind(
         config: &ServeSettings,
         pages: Option<AdminPages>,
@@ -128,11 +118,15 @@ impl OpsListeners {
         (readers, tls): (MetricsAccess, Option<ListenerTls>),
         browsers: &Reloadable<CrossOriginCheck>,
     ) -> Result<Self, StartError> {
+        let has_port = config.admin.is_some() || config.healthz.is_some() || config.metrics.is_some();
+        let runtime = has_port.then(|| Builder::new_current_thread().enable_all().thread_name("ops").build());
+        let runtime = OpsRuntime(runtime.transpose().map_err(StartError::Threads)?);
+        let entered = runtime.0.as_ref().map(Runtime::enter);
         let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
             // The permissions of a unix socket decide which processes can connect.
             let browsers = matches!(address, ListenAddress::Tcp(_)).then(|| browsers.clone());
-            let handler = move |_: &ConnectionPeer, request: &Request<RequestBody>| {
-                pages.handle_private(browsers.as_ref().map(Reloadable::get).as_deref(), request)
+            let handler = move |peer: &ConnectionPeer, request: &Request<RequestBody>| {
+                pages.handle_private(browsers.as_ref().map(Reloadable::get).as_deref(), peer, request)
             };
             OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(handler))
         });
@@ -146,45 +140,33 @@ impl OpsListeners {
             let page = MetricsPage::new(pages, readers);
             public(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
         });
-        Ok(Self { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
+        let (admin, healthz, metrics) = (admin.transpose()?, healthz.transpose()?, metrics.transpose()?);
+        drop(entered);
+        Ok(Self { admin, healthz, metrics, runtime })
     }
 
-    /// Starts the server, if there is anything to serve. When this returns, its runtime has opened its descriptors, so
-    /// later connections cannot exhaust them.
-    pub(super) fn start(self) -> io::Result<Option<RunningOpsServer>> {
-        if self.admin.is_none() && self.healthz.is_none() && self.metrics.is_none() {
-            return Ok(None);
-        }
+    /// Starts the server, if there is anything to serve.
+    pub(super) fn start(mut self) -> Option<RunningOpsServer> {
+        let runtime = self.runtime.0.take()?;
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("ops").build()?;
         let thread = std::thread::spawn(move || runtime.block_on(self.serve(stopped)));
-        Ok(Some(RunningOpsServer { stop, thread }))
+        Some(RunningOpsServer { stop, thread })
     }
 
     async fn serve(self, stop: CancellationToken) {
         let tasks = BackgroundTasks::new();
         // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
-        for OpsPort { socket, tls, limits, handler } in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
-            let listener = match socket {
-                OpsSocket::Tcp(listener) => Listener::of_bound(listener),
-                OpsSocket::Unix(listener, path) => Listener::of_bound_unix(listener, &path),
+        for port in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
+            let OpsPort { listener, tls, limits, handler } = port;
+            let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
+                let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
+                let response = handler(&peer, &request);
+                async move { if without_body { of_head(response.await) } else { response.await } }
             };
-            match listener {
-                Ok(listener) => {
-                    let handle = move |peer: ConnectionPeer, request: Request<RequestBody>| {
-                        let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
-                        let response = handler(&peer, &request);
-                        async move { if without_body { of_head(response.await) } else { response.await } }
-                    };
-                    let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
-                    tasks.spawn("operators' port", serving);
-                }
-                Err(error) => {
-                    tracing::error!(%error, "an admin, health or metrics port is not served: cannot use its socket");
-                }
-            }
+            let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
+            tasks.spawn("operators' port", serving);
         }
         stop.cancelled().await;
     }

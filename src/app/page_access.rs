@@ -5,58 +5,42 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use futures_util::future::ready;
-use http::HeaderMap;
 use tokio::runtime::Handle;
 
 use super::reload::ReloadableSettings;
-use crate::admin::{ClientActivityPages, MetricsAccess, PageAccessDenied};
-use crate::auth::{Authorizer, Caller, ClientConnectionInfo, GrantError};
-use crate::serve::{ActiveWatches, ScrapeAuthorizer};
-use kubeapi::{RequestInfo, UrlQuery};
+use crate::admin::{ClientActivityPages, MetricsAccess, PageAccessCheck};
+use crate::auth::{Authorizer, ClientConnectionInfo};
+use crate::serve::{ActiveWatches, PageAuthorizer};
 
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
 pub(super) fn metrics_readers(authorizer: Option<Authorizer>, settings: &ReloadableSettings) -> MetricsAccess {
-    let Some(authorizer) = authorizer else { return MetricsAccess::Unauthenticated(settings.ops_browsers.clone()) };
-    let (authorizer, runtime) = (ScrapeAuthorizer::new(authorizer, settings.browsers.clone()), Handle::current());
-    MetricsAccess::Authorized(Arc::new(move |peer, headers| {
-        let decision = runtime.spawn(authorizer.clone().admit(ClientConnectionInfo::from_peer(peer), headers.clone()));
-        async move { decision.await.ok() }.boxed()
-    }))
+    authorizer.map_or_else(
+        || MetricsAccess::Unauthenticated(settings.ops_browsers.clone()),
+        |authorizer| MetricsAccess::Authorized(access_check(authorizer, settings)),
+    )
 }
 
 /// Returns the debug pages, for senders that upstream allows to `get` their paths.
-pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> ClientActivityPages {
-    let runtime = Handle::current();
+pub(super) fn private_pages(
+    authorizer: Authorizer,
+    settings: &ReloadableSettings,
+    active_watches: ActiveWatches,
+) -> ClientActivityPages {
     ClientActivityPages {
         page: Arc::new(move |name, query| active_watches.page(name, query)),
-        access_check: Arc::new(move |path, headers| {
-            if authorizer.is_open() {
-                return ready(Err(PageAccessDenied::CallerUnidentified)).boxed();
-            }
-            let (authorizer, path, headers) = (authorizer.clone(), path.to_owned(), headers.clone());
-            let decision = runtime.spawn(async move { check_access(&authorizer, &path, &headers).await });
-            async move { decision.await.map_err(|_| PageAccessDenied::Unknown)? }.boxed()
-        }),
+        access_check: (!authorizer.is_open()).then(|| access_check(authorizer, settings)),
     }
 }
 
-async fn check_access(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
-    let sender = ClientConnectionInfo { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
-    let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
-    if !matches!(caller, Caller::Known(_)) {
-        return Err(PageAccessDenied::Unauthenticated);
-    }
-    let info = RequestInfo::parse("GET", path, &UrlQuery::default());
-    let info = info.map_err(|_| PageAccessDenied::Unknown)?;
-    authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
-}
-
-fn refusal(why: &GrantError) -> PageAccessDenied {
-    match why {
-        GrantError::Unauthenticated => PageAccessDenied::Unauthenticated,
-        GrantError::Denied(_) => PageAccessDenied::Denied,
-        GrantError::TooMany { .. } => PageAccessDenied::TooMany,
-        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => PageAccessDenied::Unknown,
-    }
+fn access_check(authorizer: Authorizer, settings: &ReloadableSettings) -> PageAccessCheck {
+    let (authorizer, runtime) = (PageAuthorizer::new(authorizer, settings.browsers.clone()), Handle::current());
+    Arc::new(move |peer, path, headers| {
+        let mut sender = ClientConnectionInfo::from_peer(peer);
+        if sender.address.is_loopback() {
+            // All processes of this machine share the limit of one source.
+            sender.address = Ipv4Addr::LOCALHOST.into();
+        }
+        let decision = runtime.spawn(authorizer.clone().admit(sender, path.to_owned(), headers.clone()));
+        async move { decision.await.ok() }.boxed()
+    })
 }

@@ -114,16 +114,6 @@ impl Listener {
         }
     }
 
-    /// Creates a listener from a socket that was bound before the runtime started. The socket must be non-blocking.
-    pub fn of_bound(socket: StdTcpListener) -> io::Result<Self> {
-        Ok(Self::of_tcp(TcpListener::from_std(socket)?, ListenAddressSharing::Alone))
-    }
-
-    /// Creates a listener from a bound unix socket. It accepts only this process's user and root.
-    pub fn of_bound_unix(socket: StdUnixListener, path: &Path) -> io::Result<Self> {
-        Self::of_unix(socket, path, ListenAddressSharing::Alone)
-    }
-
     /// Creates a listener with an address but without a socket. Only the returned connector can connect to it, by
     /// connections that buffer `buffer_bytes` in each direction.
     pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, InMemoryConnector) {
@@ -159,6 +149,14 @@ impl Listener {
             BoundSocket::Unix { path, .. } => Ok(ListenAddress::Unix(path.clone())),
             BoundSocket::Memory { address, .. } => Ok(ListenAddress::Tcp(*address)),
         }
+    }
+
+    /// Returns the bound address as a URL, or as `unix:PATH`.
+    pub fn url(&self, is_tls: bool) -> io::Result<String> {
+        self.local_address().map(|address| match address {
+            ListenAddress::Tcp(tcp) => format!("{}://{tcp}", if is_tls { "https" } else { "http" }),
+            unix @ ListenAddress::Unix(_) => unix.to_string(),
+        })
     }
 
     pub(super) async fn accept(&self) -> io::Result<(AcceptedStream, PeerAddress)> {
@@ -270,11 +268,6 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(AcceptedStream, PeerAd
     None
 }
 
-/// Binds a port that other processes of the same user may bind in the same way, before or after.
-pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
-    bind_tcp(address, ListenAddressSharing::Peers)
-}
-
 fn bind_tcp(address: SocketAddr, sharing: ListenAddressSharing) -> io::Result<StdTcpListener> {
     // On every system, child processes do not inherit the descriptor.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
@@ -291,7 +284,7 @@ fn bind_tcp(address: SocketAddr, sharing: ListenAddressSharing) -> io::Result<St
 /// Binds a socket file with mode 0600, because every process that can open it acts with the proxy's identity.
 ///
 /// The file is created under a temporary name and renamed, so that it never has other permissions at `path`.
-pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
+fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
     remove_stale(path)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));

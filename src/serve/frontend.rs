@@ -8,8 +8,8 @@
 //! `screen` and `check_caller` may respond to the request themselves. Of the responses of `screen`, only the audit log
 //! has a record.
 
+mod page_authorizer;
 mod request_router;
-mod scrape_authorizer;
 mod unauthenticated_request;
 mod wiring;
 
@@ -19,7 +19,7 @@ use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
 
-pub use self::scrape_authorizer::ScrapeAuthorizer;
+pub use self::page_authorizer::PageAuthorizer;
 pub use self::wiring::HttpFrontendDeps;
 
 use self::request_router::RequestRouter;

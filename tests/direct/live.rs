@@ -111,7 +111,7 @@ fn requested_pages(script: &str) -> Vec<String> {
 #[tokio::test]
 async fn polled_pages_hide_users_from_callers_without_permission() {
     let up = demo::upstream().pods(3).run().await;
-    for (token, user) in [("sesame", "zebediah"), ("poppy", "operator")] {
+    for (token, user) in [("sesame", "zebediah"), ("cumin", "nosy"), ("poppy", "operator")] {
         up.reviews().give(token, user);
     }
     up.reviews().allow("zebediah", "default");
@@ -124,7 +124,7 @@ async fn polled_pages_hide_users_from_callers_without_permission() {
         assert!(pages.contains(&page.to_owned()), "{page} is not requested: {pages:?}");
     }
     for page in &pages {
-        for who in [app.admin_client().clone(), app.admin_client().bearing("sesame")] {
+        for who in [app.admin_client().clone(), app.admin_client().bearing("cumin")] {
             let page_answer = who.get(page).await;
             assert_eq!(page_answer.status == 200, page != "/debug/watches", "{page} {}", page_answer.status);
             assert!(!page_answer.text().contains("zebediah"), "{page}: {}", page_answer.text());

@@ -125,7 +125,7 @@ class Page {
     const answer = await fetch(`debug/watches?${query}`,
       { headers, signal, cache: "no-store", credentials: "omit", redirect: "error" });
     if (answer.ok) this.showWatches(await answer.json());
-    else this.refuse(answer.status, (await answer.text()).trim());
+    else this.refuse(answer.status, reasonOf(await answer.text()));
   }
 
   showWatches({ total, watches }) {
@@ -163,6 +163,15 @@ class Page {
       `${bytes(sum("kube_fanout_upstream_body_bytes_total"))} received from upstream`;
     say(byId("cost-sum"), `Since the start: ${upstream}, for ${count(clients)} client requests and ` +
       `${bytes(sum("kube_fanout_watch_bytes_total"))} of events sent to clients.`);
+  }
+}
+
+/** The message of a Status, or a text as it is. */
+function reasonOf(refusal) {
+  try {
+    return JSON.parse(refusal).message ?? refusal;
+  } catch {
+    return refusal.trim();
   }
 }
 

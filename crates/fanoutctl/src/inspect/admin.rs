@@ -43,7 +43,12 @@ impl ProxyTarget {
             {
                 Ok(Ok(text))
             }
-            Ok(Ok((status, text))) => Ok(Err(AdminPageRefusal { status, why: text.trim().to_owned() })),
+            Ok(Ok((status, text))) => {
+                // The refusal is a Status or a text.
+                let refusal: Value = serde_json::from_str(&text).unwrap_or_default();
+                let why = refusal["message"].as_str().unwrap_or(text.trim()).to_owned();
+                Ok(Err(AdminPageRefusal { status, why }))
+            }
             Ok(Err(why)) => Err(InspectError::of(&self.name, why)),
             Err(_) => Err(InspectError::of(&self.name, "timeout")),
         }
