@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap_mangen::{Man, generate_to};
 use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
@@ -15,7 +16,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::app::{self, BoundApp, ConfigReloadSources, InheritedSockets, SetLogLevelFn, StartError};
-use crate::config::{LogSettings, ServeArguments, ServeSettings, manual_pages, write_manual};
+use crate::config::{LogSettings, ServeArguments, ServeSettings};
 
 /// `sysexits.h`: wrong usage, an internal error, wrong configuration.
 pub const EX_USAGE: u8 = 64;
@@ -60,18 +61,16 @@ impl ProgramName {
 
     /// Prints the manual page of a program, or writes the pages of all its commands into a directory.
     pub fn manual(self, command: clap::Command, dir: Option<&Path>) -> ExitCode {
-        if let Some(dir) = dir {
-            return match write_manual(command, dir) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => self.fail(1, &format!("cannot write into {}: {error}", dir.display())),
+        let Some(dir) = dir else {
+            let mut page = Vec::new();
+            return match Man::new(command.disable_help_subcommand(true)).render(&mut page) {
+                Ok(()) => self.print(&String::from_utf8_lossy(&page)),
+                Err(error) => self.fail(1, &error),
             };
-        }
-        match manual_pages(command) {
-            // The first page is that of the program itself.
-            Ok(pages) => {
-                pages.first().map_or(ExitCode::SUCCESS, |page| self.print(&String::from_utf8_lossy(&page.text)))
-            }
-            Err(error) => self.fail(1, &error),
+        };
+        match std::fs::create_dir_all(dir).and_then(|()| generate_to(command, dir)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => self.fail(1, &format!("cannot write into {}: {error}", dir.display())),
         }
     }
 

@@ -14,7 +14,6 @@ mod file;
 mod health;
 mod kubeconfig;
 mod log_level;
-mod manual;
 mod memory;
 mod problems;
 mod serve_arguments;
@@ -26,7 +25,6 @@ pub use arguments::{CheckArguments, CliArguments, CliCommand, ConfigCommand, TOO
 pub use delegated::DelegatedAuthKeys;
 pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
-pub use manual::{ManPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
 pub use problems::ConfigProblems;
 pub use serve_arguments::ServeArguments;

@@ -1,3 +1,4 @@
+mod manual;
 mod reference;
 
 use clap::Parser;
