@@ -48,7 +48,9 @@ class Minor:
         # With CI set, a test that would be skipped fails.
         environment = os.environ | {"KUBE_TESTBED": str(self.build()), "CI": "true"}
         filters = [f"{module}::" for module in MODULES]
-        command = [os.environ.get("CARGO", "cargo"), "test", "--test", "conformance", *arguments, "--", *filters]
+        # The tests of `freshness` are in the nightly tier.
+        programs = ["--no-fail-fast", "--test", "conformance", "--test", "conformance-nightly"]
+        command = [os.environ.get("CARGO", "cargo"), "test", *programs, *arguments, "--", *filters]
         ran = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=RUN_SECONDS
         )

@@ -27,6 +27,17 @@ fn nightly_stages_are_targets_of_the_makefile() {
     assert_none("stages without a target", &missing);
 }
 
+/// `make matrix` exits if a module has no test.
+#[test]
+fn modules_of_the_matrix_are_conformance_tests() {
+    let roots = ["main", "nightly"].map(|root| files::text(&format!("tests/conformance/{root}.rs"))).concat();
+    let matrix = files::text("tests/matrix.py");
+    let (_, list) = matrix.split_once("\nMODULES = [\n").expect("tests/matrix.py has no list of modules");
+    let names = list.split(']').next().unwrap_or_default().split('"').skip(1).step_by(2);
+    let is_missing = |name: &&str| !roots.lines().any(|line| line == format!("mod {name};"));
+    assert_none("modules without a test", &names.filter(is_missing).map(str::to_owned).collect::<Vec<_>>());
+}
+
 /// `module::name` of each function of a file in the folder of a test program or in a crate.
 fn tests_of(file: &str, text: &str) -> Vec<String> {
     let path = file.trim_start_matches("tests/").trim_start_matches("src/").trim_end_matches(".rs");
