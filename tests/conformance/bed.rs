@@ -26,15 +26,15 @@ mod sibling;
 mod times;
 mod watch;
 
-use std::any::Any;
 use std::fs::File;
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, Once};
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, RwLock};
+use tokio::sync::OnceCell;
 use tokio::time::{sleep, timeout};
 
 pub use certificate::{Authority, write_bundle};
@@ -58,25 +58,31 @@ pub use watch::{Ended, Event, Watch, outline};
 /// The longest wait, unless a test sets another one. It only ends hangs; no test result depends on its length.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 pub use crate::ALLOWANCE;
-/// The polling interval for conditions that send no notification.
+/// The first polling interval for conditions that send no notification. It doubles up to [`LOOK_AGAIN_MAX`], because
+/// each look uses the processors for which other tests wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(100);
 
 /// The number of further equal answers after which a value counts as settled ([`settled`]).
 const SETTLED_LOOKS: u32 = 20;
 
+/// The number of idle control planes that are kept for the next test. More would only use memory.
+const IDLE_MAX: usize = 2;
+
 /// The control plane that most tests share.
 static SHARED: OnceCell<Plane> = OnceCell::const_new();
-/// Lock of the shared control plane. Tests that count requests to the apiserver, or need it quiet, take it for writing
-/// and run alone. The others take it for reading and run in parallel.
-static TURN: RwLock<()> = RwLock::const_new(());
+/// Control planes that tests have used one after another ([`alone`]), and that no test uses now.
+static IDLE: Mutex<Vec<Plane>> = Mutex::new(Vec::new());
 
 /// A control plane that a test may use until it drops this value.
-pub struct Bed<P: std::ops::Deref<Target = Plane> = &'static Plane> {
+pub struct Bed<P: Deref<Target = Plane> = &'static Plane> {
     plane: P,
-    _turn: Box<dyn Any + Send>,
 }
 
-impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
+/// A control plane that one test uses, and the next test after it.
+pub struct Lent(Option<Plane>);
+
+impl<P: Deref<Target = Plane>> Deref for Bed<P> {
     type Target = Plane;
 
     fn deref(&self) -> &Plane {
@@ -84,18 +90,41 @@ impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
     }
 }
 
+impl Deref for Lent {
+    type Target = Plane;
+
+    fn deref(&self) -> &Plane {
+        self.0.as_ref().expect("it is returned on drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut idle = IDLE.lock().expect("not poisoned");
+        // A failed test may have left its control plane in any state.
+        if idle.len() < IDLE_MAX && !std::thread::panicking() {
+            idle.extend(self.0.take());
+        }
+    }
+}
+
 /// The shared control plane, in parallel with other tests. `None` without a test bed.
 pub async fn shared() -> Option<Bed> {
     let binary = binary()?;
-    let turn = Box::new(TURN.read().await);
-    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
+    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await })
 }
 
-/// The shared control plane, for this test alone. `None` without a test bed.
-pub async fn alone() -> Option<Bed> {
+/// A control plane for this test alone, which may have objects of earlier tests, because it is started only if none is
+/// idle. For tests that count requests to the apiserver, or need a collection without other writers. `None` without a
+/// test bed.
+pub async fn alone() -> Option<Bed<Lent>> {
     let binary = binary()?;
-    let turn = Box::new(TURN.write().await);
-    Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
+    let idle = IDLE.lock().expect("not poisoned").pop();
+    let plane = match idle {
+        Some(plane) => plane,
+        None => Plane::start(binary, &unique("alone"), &[]).await,
+    };
+    Some(Bed { plane: Lent(Some(plane)) })
 }
 
 /// A new control plane for a test that breaks something or takes long. Other tests run in parallel.
@@ -105,7 +134,7 @@ pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
 
 /// A new control plane whose apiserver has these additional flags.
 pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
-    Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await), _turn: Box::new(()) })
+    Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await) })
 }
 
 /// A new control plane of the previous Kubernetes minor, and the binary of the current one. `None` unless `make
@@ -117,7 +146,7 @@ pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     };
     let present = binary()?;
     let plane = Plane::start(previous, name, &[]).await;
-    Some((Bed { plane: Box::new(plane), _turn: Box::new(()) }, present))
+    Some((Bed { plane: Box::new(plane) }, present))
 }
 
 /// A new control plane without background writes: after its start it renews no lease, compacts nothing and expires no
@@ -127,7 +156,7 @@ pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
     let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
     let plane = Plane::start(binary()?, name, &flags).await;
     plane.until_quiet().await;
-    Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
+    Some(Bed { plane: Box::new(plane) })
 }
 
 /// A new control plane with an audit log of every request that reaches it ([`Plane::audit`]).
@@ -150,7 +179,7 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
     ];
     let flags = [&flags.each_ref().map(String::as_str), more].concat();
     let plane = Plane::start(binary, name, &flags).await;
-    Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
+    Some(Bed { plane: Box::new(plane) })
 }
 
 /// The test bed's binary. If there is none, reports the test as skipped, or fails it in CI.
@@ -241,23 +270,28 @@ pub async fn promised<T>(within: Duration, what: &str, look: impl AsyncFnMut() -
 /// Polls until [`SETTLED_LOOKS`] further answers equal the last one, and returns it. It counts answers instead of time,
 /// because a server that is stalled does not answer either.
 pub async fn settled<T: PartialEq + Clone>(what: &str, mut look: impl AsyncFnMut() -> T) -> T {
-    let (mut last, mut same) = (look().await, 0);
-    eventually(&format!("settled: {what}"), async || {
-        let now = look().await;
-        same = if now == last { same + 1 } else { 0 };
-        last = now;
-        (same == SETTLED_LOOKS).then(|| last.clone())
-    })
-    .await
+    let settles = async {
+        let (mut last, mut same) = (look().await, 0);
+        while same < SETTLED_LOOKS {
+            sleep(LOOK_AGAIN).await;
+            let now = look().await;
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+        }
+        last
+    };
+    within(&format!("settled: {what}"), settles).await
 }
 
 async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let looks = async {
+        let mut pause = LOOK_AGAIN;
         loop {
             if let Some(seen) = look().await {
                 return seen;
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(pause).await;
+            pause = (2 * pause).min(LOOK_AGAIN_MAX);
         }
     };
     timeout(patience, looks).await.unwrap_or_else(|_| panic!("not within {patience:?}: {what}"))

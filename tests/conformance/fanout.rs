@@ -6,7 +6,7 @@ use std::path::Path;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, RequestSpec, Watch, eventually, log_line};
+use crate::bed::{self, BULK_PODS, Event, Frame, Plan, Plane, Proxy, RequestSpec, Watch, eventually, log_line};
 
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -134,7 +134,7 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
     everyone_sees_the_next_change(&bed, &namespace, answered.into_iter().map(|(_, _, watch, _)| watch).collect()).await;
 }
 
-async fn everyone_sees_the_next_change(bed: &Bed, namespace: &str, mut watches: Vec<Watch>) {
+async fn everyone_sees_the_next_change(bed: &Plane, namespace: &str, mut watches: Vec<Watch>) {
     let pod = json!({"metadata": {"name": "next"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let created = bed.direct().create(&format!("/api/v1/namespaces/{namespace}/pods"), pod).await;
     let version = bed::version_of(&created);
@@ -145,7 +145,7 @@ async fn everyone_sees_the_next_change(bed: &Bed, namespace: &str, mut watches: 
 
 /// A stalled watch does not affect the others. When its client reads again, it continues where it was or receives a
 /// 410.
-async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value, Proxy) {
+async fn one_stuck_among_a_hundred(plan: Plan, bed: &Plane) -> (serde_json::Value, Proxy) {
     let proxy = plan.start(bed).await;
     let namespace = bed.namespace("stuck").await;
     let (until, ready) = (bed.file("until"), bed.file("ready"));

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::bed::{self, Bed, Http, Plan, Proxy, RequestSpec, log_line, version_of};
+use crate::bed::{self, Http, Plan, Plane, Proxy, RequestSpec, log_line, version_of};
 
 /// The load besides the writes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Beside {
     Elsewhere,
 }
 
-async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trials: usize) -> Proxy {
+async fn no_read_misses_a_write(bed: &Plane, resource: &str, beside: Beside, trials: usize) -> Proxy {
     let proxy = Plan::tls().start(bed).await;
     let namespace = bed.namespace("fresh").await;
     let trials = std::env::var("FRESHNESS_TRIALS").unwrap_or_else(|_| trials.to_string());

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use futures_util::future::join_all;
 
-use crate::bed::{self, Bed, Plan, Proxy, Target, eventually, kubectl, log_line};
+use crate::bed::{self, Plan, Plane, Proxy, Target, eventually, kubectl, log_line};
 
 /// kubectl's output and exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +54,7 @@ fn comparable(output: &CommandOutput, target: &Target) -> CommandOutput {
     CommandOutput { out: normalised(&output.out, target), errors, code: output.code }
 }
 
-async fn same(bed: &Bed, proxy: &Proxy, args: &[&str]) -> CommandOutput {
+async fn same(bed: &Plane, proxy: &Proxy, args: &[&str]) -> CommandOutput {
     let [direct, through] = [bed.target(), proxy.target()];
     let (a, b) = tokio::join!(run(kubectl(bed, &direct, args)), run(kubectl(bed, &through, args)));
     let (a, b) = (comparable(&a, &direct), comparable(&b, &through));
@@ -62,7 +62,7 @@ async fn same(bed: &Bed, proxy: &Proxy, args: &[&str]) -> CommandOutput {
     b
 }
 
-fn manifest(bed: &Bed, text: &str) -> String {
+fn manifest(bed: &Plane, text: &str) -> String {
     let path = bed.file("manifest");
     std::fs::write(&path, text).expect("a file");
     path.to_str().expect("a plain path").to_owned()
@@ -78,6 +78,13 @@ const PODS: &str = "
   {kind: ConfigMap, apiVersion: v1, metadata: {name: m}, data: {k: 'a<b>&'}},
   {kind: Deployment, apiVersion: apps/v1, metadata: {name: d}, spec: {replicas: 0, selector: {matchLabels: {app: d}},
     template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: i}]}}}}]}
+";
+
+/// A deployment that never gets a replica, because no controller runs.
+const NEVER_AVAILABLE: &str = "
+{kind: Deployment, apiVersion: apps/v1, metadata: {name: never}, spec: {replicas: 1,
+  selector: {matchLabels: {app: never}},
+  template: {metadata: {labels: {app: never}}, spec: {containers: [{name: c, image: i}]}}}}
 ";
 
 #[tokio::test]
@@ -157,11 +164,12 @@ async fn refused_upgrade_returns_the_upstream_response() {
         &["port-forward", "a", "0:80"],
         &["cp", "a:/x", "x"],
     ];
-    for args in attempts {
+    join_all(attempts.iter().map(async |args| {
         let output = same(&bed, &proxy, &[&["-n", &namespace], *args].concat()).await;
         assert_ne!(output.code, Some(0), "{output:?}");
         log_line(&format!("kubectl {}: {}", args.join(" "), output.errors.lines().last().unwrap_or_default()));
-    }
+    }))
+    .await;
 }
 
 /// Writes, each done once through the proxy and once directly, to objects with the same names in two namespaces.
@@ -172,6 +180,7 @@ async fn kubectl_writes_behave_the_same_as_direct() {
     let spaces = [bed.namespace("direct").await, bed.namespace("through").await];
     let file = manifest(&bed, PODS);
     let scaled = manifest(&bed, &PODS.replace("'a<b>&'", "other"));
+    let never = manifest(&bed, NEVER_AVAILABLE);
     let writes: &[&[&str]] = &[
         &["apply", "-f", &file],
         &["apply", "-f", &file],
@@ -186,10 +195,6 @@ async fn kubectl_writes_behave_the_same_as_direct() {
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["scale", "deployment/d", "--replicas=2"],
-    ];
-    // This command must time out. The commands after it do not affect its object, so they run in parallel.
-    let waits: &[&str] = &["rollout", "status", "deployment/d", "--timeout=20s"];
-    let behind: &[&[&str]] = &[
         &["rollout", "restart", "deployment/missing"],
         &["delete", "pod", "b", "--grace-period=0", "--force"],
         &["delete", "pod", "-l", "app=z", "--wait=false"],
@@ -197,6 +202,8 @@ async fn kubectl_writes_behave_the_same_as_direct() {
         &["delete", "configmap", "m"],
         &["get", "pods,configmaps,deployments", "-o", "name"],
     ];
+    // This command must time out. The other commands do not affect its object, so they run in parallel.
+    let waits: &[&str] = &["rollout", "status", "deployment/never", "--timeout=20s"];
     let alike = async |args: &[&str]| {
         let targets = [bed.target(), proxy.target()];
         let output = join_all(targets.iter().zip(&spaces).map(async |(target, space)| {
@@ -211,14 +218,14 @@ async fn kubectl_writes_behave_the_same_as_direct() {
         let output = output.await;
         assert_eq!(output[1], output[0], "kubectl {}", args.join(" "));
     };
-    let all = async |some: &[&[&str]]| {
-        for args in some {
+    let all = async {
+        for args in writes {
             alike(args).await;
         }
     };
-    all(writes).await;
-    tokio::join!(alike(waits), all(behind));
-    log_line(&format!("{} kubectl writes say the same", writes.len() + 1 + behind.len()));
+    alike(&["apply", "-f", &never]).await;
+    tokio::join!(alike(waits), all);
+    log_line(&format!("{} kubectl writes say the same", writes.len() + 2));
 }
 
 /// A `kubectl` watch, which is ended when it has written enough.
@@ -229,7 +236,7 @@ struct Watching {
 }
 
 impl Watching {
-    fn start(bed: &Bed, target: &Target, args: &[&str]) -> Self {
+    fn start(bed: &Plane, target: &Target, args: &[&str]) -> Self {
         let (out, log) = (bed.file("kubectl-watch"), bed.file("kubectl-watch"));
         let file = |path: &PathBuf| std::fs::File::create(path).expect("a file");
         let mut command = kubectl(bed, target, args);
@@ -279,16 +286,16 @@ async fn kubectl_watches_print_the_same_as_direct() {
         (&["get", "pod", "a", "-w", "-o", "name"], 1, 3),
         (&["get", "pods", "--watch-only", "-o", "name"], 0, 4),
     ];
-    let mut running = Vec::new();
-    for (args, first, last) in watches {
+    let running = join_all(watches.iter().map(async |(args, first, last)| {
         let args = [&["-n", &namespace], *args].concat();
         let pair = [bed.target(), proxy.target()].map(|target| (Watching::start(&bed, &target, &args), target));
         for (watching, _) in &pair {
             watching.says(*first).await;
             watching.is_open().await;
         }
-        running.push((args, *last, pair));
-    }
+        (args, *last, pair)
+    }))
+    .await;
     let client = bed.direct();
     let pod = |name: &str| format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let patch = |label| serde_json::json!({"metadata": {"labels": {"app": label}}});

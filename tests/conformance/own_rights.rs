@@ -29,7 +29,7 @@ async fn watch(client: &Http, direct: &Http, path: &str) -> Watch {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resource_is_no_longer_served_after_proxy_loses_permission() {
-    let Some(bed) = bed::own("own-rights").await else { return };
+    let Some(bed) = bed::alone().await else { return };
     let (direct, namespace) = (bed.direct(), bed.namespace("own").await);
     let account = Account::create(&direct, &namespace, "proxy").await;
     let identity = account.token(&direct).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Authority, Bed, Plan, Plane, Proxy, RequestSpec, log_line, number, within};
+use crate::bed::{self, Authority, Plan, Plane, Proxy, RequestSpec, log_line, number, within};
 
 const OFTEN: &str = "feeds: {selfCheck: 300ms}";
 /// The number of comparisons of each feed.
@@ -27,7 +27,7 @@ async fn assert_same(proxy: &Proxy, resource: &str, rounds: i64) {
 
 #[tokio::test]
 async fn self_check_finds_no_difference_under_churn() {
-    let Some(bed) = bed::shared().await else { return };
+    let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = Plan::tls().config(OFTEN).start(&bed).await;
     let namespace = bed.namespace("self-checks").await;
@@ -75,7 +75,7 @@ fn pod(name: &str, node: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": containers}})
 }
 
-async fn node_with_pods(bed: &Bed<Box<Plane>>) -> String {
+async fn node_with_pods(bed: &Plane) -> String {
     let (direct, namespace) = (bed.direct(), bed.namespace("self-checks").await);
     for node in ["n1", "n2"] {
         direct.create("/api/v1/nodes", json!({"metadata": {"name": node}})).await;
@@ -86,7 +86,7 @@ async fn node_with_pods(bed: &Bed<Box<Plane>>) -> String {
 /// A node's feed is compared with what the apiserver finds by its index, without a read of the whole storage.
 #[tokio::test]
 async fn self_check_finds_no_difference_in_pods_of_a_node() {
-    let Some(bed) = bed::own("self-checks").await else { return };
+    let Some(bed) = bed::alone().await else { return };
     let namespace = node_with_pods(&bed).await;
     let proxy = Plan::node(&bed).config(&format!("node: n1\n{OFTEN}")).start(&bed).await;
     let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));

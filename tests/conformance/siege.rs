@@ -33,7 +33,9 @@ use std::{fmt, fs};
 use futures_util::future::join_all;
 use serde_json::Value;
 
-use crate::bed::{self, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, log_line};
+use crate::bed::{
+    self, BULK_PODS, Bed, Http, Identity, Lent, Plan, Plane, Protocol, Proxy, RequestSpec, Target, log_line,
+};
 
 /// The interval of the healthy client's requests. A closed loop would measure throughput instead.
 const EVERY: Duration = Duration::from_millis(2);
@@ -59,7 +61,7 @@ fn ratio_max() -> f64 {
 
 /// A proxy with many cached pods, one of which the healthy client reads.
 struct Field {
-    bed: Bed,
+    bed: Bed<Lent>,
     proxy: Arc<Proxy>,
     /// The path of the collection.
     pods: String,
@@ -95,7 +97,7 @@ impl Field {
     }
 
     /// Starts a proxy and fills its cache with the collection.
-    async fn start(bed: &Bed, processors: &Processors, config: &str, pods: &str) -> Arc<Proxy> {
+    async fn start(bed: &Plane, processors: &Processors, config: &str, pods: &str) -> Arc<Proxy> {
         Processors::for_proxy();
         let proxy = Plan::delegated(bed).config(config).start(bed).await;
         processors.for_others();

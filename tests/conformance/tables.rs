@@ -120,8 +120,7 @@ fn pod(name: &str, app: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn table_watches_match_direct_and_share_one_upstream_watch() {
-    // These watches last for a while with few events, so other tests need not wait for them.
-    let Some(bed) = bed::own("tables-of-many").await else { return };
+    let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -298,7 +297,7 @@ async fn table_rows_of_every_resource_are_parsed_and_cached() {
 /// kubectl's watch of one object, which begins with its state.
 #[tokio::test]
 async fn table_watch_of_one_object_is_served_from_shared_stream() {
-    let Some(bed) = bed::own("tables-of-one").await else { return };
+    let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");

@@ -11,8 +11,9 @@ use super::{Bed, ages, log_line, normal, shared};
 
 /// A control plane and a proxy in front of it, which receive the same requests.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
-    pub bed: Bed<P>,
     pub proxy: Proxy,
+    /// Dropped after the proxy, so that the next test on it does not meet this one's proxy.
+    pub bed: Bed<P>,
     /// A client of the apiserver.
     pub direct: Http,
     /// A client of the proxy.
