@@ -40,6 +40,8 @@ mod node_scope;
 mod own_rights;
 mod pods;
 mod readable;
+#[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
+mod refused_json;
 mod representations;
 mod representations_hard;
 mod restarts;

@@ -27,6 +27,8 @@ mod informers_of_secrets;
 mod neighbours;
 mod outages;
 mod proxy_restart;
+#[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
+mod refused_json;
 mod representations;
 mod rest;
 mod restarts;

@@ -14,6 +14,7 @@ use kubeapi::SelectableFieldTable;
 use serde_json::json;
 
 use crate::bed::{self, Frame, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, kubectl, log_line};
+use crate::refused_json::{self, Derived};
 use crate::representations::{Resource, built_ins};
 
 const JSON: &str = "application/json";
@@ -175,6 +176,12 @@ async fn cache_is_refreshed_after_emulated_version_changes() {
     .await;
     assert_ne!(emulated(&bed).await, before);
     assert!(renewed > 0, "some feeds resume, and are not listed for a gap");
+}
+
+/// The proxy derives nothing else of the resource, so it reads the release only every minute.
+#[tokio::test]
+async fn json_refused_as_only_derivation_is_retried() {
+    refused_json::is_retried_after_release_change(Derived::Nothing).await;
 }
 
 #[tokio::test]

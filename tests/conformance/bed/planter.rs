@@ -1,5 +1,5 @@
-//! A server between the apiserver and the proxy that adds a field to configmaps. No field table has this field, so the
-//! proxy sees an apiserver that is newer than its tables.
+//! A server between the apiserver and the proxy that adds a field to configmaps and limitranges. No field table has this
+//! field, so the proxy sees an apiserver that is newer than its tables.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -43,6 +43,9 @@ type Body = BoxBody<Bytes, hyper::Error>;
 const NOTHING: u32 = 0;
 const JSON: u32 = 1;
 const EVERYTHING: u32 = 2;
+
+/// The resources whose objects get the field, and their kinds.
+const PLANTED: [(&str, &str); 2] = [("/configmaps", "ConfigMap"), ("/limitranges", "LimitRange")];
 
 impl Planter {
     /// The field in protobuf: number 5000 with the text `yes`.
@@ -131,12 +134,12 @@ impl Way {
         let content_type = head.headers.get("content-type").and_then(|value| value.to_str().ok());
         let encoding = content_type.and_then(FeedEncoding::from_content_type);
         let is_converted = request.headers().get("accept").is_some_and(|accept| accept.as_bytes().contains(&b';'));
-        let (Some(encoding), true) = (encoding, path.contains("/configmaps") && head.status == 200 && !is_converted)
-        else {
+        let planted = PLANTED.iter().find(|(resource, _)| path.contains(resource));
+        let (Some(encoding), Some((_, kind)), true) = (encoding, planted, head.status == 200 && !is_converted) else {
             return Response::from_parts(head, body.boxed());
         };
         head.headers.remove("content-length");
-        let bed = Soil::new(encoding, self.plants);
+        let bed = Soil::new(encoding, kind, self.plants);
         if path.contains("watch=") {
             return Response::from_parts(head, bed.stream(body));
         }
@@ -154,14 +157,9 @@ struct Soil {
 }
 
 impl Soil {
-    fn new(encoding: FeedEncoding, plants: Arc<AtomicU32>) -> Self {
+    fn new(encoding: FeedEncoding, kind: &str, plants: Arc<AtomicU32>) -> Self {
         let reader = ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::new(SelectableFieldTable::default()));
-        Self {
-            encoding,
-            plants,
-            reader,
-            envelope: FrameEnvelope::new(encoding, "v1", "ConfigMap", JsonLayout::BuiltIn),
-        }
+        Self { encoding, plants, reader, envelope: FrameEnvelope::new(encoding, "v1", kind, JsonLayout::BuiltIn) }
     }
 
     fn planted(&self, body: &[u8]) -> Vec<u8> {
