@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
 
 use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, log_line};
@@ -24,8 +25,7 @@ async fn compressed_list_is_at_most_a_thousandth_larger() {
     // Both sides must report the same version.
     let Some(bed) = bed::quiet("compression").await else { return };
     let proxy = Plan::tls().config(SENSITIVE).start(&bed).await;
-    let mut paths = Vec::new();
-    for (what, load, content) in [
+    let loads = [
         ("pods", ("pods", 400, 0), "random"),
         ("pods with padding", ("pods", 400, 4_000), "random"),
         ("configmaps", ("configmaps", 800, 0), "random"),
@@ -33,14 +33,14 @@ async fn compressed_list_is_at_most_a_thousandth_larger() {
         ("random secrets", ("secrets", 100, 20_000), "random"),
         ("small random secrets", ("secrets", 600, 1_500), "random"),
         ("secrets that compress", ("secrets", 12, 200_000), "words"),
-    ] {
+    ];
+    let loads = loads.map(async |(what, load, content)| {
         let namespace = fill(&bed, &what.replace(' ', "-"), load, content).await;
-        paths.push((what, format!("/api/v1/namespaces/{namespace}/{}", load.0)));
-    }
-    // Many namespaces with a few pods each: compression must continue across them.
-    for at in 0..40 {
-        fill(&bed, &format!("few-{at}"), ("pods", 10, 0), "random").await;
-    }
+        (what, format!("/api/v1/namespaces/{namespace}/{}", load.0))
+    });
+    // Several namespaces with a few pods each: compression must continue across them.
+    let few = (0..12).map(async |at| fill(&bed, &format!("few-{at}"), ("pods", 10, 0), "random").await);
+    let (mut paths, _) = join(join_all(loads), join_all(few)).await;
     paths.push(("pods of everywhere", "/api/v1/pods".to_owned()));
     paths.push(("configmaps by label", format!("{}?labelSelector=app%21%3Dpod-1", paths[2].1)));
     for (what, path) in paths {

@@ -1,5 +1,6 @@
 //! Events, for which the apiserver has no watch cache and sends no bookmarks (R-EVENT-4).
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{self, Plan, RequestSpec, eventually, log_line, version_of};
@@ -57,7 +58,8 @@ async fn reads_after_event_deletion_are_served_from_cache() {
 /// client-go informers start with a watch-list or with a list.
 #[tokio::test]
 async fn informers_sync_after_an_event_is_deleted_or_expires() {
-    for (last, ttl, kept) in [(LastChange::Deletion, LASTS, 3), (LastChange::Expiry, EXPIRES_SOON, 0)] {
+    let scenes = [(LastChange::Deletion, LASTS, 3), (LastChange::Expiry, EXPIRES_SOON, 0)];
+    join_all(scenes.map(async |(last, ttl, kept)| {
         let Some(bed) = bed::own_with(&format!("events-{last:?}"), &[ttl]).await else { return };
         let proxy = Plan::tls().start(&bed).await;
         let mut scene = EventScene::set(&bed, &proxy, last, kept).await;
@@ -70,7 +72,8 @@ async fn informers_sync_after_an_event_is_deleted_or_expires() {
         }
         assert_eq!(proxy.streams("events.v1").await, 1, "the feed serves them");
         proxy.assert_sound();
-    }
+    }))
+    .await;
 }
 
 /// The writer of an Event chooses its times. A time that JSON cannot represent must not end other clients' watches.

@@ -12,6 +12,7 @@ mod scene;
 
 use std::collections::BTreeMap;
 
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use http::HeaderName;
 use serde_json::json;
@@ -148,7 +149,7 @@ async fn watch_of_one_name_receives_no_event_of_similar_names() {
         }
     };
     tokio::select! {
-        () = async { drop(futures_util::future::join_all(watches).await) } => {}
+        () = async { drop(join_all(watches).await) } => {}
         () = churn => unreachable!("it continues"),
     }
     log_line(&format!("{count} watches among neighbours that change"));
@@ -184,23 +185,21 @@ async fn watch_twice(caller: &Caller, request: &RequestSpec, needs: &str) -> Opt
 async fn readable_list_contains_only_permitted_namespaces() {
     let Some(bed) = bed::own("neighbouring-readable").await else { return };
     let scene = Scene::set(bed).await;
-    let mut cached = 0;
-    for caller in &scene.callers {
-        for query in
-            ["", "fieldSelector=metadata.name%3Da", "limit=1", "labelSelector=l+in+(a,aa)", "watch=1&timeoutSeconds=1"]
-        {
-            for accept in ["application/json", "application/vnd.kubernetes.protobuf", drawn::METADATA] {
-                let request = format!("{}?{query}", path(MAPS, None));
-                let request = RequestSpec::get(&request).accept(accept);
-                let request = request.header(HeaderName::from_static("kube-fanout-readable"), "true");
-                let answer = caller.http.list_now(request).await;
-                let seen = caller.not_for(&answer.body);
-                assert!(seen.is_empty(), "{}: {query} {accept}: {seen:?}", caller.name);
-                assert!(!answer.text().contains("remainingItemCount"), "{}: {query} {accept}", caller.name);
-                cached += u32::from(answer.is_cached() && !caller.own_marks(&answer.body).is_empty());
-            }
-        }
-    }
+    let queries =
+        ["", "fieldSelector=metadata.name%3Da", "limit=1", "labelSelector=l+in+(a,aa)", "watch=1&timeoutSeconds=1"];
+    let accepts = ["application/json", "application/vnd.kubernetes.protobuf", drawn::METADATA];
+    let requests = scene.callers.iter().flat_map(|caller| queries.map(|query| (caller, query)));
+    let requests = requests.flat_map(|(caller, query)| accepts.map(|accept| (caller, query, accept)));
+    let cached = join_all(requests.map(async |(caller, query, accept)| {
+        let request = RequestSpec::get(&format!("{}?{query}", path(MAPS, None))).accept(accept);
+        let request = request.header(HeaderName::from_static("kube-fanout-readable"), "true");
+        let answer = caller.http.list_now(request).await;
+        let seen = caller.not_for(&answer.body);
+        assert!(seen.is_empty(), "{}: {query} {accept}: {seen:?}", caller.name);
+        assert!(!answer.text().contains("remainingItemCount"), "{}: {query} {accept}", caller.name);
+        answer.is_cached() && !caller.own_marks(&answer.body).is_empty()
+    }));
+    let cached = cached.await.into_iter().filter(|is_cached| *is_cached).count();
     assert!(cached > 10, "{cached} answers with something to see");
     assert_eq!(mark(MAPS, "n1", "a"), "mark(configmaps/n1/a)");
 }

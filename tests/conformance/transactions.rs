@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -17,6 +18,8 @@ use crate::event_scenes;
 /// The number of objects in each transaction (etcd's limit is 128 operations), and the number of transactions.
 const OBJECTS: usize = 100;
 const ROUNDS: usize = 10;
+/// The number of concurrent creations.
+const AT_ONCE: usize = 8;
 /// The number of listed versions that are compared with the storage.
 const COMPARED_MAX: usize = 150;
 /// Longer than the proxy waits for the rest of a transaction.
@@ -26,13 +29,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 const RUNS_MAX: usize = 20;
 
 /// A client of etcd, which bypasses the apiserver.
-struct Storage {
+pub struct Storage {
     http: Http,
     prefix: String,
 }
 
 impl Storage {
-    fn of(plane: &Plane, prefix: String) -> Self {
+    pub fn of(plane: &Plane, prefix: String) -> Self {
         let settings = std::fs::read(plane.dir.join("settings.json")).expect("the test bed writes it");
         let settings: Value = serde_json::from_slice(&settings).expect("JSON");
         let url = format!("http://127.0.0.1:{}", settings["etcdPort"]);
@@ -56,8 +59,14 @@ impl Storage {
         found["kvs"].as_array().expect("some").iter().map(|kv| text(&kv["key"])).collect()
     }
 
-    /// Performs all operations at one revision, and returns it.
-    async fn transact(&self, requests: Vec<Value>) -> u64 {
+    /// Deletes all objects with these names below the prefix in one transaction.
+    pub async fn delete_together(&self, names: &[String]) {
+        self.delete_all(&names.iter().map(|name| encoded(&format!("{}{name}", self.prefix))).collect::<Vec<_>>()).await;
+    }
+
+    /// Deletes all keys at one revision, and returns it.
+    async fn delete_all(&self, keys: &[String]) -> u64 {
+        let requests: Vec<_> = keys.iter().map(|key| json!({"request_delete_range": {"key": key}})).collect();
         let done = self.fetch("/v3/kv/txn", &json!({"success": requests})).await;
         done["header"]["revision"].as_str().and_then(|revision| revision.parse().ok()).expect("a revision")
     }
@@ -106,7 +115,7 @@ async fn watch_lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_during_transactions_is_the_state_at_its_version() {
-    let Some(bed) = bed::own("transactions").await else { return };
+    let Some(bed) = bed::alone().await else { return };
     for run in 1..=RUNS_MAX {
         if amid_transactions(&bed, &bed.namespace("together").await).await {
             return;
@@ -116,12 +125,12 @@ async fn list_during_transactions_is_the_state_at_its_version() {
     panic!("no run showed anything");
 }
 
+/// Creates the Events, a few at a time, and returns the last version.
 async fn create_events(bed: &Plane, events: &str, namespace: &str) -> u64 {
-    let mut last = 0;
-    for n in 0..OBJECTS {
-        last = version_of(&bed.direct().create(events, event_scenes::event(namespace, &format!("e{n:03}"))).await);
-    }
-    last
+    let direct = bed.direct();
+    let created = stream::iter(0..OBJECTS)
+        .map(async |n| version_of(&direct.create(events, event_scenes::event(namespace, &format!("e{n:03}"))).await));
+    created.buffer_unordered(AT_ONCE).fold(0, async |last, version| last.max(version)).await
 }
 
 /// Compares lists during transactions with the storage. Returns `false` if something differs and the feed's stream was
@@ -145,8 +154,7 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
     let (mut together, mut last) = (HashMap::new(), 0);
     for round in 0..ROUNDS {
         let all = storage.all().await;
-        let delete = |key: &String| json!({"request_delete_range": {"key": key}});
-        together.insert(storage.transact(all.iter().map(delete).collect()).await, all.len());
+        together.insert(storage.delete_all(&all).await, all.len());
         // In half of the rounds no Event follows for a while.
         if round % 2 == 0 {
             tokio::time::sleep(PAUSE).await;
