@@ -38,9 +38,13 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 pub use crate::ALLOWANCE;
 /// Maximum time that a read waits for a freshness proof, or for a version that it names (L3, L5).
 pub const FRESH_MAX: Duration = Duration::from_secs(3);
-/// Polling interval for conditions that do not signal their changes.
+/// The first polling interval for conditions that do not signal their changes. It doubles up to [`LOOK_AGAIN_MAX`],
+/// because each look uses the processors for which other tests wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// Maximum number of rounds of changes by [`amid_churn`]. Each change must also be compared, and slow machines would
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(40);
+/// The interval between rounds of changes by [`during_churn`].
+const CHURN_EVERY: Duration = Duration::from_millis(5);
+/// Maximum number of rounds of changes by [`during_churn`]. Each change must also be compared, and slow machines would
 /// not keep up.
 const CHURNS_MAX: usize = 400;
 
@@ -90,8 +94,10 @@ pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer
 }
 
 async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {
+    let mut pause = LOOK_AGAIN;
     while !look().await {
-        sleep(LOOK_AGAIN).await;
+        sleep(pause).await;
+        pause = (2 * pause).min(LOOK_AGAIN_MAX);
     }
 }
 
@@ -111,7 +117,7 @@ pub async fn during_churn<T>(up: &RunningDemoApiserver, work: impl Future<Output
     let churn = async {
         for _ in 0..CHURNS_MAX {
             up.churn(2).await;
-            sleep(LOOK_AGAIN).await;
+            sleep(CHURN_EVERY).await;
         }
         std::future::pending::<()>().await;
     };

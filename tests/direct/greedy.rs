@@ -1,5 +1,7 @@
 //! One account that uses as much as it can: its limits, and that other accounts still get in (I2, I3).
 
+use std::time::Duration;
+
 use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::Request;
@@ -31,9 +33,15 @@ fn count(answers: &[Answer], status: u16) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_of_future_version_beyond_account_share_get_429() {
     const WAITING: usize = 16;
+    /// How long each waits: longer than a machine stalls, because others need a proof in this time.
+    const WAIT: Duration = Duration::from_secs(10);
     const ASKED: usize = 60;
     let up = demo::upstream().pods(3).run().await;
-    let app = ada_and_bob(&up, |config| config.serve.limits.lists_bytes_max = WAITING * (16 << 10)).await;
+    let app = ada_and_bob(&up, |config| {
+        config.serve.limits.lists_bytes_max = WAITING * (16 << 10);
+        config.serve.fresh_wait_max = WAIT;
+    });
+    let app = app.await;
     assert!(app.bearing("b").get(PODS).await.is_cached());
     let ada = app.bearing("a").multiplexed().await;
     assert!(ada.get(PODS).await.is_cached());

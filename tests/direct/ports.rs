@@ -169,7 +169,7 @@ async fn metrics_are_rendered_at_most_once_per_second() {
 async fn silent_connections_do_not_block_probes() {
     let up = demo::upstream().run().await;
     let app = with_ports(direct::app(&up)).run().await;
-    for client in [app.healthz_client(), app.metrics_client()] {
+    join_all([app.healthz_client(), app.metrics_client()].map(async |client| {
         let mut silent = Vec::new();
         for _ in 0..=CONNECTIONS_MAX {
             silent.push(client.connect().await.expect("a connection"));
@@ -177,7 +177,8 @@ async fn silent_connections_do_not_block_probes() {
         assert!([200, 404].contains(&client.get("/livez").await.status));
         let read = within("the oldest goes", silent[0].read(&mut [0])).await;
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]

@@ -416,7 +416,8 @@ async fn watch_from_lost_version_waits_like_apiserver() {
     assert_eq!(ours.events().len(), 1, "nothing at that version or below: {:?}", ours.events());
     // Both refuse a LIST at a future version.
     let future = format!("{PODS}?resourceVersion={}&resourceVersionMatch=NotOlderThan", later + 1_000);
-    let (ours, theirs) = (app.get(&future).await, direct::upstream_client(&up).get(&future).await);
+    let upstream = direct::upstream_client(&up);
+    let (ours, theirs) = tokio::join!(app.get(&future), upstream.get(&future));
     assert_eq!((ours.status, theirs.status), (504, 504));
 }
 

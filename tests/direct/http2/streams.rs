@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use super::frames::{
     CANCEL, GOAWAY, INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, NO_ERROR, REFUSED_STREAM, data, frame, get, head,
     hello, hello_with, last_data, post, request, reset,
@@ -120,7 +122,7 @@ async fn connection_ends_when_client_closes_sending_side() {
 /// RFC 9113 §6.8: a server that closes announces the last stream that it answers, and answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_completes_streams_accepted_before_goaway() {
-    for codec in CODECS {
+    join_all(CODECS.map(async |codec| {
         let upstream = demo::upstream().pods(30).run().await;
         // Long enough for the whole test. Its connections receive GOAWAY within the first tenth.
         let mut app = served_by(codec, direct::app(&upstream)).drain(Duration::from_secs(75)).run().await;
@@ -149,7 +151,8 @@ async fn drain_completes_streams_accepted_before_goaway() {
         assert!(!first.is_empty() && first == second && serde_json::from_slice::<serde_json::Value>(first).is_ok());
         wire.until("the end", |received| received.is_over).await;
         within("the proxy's end", app.stop()).await;
-    }
+    }))
+    .await;
 }
 
 /// A cookie field may be split into crumbs, which are one field in HTTP/1.1 (RFC 9113 §8.2.3). The current server lets
