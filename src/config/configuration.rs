@@ -116,7 +116,7 @@ pub(super) struct Configuration {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct UpstreamSection {
-    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart
+    /// Kubeconfig without `proxy-url`, reloaded with the files that it names; a changed `server` needs a restart
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/kubeconfig",
         "x-default" = "in-cluster service account, else `~/.kube/config`"

@@ -1,14 +1,12 @@
 use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine as _;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
-use kube_client::config::{AuthInfo, Kubeconfig};
-use parking_lot::Mutex;
+use kube_client::config::{AuthInfo, Cluster, Kubeconfig};
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -18,7 +16,7 @@ use super::secrecy::describe;
 use super::server_url::is_private;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
-use base::{WallClock, WatchedFile};
+use base::{LogRateLimit, WallClock, WatchedFile};
 
 /// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,14 +49,19 @@ impl CredentialSource {
     }
 }
 
-/// Returns the files that the kubeconfig's current context refers to, if there is one. Inline data has precedence over
-/// a file.
-fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
+/// Returns the cluster and the user of the kubeconfig's current context, if there is one.
+fn current(kubeconfig: &Kubeconfig) -> Option<(Option<&Cluster>, Option<&AuthInfo>)> {
     let current = kubeconfig.current_context.as_ref()?;
     let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
     let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
     let user = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == context.user.as_ref());
-    let (cluster, user) = (cluster.and_then(|named| named.cluster.as_ref()), user.and_then(|n| n.auth_info.as_ref()));
+    Some((cluster.and_then(|named| named.cluster.as_ref()), user.and_then(|named| named.auth_info.as_ref())))
+}
+
+/// Returns the files that the kubeconfig's current context refers to, if there is one. Inline data has precedence over
+/// a file.
+fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
+    let (cluster, user) = current(kubeconfig)?;
     let mut files = Vec::new();
     if let Some(cluster) = cluster.filter(|cluster| cluster.certificate_authority_data.is_none()) {
         files.extend(cluster.certificate_authority.as_ref());
@@ -81,6 +84,8 @@ pub enum CredentialError {
     InCluster(String),
     #[error("insecure-skip-tls-verify is not supported: set the cluster's CA (certificate-authority) instead")]
     Insecure,
+    #[error("the certificate authority of upstream has no certificate (expected a PEM block \"CERTIFICATE\")")]
+    NoAuthority,
     #[error(
         "upstream {0} does not use TLS: credentials and objects would be sent in clear text; use an https:// URL \
          (http:// is allowed for loopback addresses only)"
@@ -115,12 +120,9 @@ pub(super) struct UpstreamCredentials {
     /// The `Authorization` header from a token file, if there is one; the same for all servers. kube-client would
     /// reread the file by the wall clock: after that is set back by an hour, it would continue with an expired token.
     pub(super) token: WatchedFile<Option<HeaderValue>>,
-    /// The time at which missing credentials were last logged.
-    last_logged: Arc<Mutex<Option<Instant>>>,
+    /// Limits the rate at which missing credentials are logged; otherwise every request would log a line.
+    failures: Arc<LogRateLimit>,
 }
-
-/// The minimum interval between log lines about missing credentials; otherwise every request would log one.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
     /// Reads the credentials for each of `servers` of one cluster, or else for the server that they name.
@@ -146,6 +148,9 @@ impl UpstreamCredentials {
             CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
                 let mut file = Kubeconfig::read_from(path).map_err(|error| fail(describe(&error)))?;
+                if current(&file).is_some_and(|(cluster, _)| cluster.is_some_and(|it| it.proxy_url.is_some())) {
+                    return Err(fail("proxy-url is not supported: remove it".to_owned()));
+                }
                 set_runner(&mut file);
                 kube_client::Config::try_from(file).map_err(|error| fail(describe(&error)))?
             }
@@ -157,6 +162,10 @@ impl UpstreamCredentials {
         };
         if config.accept_invalid_certs {
             return Err(CredentialError::Insecure);
+        }
+        let is_configured = matches!(source, CredentialSource::File(_) | CredentialSource::InCluster);
+        if is_configured && config.root_cert.as_ref().is_some_and(Vec::is_empty) {
+            return Err(CredentialError::NoAuthority);
         }
         let memory = if let CredentialSource::Memory(memory) = source { Some(memory.clone()) } else { None };
         Ok(Self { memory, ..Self::from_config(&config)? })
@@ -182,7 +191,7 @@ impl UpstreamCredentials {
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
-        let (endpoint, memory, last_logged) = (0, None, Arc::default());
+        let (endpoint, memory, failures) = (0, None, Arc::default());
         let client_certificate = client_certificate(&config.auth_info);
         if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
             tracing::warn!(server = %base, %why, "the proxy's client certificate is not valid; upstream rejects it");
@@ -197,7 +206,7 @@ impl UpstreamCredentials {
             client_certificate,
             headers,
             token,
-            last_logged,
+            failures,
         })
     }
 
@@ -219,14 +228,11 @@ impl UpstreamCredentials {
         Ok(headers)
     }
 
-    /// Logs the reason that there are no credentials, at most once in [`LOG_EVERY`]; returns the error for the caller.
+    /// Logs the reason that there are no credentials, at a limited rate; returns the error for the caller.
     fn log_unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
         let why = describe(error);
-        let now = Instant::now();
-        let mut last_logged = self.last_logged.lock();
-        if last_logged.is_none_or(|last_logged| now.duration_since(last_logged) >= LOG_EVERY) {
-            *last_logged = Some(now);
-            tracing::warn!(error = %why, "cannot load the proxy's upstream credentials");
+        if let Some(failures) = self.failures.failed(Instant::now()) {
+            tracing::warn!(error = %why, failures, "cannot load the proxy's upstream credentials");
         }
         UpstreamError::Credentials(why)
     }
@@ -296,19 +302,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remote_kubeconfig_server_without_tls_is_refused() {
+    fn unusable_cluster_of_a_kubeconfig_is_refused() {
         let path = std::env::temp_dir().join(format!("kube-fanout-plaintext-{}", fastrand::u64(..)));
-        let load = |server: &str| {
-            let cluster = format!("clusters:\n- name: c\n  cluster: {{server: \"{server}\"}}\n");
+        let load = |cluster: &str| {
+            let cluster = format!("clusters:\n- name: c\n  cluster: {{{cluster}}}\n");
             let rest =
                 "users:\n- name: u\n  user: {token: t}\ncontexts:\n- name: x\n  context: {cluster: c, user: u}\n";
             let text = format!("apiVersion: v1\nkind: Config\ncurrent-context: x\n{cluster}{rest}");
             std::fs::write(&path, text).expect("written");
             UpstreamCredentials::load(&CredentialSource::File(path.clone()), &[])
         };
-        assert!(load("http://127.0.0.1:1").is_ok());
-        let refused = load("http://10.1.2.3:6443").expect_err("without TLS").to_string();
-        assert!(refused.contains("http://10.1.2.3:6443") && refused.contains("does not use TLS"), "{refused}");
+        assert!(load("server: 'http://127.0.0.1:1'").is_ok());
+        for (cluster, problem) in [
+            ("server: 'http://10.1.2.3:6443'", "http://10.1.2.3:6443/ does not use TLS"),
+            // The text "none".
+            ("server: 'https://up', certificate-authority-data: bm9uZQ==", "authority of upstream has no certificate"),
+            ("server: 'https://up', proxy-url: 'http://user:secret@proxy'", "proxy-url is not supported"),
+        ] {
+            let refused = load(cluster).expect_err(cluster).to_string();
+            assert!(refused.contains(problem) && !refused.contains("secret"), "{refused}");
+        }
         std::fs::remove_file(&path).expect("removed");
     }
 }

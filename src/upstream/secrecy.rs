@@ -2,6 +2,7 @@
 //! credentials: a plugin's output, its environment, a line of a kubeconfig. The proxy's messages include none of that.
 
 use std::error::Error;
+use std::io;
 
 use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
@@ -36,7 +37,7 @@ fn describe_auth(error: &AuthError) -> String {
                 out.status
             )
         }
-        AuthError::AuthExecStart(error) => format!("the exec plugin cannot be run: {}", error.kind()),
+        AuthError::AuthExecStart(error) => format!("the exec plugin cannot be run: {}", os_error(error)),
         AuthError::AuthExecParse(_) => "the exec plugin printed no ExecCredential".to_owned(),
         AuthError::ExecPluginFailed => "the exec plugin printed an ExecCredential without a status".to_owned(),
         AuthError::AuthExecSerialize(_) | AuthError::AuthExec(_) => "the exec plugin failed".to_owned(),
@@ -47,10 +48,17 @@ fn describe_auth(error: &AuthError) -> String {
         AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
             "the credential contains characters that are not allowed in a header".to_owned()
         }
-        AuthError::ReadTokenFile(error, path) => format!("cannot read token file {}: {}", path.display(), error.kind()),
+        AuthError::ReadTokenFile(error, path) => {
+            format!("cannot read token file {}: {}", path.display(), os_error(error))
+        }
         AuthError::UnrefreshableTokenResponse | AuthError::ExecMissingClusterInfo => error.to_string(),
         _ => UNKNOWN.to_owned(),
     }
+}
+
+/// Returns the text of an error of the system; other errors may quote a credential.
+fn os_error(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.kind().to_string(), |code| io::Error::from_raw_os_error(code).to_string())
 }
 
 fn describe_kubeconfig(error: &KubeconfigError) -> String {
@@ -84,6 +92,10 @@ mod tests {
             (run(127), "cannot be run or reported that (exit status: 127)"),
             (AuthError::AuthExec(CANARY.to_owned()), "the exec plugin failed"),
             (AuthError::AuthExecStart(std::io::Error::other(CANARY)), "cannot be run"),
+            (
+                AuthError::AuthExecStart(std::io::Error::from_raw_os_error(2)),
+                "cannot be run: No such file or directory",
+            ),
             (AuthError::ReadTokenFile(std::io::Error::other(CANARY), "/run/token".into()), "/run/token"),
         ] {
             let boxed: Box<dyn Error + Send + Sync> = Box::new(kube_client::Error::Auth(error));

@@ -71,8 +71,8 @@ impl UpstreamTransports {
         };
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
         let transports = loaded.map_err(|error| match error {
-            FileLoadError::File { path, source } => CredentialError::Kubeconfig { path, reason: source.to_string() },
             FileLoadError::Content(error) => error,
+            unreadable => CredentialError::Invalid(unreadable.to_string()),
         })?;
         Ok(Self { transports, endpoints })
     }

@@ -150,6 +150,12 @@ async fn rotated_upstream_credentials_apply_to_new_requests() {
         assert_eq!(upstream.certificate_at("/version"), accepted, "the last good ones stay: {spoilt}");
     }
     dir.file("kubeconfig", &kubeconfig(&address));
+    let authority = std::fs::read_to_string(dir.join("ca.pem")).expect("it is there");
+    for spoilt in ["", "half of", &authority[..authority.len() / 2]] {
+        spoil(&app, &dir, "ca.pem", spoilt, "upstream_credentials").await;
+        assert_eq!(app.get("/version").await.status, 200, "the last good authority stays: {spoilt:?}");
+    }
+    dir.file("ca.pem", &authority);
     install(&dir, "client", &newer);
     asked_as(newer).await;
 }
