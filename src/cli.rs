@@ -39,9 +39,9 @@ pub struct ProgramName(pub &'static str);
 
 impl ProgramName {
     /// Prints an error and returns the exit code.
-    #[expect(clippy::print_stderr, reason = "the log may not have started")]
     pub fn fail(self, code: u8, error: &(impl Display + ?Sized)) -> ExitCode {
-        eprintln!("{}: {error}", self.0);
+        // The output may be closed.
+        let _ = writeln!(std::io::stderr(), "{}: {error}", self.0);
         ExitCode::from(code)
     }
 
@@ -57,6 +57,13 @@ impl ProgramName {
         // The output may be closed.
         let _ = std::io::stdout().write_all(text.as_bytes());
         ExitCode::SUCCESS
+    }
+
+    /// Prints the completion script of a program for a shell.
+    pub fn complete(self, mut command: clap::Command, shell: clap_complete::Shell) -> ExitCode {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut command, self.0, &mut script);
+        self.print(&String::from_utf8_lossy(&script))
     }
 
     /// Prints the manual page of a program, or writes the pages of all its commands into a directory.
@@ -177,7 +184,7 @@ impl ProgramName {
         if let Err(error) = bound.reload(ConfigReloadSources { arguments, sighup, log_level }) {
             return self.fail(EX_CONFIG, &error);
         }
-        print_addresses(&bound);
+        self.print(&address_lines(&bound));
         match bound.run(first, second).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(lost) => self.fail(EX_SOFTWARE, &lost),
@@ -185,21 +192,16 @@ impl ProgramName {
     }
 }
 
-/// Prints one line per address, on standard output, for scripts that wait for it.
-#[expect(clippy::print_stdout, reason = "scripts wait for these lines")]
-fn print_addresses(bound: &BoundApp) {
-    for address in bound.addresses() {
-        println!("serving on {address}");
-    }
-    if let Some(address) = bound.admin_address() {
-        println!("metrics and health on {address}");
-    }
-    if let Some(address) = bound.healthz_address() {
-        println!("health on {address}");
-    }
-    if let Some(address) = bound.metrics_address() {
-        println!("metrics on {address}");
-    }
+/// Returns one line per address, for scripts that wait for it.
+fn address_lines(bound: &BoundApp) -> String {
+    let ops = [
+        ("metrics and health", bound.admin_address()),
+        ("health", bound.healthz_address()),
+        ("metrics", bound.metrics_address()),
+    ];
+    let clients = bound.addresses().into_iter().map(|address| format!("serving on {address}\n"));
+    let ops = ops.into_iter().filter_map(|(what, address)| Some(format!("{what} on {}\n", address?)));
+    clients.chain(ops).collect()
 }
 
 /// Completes after `count` signals, SIGTERM or SIGINT.

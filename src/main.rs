@@ -38,10 +38,7 @@ fn main() -> ExitCode {
             let error = app::run_plugin(open_files, &command);
             PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &error)
         }
-        CliCommand::Completions { shell } => {
-            clap_complete::generate(shell, &mut CliArguments::command(), PROGRAM.0, &mut std::io::stdout());
-            ExitCode::SUCCESS
-        }
+        CliCommand::Completions { shell } => PROGRAM.complete(CliArguments::command(), shell),
         CliCommand::Man { dir } => PROGRAM.manual(CliArguments::command(), dir.as_deref()),
         CliCommand::Tool(arguments) => run_tool(&arguments),
     }

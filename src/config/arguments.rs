@@ -77,7 +77,7 @@ impl CliCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Validate the file, the flags and the files that they name, as `serve` does at start
+    /// Validate the file and the flags; `kube-fanout check` also reads certificates and asks upstream
     Check(Box<ServeArguments>),
     /// Print a file with every key, its default and its description
     Default,

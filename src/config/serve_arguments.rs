@@ -1,6 +1,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde_json::to_value;
 
 use super::configuration::{Configuration, TlsSection};
@@ -12,6 +13,11 @@ use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
 use base::FILE_CHECK_INTERVAL;
 
+/// Parses a path. Unlike clap's own parser, it accepts an empty value, which an empty environment variable has.
+fn possibly_empty_path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
 /// The flags of `serve`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServeArguments {
@@ -19,7 +25,7 @@ pub struct ServeArguments {
     #[arg(long, value_name = "FILE", env = "KUBE_FANOUT_CONFIG")]
     config: Option<PathBuf>,
     /// Credentials for the apiserver [default: the pod's service account; outside a cluster ~/.kube/config]
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG", value_parser = possibly_empty_path())]
     kubeconfig: Option<PathBuf>,
     /// Address for clients: IP:PORT or unix:PATH; may be repeated [default: 127.0.0.1:8001]
     #[arg(long, value_name = "ADDR")]

@@ -98,6 +98,42 @@ fn wrong_usage_exits_with_64_and_error_message() {
     }
 }
 
+/// As by `kube-fanout serve | head -1`, or if the disk of a log file is full.
+#[tokio::test]
+async fn closed_or_full_output_ends_no_command() {
+    use std::process::{Command, Stdio};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let config = kubeconfig(&dir, &up.url(), "");
+    let closed = || Stdio::from(std::io::pipe().expect("a pipe").1);
+    let full = || Stdio::from(std::fs::OpenOptions::new().write(true).open("/dev/full").expect("it is there"));
+    for output in [closed as fn() -> Stdio, full] {
+        let program = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+            command.env_remove("KUBECONFIG").stdin(Stdio::null()).stdout(output()).stderr(output());
+            command
+        };
+        let codes = [&["completions", "bash"][..], &["serve", "--listen", "nonsense"]]
+            .map(|arguments| program().args(arguments).status().expect("the binary runs").code());
+        assert_eq!(codes, [Some(0), Some(CONFIG)]);
+        let admin = dir.join("admin.sock");
+        let mut serve = program();
+        serve.args(["serve", "--listen", "127.0.0.1:0", "--admin", &format!("unix:{}", admin.display())]);
+        let mut child = serve.arg("--kubeconfig").arg(&config).spawn().expect("the binary runs");
+        let is_served = || async {
+            let Ok(mut stream) = tokio::net::UnixStream::connect(&admin).await else { return false };
+            stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok()
+                && stream.read_u8().await.is_ok()
+        };
+        direct::eventually("it serves", is_served).await;
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("no panic").expect("its exit code");
+        assert_eq!(status.code(), Some(0));
+    }
+}
+
 #[test]
 fn completions_command_supports_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -237,6 +273,10 @@ fn serve_exits_with_78_if_kubeconfig_is_unusable() {
     let outside = run(&["serve", "--listen", "127.0.0.1:0", "--admin", "off"]);
     assert_eq!(outside.code, Some(CONFIG));
     assert!(outside.stderr.contains("--kubeconfig"), "{}", outside.stderr);
+    // As in client-go, an empty variable is one that is not set.
+    let empty = run(&["serve", "--kubeconfig", "", "--listen", "127.0.0.1:0", "--admin", "off"]);
+    assert_eq!(empty.code, Some(CONFIG));
+    assert!(empty.stderr.contains("in-cluster configuration"), "{}", empty.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

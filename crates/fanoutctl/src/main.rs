@@ -39,10 +39,7 @@ fn main() -> ExitCode {
         },
         ToolCommand::Fanout { verb } => fanout(verb),
         ToolCommand::RunProxy(arguments) => PROGRAM.serve(*arguments),
-        ToolCommand::Completions { shell } => {
-            clap_complete::generate(shell, &mut ToolArguments::command(), PROGRAM.0, &mut std::io::stdout());
-            ExitCode::SUCCESS
-        }
+        ToolCommand::Completions { shell } => PROGRAM.complete(ToolArguments::command(), shell),
         ToolCommand::Man { dir } => PROGRAM.manual(ToolArguments::command(), dir.as_deref()),
     }
 }
