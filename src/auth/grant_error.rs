@@ -17,9 +17,9 @@ pub enum GrantError {
     /// No decision can be obtained now, so the request fails with 503 (fail closed).
     #[error("{0}")]
     Unavailable(String),
-    /// The proxy's account may not create these reviews, so everything that depends on them ends soon.
-    #[error("the proxy's account may not create {0} (RBAC)")]
-    ReviewsForbidden(&'static str),
+    /// Upstream rejects the proxy's reviews, so everything that depends on them ends soon.
+    #[error("{0}")]
+    ReviewsForbidden(String),
     /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
@@ -42,7 +42,12 @@ impl GrantError {
     /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &UpstreamError, review_resource: ReviewResource) -> Self {
         match error.code() {
-            Some(401 | 403) => Self::ReviewsForbidden(review_resource.resource),
+            Some(401) => {
+                Self::ReviewsForbidden(format!("{}: the apiserver rejects the proxy's own credentials", review_resource.refusal))
+            }
+            Some(403) => {
+                Self::ReviewsForbidden(format!("the proxy's account may not create {} (RBAC)", review_resource.resource))
+            }
             Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", review_resource.refusal)),
             None => Self::Unavailable(format!("{}: the apiserver is unreachable", review_resource.refusal)),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamError};
-use base::{Backoff, BackoffBounds, ReadinessGuard, ReadinessTracker};
+use base::{Backoff, BackoffBounds, LogRateLimit, ReadinessGuard, ReadinessTracker};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 use tokio::sync::watch;
 
@@ -105,7 +105,7 @@ impl ReviewPermission {
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
-        let mut was_checked = false;
+        let (mut was_checked, refusals) = (false, LogRateLimit::default());
         loop {
             let now = *state.borrow_and_update();
             if now == ReviewPermissionState::Granted {
@@ -121,10 +121,13 @@ impl ReviewPermission {
             let lost = guard.is_none();
             guard.get_or_insert_with(|| self.readiness_guard(ready));
             if was_checked || lost {
-                if let ReviewPermissionState::Refused(code) = now {
+                if let ReviewPermissionState::Refused(code) = now
+                    && let Some(checks) = refusals.failed(Instant::now())
+                {
                     tracing::warn!(
                         resource,
                         code,
+                        checks,
                         "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
                     );
                 }

@@ -130,7 +130,7 @@ mod tests {
             (Denied(Arc::from("no")), 403, "Forbidden", None, format!("{denied}: no")),
             (Unavailable("who you are".to_owned()), 503, "ServiceUnavailable", Some(1), "who you are".to_owned()),
             (
-                ReviewsForbidden("tokenreviews"),
+                ReviewsForbidden("the proxy's account may not create tokenreviews (RBAC)".to_owned()),
                 503,
                 "ServiceUnavailable",
                 Some(1),
