@@ -18,7 +18,7 @@ use self::listener::{ApiDefinitionWatcher, ApiDefinitionWatcherEvent};
 use self::schedule::{DefinitionWatchCoverage, DiscoverySchedule, PostChangeChecks};
 use super::refused_read_retrier::RefusedReadRetrier;
 use crate::serve::feed_spec;
-use crate::upstream::{ApiDefinitionKind, PerApiDefinitionKind};
+use crate::upstream::{ApiDefinitionKind, PerApiDefinitionKind, UpstreamError};
 use crate::wire::JsonLayout;
 use base::{BackgroundTasks, Backoff, ReadinessGuard, sleep_until_opt};
 
@@ -38,6 +38,8 @@ pub(super) struct DiscoveryLoop {
 const REACTION_DELAY: Duration = Duration::from_millis(100);
 /// The capacity of the channel for messages from listeners.
 const MESSAGES_MAX: usize = 16;
+/// How long the first discovery may take before that is logged.
+const SLOW_DISCOVERY: Duration = Duration::from_secs(10);
 /// How long the start waits for upstream's release, for the log.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 /// How long the start waits for the feeds of CustomResourceDefinitions and APIServices.
@@ -46,8 +48,9 @@ const LISTENING_MAX: Duration = Duration::from_secs(5);
 impl DiscoveryLoop {
     /// Requests upstream's resources until a request succeeds. `starting` shows the reason of the last failure.
     pub(super) async fn wait_for_discovery(&self, starting: &ReadinessGuard) {
-        let mut backoff = Backoff::default();
-        while let Err(error) = self.retrier.catalog.refresh(Instant::now()).await {
+        let (mut backoff, started) = (Backoff::default(), Instant::now());
+        starting.set_reason(move || Some(format!("no response from upstream for {} s", started.elapsed().as_secs())));
+        while let Err(error) = self.discover().await {
             tracing::warn!(%error, "upstream API discovery failed; retrying");
             let why = error.summary();
             starting.set_reason(move || Some(why.clone()));
@@ -65,6 +68,17 @@ impl DiscoveryLoop {
             "discovered upstream's API resources"
         );
         starting.set_reason(|| Some("waiting for the feeds of CustomResourceDefinitions and APIServices".to_owned()));
+    }
+
+    /// Requests upstream's resources. If that takes long, logs it once, because each of several requests may take long.
+    async fn discover(&self) -> Result<bool, UpstreamError> {
+        let discovery = self.retrier.catalog.refresh(Instant::now());
+        tokio::pin!(discovery);
+        if let Ok(discovered) = timeout(SLOW_DISCOVERY, &mut discovery).await {
+            return discovered;
+        }
+        tracing::warn!(upstream = self.retrier.client.server_url(), "upstream API discovery is slow; waiting");
+        discovery.await
     }
 
     /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,

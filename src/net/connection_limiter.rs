@@ -15,7 +15,7 @@ use super::connections_by_owner::{ConnectionOwner, ConnectionsByOwner};
 use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
 use super::metrics::{ConnectionFailure, open_connections};
 use super::{ConnectionLimits, DownstreamConnection};
-use base::{Reloadable, descriptor_requested, request_descriptor};
+use base::{LogRateLimit, Reloadable, descriptor_requested, request_descriptor};
 
 /// The limit on open connections of one listener, as slots.
 ///
@@ -42,6 +42,8 @@ pub(super) struct ConnectionLimiter {
     freed: Notify,
     /// Notifies all tasks that wait for a file descriptor.
     closed: Notify,
+    /// Limits the rate at which failures to accept are logged.
+    failures: LogRateLimit,
 }
 
 /// A connection's slot in the limit, which is freed on drop.
@@ -65,7 +67,6 @@ struct ConnectionLimiterState {
     scanned: Option<Instant>,
     /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     capped: Option<(usize, Instant)>,
-    warned_at: Option<Instant>,
 }
 
 /// A connection that was accepted, with its owner and its state.
@@ -100,7 +101,6 @@ const DESCRIPTORS_PER_CLOSING: usize = 16;
 const SLOTS_PER_EXTRA: usize = 4;
 /// The number of an owner's connections that are checked for idleness, the oldest first.
 const SCANNED_PER_OWNER_MAX: usize = 64;
-const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two scans of a full listener while no connection is known to be idle. A scan of 20,000 connections
 /// takes a millisecond or two.
 const SCAN_EVERY: Duration = Duration::from_millis(25);
@@ -124,8 +124,9 @@ impl ConnectionLimiter {
     }
 
     fn new(limits: Reloadable<ConnectionLimits>, descriptors_max: usize, closing_max: usize) -> Arc<Self> {
-        let (freed, closed) = (Notify::new(), Notify::new());
-        Arc::new(Self { limits, descriptors_max, closing_max, state: Mutex::default(), freed, closed })
+        let (state, freed, closed, failures) =
+            (Mutex::default(), Notify::new(), Notify::new(), LogRateLimit::default());
+        Arc::new(Self { limits, descriptors_max, closing_max, state, freed, closed, failures })
     }
 
     /// Takes a slot for a connection, and waits until one is free.
@@ -164,8 +165,8 @@ impl ConnectionLimiter {
     pub(super) async fn make_room_or_request(&self, error: &io::Error) -> bool {
         let requests = !self.close_idle(CLOSED_AT_ONCE, false).await;
         if requests {
-            if self.state.lock().may_warn() {
-                tracing::warn!(%error, "cannot accept a connection and none is idle; freeing file descriptors");
+            if let Some(failures) = self.failures.failed(Instant::now()) {
+                tracing::warn!(%error, failures, "cannot accept connections and none is idle; freeing file descriptors");
             }
             request_descriptor().await;
         }
@@ -350,15 +351,6 @@ impl ConnectionLimiterState {
         self.capped
             .filter(|(_, since)| since.elapsed() < CAP_LASTS)
             .map_or(usize::MAX, |(left, _)| left.max(CLOSED_AT_ONCE))
-    }
-
-    /// Whether to log again that no connection can be accepted; true at most once per interval.
-    fn may_warn(&mut self) -> bool {
-        let may_warn = self.warned_at.is_none_or(|last| last.elapsed() >= WARN_EVERY);
-        if may_warn {
-            self.warned_at = Some(Instant::now());
-        }
-        may_warn
     }
 
     fn has_scanned(&self, max_age: Duration) -> bool {

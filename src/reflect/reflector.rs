@@ -58,6 +58,8 @@ pub(super) struct Reflector {
     rewinding: bool,
     /// Limits the rate at which interruptions are logged.
     interruptions: LogRateLimit,
+    /// Whether an interruption was logged as a warning, and its end was not logged.
+    is_interrupted: bool,
 }
 
 /// The sync state of the feed. Each state holds only data that is valid in it.
@@ -128,6 +130,7 @@ impl Reflector {
             origin: HistoryOrigin { requested_at: Instant::now(), replaced_history: false },
             rewinding: false,
             interruptions: LogRateLimit::default(),
+            is_interrupted: false,
         }
     }
 
@@ -151,7 +154,7 @@ impl Reflector {
 
     /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
     /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
-    fn log_interruption(&self, failure: &ReflectorStepError, wait: Duration) {
+    fn log_interruption(&mut self, failure: &ReflectorStepError, wait: Duration) {
         let feed = &self.upstream.feed;
         feed.counts.record_failure(failure.summary());
         if let ReflectorStepError::Stream(WatchStreamEnd::Closed) = failure {
@@ -162,7 +165,21 @@ impl Reflector {
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
             tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted; retrying");
+            self.is_interrupted = true;
         }
+    }
+
+    /// Marks the feed as live, and logs the end of an interruption.
+    fn set_live(&mut self) {
+        if std::mem::take(&mut self.is_interrupted) {
+            let feed = &self.upstream.feed;
+            let stale = match feed.reader.state() {
+                FeedState::Stale { since } => since.elapsed(),
+                _ => Duration::ZERO,
+            };
+            tracing::info!(feed = %feed.spec.key, ?stale, "upstream watch resumed");
+        }
+        self.writer.set_state(FeedState::Live);
     }
 
     /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
@@ -199,7 +216,7 @@ impl Reflector {
                     self.complete.opened(false);
                     self.upstream.body_encoders.opened(stream.server());
                     // The stream is open again. On a quiet resource the first item may be a minute away.
-                    self.writer.set_state(FeedState::Live);
+                    self.set_live();
                     (ReflectorState::Watching { at, stream, resume_marker }, None)
                 }
                 Err((ReflectorStepError::Upstream(error), Some(_))) if error.is_expired() => {

@@ -414,7 +414,8 @@ pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     let parsed = if body.starts_with(b"k8s\0") { Status::from_protobuf(body) } else { Status::from_json(body) };
     let mut status = parsed.unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&body[..body.len().min(512)]);
-        Status::from_code(code, text.trim())
+        // An error page of a load balancer has many lines.
+        Status::from_code(code, &text.split_whitespace().collect::<Vec<_>>().join(" "))
     });
     if status.code == 0 {
         status.code = i32::from(code);
@@ -429,6 +430,13 @@ pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_page_becomes_a_message_of_one_line() {
+        let (head, ()) = http::Response::builder().status(502).body(()).expect("a status").into_parts();
+        let status = read_status(&head, b"<html>\r\n  <h1>502 Bad Gateway</h1>\r\n</html>\r\n");
+        assert_eq!((status.code, status.message.as_str()), (502, "<html> <h1>502 Bad Gateway</h1> </html>"));
+    }
 
     #[test]
     fn retry_after_accepts_only_seconds() {

@@ -209,7 +209,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     for cause in causes(error) {
         // "client error (Connect)" adds nothing to its causes.
         let is_wrapper = cause.is::<hyper_util::client::legacy::Error>() && cause.source().is_some();
-        let text = cause.to_string();
+        let text = text(cause);
         if !is_wrapper && texts.last().is_none_or(|before| !before.ends_with(&text)) {
             texts.push(text);
         }
@@ -220,9 +220,24 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 /// Returns the innermost cause, or the TLS error. Neither names an address; only [`UpstreamConnectError`] does.
 fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(error) {
-        Some(tls) => tls.to_string(),
-        None => causes(error).last().map_or_else(String::new, ToString::to_string),
+        Some(tls) => text(tls),
+        None => causes(error).last().map_or_else(String::new, text),
     }
+}
+
+/// Returns the text of a cause, for operators.
+fn text(cause: &(dyn std::error::Error + 'static)) -> String {
+    match tls_in(cause) {
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            return "the server does not use TLS".to_owned();
+        }
+        Some(tls) => return tls.to_string(),
+        None => {}
+    }
+    let io = cause.downcast_ref::<std::io::Error>();
+    // The timeout of a connector is "deadline has elapsed".
+    let is_timeout = io.is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut && io.raw_os_error().is_none());
+    if is_timeout { "timed out".to_owned() } else { cause.to_string() }
 }
 
 /// Whether a request was certainly not processed. Either hyper gave it up before any of it was sent, because its
@@ -335,6 +350,18 @@ mod tests {
             (UpstreamError::OverBudget, (false, false)),
         ] {
             assert_eq!((error.is_transient(), error.is_outage()), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn plain_server_and_timeout_are_named_as_such() {
+        let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        let late = std::io::Error::new(std::io::ErrorKind::TimedOut, "deadline has elapsed");
+        for (error, expected) in [(std::io::Error::other(plain), "the server does not use TLS"), (late, "timed out")] {
+            let error = UpstreamConnectError::new(&"https://up".parse().expect("a URI"), error.into());
+            let error = UpstreamError::Unreachable(error.into());
+            assert_eq!(error.to_string(), format!("upstream cannot be reached: cannot connect to up:443: {expected}"));
+            assert_eq!(error.for_callers(), format!("upstream cannot be reached: {expected}"));
         }
     }
 

@@ -7,6 +7,7 @@ use demo::{self, RequestCounts, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::direct::{self, History, PODS, Protocol, Watch};
+use crate::process::{Process, metric};
 
 fn state_requests(counts: &RequestCounts) -> (u64, u64) {
     (counts.watch_lists.of("pods"), counts.lists.of("pods"))
@@ -23,6 +24,30 @@ async fn watches(up: &RunningDemoApiserver, app: &direct::App, from: u64) -> Vec
         direct::followed(up, "pods").await;
     }
     watches
+}
+
+#[tokio::test]
+async fn start_and_end_of_an_outage_are_logged() {
+    let (up, dir) = (demo::upstream().pods(3).run().await, direct::Dir::new());
+    let process = Process::serve(&dir, &up.url(), &["--preload", "pods"]).await;
+    let has_stale = async |is_stale: bool| {
+        let pods = || async {
+            let metrics = process.metrics().await;
+            metric(&metrics, "kube_fanout_feed_state", "resource=\"pods.v1\"") > 0.5
+                && (metric(&metrics, "kube_fanout_feed_state", "state=\"stale\"") > 0.5) == is_stale
+        };
+        direct::eventually("the state of the feeds", pods).await;
+    };
+    has_stale(false).await;
+    up.faults().down().await;
+    has_stale(true).await;
+    up.faults().up().await;
+    has_stale(false).await;
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    for line in ["upstream watch interrupted; retrying feed=pods.v1", "upstream watch resumed feed=pods.v1"] {
+        assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
+    }
 }
 
 #[tokio::test]

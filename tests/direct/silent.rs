@@ -147,6 +147,10 @@ async fn open_connections_work_and_new_ones_wait_without_descriptors() {
         watch.reached(up.create_pod("default", &format!("behind-{}", up.revision()))).await;
         assert!(watch.is_open());
     }
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    let lines = log.matches("cannot accept connections").count() as f64;
+    assert!(lines >= 1.0 && lines <= 1.0 + began.elapsed().as_secs_f64() / 60.0, "at most one line a minute: {log}");
 }
 
 /// Whether this holds while a process has no free descriptor. If a lower descriptor number becomes free at the last

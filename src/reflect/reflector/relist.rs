@@ -95,7 +95,7 @@ impl Reflector {
         }
         self.record_progress();
         self.relists.listed(Instant::now());
-        self.writer.set_state(FeedState::Live);
+        self.set_live();
         Ok(self.after_list(until, stream))
     }
 

@@ -120,7 +120,10 @@ impl AuditWriter {
     pub(super) fn open(destination: AuditDestination, lines: mpsc::Receiver<QueuedAuditRecord>) -> io::Result<Self> {
         let output = match destination {
             AuditDestination::Stdout => AuditOutput::Stdout(io::stdout()),
-            AuditDestination::File(path) => AuditOutput::File { file: open(&path)?, path },
+            AuditDestination::File(path) => {
+                let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+                AuditOutput::File { file: open(&path).map_err(named)?, path }
+            }
         };
         Ok(Self { lines, output })
     }
@@ -129,6 +132,7 @@ impl AuditWriter {
     pub async fn run(self) {
         let Self { mut lines, mut output } = self;
         metrics::audit_failing(false);
+        let file = output.name();
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let mut rest: Vec<u8> = batch.iter().flat_map(|line| &line.text).copied().collect();
@@ -145,7 +149,7 @@ impl AuditWriter {
                 let Err(error) = written else { continue };
                 if !std::mem::replace(&mut is_failing, true) {
                     tracing::error!(
-                        %error,
+                        %file, %error,
                         "cannot write the audit log; retrying; reads of Secrets fail if its queue fills up"
                     );
                     metrics::audit_failing(true);
@@ -163,6 +167,14 @@ impl AuditWriter {
 }
 
 impl AuditOutput {
+    /// Returns the name of the output for the log.
+    fn name(&self) -> String {
+        match self {
+            Self::Stdout(_) => "-".to_owned(),
+            Self::File { path, .. } => path.display().to_string(),
+        }
+    }
+
     /// Writes `lines`, and removes the bytes that were written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {
