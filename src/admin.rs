@@ -77,7 +77,7 @@ impl AdminPages {
     }
 
     fn metrics(&self) -> String {
-        self.exporter.render(&self.feeds, &(self.costs)(), &self.heartbeat)
+        self.exporter.render(self)
     }
 
     /// Lists every pending readiness condition and every feed, one per line.

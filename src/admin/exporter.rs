@@ -3,11 +3,8 @@ use std::sync::OnceLock;
 use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
-use super::cost::{self, UpstreamCostRow};
 use super::per_thread::{PerThreadMetrics, PerThreadMetricsRecorder};
-use super::{process, series};
-use crate::feeds::FeedRegistry;
-use base::RuntimeHeartbeat;
+use super::{AdminPages, cost, process, series};
 
 /// Renders all metrics of the process.
 #[derive(Clone)]
@@ -50,18 +47,13 @@ pub fn exporter(describe: fn()) -> Result<MetricsExporter, String> {
 impl MetricsExporter {
     /// Renders the recorded metrics, followed by those of the feeds, the upstream costs and the process, in Prometheus'
     /// text format.
-    pub(super) fn render(
-        &self,
-        feeds: &FeedRegistry,
-        costs: &[UpstreamCostRow],
-        heartbeat: &RuntimeHeartbeat,
-    ) -> String {
+    pub(super) fn render(&self, pages: &AdminPages) -> String {
         self.per_thread.publish_counters();
         let mut text = self.handle.render();
         self.per_thread.write(&mut text);
-        series::write(feeds, &mut text);
-        cost::write(costs, &mut text);
-        process::write(heartbeat, &mut text);
+        series::write(&pages.feeds, &mut text);
+        cost::write(&(pages.costs)(), &mut text);
+        process::write(&pages.heartbeat, pages.ready.is_ready(), &mut text);
         text
     }
 }

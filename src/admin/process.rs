@@ -27,7 +27,7 @@ const RUNTIME_SILENT: &str = "how long the worker threads that serve clients hav
 const TASKS: &str = "tasks, without those of the admin address";
 
 /// Appends the metrics in Prometheus' text format.
-pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
+pub(super) fn write(heartbeat: &RuntimeHeartbeat, is_ready: bool, out: &mut String) {
     #[cfg(target_os = "linux")]
     let usage = linux::read();
     // Other systems have no `/proc`.
@@ -42,6 +42,7 @@ pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
         ("process_open_fds", "gauge", "open file descriptors", open_files),
         ("process_max_fds", "gauge", "limit of open file descriptors", Some(open_files_max)),
         ("process_start_time_seconds", "gauge", "start time of the process, in seconds since 1970", started),
+        ("kube_fanout_ready", "gauge", "1 while /readyz returns 200", Some(f64::from(u8::from(is_ready)))),
         ("kube_fanout_tasks", "gauge", TASKS, Some(heartbeat.tasks() as f64)),
         ("kube_fanout_runtime_stalled_seconds", "gauge", RUNTIME_SILENT, Some(heartbeat.silent().as_secs_f64())),
     ] {
@@ -64,7 +65,7 @@ mod tests {
         let _never_polled = heartbeat.beat();
         let silent = || {
             let mut text = String::new();
-            write(&heartbeat, &mut text);
+            write(&heartbeat, true, &mut text);
             let value = text.lines().find_map(|line| line.strip_prefix("kube_fanout_runtime_stalled_seconds "));
             value.and_then(|value| value.parse::<f64>().ok()).expect("it is there")
         };

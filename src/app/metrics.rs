@@ -1,6 +1,6 @@
 //! The metrics of the process as a whole: configuration reloads and panics.
 
-use metrics::{counter, describe_counter, describe_gauge, gauge};
+use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
 /// Sets the number of changed keys that require a restart.
 pub(super) fn restart_keys(keys: usize) {
@@ -10,6 +10,12 @@ pub(super) fn restart_keys(keys: usize) {
 /// Counts a configuration reload by outcome.
 pub(super) fn reloaded(outcome: &'static str) {
     counter!("kube_fanout_config_reloads_total", "outcome" => outcome).increment(1);
+}
+
+/// Returns the gauge that is 1 while a preloaded resource has no feed.
+pub(super) fn preload_failing(resource: &str) -> Gauge {
+    // A new gauge is 0. It stays at 1 while a feed that failed is retried.
+    gauge!("kube_fanout_preload_failing", "resource" => resource.to_owned())
 }
 
 /// Logs and counts panics. The runtime catches them, and the panicked task ends.
@@ -35,6 +41,7 @@ pub(super) fn describe() {
         "kube_fanout_config_restart_required_keys",
         "configuration keys that changed and require a restart"
     );
+    describe_gauge!("kube_fanout_preload_failing", "1 while a preloaded resource cannot be cached");
     describe_counter!("kube_fanout_panics_total", "tasks that panicked");
     // Registered at the start, because Prometheus sees no increase in a counter that first appears with the value 1.
     counter!("kube_fanout_panics_total").absolute(0);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::metrics;
 use crate::cache::{FeedEndReason, FeedState};
 use crate::config::ServeSettings;
 use crate::feeds::{FeedHandle, FeedRegistry, FeedUnavailable};
@@ -64,10 +65,11 @@ impl FeedPreload {
             let (token, guard) = (CancellationToken::new(), self.ready.register(format!("preload {name}")));
             let keeping = self.clone().keep_running(name.clone(), guard);
             running_feeds.insert(name.clone(), token.clone().drop_guard());
+            let failing = metrics::preload_failing(name);
             self.tasks.spawn("preload", async move {
                 tokio::select! {
                     () = keeping => {}
-                    () = token.cancelled() => {}
+                    () = token.cancelled() => failing.set(0.0),
                 }
             });
         }
@@ -76,6 +78,7 @@ impl FeedPreload {
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
     async fn keep_running(self, name: String, guard: ReadinessGuard) {
         let (mut guard, failures) = (Some(guard), LogRateLimit::default());
+        let failing = metrics::preload_failing(&name);
         loop {
             match self.preloaded(&name) {
                 Ok(feed) => {
@@ -87,10 +90,12 @@ impl FeedPreload {
                     let settled = state.wait_for(|state| *state != FeedState::Syncing).await.map(|state| *state);
                     if matches!(settled, Ok(FeedState::Live | FeedState::Stale { .. })) {
                         drop(guard.take());
+                        failing.set(0.0);
                         self.report_stale_stream(&name, &feed, state).await;
                     }
                 }
                 Err(why) => {
+                    failing.set(1.0);
                     if let Some(failures) = failures.failed(Instant::now()) {
                         tracing::warn!(resource = name, reason = %why, failures, "preload failed; retrying");
                     }

@@ -12,7 +12,8 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 39] = [
+const IN_SERVICE: [Metric; 40] = [
+    ("kube_fanout_ready", ""),
     ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
     ("kube_fanout_connections_open", ""),
@@ -69,8 +70,11 @@ const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_history_backfills_total"
 const OF_SELF_CHECKS: [Metric; 1] = [("kube_fanout_self_checks_total", "same")];
 const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
-const AT_A_CHANGED_CONFIGURATION: [Metric; 2] =
-    [("kube_fanout_config_reloads_total", "restart_required"), ("kube_fanout_config_restart_required_keys", "")];
+const AT_A_CHANGED_CONFIGURATION: [Metric; 3] = [
+    ("kube_fanout_config_reloads_total", "partially_applied"),
+    ("kube_fanout_config_restart_required_keys", ""),
+    ("kube_fanout_preload_failing", "nothings"),
+];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
 
 const OF_A_CERTIFICATE: [Metric; 1] = [("kube_fanout_certificate_expiry_timestamp_seconds", "listener_certificate")];
@@ -207,7 +211,7 @@ async fn written_and_lost_audit_records_are_counted() {
     let (log, file) = (dir.join("audit.log"), dir.file("config", "drain: 1s"));
     let [audit, config] = [&log, &file].map(|path| path.to_str().expect("a path"));
     let process = Process::serve(&dir, &up.url(), &["--audit-log", audit, "--config", config]).await;
-    dir.file("config", "drain: 1s\nreusePort: true");
+    dir.file("config", "drain: 1s\nreusePort: true\npreload: [nothings]");
     process.signal("HUP");
     process.client().get(PODS).await;
     move_up(&process, &OF_THE_AUDIT_LOG).await;

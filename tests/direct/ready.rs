@@ -7,7 +7,7 @@ use kube_fanout::auth::AuthMode;
 use kube_fanout::net::ListenAddress;
 
 use crate::direct::{self, Dir, PODS};
-use crate::process::run;
+use crate::process::{metric, run};
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 const NOT_READY: &str = "[-]stream of pods not ready: ";
@@ -57,6 +57,23 @@ async fn missing_review_permission_fails_readiness_with_reason() {
     }
 }
 
+/// The series of a feed that has ended disappears, and readiness does not change after the first list.
+#[tokio::test]
+async fn preload_without_feed_is_shown_in_metrics() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).preload("pods").preload("nothings.example.com").run().await;
+    let failing = async |resource: &str| {
+        let text = app.admin("/metrics").await.text();
+        metric(&text, "kube_fanout_preload_failing", &format!("resource=\"{resource}\""))
+    };
+    direct::eventually("it is counted", || async { failing("nothings.example.com").await > 0.5 }).await;
+    assert!(failing("pods").await < 0.5);
+}
+
+async fn ready_metric(app: &direct::App) -> u32 {
+    metric(&app.admin("/metrics").await.text(), "kube_fanout_ready", "") as u32
+}
+
 #[tokio::test]
 async fn forbidden_reviews_make_proxy_unready_until_allowed() {
     let up = demo::upstream().pods(3).run().await;
@@ -86,8 +103,13 @@ async fn forbidden_reviews_make_proxy_unready_until_allowed() {
     assert_eq!((refused.status, refused.header("kube-fanout-refused-by")), (503, Some("proxy")));
     assert!(refused.text().contains("the proxy's account may not create tokenreviews (RBAC)"), "{}", refused.text());
     is(503).await;
+    assert_eq!(ready_metric(&app).await, 0, "an alert does not need clients");
+    up.reviews().refuse(Some(401));
+    let says = || async { ada.get(PODS).await.text().contains("the apiserver rejects the proxy's own credentials") };
+    direct::eventually("a refused credential is no missing permission", says).await;
     up.reviews().refuse(None);
     is(200).await;
+    assert_eq!(ready_metric(&app).await, 1);
     assert!(ada.get(PODS).await.is_cached());
 }
 

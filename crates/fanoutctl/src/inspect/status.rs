@@ -85,7 +85,7 @@ impl ProxyStatus {
             resident_bytes: metrics.sum("process_resident_memory_bytes"),
             restart_required: restart.map(str::to_owned).collect(),
             last_error: config["lastError"].as_str().map(str::to_owned),
-            files: file_troubles(&metrics, WallClock::default().now()),
+            files: troubles(&metrics, WallClock::default().now()),
             metrics,
         })
     }
@@ -144,16 +144,18 @@ impl ProxyStatus {
     }
 }
 
-/// Returns problems with files: failed reloads and expired certificates. The configuration file is excluded, because
-/// its own page has more details.
-fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
+/// Returns failed preloads, failed reloads and expired certificates. The configuration file is excluded, because its
+/// own page has more details.
+fn troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let failing = metrics.by_label("kube_fanout_reload_failing", "what");
     let failing = failing.filter(|(what, failing)| *failing > 0.0 && *what != "configuration");
     let expiry = metrics.by_label("kube_fanout_certificate_expiry_timestamp_seconds", "what");
     let expired = expiry.filter(|(_, expiry)| *expiry <= now);
-    failing
-        .map(|(what, _)| format!("{what}: reload failed; keeping the previous one"))
+    let preloads = metrics.by_label("kube_fanout_preload_failing", "resource").filter(|(_, failing)| *failing > 0.0);
+    preloads
+        .map(|(resource, _)| format!("preload {resource}: cannot be cached; its requests pass through"))
+        .chain(failing.map(|(what, _)| format!("{what}: reload failed; keeping the previous one")))
         .chain(expired.map(|(what, _)| format!("{what}: expired")))
         .collect()
 }
@@ -180,13 +182,16 @@ mod tests {
 
     #[test]
     fn failed_reload_and_expired_certificate_are_reported() {
-        let text = "kube_fanout_reload_failing{what=\"client_ca\"} 0\n\
+        let text = "kube_fanout_preload_failing{resource=\"nodes\"} 0\n\
+                    kube_fanout_preload_failing{resource=\"pods\"} 1\n\
+                    kube_fanout_reload_failing{what=\"client_ca\"} 0\n\
                     kube_fanout_reload_failing{what=\"listener_certificate\"} 1\n\
                     kube_fanout_reload_failing{what=\"configuration\"} 1\n\
                     kube_fanout_certificate_expiry_timestamp_seconds{what=\"listener_certificate\"} 1000\n";
-        let troubles = |now| file_troubles(&MetricsText(text.to_owned()), UNIX_EPOCH + Duration::from_secs(now));
+        let troubles = |now| troubles(&MetricsText(text.to_owned()), UNIX_EPOCH + Duration::from_secs(now));
+        let preload = "preload pods: cannot be cached; its requests pass through";
         let failing = "listener_certificate: reload failed; keeping the previous one";
-        assert_eq!(troubles(999), [failing]);
-        assert_eq!(troubles(1000), [failing, "listener_certificate: expired"]);
+        assert_eq!(troubles(999), [preload, failing]);
+        assert_eq!(troubles(1000), [preload, failing, "listener_certificate: expired"]);
     }
 }
