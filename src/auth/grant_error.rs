@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::review_permission::ReviewResource;
 use crate::upstream::UpstreamError;
 use kubeapi::{AccessAttributes, User};
@@ -35,8 +37,30 @@ pub struct RevokedPermission {
     pub reason: GrantError,
 }
 
-/// How long open watches continue after upstream begins to reject the proxy's reviews.
+/// When open watches end whose permissions cannot be checked. A review with an answer resets it.
+#[derive(Debug, Default)]
+pub(super) struct ReviewGrace {
+    /// The time since which upstream rejects the proxy's reviews without another result in between.
+    forbidden_since: Option<Instant>,
+}
+
+/// How long open watches continue after upstream begins to reject the proxy's reviews. An apiserver that starts does so
+/// for some seconds (R-UPSTREAM-5).
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
+
+impl ReviewGrace {
+    /// Returns the time at which watches end if `error` remains the only result. The first failed check was due at
+    /// `since`, and `outage` is the grace of an outage. If the proxy's account may not create reviews, that does not
+    /// count as an outage (docs/SECURITY.md, "When the apiserver is unreachable"), but an outage may precede it.
+    pub(super) fn ends(&mut self, error: &GrantError, since: Instant, outage: Duration) -> Instant {
+        let outage_ends = since + outage;
+        if !matches!(error, GrantError::ReviewsForbidden(_)) {
+            self.forbidden_since = None;
+            return outage_ends;
+        }
+        outage_ends.min(*self.forbidden_since.get_or_insert_with(Instant::now) + FORBIDDEN_GRACE)
+    }
+}
 
 impl GrantError {
     /// Returns the error for a review without an answer.
@@ -72,12 +96,6 @@ impl GrantError {
     /// Whether the reason is that no decision could be obtained.
     pub(super) fn is_inconclusive(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
-    }
-
-    /// Returns how long open watches continue while this is the only result. If the proxy's account may not create
-    /// reviews, that does not count as an outage (docs/SECURITY.md, "When the apiserver is unreachable").
-    pub(super) fn grace(&self, outage: Duration) -> Duration {
-        if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
     }
 }
 

@@ -22,6 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::access_reviewer::AccessDecision;
 use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
+use super::grant_error::ReviewGrace;
 use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{PolicyChanges, YIELD_EVERY};
@@ -335,7 +336,7 @@ impl GrantLeaseRevalidator {
         let (state, leases) = (self.state.clone(), self.leases.clone());
         let uncertain = UnverifiedLeaseCountGuard::new(&leases);
         let mut ttls = self.lease_ttls.first();
-        let (mut due, mut uncertain_since) = (self.next_check(ttls), None);
+        let (mut due, mut uncertain_since, mut grace) = (self.next_check(ttls), None, ReviewGrace::default());
         let mut authorities = leases.authenticator.authorities(&state.credential);
         loop {
             let before = self.reviewed;
@@ -357,7 +358,7 @@ impl GrantLeaseRevalidator {
             match timeout(CHECK_TIMEOUT, self.check(since)).await.unwrap_or_else(|_| Err(timed_out())) {
                 Ok(()) => {
                     uncertain.set(false);
-                    uncertain_since = None;
+                    (uncertain_since, grace) = (None, ReviewGrace::default());
                     ttls = self.lease_ttls.next(ttls, before, self.reviewed);
                     due = self.next_check(ttls);
                 }
@@ -368,7 +369,7 @@ impl GrantLeaseRevalidator {
                 Err(error) if error.is_inconclusive() => {
                     uncertain.set(true);
                     let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
-                    let ends = since + error.grace(self.lease_ttls.grace);
+                    let ends = grace.ends(&error, since, self.lease_ttls.grace);
                     if ends <= Instant::now() {
                         return error;
                     }

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::authenticator::Authenticator;
+use super::grant_error::ReviewGrace;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_purpose::ReviewPurpose;
 use super::{AffectedNamespaces, GrantError};
@@ -158,11 +159,11 @@ impl NamespaceDecisions {
 
     /// Reviews known namespaces again, each in its time.
     ///
-    /// Completes when nothing may be served any more, because upstream has not answered for longer than `grace`, or
+    /// Completes when nothing may be served any more, because upstream has not answered for longer than `outage`, or
     /// because there is too much to review. It calls `set_failing` with whether reviews fail.
-    pub(super) async fn run_rechecks(&self, grace: Duration, set_failing: impl Fn(bool)) -> GrantError {
+    pub(super) async fn run_rechecks(&self, outage: Duration, set_failing: impl Fn(bool)) -> GrantError {
         let Some(rechecks) = &self.rechecks else { return std::future::pending().await };
-        let mut busy_since = None;
+        let (mut busy_since, mut grace) = (None, ReviewGrace::default());
         loop {
             let (now, due) = (Instant::now(), rechecks.schedule.lock().next());
             let Some(due) = due.filter(|due| *due <= now) else {
@@ -178,14 +179,17 @@ impl NamespaceDecisions {
                 return self.authenticator.access_reviewer.queue.limit_error();
             }
             match self.review_due(rechecks, now).await {
-                Ok(()) => set_failing(false),
+                Ok(()) => {
+                    set_failing(false);
+                    grace = ReviewGrace::default();
+                }
                 Err(error @ GrantError::TooMany { .. }) => return error,
                 Err(error) => {
                     set_failing(true);
                     // Upstream caused the delay.
                     busy_since = None;
                     let oldest = rechecks.schedule.lock().oldest();
-                    if oldest.is_some_and(|oldest| oldest.elapsed() >= error.grace(grace)) {
+                    if oldest.is_some_and(|oldest| grace.ends(&error, oldest, outage) <= Instant::now()) {
                         return error;
                     }
                 }

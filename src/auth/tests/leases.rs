@@ -5,6 +5,7 @@ use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use super::*;
+use crate::auth::review_permission::ReviewResource;
 use kubeapi::AccessAttributes;
 
 fn pods(namespace: usize) -> String {
@@ -251,6 +252,29 @@ async fn upstream_outage_ends_lease_after_the_grace_period() {
     scene.stub.silent(false);
     sleep(seconds(1_000)).await;
     assert_eq!(watch.end_reason(), None, "it is over in time");
+}
+
+/// An apiserver that starts after an outage rejects all reviews for some seconds.
+#[tokio::test(start_paused = true)]
+async fn rejected_reviews_after_an_outage_have_their_own_grace_period() {
+    for topic in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
+        let scene = scene();
+        let watch = scene.watch("ada", &pods(1)).await;
+        for _ in 0..2 {
+            scene.stub.silent(true);
+            sleep(seconds(150)).await;
+            scene.stub.lack(topic, true);
+            scene.stub.silent(false);
+            sleep(seconds(20)).await;
+            assert_eq!(watch.end_reason(), None, "{topic:?}");
+            scene.stub.lack(topic, false);
+            sleep(seconds(100)).await;
+        }
+        scene.stub.lack(topic, true);
+        let took = time_to_end(&watch.end_token()).await;
+        assert!((seconds(30)..=seconds(95)).contains(&took), "{topic:?}: {took:?}");
+        assert_eq!(watch.end_reason(), Some("reviews_forbidden"), "{topic:?}");
+    }
 }
 
 #[test]

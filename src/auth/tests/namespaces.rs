@@ -6,6 +6,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::NamespaceAccess;
+use crate::auth::review_permission::ReviewResource;
 
 fn places(reviews: &[StubReview]) -> BTreeSet<&str> {
     reviews.iter().filter_map(|review| review.namespace.as_deref()).collect()
@@ -127,6 +128,26 @@ async fn upstream_outage_ends_namespace_access_after_grace_period() {
     let took = time_to_end(&lease(&readable)).await;
     assert!(took <= seconds(165), "{took:?}");
     assert_eq!(readable.grant_status().revoked().map(|revoked| revoked.reason.as_str()), Some("unavailable"));
+}
+
+/// An apiserver that starts after an outage rejects all reviews for some seconds.
+#[tokio::test(start_paused = true)]
+async fn rejected_reviews_after_an_outage_keep_namespace_access() {
+    let scene = scene();
+    let readable = scene.readable("ada", &named(3)).await.expect("it is let in");
+    for _ in 0..2 {
+        scene.stub.silent(true);
+        sleep(seconds(150)).await;
+        scene.stub.lack(ReviewResource::ACCESS, true);
+        scene.stub.silent(false);
+        sleep(seconds(20)).await;
+        assert!(readable.grant_status().revoked().is_none());
+        scene.stub.lack(ReviewResource::ACCESS, false);
+        sleep(seconds(100)).await;
+    }
+    scene.stub.lack(ReviewResource::ACCESS, true);
+    let took = time_to_end(&lease(&readable)).await;
+    assert!((seconds(30)..=seconds(95)).contains(&took), "{took:?}");
 }
 
 /// An authorizer that fails for one namespace does not delay the others.

@@ -16,7 +16,7 @@ use crate::upstream::{
     UpstreamRequestCause,
 };
 use base::{BackgroundTasks, WallClock};
-use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, UrlQuery, User};
+use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, Status, UrlQuery, User};
 
 /// A token is its holder's name, with an optional suffix: `ada~1`. Every access is allowed unless denied.
 #[derive(Default)]
@@ -113,6 +113,12 @@ impl StubReviewClient {
         self.rules.lock().own_rights = refusal;
     }
 
+    /// Returns upstream's 403 while the proxy may not create reviews of the topic.
+    fn check_right(&self, topic: ReviewResource) -> Result<(), UpstreamError> {
+        let forbidden = || UpstreamError::Refused(Box::new(Status { code: 403, ..Status::default() }));
+        if self.rules.lock().lacking.contains(topic.resource) { Err(forbidden()) } else { Ok(()) }
+    }
+
     /// The number of reviews of the proxy's own permissions.
     pub(in crate::auth) fn own_reviews(&self) -> u32 {
         self.rules.lock().own_reviews
@@ -157,6 +163,7 @@ impl ReviewClient for StubReviewClient {
             if silent {
                 return Err(UpstreamError::Timeout(slow));
             }
+            self.check_right(ReviewResource::TOKEN)?;
             let is_known = !token.starts_with("guess") && !self.rules.lock().unknown.contains(token);
             let holder = token.split('~').next().unwrap_or_default().to_owned();
             let is_node = holder.starts_with("system:node:");
@@ -183,6 +190,7 @@ impl ReviewClient for StubReviewClient {
             if silent {
                 return Err(UpstreamError::Timeout(slow));
             }
+            self.check_right(ReviewResource::ACCESS)?;
             let allowed = if self.rules.lock().decides_first { first } else { is_allowed() };
             Ok(AccessReviewResult { allowed, reason: self.rules.lock().reason.to_owned() })
         })
