@@ -93,6 +93,11 @@ impl GrantError {
         }
     }
 
+    /// Whether upstream denied the access.
+    pub(super) fn is_denial(&self) -> bool {
+        matches!(self, Self::Denied(_))
+    }
+
     /// Whether the reason is that no decision could be obtained.
     pub(super) fn is_inconclusive(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })

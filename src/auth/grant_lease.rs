@@ -338,6 +338,8 @@ impl GrantLeaseRevalidator {
         let mut ttls = self.lease_ttls.first();
         let (mut due, mut uncertain_since, mut grace) = (self.next_check(ttls), None, ReviewGrace::default());
         let mut authorities = leases.authenticator.authorities(&state.credential);
+        // Whether the last review of an uncertain lease denied the access.
+        let mut is_denied = false;
         loop {
             let before = self.reviewed;
             // Policy changes do not affect the identity.
@@ -358,7 +360,7 @@ impl GrantLeaseRevalidator {
             match timeout(CHECK_TIMEOUT, self.check(since)).await.unwrap_or_else(|_| Err(timed_out())) {
                 Ok(()) => {
                     uncertain.set(false);
-                    (uncertain_since, grace) = (None, ReviewGrace::default());
+                    (uncertain_since, grace, is_denied) = (None, ReviewGrace::default(), false);
                     ttls = self.lease_ttls.next(ttls, before, self.reviewed);
                     due = self.next_check(ttls);
                 }
@@ -366,7 +368,15 @@ impl GrantLeaseRevalidator {
                 Err(error) if error.is_inconclusive() && self.is_expired() => {
                     return GrantError::Unauthenticated;
                 }
-                Err(error) if error.is_inconclusive() => {
+                // An apiserver that starts may deny all access until it has its rules, so after an outage a second
+                // review must confirm a denial.
+                Err(error)
+                    if error.is_inconclusive() || error.is_denial() && uncertain_since.is_some() && !is_denied =>
+                {
+                    is_denied = error.is_denial();
+                    if is_denied {
+                        self.oldest_accepted.permission = Instant::now();
+                    }
                     uncertain.set(true);
                     let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
                     let ends = grace.ends(&error, since, self.lease_ttls.grace);
