@@ -183,10 +183,11 @@ impl Reflector {
     }
 
     /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
-    /// caches are filled. That must not end a feed that was allowed before (R-UPSTREAM-5 bounds the wait).
+    /// caches are filled, and a load balancer may answer for a server that is down. That must not end a feed that was
+    /// served before (R-UPSTREAM-5 bounds the wait).
     fn tolerates(&mut self, end: FeedEndReason, state: &ReflectorState) -> bool {
-        let may_pass =
-            matches!(end, FeedEndReason::Forbidden | FeedEndReason::Gone) && !matches!(state, ReflectorState::Empty);
+        let may_pass = matches!(end, FeedEndReason::Forbidden | FeedEndReason::Gone | FeedEndReason::NotOffered)
+            && !matches!(state, ReflectorState::Empty);
         if self.refused_since.is_none() {
             self.refusals = Backoff::new(REFUSED_WAITS);
         }

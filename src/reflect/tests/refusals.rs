@@ -30,8 +30,8 @@ async fn rejected_initial_list_ends_feed_with_matching_reason() {
 
 /// An apiserver that has just started denies requests until its caches are filled.
 #[tokio::test(start_paused = true)]
-async fn live_feed_tolerates_403_and_404_for_a_grace_period() {
-    for code in [403, 404] {
+async fn live_feed_tolerates_refusals_for_a_grace_period() {
+    for code in [403, 404, 406] {
         let scene = Scene::of(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
         scene.up.faults().answer(RequestKind::Watch, 2, code, None);
