@@ -224,8 +224,12 @@ impl FeedResolver {
             // Upstream would print an old change with current cells.
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
             if !is_table && !reader.reaches(from, &view) && reader.can_backfill() {
-                let history = feed.resume_backfills.wait(from, &view, reader);
-                self.hold(feed, WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX), history).await?;
+                let wait = WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX);
+                // It may end before the history is extended, and upstream may have the history.
+                if wait < BACKFILL_WAIT_MAX && !is_part {
+                    return Err(NotServable::Forward(ForwardReason::TooOld));
+                }
+                self.hold(feed, wait, feed.resume_backfills.wait(from, &view, reader)).await?;
             }
             opened = open();
         }
@@ -344,6 +348,24 @@ mod tests {
             assert_eq!(outcome(&watch.await.expect("no panic")), expected, "{event:?}");
             assert!(began.elapsed().abs_diff(waited) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
             drop(draining);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resume_of_short_watch_before_history_is_forwarded() {
+        let (feeds, feed, _writer) = feed(FeedEncoding::Json);
+        let (_trigger, drain) = DrainTrigger::new();
+        let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
+        for (version, seconds, is_part, expected) in [
+            (90, 1, false, "TooOld"),
+            (100, 1, false, "opened"),
+            // No upstream response shows only a part.
+            (90, 1, true, "too old"),
+            (90, 8, false, "too old"),
+        ] {
+            let watch = RoutedWatch { timeout_seconds: Some(seconds), ..from(version) };
+            let opened = sources.position(&feed, &watch, is_part, false).await;
+            assert_eq!(outcome(&opened), expected, "{version} {seconds} {is_part}");
         }
     }
 
