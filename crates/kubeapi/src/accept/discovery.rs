@@ -1,4 +1,5 @@
 use super::clauses::clauses;
+use super::{SupportedMediaTypes, router_accepts};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -23,10 +24,13 @@ const FORMS: [&str; 9] = [
 ];
 
 /// Normalizes the Accept header of a discovery request: the clauses in the order in which the apiserver tries them, up
-/// to plain JSON, which it always accepts. `None` if the result is not one of a few forms. So a cache whose keys
-/// contain one is bounded.
+/// to plain JSON, which it always accepts. `None` if the result is not one of a few forms, or if the apiserver's router
+/// refuses the header. So a cache whose keys contain one is bounded.
 pub fn discovery_accept(accept: Option<&str>) -> Option<&'static str> {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or(JSON);
+    if !router_accepts(Some(accept), SupportedMediaTypes::BUILTIN) {
+        return None;
+    }
     let mut known: Vec<&str> = Vec::new();
     for clause in clauses(accept) {
         if clause.has_others(&["as", "g", "v"]) {
@@ -81,6 +85,8 @@ mod tests {
             (Some("application/json;as=APIGroupDiscoveryList;v=v3;g=apidiscovery.k8s.io"), None),
             (Some("application/json;as=Table;v=v1;g=meta.k8s.io"), None),
             (Some("application/json;x=1"), None),
+            (Some("*"), None),
+            (Some("application /json"), None),
             (Some("application/yaml"), None),
             (Some("text/html"), None),
             (Some(","), None),
