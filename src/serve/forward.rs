@@ -103,7 +103,7 @@ impl ForwardHandler {
         let (flow, pool_kind) = (caller.flow(), pool_kind(request.headers(), request.method(), info));
         let identity = {
             let identity = pin!(self.upstream_identity(caller, request.headers(), info));
-            self.concurrency.waiting.while_waiting(flow.as_ref(), identity).await
+            self.concurrency.waiting.while_waiting(flow.as_ref(), query, identity).await
         };
         let identity = match identity.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(identity) => identity,

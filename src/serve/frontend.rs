@@ -195,7 +195,8 @@ impl HttpFrontend {
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
             let mut authenticating = Box::pin(self.authorizer.authenticate(sender, request.http.headers()));
-            let caller = self.concurrency.unauthenticated.while_waiting(None, authenticating.as_mut()).await;
+            let caller =
+                self.concurrency.unauthenticated.while_waiting(None, &request.query, authenticating.as_mut()).await;
             caller.map_err(too_many_waiting).flatten()
         };
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {

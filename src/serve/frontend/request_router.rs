@@ -89,12 +89,14 @@ impl RequestRouter {
                 ReadRoute::Refuse(status) => Err(NotServable::Refuse(status)),
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
-                    let served = self.concurrency.waiting.while_waiting(flow.as_ref(), reading.as_mut()).await;
+                    let served =
+                        self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
-                    let served = self.concurrency.waiting.while_waiting(flow.as_ref(), reading.as_mut()).await;
+                    let served =
+                        self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
@@ -143,7 +145,7 @@ impl RequestRouter {
             return Ok(None);
         }
         let mut refreshed = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self.concurrency.waiting.while_waiting(caller.flow().as_ref(), refreshed.as_mut()).await {
+        match self.concurrency.waiting.while_waiting(caller.flow().as_ref(), input.query, refreshed.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.reason)));
@@ -173,7 +175,7 @@ impl RequestRouter {
                 self.authorizer.grant(caller, info).await.map(ReadPermission::Collection)
             }
         });
-        let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), granted.as_mut()).await;
+        let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, granted.as_mut()).await;
         let permission = granted.map_err(too_many_waiting).flatten()?;
         if is_readable_request {
             let is_part = permission.namespaces().is_some();
@@ -210,7 +212,9 @@ impl RequestRouter {
                 Some(response)
             });
             let flow = request.caller.flow();
-            if let Ok(Some(response)) = self.concurrency.waiting.while_waiting(flow.as_ref(), response).await {
+            if let Ok(Some(response)) =
+                self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, response).await
+            {
                 return response;
             }
         }
@@ -221,7 +225,11 @@ impl RequestRouter {
     async fn review(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         let is_allowed = {
             let allowed = pin!(self.authorizer.allows_proxy(&request.caller, &request.info));
-            self.concurrency.waiting.while_waiting(request.caller.flow().as_ref(), allowed).await.unwrap_or(false)
+            self.concurrency
+                .waiting
+                .while_waiting(request.caller.flow().as_ref(), &request.query, allowed)
+                .await
+                .unwrap_or(false)
         };
         if !is_allowed {
             return self.forward(request, ForwardReason::Verb).await;

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::listing::LimitExceeded;
 use base::KeyedSemaphores;
-use kubeapi::FlowDistinguisher;
+use kubeapi::{FlowDistinguisher, UrlQuery};
 
 /// The concurrency limits. Requests beyond a limit are rejected immediately; nothing queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +92,8 @@ const RESERVED_FRACTION: usize = 8;
 const SMALL_USE: usize = 4;
 /// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
+/// The bytes of a query for which a waiting request takes one more permit. A parsed selector takes 14 times its text.
+const WAITING_QUERY_BYTES: usize = 1 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.
 const WAITING_MAX: usize = 8_192;
@@ -176,8 +178,8 @@ impl PermitPool {
     }
 
     /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
-    /// proof. A request holds a permit of this pool while it waits. If the future is ready immediately, no permit is
-    /// taken.
+    /// proof. A request holds permits of this pool while it waits, more with a long query. If the future is ready
+    /// immediately, no permit is taken.
     ///
     /// # Errors
     ///
@@ -185,13 +187,14 @@ impl PermitPool {
     pub(crate) async fn while_waiting<T>(
         &self,
         flow: Option<&FlowDistinguisher>,
+        query: &UrlQuery,
         mut needed: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, LimitExceeded> {
         let first = poll_fn(|cx| Poll::Ready(needed.as_mut().poll(cx))).await;
         if let Poll::Ready(done) = first {
             return Ok(done);
         }
-        let _permit = self.acquire(flow)?;
+        let _permit = self.acquire_many(flow, 1 + query.raw().len() / WAITING_QUERY_BYTES)?;
         Ok(needed.await)
     }
 
@@ -321,8 +324,14 @@ mod tests {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
         let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), flow("ada"), flow("bob"));
         let concurrency = &concurrency;
-        let wait =
-            |flow| Box::pin(async move { concurrency.waiting.while_waiting(Some(flow), pin!(pending::<()>())).await });
+        let (short, long) = (&UrlQuery::parse("a=b"), &UrlQuery::parse(&"a".repeat(7 * WAITING_QUERY_BYTES)));
+        let wait_with = |flow, query| {
+            Box::pin(async move { concurrency.waiting.while_waiting(Some(flow), query, pin!(pending::<()>())).await })
+        };
+        let wait = |flow| wait_with(flow, short);
+        let mut with_long_query = wait_with(&ada, long);
+        assert!(with_long_query.as_mut().now_or_never().is_none() && wait(&ada).now_or_never().is_some());
+        drop(with_long_query);
         let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
         assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
         assert_eq!(
@@ -330,7 +339,7 @@ mod tests {
             Some(Err(LimitExceeded("waiting requests"))),
             "half of them are one user's"
         );
-        let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), pin!(ready(1))).await });
+        let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), long, pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..SMALL_USE).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
