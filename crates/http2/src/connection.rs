@@ -14,7 +14,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::abuse_budget::{ClientAbuseBudget, ConnectionKeepAlive, KeepAliveAction, RecentStreamResets};
 use super::error::{Http2ConnectionError, Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange, StreamTable};
-use super::frame::HIGHEST;
+use super::frame::{HIGHEST, Http2FrameHeader, Http2FrameType};
 use super::head_budget::ConnectionHeadBudget;
 use super::hpack::HpackDecoder;
 use super::input::FrameInputBuffer;
@@ -391,7 +391,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let bytes = input.join(bytes);
         let (mut rest, mut result) = (&*bytes, Ok(()));
         while result.is_ok()
-            && let Some(frame) = input.next(&mut rest, |stream| self.may_begin(stream))
+            && let Some(frame) = input.next(&mut rest, |head| self.accepts(head))
         {
             result = match frame.and_then(|frame| self.receive_frame(frame)) {
                 Err(Http2Error::Stream(stream, reason)) => self.reset_for(stream, reason),
@@ -412,9 +412,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         }
     }
 
-    /// Whether the request or the trailers of that stream may begin now.
-    fn may_begin(&self, stream: u32) -> bool {
-        (stream <= self.highest_stream || self.accepts_request())
+    /// Whether the frame may be processed now. The body of a request waits until the caller is known, because nothing
+    /// reads it before.
+    fn accepts(&self, head: &Http2FrameHeader) -> bool {
+        if head.kind == Http2FrameType::Data {
+            return self.accepts_request();
+        }
+        (head.stream <= self.highest_stream || self.accepts_request())
             && self.started < STARTED_MAX
             && !self.wake_set.is_slice_over()
     }

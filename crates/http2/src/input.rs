@@ -12,7 +12,7 @@ pub(super) struct FrameInputBuffer {
     partial: Vec<u8>,
     block: Option<PartialHeaderBlock>,
     block_bytes_max: usize,
-    /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
+    /// Whether a request, trailers or data wait. Nothing more may be read until then.
     pub(super) is_paused: bool,
     /// The time since which the client has owed the rest of a header block.
     pub(super) unfinished_since: Option<Instant>,
@@ -65,12 +65,12 @@ impl FrameInputBuffer {
 
     /// Takes the next frame or header block; `None` if the rest is an incomplete one.
     ///
-    /// It is `None` too if the request or the trailers of a stream may not begin now. Then they wait undecoded, with
-    /// everything after them.
+    /// It is `None` too if `accepts` refuses the header of a frame that begins a request or trailers, or has data. Then
+    /// the frame waits undecoded, with everything after it.
     pub(super) fn next<'a>(
         &mut self,
         rest: &mut &'a [u8],
-        may_begin: impl Fn(u32) -> bool,
+        accepts: impl Fn(&Http2FrameHeader) -> bool,
     ) -> Option<Result<ReceivedHttp2Frame<'a>, Http2Error>> {
         self.is_paused = false;
         loop {
@@ -79,7 +79,8 @@ impl FrameInputBuffer {
                 return Some(Err(Http2Error::Connection(Http2ErrorCode::FrameSize, "frame too large")));
             }
             let (frame, more) = rest.split_at_checked(HEAD_BYTES + head.length)?;
-            if head.kind == Http2FrameType::Headers && self.block.is_none() && !may_begin(head.stream) {
+            let may_wait = matches!(head.kind, Http2FrameType::Headers | Http2FrameType::Data) && self.block.is_none();
+            if may_wait && !accepts(&head) {
                 self.is_paused = true;
                 return None;
             }
@@ -158,7 +159,7 @@ mod tests {
     ) -> Result<(), Http2Error> {
         let bytes = input.join(bytes);
         let mut rest = &*bytes;
-        while let Some(frame) = input.next(&mut rest, |_| *begin > 0) {
+        while let Some(frame) = input.next(&mut rest, |head| head.kind == Http2FrameType::Data || *begin > 0) {
             let frame = frame?;
             *begin -= usize::from(matches!(frame, ReceivedHttp2Frame::Fields { .. }));
             notes.push(format!("{frame:?}"));

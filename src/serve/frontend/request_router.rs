@@ -76,6 +76,8 @@ impl RequestRouter {
                 }
                 Ok(routed) => routed,
             };
+            // The apiserver reads no body of a LIST, GET or WATCH, and it would take memory while the request waits.
+            request.drop_body();
             // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the
             // request.
             let permission = match self.authorize(&mut request, resource).await {

@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
+use http_body_util::Either;
+use http2::ReceivedBody;
 use tokio::time::Instant;
 
 use crate::auth::{Caller, GrantError};
@@ -49,6 +52,14 @@ pub(crate) struct ReadRequest {
 impl ReadRequest {
     pub(crate) fn auth_refusal(&self, refused: &GrantError) -> Response<ResponseBody> {
         auth_refusal(&self.context, self.caller.name(), &self.info, &self.query, refused)
+    }
+
+    /// Drops the request's body. HTTP/1 reads none before it is polled.
+    pub(crate) fn drop_body(&mut self) {
+        if let Either::Left(body) = self.http.body_mut() {
+            *body = ReceivedBody::empty();
+            self.http.headers_mut().remove(CONTENT_LENGTH);
+        }
     }
 
     /// Whether the request is a downstream proxy's own, for one of these causes.

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::frames::{
     CANCEL, DATA, END_STREAM, FLOW_CONTROL_ERROR, FRAME_BYTES, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, PADDED, data,
-    frame, get, head, hello, hello_with, last_data, post, request, reset, settings, window,
+    frame, get, head, hello, hello_with, last_data, open_head, post, request, reset, settings, window,
 };
 use super::rows::{CODECS, ECHO, HANG, SMALL, proxy, roomy, served_by};
 use super::wire::{ReceivedFrames, Wire};
@@ -261,4 +261,23 @@ async fn head_response_has_no_data_frames() {
         wire.wait("an answer", |received| received.answer(1).is_some()).await;
         assert!(wire.received.streams[&1].body.is_empty());
     }
+}
+
+/// The body of a read from the cache takes no memory while the request waits for a version.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn body_of_waiting_read_is_discarded() {
+    let up = demo::upstream().pods(3).run().await;
+    let app = direct::app(&up).run().await;
+    assert!(app.get(PODS).await.is_cached());
+    let mut wire = Wire::to(&app).await;
+    wire.send(&hello()).await;
+    wire.settle().await;
+    let initial = wire.received.window(0);
+    let streams = [1, 3, 5];
+    for stream in streams {
+        let head = open_head(stream, &request("GET", &format!("{PODS}?resourceVersion=999999999"), &[]));
+        wire.send(&[head, data(stream, &[0; FRAME_BYTES]).repeat(12)].concat()).await;
+    }
+    wire.wait("the window of the connection is returned", |received| received.window(0) > initial).await;
+    assert!(streams.iter().all(|stream| wire.received.answer(*stream).is_none()), "all of them wait");
 }

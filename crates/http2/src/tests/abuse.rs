@@ -1,5 +1,7 @@
 //! Clients that break rules, exceed limits, or send useless frames.
 
+use futures_util::FutureExt as _;
+
 use super::*;
 use crate::head_budget::HEADS_BYTES_MAX;
 use crate::output::BUFFERED_BYTES_MAX;
@@ -193,6 +195,24 @@ async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
         [Http2FrameType::Data, Http2FrameType::Ping, Http2FrameType::Ping, Http2FrameType::Headers]
     );
     assert_eq!(client.server.request_count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_of_unauthenticated_request_waits_unread() {
+    let mut client = Client::limited(LIMITS, false, 1 << 20).await;
+    client.ask(1, POST, false).await;
+    assert_eq!(client.next().await.0.stream, 1);
+    let (request, pieces, _cut) = client.server.0.lock().remove(0);
+    let mut body = request.into_body();
+    client.write(&vec![bytes(Http2FrameType::Data, 0, 1, &[b'x'; 1 << 14]); UPLOAD_BYTES_MAX >> 14]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(body.frame().now_or_never().is_none(), "nothing of it is in memory");
+    client.is_known.store(true, Ordering::Relaxed);
+    pieces.send(Bytes::from_static(b"event")).expect("the stream is there");
+    let mut received = 0;
+    while received < UPLOAD_BYTES_MAX {
+        received += body.frame().await.expect("more").expect("whole").into_data().expect("data").len();
+    }
 }
 
 #[tokio::test(start_paused = true)]
