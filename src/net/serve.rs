@@ -127,7 +127,7 @@ async fn serve_connection(
         return http(stream, peer, (scheduler, heads), limits, drain, handler).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let mut accepting = tls.acceptor().accept(TlsRecordReader::of(stream));
+    let mut accepting = tls.acceptor().accept(TlsRecordReader::of(stream, heads.clone()));
     let handshake = handshakes.run(
         source,
         poll_fn(|cx| {

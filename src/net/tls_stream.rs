@@ -2,8 +2,10 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use http2::ConnectionHeadBudget;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server;
@@ -23,9 +25,12 @@ pub(super) type TlsRecordReader<I> = FilteredStream<I, RecordBounds>;
 #[derive(Debug)]
 pub(super) struct BufferShrinker;
 
-/// The bounds of the records that are read.
-#[derive(Debug, Default)]
+/// The bounds of the records that are read, and the size of the client's handshake while it is unfinished.
+#[derive(Debug)]
 pub(super) struct RecordBounds {
+    heads: Arc<ConnectionHeadBudget>,
+    /// The number of bytes that were read for the handshake; `None` after it.
+    handshake: Option<usize>,
     /// The head of the next TLS record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
     head_read: usize,
@@ -35,11 +40,18 @@ pub(super) struct RecordBounds {
 
 const HEAD_BYTES: usize = 5;
 
+/// The error of a handshake that does not fit into the budget for unfinished heads. A client without credentials can
+/// send 64 KiB of it.
+#[derive(Debug, thiserror::Error)]
+#[error("the incomplete TLS handshakes of all connections are too large")]
+struct HandshakeBudgetExceeded;
+
 /// A stream that has nothing to read now.
 struct NoDataReady;
 
 impl<I> TlsStream<I> {
-    pub(super) fn new(shaken: server::TlsStream<TlsRecordReader<I>>) -> Self {
+    pub(super) fn new(mut shaken: server::TlsStream<TlsRecordReader<I>>) -> Self {
+        shaken.get_mut().0.filter.end_handshake();
         Self { io: Box::new(shaken), filter: BufferShrinker }
     }
 
@@ -80,12 +92,24 @@ impl io::Read for NoDataReady {
 }
 
 impl<I> TlsRecordReader<I> {
-    pub(super) fn of(io: I) -> Self {
-        Self { io, filter: RecordBounds::default() }
+    /// Reads a handshake and what follows it. Its size counts against `heads`.
+    pub(super) fn of(io: I, heads: Arc<ConnectionHeadBudget>) -> Self {
+        Self { io, filter: RecordBounds { heads, handshake: Some(0), head: [0; HEAD_BYTES], head_read: 0, left: 0 } }
     }
 }
 
 impl RecordBounds {
+    fn end_handshake(&mut self) {
+        self.handshake = None;
+        self.heads.hold_unfinished(0);
+    }
+
+    fn count_handshake(&mut self, read: usize) -> Result<(), HandshakeBudgetExceeded> {
+        let Some(bytes) = &mut self.handshake else { return Ok(()) };
+        *bytes += read;
+        if self.heads.hold_unfinished(*bytes) { Ok(()) } else { Err(HandshakeBudgetExceeded) }
+    }
+
     /// Tracks where the TLS records end that the bytes belong to.
     fn note(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
@@ -116,12 +140,13 @@ impl<I: AsyncRead + Unpin> ReadFilter<I> for RecordBounds {
         self.note(part.filled());
         let read = part.filled().len();
         buf.advance(read);
-        Poll::Ready(Ok(()))
+        Poll::Ready(self.count_handshake(read).map_err(io::Error::other))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http2::RequestHeadBudget;
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
@@ -132,6 +157,24 @@ mod tests {
         [&[23, 3, 3, length[0], length[1]][..], &vec![b'x'; bytes]].concat()
     }
 
+    fn reader(sent: &[u8]) -> TlsRecordReader<&[u8]> {
+        TlsRecordReader::of(sent, Arc::<RequestHeadBudget>::default().connection())
+    }
+
+    #[tokio::test]
+    async fn large_handshake_beyond_budget_fails() {
+        let budget = Arc::<RequestHeadBudget>::default();
+        let others = budget.connection();
+        assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
+        let sent = vec![0; 96_000];
+        let mut records = TlsRecordReader::of(&sent[..], budget.connection());
+        let mut read = vec![0; 16 << 10];
+        assert!(records.read_exact(&mut read).await.is_ok(), "a handshake that is not large");
+        assert!(records.read_exact(&mut read).await.is_err());
+        records.filter.end_handshake();
+        assert!(records.read_exact(&mut read).await.is_ok(), "the handshake is over");
+    }
+
     #[tokio::test]
     async fn small_read_ends_at_tls_record_boundary() {
         let sizes = [1_000, 0, 200, 9_000, 16_000, 3];
@@ -139,7 +182,7 @@ mod tests {
         for (buffer, expected) in
             [(4_096, &[4_096, 4_096, 2_028, 4_096, 4_096, 4_096, 3_717, 8][..]), (30_000, &[26_233][..]), (8, &[])]
         {
-            let (mut records, mut buffer, mut reads) = (TlsRecordReader::of(&sent[..]), vec![0; buffer], Vec::new());
+            let (mut records, mut buffer, mut reads) = (reader(&sent), vec![0; buffer], Vec::new());
             let mut seen = Vec::new();
             loop {
                 let read = records.read(&mut buffer).await.expect("open");

@@ -193,7 +193,8 @@ async fn tls_reader_starts_no_record_while_one_is_partly_read() {
         let (near, far) = tokio::io::duplex(1 << 20);
         let client = TlsConnector::from(client(&server, version, None));
         let connect = client.connect("localhost".try_into().unwrap(), near);
-        let accept = server.acceptor().accept(TlsRecordReader::of(far));
+        let accept =
+            server.acceptor().accept(TlsRecordReader::of(far, Arc::<http2::RequestHeadBudget>::default().connection()));
         let (near, far) = tokio::join!(connect, accept);
         let (mut near, mut far) = (near.unwrap(), tls_stream::TlsStream::new(far.unwrap()));
         let sent: Vec<u8> = (0..=250).cycle().take(4 * RECORD).collect();
