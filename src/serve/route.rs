@@ -70,7 +70,7 @@ pub(crate) enum ForwardReason {
     ConsistentGet,
     /// The client requests the exact state at a version that is not cached.
     ExactVersion,
-    /// The request has a continue token of a list that is not cached.
+    /// The request has a continue token that is invalid, or of a list that is not cached.
     Continue,
     /// No running feed can answer this read of one object.
     NotCached,
@@ -275,7 +275,7 @@ fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(ReadRoute::Watch(RoutedWatch { representation, view, start, bookmarks, timeout_seconds }));
     }
-    if !ContinueToken::is_go_parsable(&options.continue_token) {
+    if !options.continue_token.is_empty() && ContinueToken::decode(&options.continue_token).is_none() {
         return Err(ForwardReason::Continue.into());
     }
     let plan = options.list_plan()?;

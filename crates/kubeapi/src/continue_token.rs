@@ -4,13 +4,11 @@
 #[cfg(test)]
 mod tests;
 
-use super::go_text::{json_string, quote};
+use super::go_text::json_string;
 use super::{ObjectKey, ResourceVersion};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use serde::Deserialize;
 
 const VERSION: &str = "meta.k8s.io/v1";
 
@@ -54,10 +52,14 @@ pub struct ContinueToken {
     pub start: String,
 }
 
-/// The reason that a continue token is refused. Its text is the message of a 400 `BadRequest`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid continue token: continue key is not valid: {0}")]
-pub struct ContinueTokenError(String);
+/// The members of a token's JSON. Others are refused, because Go matches names in any case: `RV` would set `rv`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContinueTokenMembers {
+    v: String,
+    rv: i64,
+    start: String,
+}
 
 impl ContinueToken {
     /// Creates the token for the page after `last`. `in_namespace` states whether the request's collection is one
@@ -81,143 +83,21 @@ impl ContinueToken {
         BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"{VERSION}","rv":{version},"start":{start}}}"#))
     }
 
-    /// Returns false if the error text depends on Go's parser: for JSON that is malformed in the middle, which only
-    /// upstream can report exactly.
-    pub fn is_go_parsable(token: &str) -> bool {
-        let Ok(json) = unbase64(token) else { return true };
-        let first = json.iter().find(|byte| !byte.is_ascii_whitespace());
-        let begins =
-            first.is_some_and(|byte| matches!(byte, b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n'));
-        !begins || serde_json::from_slice::<&RawValue>(&json).map_or_else(|error| error.is_eof(), |_| true)
-    }
-
-    /// Decodes a token of the proxy or the apiserver, in either spelling.
-    ///
-    /// # Errors
-    /// The apiserver's text. For JSON that is malformed in the middle, only the beginning is the same.
-    pub fn decode(token: &str) -> Result<Self, ContinueTokenError> {
-        let ContinueTokenFields { version, revision, start } =
-            ContinueTokenFields::read(&unbase64(token).map_err(ContinueTokenError)?)?;
-        let refused = |why: String| Err(ContinueTokenError(why));
-        if version != VERSION {
-            return Err(ContinueTokenError(format!("server does not recognize this encoded version {version}")));
-        }
-        let at = match u64::try_from(revision) {
-            Ok(0) => return refused(format!("incorrect encoded start resourceVersion (version {VERSION})")),
-            Ok(revision) => ContinueVersion::Version(ResourceVersion(revision)),
+    /// Decodes a token of the proxy or the apiserver, in either spelling. `None` if the token is invalid, or is written
+    /// in a way that only the apiserver accepts, such as with line breaks.
+    pub fn decode(token: &str) -> Option<Self> {
+        let json = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
+        // Serde would also read the members from an array.
+        let members = json.starts_with(b"{").then(|| serde_json::from_slice(&json))?;
+        let ContinueTokenMembers { v, rv, start } = members.ok()?;
+        let version = match u64::try_from(rv) {
+            Ok(0) => return None,
+            Ok(version) => ContinueVersion::Version(ResourceVersion(version)),
             Err(_) => ContinueVersion::Latest,
         };
-        if start.is_empty() {
-            return refused(format!("encoded start key empty (version {VERSION})"));
-        }
         let relative = start.strip_prefix('/').unwrap_or(&start);
-        if !is_clean(relative) {
-            return refused(start);
-        }
-        Ok(Self { version: at, start: relative.to_owned() })
+        (v == VERSION && !start.is_empty() && is_clean(relative)).then(|| Self { version, start: relative.to_owned() })
     }
-}
-
-/// The members of a continue token, with Go's zero values for absent ones.
-struct ContinueTokenFields {
-    version: String,
-    revision: i64,
-    start: String,
-}
-
-impl ContinueTokenFields {
-    fn read(json: &[u8]) -> Result<Self, ContinueTokenError> {
-        let document: &RawValue =
-            serde_json::from_slice(json).map_err(|error| ContinueTokenError(syntax_error(json, &error)))?;
-        let mut fields = Self { version: String::new(), revision: 0, start: String::new() };
-        let members: BTreeMap<String, &RawValue> = match document.get().as_bytes().first() {
-            Some(b'n') => return Ok(fields),
-            Some(b'{') => {
-                serde_json::from_str(document.get()).map_err(|error| ContinueTokenError(error.to_string()))?
-            }
-            _ => return Err(mismatch(document, "Go value", "storage.continueToken")),
-        };
-        for (name, value) in members {
-            // Go matches member names case-insensitively.
-            match name.to_ascii_lowercase().as_str() {
-                "v" => set(&mut fields.version, value, "v", "string")?,
-                "rv" => set(&mut fields.revision, value, "rv", "int64")?,
-                "start" => set(&mut fields.start, value, "start", "string")?,
-                _ => {}
-            }
-        }
-        Ok(fields)
-    }
-}
-
-/// Parses one member of a continue token; `null` leaves it unchanged.
-fn set<T: DeserializeOwned>(
-    field: &mut T,
-    value: &RawValue,
-    name: &str,
-    go_type: &str,
-) -> Result<(), ContinueTokenError> {
-    if value.get() == "null" {
-        return Ok(());
-    }
-    let target = format!("Go struct field continueToken.{name}");
-    *field = serde_json::from_str(value.get()).map_err(|_| mismatch(value, &target, go_type))?;
-    Ok(())
-}
-
-/// Returns the text of Go's `json.UnmarshalTypeError`.
-fn mismatch(value: &RawValue, target: &str, go_type: &str) -> ContinueTokenError {
-    let kind = match value.get().as_bytes().first() {
-        Some(b't' | b'f') => "bool",
-        Some(b'"') => "string",
-        Some(b'[') => "array",
-        Some(b'{') => "object",
-        _ if go_type == "int64" => &format!("number {}", value.get()),
-        _ => "number",
-    };
-    ContinueTokenError(format!("json: cannot unmarshal {kind} into {target} of type {go_type}"))
-}
-
-/// Returns the text of Go's `json.SyntaxError`, as far as it follows from the character alone.
-fn syntax_error(json: &[u8], error: &serde_json::Error) -> String {
-    if error.is_eof() {
-        return "unexpected end of JSON input".to_owned();
-    }
-    let offending = json.iter().copied().find(|byte| !byte.is_ascii_whitespace()).unwrap_or_default();
-    let quoted = match offending {
-        b'\'' => r"'\''".to_owned(),
-        b'"' => "'\"'".to_owned(),
-        byte => format!("'{}'", quote(&char::from(byte).to_string()).trim_matches('"')),
-    };
-    format!("invalid character {quoted} looking for beginning of value")
-}
-
-/// Decodes base64url as leniently as Go: line breaks are skipped, leftover bits ignored. The error names the position
-/// of the first invalid byte, counting line breaks.
-fn unbase64(text: &str) -> Result<Vec<u8>, String> {
-    let corrupt = |at: usize| format!("illegal base64 data at input byte {at}");
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
-    let (mut bits, mut n_bits) = (0_u32, 0);
-    for (at, byte) in text.bytes().enumerate() {
-        let sextet = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'-' => 62,
-            b'_' => 63,
-            b'\r' | b'\n' => continue,
-            _ => return Err(corrupt(at)),
-        };
-        bits = (bits << 6) | u32::from(sextet);
-        n_bits += 6;
-        if n_bits >= 8 {
-            n_bits -= 8;
-            bytes.push((bits >> n_bits).to_le_bytes()[0]);
-            bits &= (1 << n_bits) - 1;
-        }
-    }
-    // A single remaining character holds no complete byte.
-    if n_bits == 6 { Err(corrupt(text.len() - 1)) } else { Ok(bytes) }
 }
 
 /// Whether Go's `path.Clean` leaves `/` and `relative` unchanged. A path that it would change could leave the

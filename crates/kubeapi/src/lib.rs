@@ -43,7 +43,7 @@ pub use accept::{
 };
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 pub use attributes::SelectableAttributes;
-pub use continue_token::{ContinueToken, ContinueTokenError, ContinueVersion, ListPageSource};
+pub use continue_token::{ContinueToken, ContinueVersion, ListPageSource};
 pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
 pub use field_term::EscapedFieldTerm;

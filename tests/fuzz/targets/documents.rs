@@ -37,12 +37,10 @@ fn refusal(body: &[u8]) {
 /// A parsed continue token is encoded so that it parses as the same, for servers of every release.
 pub fn tokens(input: &[u8]) {
     let text = text(input);
-    let legible = ContinueToken::is_go_parsable(&text);
-    let Ok(token) = ContinueToken::decode(&text) else { return };
-    assert!(legible, "a parsed document can be printed");
+    let Some(token) = ContinueToken::decode(&text) else { return };
     for pages in [ListPageSource::FromStorage, ListPageSource::FromCache] {
         let encoded = token.encode(pages);
-        assert_eq!(ContinueToken::decode(&encoded).as_ref(), Ok(&token), "{encoded}");
+        assert_eq!(ContinueToken::decode(&encoded).as_ref(), Some(&token), "{encoded}");
     }
 }
 

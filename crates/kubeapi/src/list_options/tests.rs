@@ -333,9 +333,7 @@ fn continue_token_excludes_version_and_is_validated_first() {
     let refused = |query: &str| options(query).list_plan().expect_err("refused");
     let both = refused(&format!("continue={token}&resourceVersion=5"));
     assert_eq!(both.message, "specifying resource version is not allowed when using continue");
-    let bad = refused("continue=a&resourceVersion=abc");
-    let text = "invalid continue token: continue key is not valid: illegal base64 data at input byte 0";
-    assert_eq!((bad.code, bad.message.as_str()), (400, text));
+    assert_eq!(refused("continue=a&resourceVersion=abc").message, "invalid continue token");
 }
 
 proptest! {

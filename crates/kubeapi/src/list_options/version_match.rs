@@ -72,7 +72,8 @@ impl ListOptions {
         let limit = u64::try_from(self.limit).ok().filter(|&limit| limit > 0 && text != "0");
         if !self.continue_token.is_empty() {
             let token = ContinueToken::decode(&self.continue_token);
-            let ContinueToken { version, start } = token.map_err(|error| Status::bad_request(error.to_string()))?;
+            let ContinueToken { version, start } =
+                token.ok_or_else(|| Status::bad_request("invalid continue token"))?;
             if !matches!(text, "" | "0") {
                 return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
             }

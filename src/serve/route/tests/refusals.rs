@@ -154,15 +154,7 @@ fn watch_path_without_watch_parameter_is_validated_as_list() {
 }
 
 #[test]
-fn invalid_continue_tokens_return_400() {
-    let text = "400 BadRequest: invalid continue token: continue key is not valid:";
-    for (token, expected) in [
-        ("%21", format!("{text} illegal base64 data at input byte 0")),
-        // {}
-        ("e30", format!("{text} server does not recognize this encoded version ")),
-    ] {
-        assert_eq!(get(format!("/api/v1/pods?continue={token}")).summary(), expected);
-    }
+fn continue_token_beside_a_version_returns_400() {
     // {"v":"meta.k8s.io/v1","rv":9,"start":"a/p\u0000"}
     let token = "eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6OSwic3RhcnQiOiJhL3BcdTAwMDAifQ";
     assert_eq!(
