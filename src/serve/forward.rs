@@ -32,8 +32,7 @@ use crate::serve::limits::{
     BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
 };
 use crate::serve::response::{
-    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, bad_timeout, denied_status, too_many,
-    unavailable,
+    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, denied_status, too_many, unavailable,
 };
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
@@ -110,9 +109,6 @@ impl ForwardHandler {
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
             Err(_) if info.is_none() => RequestIdentity::Anonymous,
             Err(status) => {
-                if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
-                    return Err(status);
-                }
                 let mut refused = context.status(&status);
                 refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
                 return Ok(refused);

@@ -235,7 +235,7 @@ impl HttpFrontend {
         }
         match (info, caller) {
             (Ok(info), Ok(caller)) => Ok(RoutableRequest::Parsed(request.with_caller(caller, info))),
-            (Ok(info), Err(error)) => Err(auth_refusal(&request.context, "", &info, &request.query, &error)),
+            (Ok(info), Err(error)) => Err(auth_refusal(&request.context, "", &info, &error)),
             // For any caller, upstream rejects the request.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 Ok(RoutableRequest::NoResource(request, caller.unwrap_or(Caller::Anonymous)))

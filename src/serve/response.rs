@@ -12,6 +12,6 @@ pub(crate) use context::{
     new_audit_id, plain, put_served,
 };
 pub(crate) use refusals::{
-    LIST_RETRY_SECONDS, auth_refusal, bad_timeout, denied_status, has_unsupported_expect, revoked, too_many,
-    too_many_waiting, unavailable,
+    LIST_RETRY_SECONDS, auth_refusal, denied_status, has_unsupported_expect, revoked, too_many, too_many_waiting,
+    unavailable,
 };

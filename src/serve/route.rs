@@ -16,15 +16,14 @@ use crate::listing::ListPageRequest;
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, IncludeObjectPolicy, Representation};
 use kubeapi::{
-    ContinueToken, GetOptions, ListOptions, ListPlan, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion,
-    ObjectKey, RequestInfo, RequestVerb, ResourceVersionMatch, Selector, Status, SupportedMediaTypes, UrlQuery,
-    WatchStart, check_timeout, negotiate, prefers_cbor, pretty, router_accepts,
+    ListOptions, ListPlan, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, ObjectKey, RequestInfo,
+    RequestVerb, ResourceVersionMatch, Selector, SupportedMediaTypes, UrlQuery, WatchStart, has_valid_timeout,
+    negotiate, prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ReadRoute {
-    Refuse(Box<Status>),
     Get(RoutedGet),
     List(ListPageRequest),
     Watch(RoutedWatch),
@@ -61,6 +60,8 @@ pub(crate) enum ForwardReason {
     TooOld,
     /// The cached objects cannot be converted to the representation.
     NotDerivable,
+    /// Upstream refuses the query, or the proxy cannot tell that it does not.
+    Invalid,
     /// No encoding is acceptable to the client, and upstream must write the error.
     NotAcceptable,
     /// The request has a parameter that changes the response and that the proxy does not interpret.
@@ -70,7 +71,7 @@ pub(crate) enum ForwardReason {
     ConsistentGet,
     /// The client requests the exact state at a version that is not cached.
     ExactVersion,
-    /// The request has a continue token that is invalid, or of a list that is not cached.
+    /// The request has a continue token of a list that is not cached.
     Continue,
     /// No running feed can answer this read of one object.
     NotCached,
@@ -113,12 +114,6 @@ pub(crate) struct RoutedWatch {
     pub(crate) timeout_seconds: Option<i64>,
 }
 
-/// The reason that a read cannot be answered from the cache.
-enum NotCacheable {
-    Forward(ForwardReason),
-    Refuse(Box<Status>),
-}
-
 /// The parts of a request that determine its route.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadRouteInput<'a> {
@@ -131,8 +126,6 @@ pub(crate) struct ReadRouteInput<'a> {
     pub(crate) impersonates: bool,
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) is_feed_request: bool,
-    /// Whether the caller requests the readable part of a collection.
-    pub(crate) readable: bool,
 }
 
 /// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
@@ -175,11 +168,7 @@ pub(crate) fn route<'a>(
     if !covers(&scope, input.info) {
         return Err(ForwardReason::OutOfScope);
     }
-    match read(input, resource, &scope) {
-        Ok(read) => Ok((resource, read)),
-        Err(NotCacheable::Refuse(status)) => Ok((resource, ReadRoute::Refuse(status))),
-        Err(NotCacheable::Forward(reason)) => Err(reason),
-    }
+    read(input, resource, &scope).map(|read| (resource, read))
 }
 
 /// Checks that the cache can answer requests of a kind, regardless of their resource.
@@ -206,58 +195,64 @@ pub(crate) fn check_kind(input: &ReadRouteInput<'_>) -> Result<(), ForwardReason
     Ok(())
 }
 
-/// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
-fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedScope) -> Result<ReadRoute, NotCacheable> {
+/// Returns the read that the request is.
+///
+/// # Errors
+/// The request must be forwarded, for the returned reason.
+fn read(
+    input: &ReadRouteInput<'_>,
+    resource: &UpstreamResource,
+    scope: &FeedScope,
+) -> Result<ReadRoute, ForwardReason> {
     let ReadRouteInput { info, query, accept, user_agent, .. } = *input;
     let watch = info.verb == RequestVerb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
     let offers = if built_in { SupportedMediaTypes::BUILTIN } else { SupportedMediaTypes::CUSTOM };
     let offers = if watch { offers.for_watch() } else { offers };
     if built_in && !router_accepts(accept, offers) {
-        return Err(ForwardReason::NotAcceptable.into());
+        return Err(ForwardReason::NotAcceptable);
     }
     let choice = negotiate(accept, offers);
     if matches!(choice, NegotiatedMediaType::NotAcceptable | NegotiatedMediaType::NotStreamable) {
-        return Err(ForwardReason::NotAcceptable.into());
+        return Err(ForwardReason::NotAcceptable);
     }
     let Some(representation) = representation(choice, &info.verb, query) else {
         let table = matches!(
             choice,
             NegotiatedMediaType::Converted { target: ObjectConversion::Table, media: MediaType::Json, .. }
         );
-        return Err(if table { ForwardReason::Table } else { ForwardReason::Representation }.into());
+        return Err(if table { ForwardReason::Table } else { ForwardReason::Representation });
     };
     if representation.encoding() == FeedEncoding::Json && pretty(query, user_agent, accept, offers) {
-        return Err(ForwardReason::Representation.into());
+        return Err(ForwardReason::Representation);
     }
     if prefers_cbor(accept, offers) {
-        return Err(ForwardReason::Representation.into());
+        return Err(ForwardReason::Representation);
     }
     // The proxy does not write errors in YAML either.
     if negotiate(accept, SupportedMediaTypes::ERROR).media() == Some(MediaType::Yaml) {
-        return Err(ForwardReason::Representation.into());
+        return Err(ForwardReason::Representation);
     }
-    if !watch {
-        check_timeout(query)?;
+    // A watch has no such timeout (R-TIMEOUT-2).
+    if !watch && !has_valid_timeout(query) {
+        return Err(ForwardReason::Invalid);
     }
     if info.verb == RequestVerb::Get {
         return get(input, resource, representation);
     }
-    // Longer selectors are not evaluated here, where they cost CPU for each later event. Such reads are forwarded,
-    // except reads of a readable part, which upstream does not offer.
-    let is_part = input.readable && resource.namespaced && info.namespace.is_empty();
-    if !is_part && !ListOptions::has_short_selectors(query) {
-        return Err(ForwardReason::ExpensiveSelector.into());
+    // Longer selectors are not evaluated here, where they cost CPU for each later event.
+    if !ListOptions::has_short_selectors(query) {
+        return Err(ForwardReason::ExpensiveSelector);
     }
-    let options = ListOptions::decode(query)?.defaulted();
-    options.validate(options.watch)?;
+    let options = ListOptions::decode(query).ok_or(ForwardReason::Invalid)?.defaulted();
+    if !options.is_valid(options.watch) {
+        return Err(ForwardReason::Invalid);
+    }
     // A later release, or a definition that was changed a moment ago, may have the key.
-    let Ok(mut fields) = options.fields.compile(&resource.fields) else {
-        return Err(ForwardReason::UnsupportedParameter.into());
-    };
+    let mut fields = options.fields.compile(&resource.fields).ok_or(ForwardReason::UnsupportedParameter)?;
     if !info.name.is_empty() {
         // The name in the path (`/watch/…/NAME`) and the selector must agree.
-        fields = fields.and_name(&info.name)?;
+        fields = fields.and_name(&info.name).ok_or(ForwardReason::Invalid)?;
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
     let view = CollectionView::new(namespace, Selector { labels: options.labels.clone(), fields });
@@ -266,21 +261,18 @@ fn read(input: &ReadRouteInput<'_>, resource: &UpstreamResource, scope: &FeedSco
         FeedScope::Cluster | FeedScope::Namespace(_) => view,
     };
     if watch {
-        let start = options.watch_start()?;
+        let start = options.watch_start().ok_or(ForwardReason::Invalid)?;
         // The initial rows of a feed are sent only to proxies that fill a feed.
         let is_printed = input.is_feed_request || is_printed(start, &view, resource);
         if matches!(representation, Representation::Table(_)) && !is_printed {
-            return Err(ForwardReason::Table.into());
+            return Err(ForwardReason::Table);
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
         return Ok(ReadRoute::Watch(RoutedWatch { representation, view, start, bookmarks, timeout_seconds }));
     }
-    if !options.continue_token.is_empty() && ContinueToken::decode(&options.continue_token).is_none() {
-        return Err(ForwardReason::Continue.into());
-    }
-    let plan = options.list_plan()?;
+    let plan = options.list_plan().ok_or(ForwardReason::Invalid)?;
     if let Some(reason) = not_cached(&options, &plan, &view, resource, scope) {
-        return Err(reason.into());
+        return Err(reason);
     }
     Ok(ReadRoute::List(ListPageRequest {
         representation,
@@ -362,31 +354,14 @@ fn get(
     input: &ReadRouteInput<'_>,
     resource: &UpstreamResource,
     representation: Representation,
-) -> Result<ReadRoute, NotCacheable> {
-    let options = GetOptions::decode(input.query)?;
-    let version = match options.version_match() {
-        // It is read from upstream's storage, whose error text differs.
-        Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::UnsupportedParameter.into()),
-        version => version?,
-    };
+) -> Result<ReadRoute, ForwardReason> {
+    let version = ResourceVersionMatch::of_get(input.query).ok_or(ForwardReason::Invalid)?;
     if version == ResourceVersionMatch::Unset {
-        return Err(ForwardReason::ConsistentGet.into());
+        return Err(ForwardReason::ConsistentGet);
     }
     let namespace = if resource.namespaced { input.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &input.info.name);
     Ok(ReadRoute::Get(RoutedGet { representation, key, version }))
-}
-
-impl From<ForwardReason> for NotCacheable {
-    fn from(reason: ForwardReason) -> Self {
-        Self::Forward(reason)
-    }
-}
-
-impl<E: Into<Status>> From<E> for NotCacheable {
-    fn from(refusal: E) -> Self {
-        Self::Refuse(Box::new(refusal.into()))
-    }
 }
 
 impl From<NotCoveredReason> for ForwardReason {
@@ -415,6 +390,7 @@ impl ForwardReason {
             Self::Table => "table",
             Self::TooOld => "too_old",
             Self::NotDerivable => "not_derivable",
+            Self::Invalid => "invalid",
             Self::NotAcceptable => "not_acceptable",
             Self::UnsupportedParameter => "unsupported_parameter",
             Self::ConsistentGet => "consistent_get",

@@ -51,7 +51,7 @@ const IN_SERVICE: [Metric; 40] = [
     ("kube_fanout_forwarded_total", "expensive_selector"),
     ("kube_fanout_discovery_served_total", "version"),
     ("kube_fanout_downstream_proxy_requests_total", "health"),
-    ("kube_fanout_refused_total", "400"),
+    ("kube_fanout_refused_total", "404"),
     ("kube_fanout_coalesced_requests_total", ""),
 ];
 const IN_AN_OUTAGE: [Metric; 3] = [
@@ -120,7 +120,7 @@ async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
     client.request(http::Method::GET, "/readyz").header("kube-fanout-hops", "leaf").send().await;
     let dear = (0..150).map(|n| format!("%21key-{n}")).collect::<Vec<_>>().join(",");
     client.get(&format!("{PODS}?watch=1&timeoutSeconds=1&labelSelector={dear}")).await;
-    client.get(&format!("{PODS}?limit=abc")).await;
+    client.get("/api/v1/namespaces/default/pods/nobody?resourceVersion=0").await;
     client.get("/api/v1/namespaces/default/pods/nobody").await;
     drop(client.watch(PODS).from(1).await.ended().await);
     metadata.reached(up.create_pod("default", "one")).await;

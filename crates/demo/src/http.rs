@@ -27,7 +27,7 @@ use super::status::DemoStatus;
 use super::table::IncludeObject;
 use super::watch::{DemoWatch, ValidatedWatchRequest, WatchStartPoint};
 use super::write::{self, WriteTarget};
-use kubeapi::{GetOptions, ListOptions, ResourceVersion, ResourceVersionMatch, UrlQuery, WatchStart, WatchTimeout};
+use kubeapi::{ListOptions, ResourceVersion, ResourceVersionMatch, UrlQuery, WatchStart, WatchTimeout};
 
 /// The maximum size of a request body.
 const REQUEST_BYTES_MAX: usize = 3 * 1024 * 1024;
@@ -119,9 +119,9 @@ impl DemoRequestContext {
     /// Reads the options of a LIST or WATCH, without its selectors. If only the `/watch/` form of the path requests a
     /// watch, the options are validated as for a list.
     fn options(&self) -> Result<ListOptions, DemoStatus> {
-        let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
-        options.validate(options.watch)?;
-        Ok(options)
+        let options = ListOptions::decode(&without_selectors(&self.query)).ok_or_else(|| DemoStatus::invalid(400))?;
+        let options = options.defaulted();
+        if options.is_valid(options.watch) { Ok(options) } else { Err(DemoStatus::invalid(422)) }
     }
 
     fn include(&self) -> Result<IncludeObject, DemoStatus> {
@@ -202,7 +202,7 @@ impl DemoRequestContext {
             _ => return Err(DemoStatus::no_resource()),
         }
         let form = self.style.form(kind, false)?;
-        let version = GetOptions::decode(&self.query)?.version_match()?;
+        let version = ResourceVersionMatch::of_get(&self.query).ok_or_else(|| DemoStatus::invalid(500))?;
         self.shared.store.reach(list::least(version), self.shared.settings.future_wait).await?;
         let key = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
         let object = self.shared.store.get(at, &key).ok_or_else(|| DemoStatus::not_found(kind, name))?;
@@ -260,7 +260,7 @@ async fn read_body(body: Incoming) -> Result<Bytes, DemoStatus> {
 }
 
 fn start(options: &ListOptions) -> Result<WatchStartPoint, DemoStatus> {
-    Ok(match options.watch_start()? {
+    Ok(match options.watch_start().ok_or_else(|| DemoStatus::invalid(500))? {
         WatchStart::State { at, end_bookmark } => WatchStartPoint::Initial {
             rv: list::least(at),
             any: at == ResourceVersionMatch::Any,

@@ -116,12 +116,6 @@ impl Json {
             Self::Object(fields) => fields.write(out),
         }
     }
-
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(256);
-        self.write(&mut out);
-        out
-    }
 }
 
 impl JsonMembers {

@@ -37,7 +37,7 @@ pub(crate) async fn list(
     selector: &ObjectSelector,
     patience: Duration,
 ) -> Result<DemoPage, DemoStatus> {
-    let ListPlan { version, limit, start } = options.list_plan()?;
+    let ListPlan { version, limit, start } = options.list_plan().ok_or_else(|| DemoStatus::invalid(400))?;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok());
     if let Some(start) = start {
         return continued(store, kind, version, &start, limit, selector);

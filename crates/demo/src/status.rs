@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::json::{Json, write_string};
+use super::json::write_string;
 use super::kinds::DemoResourceKind;
 
 /// A refusal. The HTTP layer turns it into a response, the watch into an ERROR event.
@@ -38,6 +38,16 @@ impl DemoStatus {
         }
         members.push(format!(r#""kind":"{}""#, kind.plural));
         self.details(format!("{{{}}}", members.join(",")))
+    }
+
+    /// Creates the refusal of an invalid query, with the apiserver's code and reason, but not its message.
+    pub(crate) fn invalid(code: u16) -> Self {
+        let reason = match code {
+            400 => "BadRequest",
+            422 => "Invalid",
+            _ => "",
+        };
+        Self::new(code, reason, "the query is invalid")
     }
 
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
@@ -166,17 +176,6 @@ impl DemoStatus {
             out.extend([r#","details":"#, details]);
         }
         out + &format!(r#","code":{}}}"#, self.code)
-    }
-}
-
-/// Converts the refusals of `kubeapi`, which reads requests.
-impl From<kubeapi::Status> for DemoStatus {
-    fn from(refusal: kubeapi::Status) -> Self {
-        let code = refusal.http_code();
-        let document = Json::parse(&refusal.to_event_json()).unwrap_or_default();
-        let details = document.get("details").map(|details| String::from_utf8_lossy(&details.to_bytes()).into_owned());
-        let (reason, message) = (Cow::Owned(refusal.reason), refusal.message);
-        Self { code, reason, message, details, next: None, retry_after: None }
     }
 }
 

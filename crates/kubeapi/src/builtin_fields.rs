@@ -141,9 +141,8 @@ mod tests {
         SelectableFieldTable::of_builtin(&Gvr::new(parts[0], parts[1], parts[2]))
     }
 
-    fn compiles(gvr: &str, selector: &str) -> Result<(), String> {
-        let selector = FieldSelector::parse(selector).expect("grammar");
-        selector.compile(&table(gvr)).map(|_| ()).map_err(|error| error.to_string())
+    fn compiles(gvr: &str, selector: &str) -> bool {
+        FieldSelector::parse(selector).expect("grammar").compile(&table(gvr)).is_some()
     }
 
     #[test]
@@ -175,7 +174,7 @@ mod tests {
             ("/v1/persistentvolumes", "metadata.namespace"),
         ] {
             for key in keys.split_whitespace().chain(["metadata.name"]) {
-                assert_eq!(compiles(gvr, &format!("{key}=x")), Ok(()), "{gvr} {key}");
+                assert!(compiles(gvr, &format!("{key}=x")), "{gvr} {key}");
             }
         }
     }
@@ -194,7 +193,7 @@ mod tests {
             ("/v1/configmaps", "foo"),
         ] {
             for key in keys.split_whitespace() {
-                assert!(compiles(gvr, &format!("{key}=x")).is_err(), "{gvr} {key}");
+                assert!(!compiles(gvr, &format!("{key}=x")), "{gvr} {key}");
             }
         }
     }
@@ -256,15 +255,10 @@ mod tests {
     fn custom_resources_select_only_on_declared_selectable_fields() {
         let table = SelectableFieldTable::of_custom(&[".spec.color".to_owned(), ".spec.size.width".to_owned()], false);
         assert_eq!(table.fields[1].json, [["spec", "size", "width"]]);
-        let compile = |selector: &str| {
-            FieldSelector::parse(selector).expect("grammar").compile(&table).map_err(|error| error.to_string())
-        };
-        assert!(compile("spec.color=red,spec.size.width!=3,metadata.name=a").is_ok());
-        assert_eq!(compile("spec.shape=x").expect_err("refused"), "field label not supported: spec.shape");
-        assert_eq!(
-            compile("metadata.namespace=x").expect_err("refused"),
-            "field label not supported: metadata.namespace"
-        );
+        let compiles = |selector: &str| FieldSelector::parse(selector).expect("grammar").compile(&table).is_some();
+        assert!(compiles("spec.color=red,spec.size.width!=3,metadata.name=a"));
+        assert!(!compiles("spec.shape=x"));
+        assert!(!compiles("metadata.namespace=x"));
         assert!(SelectableFieldTable::of_custom(&[], true).namespace_key);
     }
 }

@@ -6,8 +6,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use self::merged_terms::MergedFieldRequirements;
-use super::labels::retain_first;
-use super::{ObjectKey, SelectableAttributes, SelectableFieldTable, SelectorError};
+use super::labels::{SELECTOR_BYTES_MAX, retain_first};
+use super::{ObjectKey, SelectableAttributes, SelectableFieldTable};
 
 /// The key whose value is the object's name, for every resource.
 pub const NAME_KEY: &str = "metadata.name";
@@ -31,26 +31,21 @@ struct FieldSelectorTerm {
 }
 
 impl FieldSelector {
-    /// Parses a field selector.
-    ///
-    /// # Errors
-    /// The text of the apiserver's 400, or an error if the text exceeds
-    /// [`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX).
-    pub fn parse(text: &str) -> Result<Self, SelectorError> {
-        SelectorError::check_length("fieldSelector", text)?;
+    /// Parses a field selector. `None` if the apiserver refuses it, or if it is longer than [`SELECTOR_BYTES_MAX`].
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() > SELECTOR_BYTES_MAX {
+            return None;
+        }
         let mut parts = split_terms(text);
         parts.sort_unstable();
         let mut terms = Vec::with_capacity(parts.len());
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
-            let Some((key, value, negated)) = split_term(part) else {
-                let why = format!("invalid selector: '{text}'; can't understand '{part}'");
-                return Err(SelectorError::Invalid(why));
-            };
+            let (key, value, negated) = split_term(part)?;
             terms.push(FieldSelectorTerm { key: key.into(), value: unescape(value)?.into(), negated });
         }
         // Go drops a term with an empty key and an empty value (`=`) when it copies a selector.
         terms.retain(|term| !(term.key.is_empty() && term.value.is_empty()));
-        Ok(Self { terms: terms.into() })
+        Some(Self { terms: terms.into() })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -63,19 +58,16 @@ impl FieldSelector {
         self.terms.iter().find(|term| !term.negated && &*term.key == key).map(|term| &*term.value)
     }
 
-    /// Resolves the keys with one resource's fields.
-    ///
-    /// # Errors
-    /// The table does not have one of the keys. Upstream, which may be of a later release, decides about it.
-    pub fn compile(&self, table: &SelectableFieldTable) -> Result<FieldMatcher, SelectorError> {
+    /// Resolves the keys with one resource's fields. `None` if the table does not have one of the keys: upstream, which
+    /// may be of a later release, decides about it.
+    pub fn compile(&self, table: &SelectableFieldTable) -> Option<FieldMatcher> {
         let compiled = self.terms.iter().map(|term| {
             let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
             let key = alias.map_or(&*term.key, |(_, target)| target.as_str());
-            let subject =
-                FieldValueSource::of(key, table).ok_or_else(|| SelectorError::UnknownField(key.to_owned()))?;
-            Ok(CompiledFieldCondition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
+            let subject = FieldValueSource::of(key, table)?;
+            Some(CompiledFieldCondition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
         });
-        Ok(FieldMatcher::of(compiled.collect::<Result<_, _>>()?))
+        Some(FieldMatcher::of(compiled.collect::<Option<_>>()?))
     }
 }
 
@@ -188,21 +180,15 @@ impl FieldMatcher {
     }
 
     /// Combines the selector with the name in the request's path or in `RequestInfo`. An empty selector then requires
-    /// that name; any other must already require exactly it (R-FIELD-3).
-    ///
-    /// # Errors
-    /// The text of the apiserver's 400 if the two disagree.
-    pub fn and_name(self, name: &str) -> Result<Self, SelectorError> {
+    /// that name; any other must already require exactly it (R-FIELD-3). `None` if the two disagree.
+    pub fn and_name(self, name: &str) -> Option<Self> {
         if self.is_empty() {
             let key = NAME_KEY.into();
             let only =
                 CompiledFieldCondition { key, subject: FieldValueSource::Name, value: name.into(), negated: false };
-            return Ok(Self::of(vec![only]));
+            return Some(Self::of(vec![only]));
         }
-        if self.required_name() == Some(name) {
-            return Ok(self);
-        }
-        Err(SelectorError::Invalid("fieldSelector metadata.name doesn't match requested name".to_owned()))
+        (self.required_name() == Some(name)).then_some(self)
     }
 }
 
@@ -256,21 +242,16 @@ fn split_term(term: &str) -> Option<(&str, &str, bool)> {
     None
 }
 
-/// Resolves `\\`, `\,` and `\=`. Other escapes, and unescaped `,` and `=`, are errors.
-fn unescape(value: &str) -> Result<String, SelectorError> {
-    let invalid = |why: String| Err(SelectorError::Invalid(format!("invalid field selector: {why}")));
+/// Resolves `\\`, `\,` and `\=`. Other escapes, and unescaped `,` and `=`, are invalid.
+fn unescape(value: &str) -> Option<String> {
     let mut plain = String::with_capacity(value.len());
     let mut chars = value.chars();
     while let Some(c) = chars.next() {
         match c {
-            '\\' => match chars.next() {
-                Some(escaped @ ('\\' | ',' | '=')) => plain.push(escaped),
-                Some(other) => return invalid(format!("invalid escape sequence: \\{other}")),
-                None => return invalid("invalid escape sequence: \\".to_owned()),
-            },
-            ',' | '=' => return invalid(format!("unescaped character in value: {}", u32::from(c))),
+            '\\' => plain.push(chars.next().filter(|escaped| matches!(escaped, '\\' | ',' | '='))?),
+            ',' | '=' => return None,
             _ => plain.push(c),
         }
     }
-    Ok(plain)
+    Some(plain)
 }

@@ -1,6 +1,5 @@
-//! Go's spelling of strings, numbers and errors, so that error texts equal the apiserver's, byte for byte.
+//! Go's spelling of strings, so that error texts equal the apiserver's, byte for byte.
 
-use std::collections::HashSet;
 use std::fmt::Write as _;
 
 /// Formats `text` as Go's `%q` does: double quotes, Go escapes, non-printable characters as `\x`, `\u` or `\U`.
@@ -54,49 +53,6 @@ pub(super) fn escape_html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Joins errors as apimachinery's aggregate does: `a`, or `[a, b]`, without duplicates. `None` if there are no errors.
-pub(super) fn aggregate(errors: &[String]) -> Option<String> {
-    let mut seen = HashSet::with_capacity(errors.len());
-    let distinct: Vec<&str> = errors.iter().map(String::as_str).filter(|error| seen.insert(*error)).collect();
-    match distinct.as_slice() {
-        [] => None,
-        [only] => Some((*only).to_owned()),
-        all => Some(format!("[{}]", all.join(", "))),
-    }
-}
-
-/// Parses a number like Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
-pub(super) fn parse_int(text: &str) -> Result<i64, String> {
-    let (negative, digits) = match text.as_bytes().first() {
-        Some(b'+') => (false, &text[1..]),
-        Some(b'-') => (true, &text[1..]),
-        _ => (false, text),
-    };
-    let magnitude = magnitude(digits).map(i128::from);
-    magnitude
-        .and_then(|magnitude| i64::try_from(if negative { -magnitude } else { magnitude }).map_err(|_| OUT_OF_RANGE))
-        .map_err(|why| format!("strconv.ParseInt: parsing {}: {why}", quote(text)))
-}
-
-/// Parses a number like Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
-pub(super) fn parse_uint(text: &str) -> Result<u64, String> {
-    magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
-}
-
-const INVALID_SYNTAX: &str = "invalid syntax";
-const OUT_OF_RANGE: &str = "value out of range";
-
-/// Parses digits from the left, so the first problem, an invalid character or an overflow, is the one reported.
-fn magnitude(digits: &str) -> Result<u64, &'static str> {
-    if digits.is_empty() {
-        return Err(INVALID_SYNTAX);
-    }
-    digits.bytes().try_fold(0_u64, |number, byte| {
-        let digit = char::from(byte).to_digit(10).ok_or(INVALID_SYNTAX)?;
-        number.checked_mul(10).and_then(|tens| tens.checked_add(u64::from(digit))).ok_or(OUT_OF_RANGE)
-    })
-}
-
 /// Whether Go's `unicode.IsPrint` holds: for letters, marks, numbers, punctuation, symbols and the ASCII space.
 ///
 /// The standard library uses the same table for `escape_debug`. The character is tested after another one, because at
@@ -145,43 +101,5 @@ mod tests {
     #[test]
     fn json_strings_escape_html_and_line_separators() {
         assert_eq!(json_string("<a>&\u{2028}\u{2029}\"\n"), r#""\u003ca\u003e\u0026\u2028\u2029\"\n""#);
-    }
-
-    #[test]
-    fn integers_are_parsed_as_in_go() {
-        let refused = |text: &str, why: &str| Err(format!("strconv.ParseInt: parsing {text}: {why}"));
-        for (text, parsed) in [
-            ("0", Ok(0)),
-            ("007", Ok(7)),
-            ("+5", Ok(5)),
-            ("-5", Ok(-5)),
-            ("9223372036854775807", Ok(i64::MAX)),
-            ("-9223372036854775808", Ok(i64::MIN)),
-            ("", refused("\"\"", INVALID_SYNTAX)),
-            ("-", refused("\"-\"", INVALID_SYNTAX)),
-            ("abc", refused("\"abc\"", INVALID_SYNTAX)),
-            ("1_000", refused("\"1_000\"", INVALID_SYNTAX)),
-            ("٣", refused("\"٣\"", INVALID_SYNTAX)),
-            ("9223372036854775808", refused("\"9223372036854775808\"", OUT_OF_RANGE)),
-            ("9999999999999999999x", refused("\"9999999999999999999x\"", INVALID_SYNTAX)),
-            ("99999999999999999999x", refused("\"99999999999999999999x\"", OUT_OF_RANGE)),
-        ] {
-            assert_eq!(parse_int(text), parsed, "{text}");
-        }
-        assert_eq!(parse_uint("18446744073709551615"), Ok(u64::MAX));
-        assert_eq!(parse_uint("+1"), Err("strconv.ParseUint: parsing \"+1\": invalid syntax".to_owned()));
-    }
-
-    #[test]
-    fn aggregate_brackets_errors_and_removes_duplicates() {
-        let reported = |errors: &[&str]| aggregate(&errors.iter().map(|&error| error.to_owned()).collect::<Vec<_>>());
-        assert_eq!(reported(&[]), None);
-        assert_eq!(reported(&["a"]).as_deref(), Some("a"));
-        assert_eq!(reported(&["a", "a"]).as_deref(), Some("a"));
-        assert_eq!(reported(&["a", "b", "a"]).as_deref(), Some("[a, b]"));
-        // A selector of 16 KiB can have thousands of errors, and is parsed before its sender is authenticated, so the
-        // time must not grow quadratically.
-        let many: Vec<_> = (0..300_000).map(|number| number.to_string()).collect();
-        assert_eq!(aggregate(&many).map(|all| all.matches(", ").count()), Some(many.len() - 1));
     }
 }

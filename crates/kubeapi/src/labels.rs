@@ -5,11 +5,15 @@ mod tests;
 mod validate;
 
 use self::merged_requirements::MergedRequirements;
-use super::{SelectableAttributes, SelectorError};
+use super::SelectableAttributes;
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+
+/// The maximum length in bytes of a label or field selector that is parsed. The apiserver has only its header limit;
+/// this limit bounds the work that one request causes for every later event.
+pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
 
 /// A label selector: requirements that must all hold (R-LABEL-1).
 ///
@@ -23,17 +27,16 @@ pub struct LabelSelector {
 }
 
 impl LabelSelector {
-    /// Parses a label selector. Accepts and refuses exactly what the apiserver does, with its error texts, except for
-    /// length ([`SELECTOR_BYTES_MAX`](super::SELECTOR_BYTES_MAX)).
-    ///
-    /// # Errors
-    /// The text of the apiserver's 400.
-    pub fn parse(text: &str) -> Result<Self, SelectorError> {
-        SelectorError::check_length("labelSelector", text)?;
-        let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
+    /// Parses a label selector. `None` if the apiserver refuses it, or if it is longer than [`SELECTOR_BYTES_MAX`] or
+    /// has a NUL byte, which the apiserver may accept.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() > SELECTOR_BYTES_MAX {
+            return None;
+        }
+        let mut requirements = parse::requirements(text)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         let requirements = dedup(requirements);
-        Ok(Self { merged: MergedRequirements::of(&requirements), requirements: requirements.into() })
+        Some(Self { merged: MergedRequirements::of(&requirements), requirements: requirements.into() })
     }
 
     pub fn matches(&self, attributes: &SelectableAttributes) -> bool {

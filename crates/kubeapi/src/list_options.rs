@@ -1,6 +1,5 @@
 #[cfg(test)]
 mod tests;
-mod validate;
 mod version_match;
 mod watch_timeout;
 
@@ -8,14 +7,12 @@ pub use version_match::{ListPlan, ResourceVersionMatch, WatchStart};
 
 pub use watch_timeout::WatchTimeout;
 
-use super::go_text::parse_int;
-use super::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX, Status, UrlQuery};
+use super::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX, UrlQuery};
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
-/// A handler calls [`decode`](Self::decode) (400), [`defaulted`](Self::defaulted), [`validate`](Self::validate) (422),
-/// then the fields' [`compile`](FieldSelector::compile) (400), then [`list_plan`](Self::list_plan) or
-/// [`watch_start`](Self::watch_start).
+/// A handler calls [`decode`](Self::decode), [`defaulted`](Self::defaulted), [`is_valid`](Self::is_valid), the fields'
+/// [`compile`](FieldSelector::compile), then [`list_plan`](Self::list_plan) or [`watch_start`](Self::watch_start).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
     pub labels: LabelSelector,
@@ -23,7 +20,7 @@ pub struct ListOptions {
     pub fields: FieldSelector,
     pub watch: bool,
     pub allow_watch_bookmarks: bool,
-    /// The resourceVersion, unparsed, because the refusal of an invalid one depends on the verb (R-QUERY-4).
+    /// The resourceVersion, unparsed, because its meaning depends on the verb.
     pub resource_version: String,
     pub resource_version_match: String,
     /// The parameter `timeoutSeconds`, which is used only for watches: see [`WatchTimeout`].
@@ -36,31 +33,25 @@ pub struct ListOptions {
 }
 
 impl ListOptions {
-    /// Decodes the query parameters.
-    ///
-    /// # Errors
-    /// A 400 with the first problem that the apiserver would find: integers before selectors, labels before fields.
-    pub fn decode(query: &UrlQuery) -> Result<Self, Status> {
+    /// Decodes the query parameters; `None` if a number or a selector is invalid.
+    pub fn decode(query: &UrlQuery) -> Option<Self> {
         let text = |name| query.first(name).unwrap_or_default();
-        let integer = |name| query.first(name).map(parse_int).transpose().map_err(Status::bad_request);
-        let timeout_seconds = integer("timeoutSeconds")?;
-        let limit = integer("limit")?.unwrap_or(0);
-        Ok(Self {
+        let integer = |name| query.first(name).map(str::parse).transpose().ok();
+        Some(Self {
             labels: LabelSelector::parse(text("labelSelector"))?,
             fields: FieldSelector::parse(text("fieldSelector"))?,
             watch: flag(query, "watch").unwrap_or(false),
             allow_watch_bookmarks: flag(query, "allowWatchBookmarks").unwrap_or(false),
             resource_version: text("resourceVersion").to_owned(),
             resource_version_match: text("resourceVersionMatch").to_owned(),
-            timeout_seconds,
-            limit,
+            timeout_seconds: integer("timeoutSeconds")?,
+            limit: integer("limit")?.unwrap_or(0),
             continue_token: text("continue").to_owned(),
             send_initial_events: flag(query, "sendInitialEvents"),
         })
     }
 
-    /// Whether both selectors are short enough to be parsed. [`decode`](Self::decode) refuses longer ones, although the
-    /// apiserver may accept them.
+    /// Whether both selectors are short enough to be parsed. The apiserver may accept longer ones.
     pub fn has_short_selectors(query: &UrlQuery) -> bool {
         let length = |name| query.first(name).map_or(0, str::len);
         ["labelSelector", "fieldSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
@@ -78,33 +69,20 @@ impl ListOptions {
         }
         self
     }
-}
 
-/// The query parameters of a GET of one object: only the version is used, the match is ignored (R-QUERY-3).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GetOptions {
-    pub resource_version: String,
-}
-
-impl GetOptions {
-    /// Decodes the query parameters.
-    ///
-    /// # Errors
-    /// 400 for `export`, which was removed.
-    pub fn decode(query: &UrlQuery) -> Result<Self, Status> {
-        if flag(query, "export") == Some(true) {
-            let gone = "the export parameter, deprecated since v1.14, is no longer supported";
-            return Err(Status::bad_request(gone));
+    /// Whether the options do not exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb:
+    /// the `/watch/` path form without `watch=true` is validated as a list.
+    pub fn is_valid(&self, as_watch: bool) -> bool {
+        let has_events = self.send_initial_events.is_some();
+        let continues = !self.continue_token.is_empty();
+        let version = self.resource_version.as_str();
+        match (self.resource_version_match.as_str(), as_watch) {
+            ("", _) => !has_events,
+            (NOT_OLDER_THAN, true) => has_events && !continues,
+            (NOT_OLDER_THAN, false) => !has_events && !continues && !version.is_empty(),
+            (EXACT, false) => !has_events && !continues && !matches!(version, "" | "0"),
+            _ => false,
         }
-        Ok(Self { resource_version: query.first("resourceVersion").unwrap_or_default().to_owned() })
-    }
-
-    /// Returns the required freshness of the object (R-GET-1): never [`ResourceVersionMatch::Exact`].
-    ///
-    /// # Errors
-    /// A 500 if the resourceVersion is not a number.
-    pub fn version_match(&self) -> Result<ResourceVersionMatch, Status> {
-        version_match::get_version(&self.resource_version)
     }
 }
 

@@ -177,7 +177,7 @@ impl RequestInfo {
     /// Sets the parts of the verb, the name and the selectors that depend on the query.
     fn take_query(&mut self, query: &UrlQuery) {
         if self.name.is_empty() && self.verb == RequestVerb::Get {
-            let options = ListOptions::decode(query).unwrap_or_else(|_| ListOptions {
+            let options = ListOptions::decode(query).unwrap_or_else(|| ListOptions {
                 // If the query cannot be decoded, only this parameter is used, with a stricter parser.
                 watch: query.first("watch").is_some_and(|text| !matches!(text.to_lowercase().as_str(), "false" | "0")),
                 ..ListOptions::default()

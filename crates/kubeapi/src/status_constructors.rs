@@ -1,8 +1,8 @@
 //! One constructor per refusal of R-STATUS-1 to R-STATUS-3, R-LIST-5, R-VERSION-4, R-GONE-1, R-GONE-2, R-AUTHZ-3.
 
-use super::go_text::{aggregate, escape_html, parse_uint, quote};
+use super::go_text::{escape_html, quote};
 use super::status::{Status, StatusCause, StatusDetails};
-use super::{AccessAttributes, AccessTarget, Gvr, SelectorError};
+use super::{AccessAttributes, AccessTarget, Gvr};
 
 /// The retry delay for "too large resource version", as in the watch cache.
 const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
@@ -65,17 +65,6 @@ impl Status {
         Self::failure(400, "BadRequest", message)
     }
 
-    /// Creates the 422 for list options that exclude each other (R-OPTIONS-1). `causes` lists all problems, with
-    /// messages that do not include the field.
-    pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
-        let errors: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
-        let why = aggregate(&errors).map(|errors| format!(": {errors}")).unwrap_or_default();
-        let message = format!("ListOptions.meta.k8s.io \"\" is invalid{why}");
-        let group = "meta.k8s.io".to_owned();
-        let details = StatusDetails { group, kind: "ListOptions".to_owned(), causes, ..StatusDetails::default() };
-        Self::failure(422, "Invalid", message).with_details(details)
-    }
-
     /// Creates a 410 Status with any message.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
@@ -118,17 +107,6 @@ impl Status {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// Creates the 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number
-    /// (R-QUERY-4).
-    pub fn bad_resource_version(raw: &str) -> Self {
-        Self::failure(500, "", invalid_version(raw))
-    }
-
-    /// Creates the 400 of a LIST for a resourceVersion that is not a number.
-    pub fn bad_list_resource_version(raw: &str) -> Self {
-        Self::bad_request(format!("invalid resource version: {}", invalid_version(raw)))
-    }
-
     /// Creates the 401 Status for a request without a valid credential.
     pub fn unauthorized() -> Self {
         Self::failure(401, "Unauthorized", "Unauthorized")
@@ -165,13 +143,6 @@ impl Status {
     }
 }
 
-/// Converts to a 400 with the parser's text.
-impl From<SelectorError> for Status {
-    fn from(error: SelectorError) -> Self {
-        Self::bad_request(error.to_string())
-    }
-}
-
 fn about(gvr: &Gvr, name: &str) -> StatusDetails {
     StatusDetails {
         name: name.to_owned(),
@@ -199,10 +170,4 @@ fn denied(user: &str, access: &AccessAttributes) -> String {
         format!("in the namespace {}", quote(&of.namespace))
     };
     format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&of.group))
-}
-
-/// Returns the apiserver's parser text of R-QUERY-4.
-fn invalid_version(raw: &str) -> String {
-    let why = parse_uint(raw).err().unwrap_or_default();
-    format!("resourceVersion: Invalid value: {}: {why}", quote(raw))
 }

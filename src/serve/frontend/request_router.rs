@@ -58,7 +58,6 @@ impl RequestRouter {
                 user_agent: request.context.user_agent.as_deref(),
                 impersonates: request.http.headers().keys().any(is_impersonation),
                 is_feed_request: request.is_feed_request(),
-                readable: request.readable,
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,
@@ -88,7 +87,6 @@ impl RequestRouter {
             let flow = request.caller.flow();
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let served = match route {
-                ReadRoute::Refuse(status) => Err(NotServable::Refuse(status)),
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
                     let served =

@@ -227,7 +227,7 @@ fn remove_body_headers(headers: &mut HeaderMap) {
 fn is_plain(query: &UrlQuery) -> bool {
     let raw = query.raw();
     let is_timeout = |pair: &str| pair.strip_prefix("timeout=").is_some_and(|time| time.ends_with('s'));
-    raw.is_empty() || is_timeout(raw) && !raw.contains('&') && kubeapi::check_timeout(query).is_ok()
+    raw.is_empty() || is_timeout(raw) && !raw.contains('&') && kubeapi::has_valid_timeout(query)
 }
 
 /// Returns the API group, and the version if any, that a document below `/apis` is about.

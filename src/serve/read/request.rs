@@ -51,7 +51,7 @@ pub(crate) struct ReadRequest {
 
 impl ReadRequest {
     pub(crate) fn auth_refusal(&self, refused: &GrantError) -> Response<ResponseBody> {
-        auth_refusal(&self.context, self.caller.name(), &self.info, &self.query, refused)
+        auth_refusal(&self.context, self.caller.name(), &self.info, refused)
     }
 
     /// Drops the request's body. HTTP/1 reads none before it is polled.

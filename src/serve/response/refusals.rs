@@ -9,7 +9,7 @@ use crate::net::RequestBody;
 use crate::serve::audit::AuditDecision;
 use crate::serve::response::body::ResponseBody;
 use crate::serve::response::context::{REFUSED_BY, ResponseContext};
-use kubeapi::{AccessAttributes, RequestInfo, RequestVerb, Status, UrlQuery, check_timeout};
+use kubeapi::{AccessAttributes, RequestInfo, Status};
 
 /// The `Retry-After` for a client when a concurrency limit is reached. Lists complete within seconds, and the apiserver
 /// uses the same value.
@@ -58,26 +58,14 @@ pub(crate) fn has_unsupported_expect(request: &Request<RequestBody>) -> bool {
     request.version() < Version::HTTP_2 && !expected.is_empty() && !expected.split(',').any(is_met)
 }
 
-/// Returns the error for a bad `timeout=`, which takes precedence over authentication and impersonation (R-ORDER-1).
-/// Long-running requests have no timeout (R-TIMEOUT-2).
-pub(crate) fn bad_timeout(info: &RequestInfo, query: &UrlQuery) -> Option<Status> {
-    const LONG_RUNNING: [&str; 5] = ["attach", "exec", "proxy", "log", "portforward"];
-    let is_long_running = matches!(info.verb, RequestVerb::Watch | RequestVerb::Proxy)
-        || LONG_RUNNING.contains(&info.subresource.as_str());
-    check_timeout(query).err().filter(|_| !is_long_running)
-}
-
-/// Returns the response to a caller without permission. A bad `timeout` takes precedence for every caller (R-ORDER-1).
+/// Returns the response to a caller without permission.
 pub(crate) fn auth_refusal(
     context: &ResponseContext,
     user: &str,
     info: &RequestInfo,
-    query: &UrlQuery,
     refused: &GrantError,
 ) -> Response<ResponseBody> {
-    let status =
-        bad_timeout(info, query).unwrap_or_else(|| denied_status(refused, user, &AccessAttributes::from_request(info)));
-    let mut response = context.status(&status);
+    let mut response = context.status(&denied_status(refused, user, &AccessAttributes::from_request(info)));
     if let GrantError::Denied(reason) = refused {
         response.extensions_mut().insert(AuditDecision::Denied(reason.clone()));
         if response.status() == StatusCode::FORBIDDEN {
@@ -94,29 +82,10 @@ pub(crate) fn auth_refusal(
 mod tests {
     use std::sync::Arc;
 
+    use kubeapi::UrlQuery;
+
     use super::*;
     use crate::auth::GrantError::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
-
-    #[test]
-    fn invalid_timeout_is_reported_first_unless_long_running() {
-        for (path, comes_first) in [
-            ("/api/v1/pods", true),
-            ("/api/v1/namespaces/a/pods/p", true),
-            ("/api/v1/namespaces/a/pods/p/status", true),
-            ("/version", true),
-            ("/api/v1/pods?watch=1", false),
-            ("/api/v1/namespaces/a/pods/p/log", false),
-            ("/api/v1/namespaces/a/pods/p/exec", false),
-            ("/api/v1/namespaces/a/services/s/proxy/x", false),
-        ] {
-            for (timeout, is_bad) in [("abc", true), ("1s", false), ("", false)] {
-                let (path, query) = path.split_once('?').unwrap_or((path, ""));
-                let query = UrlQuery::parse(&format!("{query}&timeout={timeout}"));
-                let info = RequestInfo::parse("GET", path, &query).expect("well-formed");
-                assert_eq!(bad_timeout(&info, &query).is_some(), is_bad && comes_first, "{path} {timeout}");
-            }
-        }
-    }
 
     #[test]
     fn each_denial_reason_has_its_status() {

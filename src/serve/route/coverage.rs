@@ -107,7 +107,7 @@ pub(crate) fn covers(scope: &FeedScope, request: &RequestInfo) -> bool {
         FeedScope::Namespace(namespace) => request.namespace == **namespace,
         FeedScope::Selected { field, value } if **field == *NAME_KEY => request.name == **value,
         FeedScope::Selected { field, value } => {
-            let selector = request.field_selector.as_deref().and_then(|text| FieldSelector::parse(text).ok());
+            let selector = request.field_selector.as_deref().and_then(FieldSelector::parse);
             selector.is_some_and(|selector| selector.requires_exact(field) == Some(value))
         }
     }

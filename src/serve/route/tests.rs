@@ -1,9 +1,8 @@
-//! The route table, row by row. Its sources are docs/dev/rules/requests.md and docs/dev/rules/reads.md; the messages
-//! are the apiserver's.
+//! The route table, row by row. Its sources are docs/dev/rules/requests.md and docs/dev/rules/reads.md.
 
 mod encodings;
 mod fixture;
 mod forwards;
+mod invalid;
 mod reads;
-mod refusals;
 mod watches;

@@ -4,9 +4,9 @@
 mod one_by_one;
 
 use kubeapi::{
-    FieldSelector, GetOptions, Gvr, LabelOperator, LabelSelector, LabelSelectorRequirement, ListOptions, ObjectKey,
-    RequestInfo, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, accepts_kind,
-    check_timeout, negotiate, pretty, router_accepts, targets_workload,
+    FieldSelector, Gvr, LabelOperator, LabelSelector, LabelSelectorRequirement, ListOptions, ObjectKey, RequestInfo,
+    ResourceVersionMatch, SelectableAttributes, SelectableFieldTable, SupportedMediaTypes, UrlQuery, accepts_kind,
+    has_valid_timeout, negotiate, pretty, router_accepts, targets_workload,
 };
 
 use kube_fanout::serve::without_tokens;
@@ -17,10 +17,10 @@ use one_by_one::one_by_one;
 /// A parsed selector is written so that it parses as the same, and matches like its terms one by one.
 pub fn selectors(input: &[u8]) {
     let text = text(input);
-    if let Ok(selector) = LabelSelector::parse(&text) {
+    if let Some(selector) = LabelSelector::parse(&text) {
         let canonical = selector.to_string();
         // The canonical form may exceed the length limit.
-        if let Ok(again) = LabelSelector::parse(&canonical) {
+        if let Some(again) = LabelSelector::parse(&canonical) {
             assert_eq!(again, selector, "{canonical:?}");
             assert_eq!(again.to_string(), canonical);
         } else {
@@ -32,9 +32,9 @@ pub fn selectors(input: &[u8]) {
             assert!(!(expected && selector.is_contradictory()), "{canonical:?}");
         }
     }
-    let Ok(selector) = FieldSelector::parse(&text) else { return };
+    let Some(selector) = FieldSelector::parse(&text) else { return };
     let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
-    let Ok(matcher) = selector.compile(&table) else { return };
+    let Some(matcher) = selector.compile(&table) else { return };
     let values = vec![""; table.fields.len()];
     let object = SelectableAttributes::new::<&str, _>(&[], &values);
     let (name, namespace) = (matcher.required_name(), matcher.required_namespace());
@@ -114,9 +114,9 @@ fn hidden(target: &str) {
 }
 
 fn options(query: &UrlQuery) {
-    let _ = (check_timeout(query), GetOptions::decode(query).map(|options| options.version_match()));
-    let Ok(options) = ListOptions::decode(query) else { return };
+    let _ = (has_valid_timeout(query), ResourceVersionMatch::of_get(query));
+    let Some(options) = ListOptions::decode(query) else { return };
     let options = options.defaulted();
-    // Neither panics for options that are refused, or with continue tokens and versions that are not.
-    let _ = (options.validate(options.watch), options.list_plan(), options.watch_start());
+    // None panics for options that exclude each other, or with continue tokens and versions that are invalid.
+    let _ = (options.is_valid(options.watch), options.list_plan(), options.watch_start());
 }

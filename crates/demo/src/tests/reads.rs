@@ -210,34 +210,26 @@ async fn accept_header_selects_table_partial_or_plain_objects() {
 }
 
 #[tokio::test]
-async fn invalid_list_options_return_the_apiservers_messages() {
+async fn invalid_queries_return_the_apiservers_codes() {
     let up = upstream().run().await;
     let client = Client::of(&up);
-    for (query, text) in [
-        ("resourceVersionMatch=Exact", "resourceVersionMatch is forbidden unless resourceVersion is provided"),
-        ("resourceVersion=0&resourceVersionMatch=Exact", r#""exact" is forbidden for resourceVersion "0""#),
-        ("sendInitialEvents=true", "sendInitialEvents is forbidden for list"),
-        ("watch=1&sendInitialEvents=true", "requires setting resourceVersionMatch to NotOlderThan"),
-        ("watch=1&resourceVersion=5&resourceVersionMatch=NotOlderThan", "forbidden for watch unless"),
-        ("watch=1&resourceVersion=0&continue=x&resourceVersionMatch=NotOlderThan", "when continue is provided"),
-        ("resourceVersion=5&resourceVersionMatch=Foo", r#"supported values: "Exact", "NotOlderThan", """#),
+    for (code, reason, query) in [
+        (422, "Invalid", "resourceVersionMatch=Exact"),
+        (422, "Invalid", "resourceVersion=0&resourceVersionMatch=Exact"),
+        (422, "Invalid", "sendInitialEvents=true"),
+        (422, "Invalid", "watch=1&sendInitialEvents=true"),
+        (422, "Invalid", "watch=1&resourceVersion=5&resourceVersionMatch=NotOlderThan"),
+        (422, "Invalid", "watch=1&resourceVersion=0&continue=x&resourceVersionMatch=NotOlderThan"),
+        (422, "Invalid", "resourceVersion=5&resourceVersionMatch=Foo"),
+        (400, "BadRequest", "limit=abc"),
+        (400, "BadRequest", "resourceVersion=abc"),
+        (400, "BadRequest", "continue=x"),
+        (500, "", "watch=1&resourceVersion=abc"),
     ] {
         let refused = client.get(&format!("/api/v1/pods?{query}")).await;
-        let message = refused.json()["message"].as_str().unwrap().to_owned();
-        assert_eq!(refused.status, 422, "{query}");
-        assert!(message.contains(text), "{query}: {message}");
+        let given = refused.json()["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((refused.status.as_u16(), given.as_str()), (code, reason), "{query}");
     }
-    let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
-    let head = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#;
-    let message = format!(r#""ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: {why}""#);
-    let cause =
-        format!(r#"{{"reason":"FieldValueForbidden","message":"Forbidden: {why}","field":"resourceVersionMatch"}}"#);
-    let details = format!(r#"{{"group":"meta.k8s.io","kind":"ListOptions","causes":[{cause}]}}"#);
-    let body = format!("{head},\"message\":{message},\"reason\":\"Invalid\",\"details\":{details},\"code\":422}}\n");
-    assert_eq!(client.get("/api/v1/pods?resourceVersionMatch=Exact").await.text(), body);
-    let number = client.get("/api/v1/pods?limit=abc").await;
-    let message = r#"strconv.ParseInt: parsing "abc": invalid syntax"#;
-    assert_eq!((number.status.as_u16(), number.json()["message"].as_str()), (400, Some(message)));
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ const MEANINGS: [(&str, &str); 39] = [
     ("representation", "an encoding that is not served from the cache: YAML, CBOR, indented JSON"),
     ("table", "a plain kubectl get requests a Table, which only the apiserver prints"),
     ("too_old", "it resumes from before the cached history"),
+    ("invalid", "the query is invalid; the apiserver returns the error"),
     ("not_acceptable", "no acceptable encoding; the apiserver returns the error"),
     ("unsupported_parameter", "an unsupported query parameter"),
     ("consistent_get", "a GET without resourceVersion requests the most recent state"),

@@ -1,4 +1,4 @@
-use super::super::{Gvr, SELECTOR_BYTES_MAX};
+use super::super::Gvr;
 use super::*;
 use proptest::prelude::*;
 
@@ -95,49 +95,34 @@ fn matcher_reports_required_values_by_converted_keys() {
 
 #[test]
 fn selector_that_conflicts_with_requested_name_is_rejected() {
-    let narrowed = |selector: &str| compiled(selector).and_name("x").map_err(|error| error.to_string());
-    assert_eq!(narrowed(""), Ok(compiled("metadata.name=x")));
-    assert_eq!(narrowed("metadata.name=x"), Ok(compiled("metadata.name=x")));
-    assert_eq!(narrowed("metadata.name=x,spec.nodeName=n"), Ok(compiled("metadata.name=x,spec.nodeName=n")));
+    let narrowed = |selector: &str| compiled(selector).and_name("x");
+    assert_eq!(narrowed(""), Some(compiled("metadata.name=x")));
+    assert_eq!(narrowed("metadata.name=x"), Some(compiled("metadata.name=x")));
+    assert_eq!(narrowed("metadata.name=x,spec.nodeName=n"), Some(compiled("metadata.name=x,spec.nodeName=n")));
     for selector in ["metadata.name=y", "metadata.name!=y", "spec.nodeName=n", "metadata.name=x,metadata.name=a"] {
-        assert_eq!(
-            narrowed(selector).expect_err("refused"),
-            "fieldSelector metadata.name doesn't match requested name"
-        );
+        assert_eq!(narrowed(selector), None, "{selector}");
     }
 }
 
 #[test]
-fn invalid_selectors_return_the_apiservers_messages() {
-    for (text, refused) in [
-        ("foo", "invalid selector: 'foo'; can't understand 'foo'"),
-        ("a=b,foo", "invalid selector: 'a=b,foo'; can't understand 'foo'"),
-        ("!", "invalid selector: '!'; can't understand '!'"),
-        (r"a=\q", r"invalid field selector: invalid escape sequence: \q"),
-        (r"a=\ä", r"invalid field selector: invalid escape sequence: \ä"),
-        ("a=\\", r"invalid field selector: invalid escape sequence: \"),
-        ("a=b=c", "invalid field selector: unescaped character in value: 61"),
-        ("a===c", "invalid field selector: unescaped character in value: 61"),
-        (r"b=\q,a=b=c", "invalid field selector: unescaped character in value: 61"),
-    ] {
-        assert_eq!(FieldSelector::parse(text).expect_err("refused").to_string(), refused, "{text}");
+fn invalid_selectors_are_refused() {
+    for text in ["foo", "a=b,foo", "!", r"a=\q", r"a=\ä", "a=\\", "a=b=c", "a===c", r"b=\q,a=b"] {
+        assert_eq!(FieldSelector::parse(text), None, "{text}");
     }
 }
 
 #[test]
 fn unknown_key_is_rejected_when_compiled_for_a_resource() {
-    let selector = FieldSelector::parse("z=1,y=2").expect("grammar");
-    assert_eq!(selector.compile(&pods()).expect_err("refused").to_string(), "field label not supported: y");
+    for text in ["y=2", "metadata.name=a,y=2"] {
+        assert_eq!(FieldSelector::parse(text).expect("grammar").compile(&pods()), None, "{text}");
+    }
 }
 
 #[test]
 fn selector_over_the_size_limit_is_rejected() {
     let text = "a".repeat(SELECTOR_BYTES_MAX);
-    assert_eq!(
-        FieldSelector::parse(&format!("{text}=")).expect_err("refused").to_string(),
-        "the fieldSelector is too long: 16385 bytes, at most 16384 are allowed"
-    );
-    assert!(FieldSelector::parse(&text.replacen("aa", "a=", 1)).is_ok());
+    assert_eq!(FieldSelector::parse(&format!("{text}=")), None);
+    assert!(FieldSelector::parse(&text.replacen("aa", "a=", 1)).is_some());
 }
 
 #[test]
@@ -188,7 +173,7 @@ proptest! {
     #[test]
     fn parsing_and_compiling_never_panic(text in any::<String>(), symbols in r"[ä=!,\\ab]{0,16}") {
         for text in [text, symbols] {
-            if let Ok(selector) = FieldSelector::parse(&text) {
+            if let Some(selector) = FieldSelector::parse(&text) {
                 let _ = selector.compile(&pods());
             }
         }

@@ -1,6 +1,5 @@
 mod one_by_one;
 
-use super::super::SELECTOR_BYTES_MAX;
 use super::*;
 use one_by_one::one_by_one;
 use proptest::prelude::*;
@@ -9,10 +8,6 @@ fn attributes(labels: &[(&str, &str)]) -> SelectableAttributes {
     let mut labels = labels.to_vec();
     labels.sort_unstable();
     SelectableAttributes::new::<_, &str>(&labels, &[])
-}
-
-fn refusal(text: &str) -> String {
-    LabelSelector::parse(text).expect_err("refused").to_string()
 }
 
 #[test]
@@ -70,7 +65,6 @@ fn whitespace_and_keywords_are_parsed_by_position() {
         ("a>5,b<7", "a>5,b<7"),
         ("example.com/Name_1=v", "example.com/Name_1=v"),
         ("a=,b", "a=,b"),
-        ("a\0", "a"),
     ] {
         assert_eq!(LabelSelector::parse(text).expect("valid").to_string(), canonical, "{text:?}");
     }
@@ -84,83 +78,76 @@ fn requirements_on_one_key_keep_their_order() {
 }
 
 #[test]
-fn invalid_grammar_returns_the_apiservers_messages() {
-    for (text, refused) in [
-        ("a in", "unable to parse requirement: found '' expected: '('"),
-        ("a in b", "unable to parse requirement: found 'b' expected: '('"),
-        ("a in (", "unable to parse requirement: found '', expected: ',', ')' or identifier"),
-        ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
-        ("a in (b c)", "unable to parse requirement: found 'c', expected: ',' or ')'"),
-        ("a in (b,", "unable to parse requirement: found '', expected: ',', or identifier"),
-        ("a in (=", "unable to parse requirement: found '=', expected: ',', ')' or identifier"),
-        ("a=b c", "found 'c', expected: ',' or 'end of string'"),
-        ("a===b", "unable to parse requirement: found '=', expected: identifier"),
-        ("a=(", "unable to parse requirement: found '(', expected: identifier"),
-        ("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
-        ("a(", "unable to parse requirement: found '(', expected: in, notin, =, ==, !=, gt, lt"),
-        ("!", "unable to parse requirement: found '', expected: identifier"),
-        ("!!a", "unable to parse requirement: found '!', expected: identifier"),
-        ("!a=b", "found '=', expected: ',' or 'end of string'"),
-        ("a,", "found '', expected: identifier after ','"),
-        ("a,,b", "found ',', expected: identifier after ','"),
-        (",a", "found ',', expected: !, identifier, or 'end of string'"),
-        ("=a", "found '=', expected: !, identifier, or 'end of string'"),
-        ("a\0b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+fn invalid_grammar_is_refused() {
+    for text in [
+        "a in",
+        "a in b",
+        "a in (",
+        "a in (b",
+        "a in (b c)",
+        "a in (b,",
+        "a in (=",
+        "a in (b=",
+        "a in (,,)",
+        "a in (b,,)",
+        "a in ()x",
+        "a=b c",
+        "a===b",
+        "a=(",
+        "a b",
+        "a(",
+        "!",
+        "!!a",
+        "!a=b",
+        "a,",
+        "a,,b",
+        ",a",
+        "=a",
+        "a\0b",
+        // Go accepts it, because its lexer skips a NUL byte after a word.
+        "a\0",
     ] {
-        assert_eq!(refusal(text), refused, "{text:?}");
+        assert_eq!(LabelSelector::parse(text), None, "{text:?}");
+    }
+    for text in ["", " ", "a in (b,,c)", "a in (,,b)", "a in (b,,,)", "a in (,)"] {
+        assert!(LabelSelector::parse(text).is_some(), "{text:?}");
     }
 }
 
 #[test]
-fn invalid_keys_and_values_return_the_apiservers_messages() {
-    let name = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric \
-        character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
-        '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-    let value = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and \
-        must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
-        validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
-    let subdomain = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
-        and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
-        '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-    let long = "x".repeat(64);
-    let long_prefix = "y".repeat(254);
-    let shape = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
-    let integer = "for 'Gt', 'Lt' operators, the value must be an integer";
-    for (text, refused) in [
-        ("-a".to_owned(), format!(r#"<nil>: Invalid value: "-a": name part {name}"#)),
-        ("ä=b".to_owned(), format!(r#"<nil>: Invalid value: "ä": name part {name}"#)),
-        ("X/y".to_owned(), format!(r#"<nil>: Invalid value: "X/y": prefix part {subdomain}"#)),
-        ("/y".to_owned(), r#"<nil>: Invalid value: "/y": prefix part must be non-empty"#.to_owned()),
-        ("x/".to_owned(), format!(r#"<nil>: Invalid value: "x/": name part must be non-empty; name part {name}"#)),
-        ("x/y/z".to_owned(), format!(r#"<nil>: Invalid value: "x/y/z": a valid label key {name} {shape}"#)),
-        (long.clone(), format!(r#"<nil>: Invalid value: "{long}": name part must be no more than 63 bytes"#)),
-        (
-            format!("{long_prefix}/a"),
-            format!(r#"<nil>: Invalid value: "{long_prefix}/a": prefix part must be no more than 253 bytes"#),
-        ),
-        ("a=-x".to_owned(), format!(r#"values[0][a]: Invalid value: "-x": {value}"#)),
-        (format!("a={long}"), format!(r#"values[0][a]: Invalid value: "{long}": must be no more than 63 bytes"#)),
-        ("a>b".to_owned(), format!(r#"values[0]: Invalid value: "b": {integer}"#)),
-        ("a<-5".to_owned(), format!(r#"values[0][a]: Invalid value: "-5": {value}"#)),
-        ("a>".to_owned(), format!(r#"values[0]: Invalid value: "": {integer}"#)),
-        (
-            "a in (-y,ok,-x)".to_owned(),
-            format!(r#"[values[0][a]: Invalid value: "-x": {value}, values[1][a]: Invalid value: "-y": {value}]"#),
-        ),
-        (
-            "a>-x".to_owned(),
-            format!(r#"[values[0]: Invalid value: "-x": {integer}, values[0][a]: Invalid value: "-x": {value}]"#),
-        ),
+fn invalid_keys_and_values_are_refused() {
+    let (long, long_prefix) = ("x".repeat(64), "y".repeat(254));
+    for text in [
+        "-a",
+        "ä=b",
+        "X/y",
+        "/y",
+        "x/",
+        "x/y/z",
+        "-x/y",
+        "x..y/z",
+        &long,
+        &format!("{long_prefix}/a"),
+        "a=-x",
+        &format!("a={long}"),
+        "a>b",
+        "a<-5",
+        "a>",
+        "a>1.5",
+        "a in (-y,ok)",
+        "a>99999999999999999999",
+        &format!("a in ({})", "-,".repeat(8_000)),
     ] {
-        assert_eq!(refusal(&text), format!("unable to parse requirement: {refused}"), "{text}");
+        assert_eq!(LabelSelector::parse(text), None, "{text}");
     }
+    assert!(LabelSelector::parse(&format!("{}/{}={}", &long_prefix[1..], &long[1..], &long[1..])).is_some());
 }
 
 #[test]
 fn selector_over_the_size_limit_is_rejected() {
     let text = "a,".repeat(SELECTOR_BYTES_MAX / 2) + "a";
-    assert_eq!(refusal(&text), "the labelSelector is too long: 16385 bytes, at most 16384 are allowed");
-    assert!(LabelSelector::parse(&text[2..]).is_ok());
+    assert_eq!(LabelSelector::parse(&text), None);
+    assert!(LabelSelector::parse(&text[2..]).is_some());
 }
 
 proptest! {
@@ -174,10 +161,10 @@ proptest! {
     fn canonical_form_parses_to_the_same_selector(
         symbols in "((!?[a-c]|[a-c](=|==|!=)[x-z]?|[a-c][<>][1-9]|[a-c] (in|notin) \\([x-z,]{0,5}\\)),?){0,4}",
     ) {
-        if let Ok(selector) = LabelSelector::parse(symbols.trim_end_matches(',')) {
+        if let Some(selector) = LabelSelector::parse(symbols.trim_end_matches(',')) {
             let canonical = selector.to_string();
             let again = LabelSelector::parse(&canonical);
-            prop_assert_eq!(again.as_ref(), Ok(&selector));
+            prop_assert_eq!(again.as_ref(), Some(&selector));
             prop_assert_eq!(again.expect("just compared").to_string(), canonical);
         }
     }
@@ -246,7 +233,7 @@ proptest! {
     ) {
         let labels: Vec<_> = labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let (object, text) = (attributes(&labels), requirements.join(","));
-        if let Ok(selector) = LabelSelector::parse(&text) {
+        if let Some(selector) = LabelSelector::parse(&text) {
             prop_assert_eq!(selector.matches(&object), one_by_one(&selector, &object), "{} {:?}", text, labels);
             // A selector that matches an object cannot be impossible.
             prop_assert!(!(selector.is_contradictory() && one_by_one(&selector, &object)), "{}", text);

@@ -35,20 +35,23 @@ fn flag_is_false_only_for_0_and_false() {
 }
 
 #[test]
-fn first_invalid_parameter_follows_the_apiservers_order() {
-    for (query, message) in [
-        ("limit=abc", r#"strconv.ParseInt: parsing "abc": invalid syntax"#),
-        ("limit=", r#"strconv.ParseInt: parsing "": invalid syntax"#),
-        ("limit=9223372036854775808", r#"strconv.ParseInt: parsing "9223372036854775808": value out of range"#),
-        ("timeoutSeconds=1.5", r#"strconv.ParseInt: parsing "1.5": invalid syntax"#),
-        ("limit=a&timeoutSeconds=b", r#"strconv.ParseInt: parsing "b": invalid syntax"#),
-        ("labelSelector=a,&limit=a", r#"strconv.ParseInt: parsing "a": invalid syntax"#),
-        ("fieldSelector=x&labelSelector=a,", "found '', expected: identifier after ','"),
-        ("fieldSelector=x", "invalid selector: 'x'; can't understand 'x'"),
+fn invalid_numbers_and_selectors_are_not_decoded() {
+    for query in [
+        "limit=abc",
+        "limit=",
+        "limit=-",
+        "limit=1_000",
+        "limit=%D9%A3",
+        "limit=9223372036854775808",
+        "timeoutSeconds=1.5",
+        "timeoutSeconds=18446744073709551616",
+        "labelSelector=a,",
+        "fieldSelector=x",
     ] {
-        let refused = ListOptions::decode(&UrlQuery::parse(query)).expect_err("refused");
-        assert_eq!((refused.code, refused.message.as_str()), (400, message), "{query}");
-        assert_eq!(refused.details, None);
+        assert_eq!(ListOptions::decode(&UrlQuery::parse(query)), None, "{query}");
+    }
+    for (text, limit) in [("007", 7), ("%2B5", 5), ("9223372036854775807", i64::MAX)] {
+        assert_eq!(options(&format!("limit={text}")).limit, limit, "{text}");
     }
 }
 
@@ -86,87 +89,36 @@ fn watch_without_start_version_defaults_to_initial_events() {
     }
 }
 
-const UNLESS_VERSION: &str = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided";
-const WITH_CONTINUE: &str = "Forbidden: resourceVersionMatch is forbidden when continue is provided";
-const LIST_VALUES: &str = r#"Unsupported value: "Foo": supported values: "Exact", "NotOlderThan", """#;
-const EXACT_ZERO: &str = r#"Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
-const LIST_EVENTS: &str = "Forbidden: sendInitialEvents is forbidden for list";
-const NEEDS_MATCH: &str = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-const UNLESS_EVENTS: &str =
-    "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
-const WATCH_VALUES: &str = r#"Unsupported value: "Exact": supported values: "NotOlderThan""#;
-
 #[test]
-fn conflicting_options_are_reported_together() {
-    let version_match = "resourceVersionMatch";
-    let events = "sendInitialEvents";
-    let cases: [(&str, &[(&str, &str)]); 16] = [
-        ("", &[]),
-        ("resourceVersionMatch=Exact&resourceVersion=5&limit=5", &[]),
-        ("resourceVersionMatch=NotOlderThan&resourceVersion=0", &[]),
-        ("resourceVersionMatch=Exact", &[(version_match, UNLESS_VERSION)]),
-        ("resourceVersionMatch=Exact&resourceVersion=5&continue=x", &[(version_match, WITH_CONTINUE)]),
-        ("resourceVersionMatch=Foo&resourceVersion=5", &[(version_match, LIST_VALUES)]),
-        ("resourceVersionMatch=Exact&resourceVersion=0", &[(version_match, EXACT_ZERO)]),
-        ("sendInitialEvents=true", &[(events, LIST_EVENTS)]),
-        (
-            "sendInitialEvents=false&resourceVersionMatch=Foo&continue=x",
-            &[
-                (version_match, UNLESS_VERSION),
-                (version_match, WITH_CONTINUE),
-                (version_match, LIST_VALUES),
-                (events, LIST_EVENTS),
-            ],
-        ),
-        ("watch=1&sendInitialEvents=true", &[(version_match, NEEDS_MATCH)]),
-        ("watch=1&resourceVersionMatch=NotOlderThan", &[(version_match, UNLESS_EVENTS)]),
-        (
-            "watch=1&sendInitialEvents=true&resourceVersionMatch=Exact",
-            &[(version_match, NEEDS_MATCH), (version_match, WATCH_VALUES)],
-        ),
-        ("watch=1&resourceVersion=0&continue=x", &[(version_match, WITH_CONTINUE)]),
-        ("watch=1&resourceVersion=5&continue=x", &[]),
-        ("watch=1&limit=5", &[]),
-        ("watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5", &[]),
-    ];
-    for (query, problems) in cases {
+fn conflicting_options_are_invalid() {
+    for (query, is_valid) in [
+        ("", true),
+        ("resourceVersionMatch=Exact&resourceVersion=5&limit=5", true),
+        ("resourceVersionMatch=NotOlderThan&resourceVersion=0", true),
+        ("resourceVersionMatch=Exact", false),
+        ("resourceVersionMatch=NotOlderThan", false),
+        ("resourceVersionMatch=Exact&resourceVersion=5&continue=x", false),
+        ("resourceVersionMatch=NotOlderThan&resourceVersion=5&continue=x", false),
+        ("resourceVersionMatch=Foo&resourceVersion=5", false),
+        ("resourceVersionMatch=Exact&resourceVersion=0", false),
+        ("sendInitialEvents=true", false),
+        ("sendInitialEvents=false&resourceVersion=5&resourceVersionMatch=Exact", false),
+        ("sendInitialEvents=false&resourceVersion=5&resourceVersionMatch=NotOlderThan", false),
+        ("watch=1&sendInitialEvents=true", false),
+        ("watch=1&resourceVersionMatch=NotOlderThan", false),
+        ("watch=1&sendInitialEvents=true&resourceVersionMatch=Exact", false),
+        ("watch=1&sendInitialEvents=true&resourceVersionMatch=Foo", false),
+        ("watch=1&resourceVersion=0&continue=x", false),
+        ("watch=1&resourceVersion=5&continue=x", true),
+        ("watch=1&limit=5", true),
+        ("watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=5", true),
+    ] {
         let options = options(query).defaulted();
-        let refused = options.validate(options.watch).err();
-        let problem_list = refused.and_then(|status| status.details).map(|it| it.causes).unwrap_or_default();
-        let reported: Vec<_> =
-            problem_list.iter().map(|cause| (cause.field.as_str(), cause.message.as_str())).collect();
-        assert_eq!(reported, problems, "{query}");
+        assert_eq!(options.is_valid(options.watch), is_valid, "{query}");
     }
-}
-
-#[test]
-fn watch_path_form_is_validated_as_a_list() {
-    let options = options("sendInitialEvents=true").defaulted();
-    let refused = options.validate(options.watch).expect_err("refused");
-    let expected = format!("ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: {LIST_EVENTS}");
-    assert_eq!((refused.code, refused.message), (422, expected));
-}
-
-#[test]
-fn single_and_multiple_errors_are_formatted_as_in_apiserver() {
-    let refused = |query| options(query).validate(false).expect_err("refused").to_json();
-    let one = concat!(
-        r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
-        r#""message":"ListOptions.meta.k8s.io \"\" is invalid: "#,
-        r#"sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list","reason":"Invalid","#,
-        r#""details":{"group":"meta.k8s.io","kind":"ListOptions","causes":[{"reason":"FieldValueForbidden","#,
-        r#""message":"Forbidden: sendInitialEvents is forbidden for list","field":"sendInitialEvents"}]},"code":422}"#,
-        "\n"
-    );
-    assert_eq!(String::from_utf8(refused("sendInitialEvents=1")).expect("text"), one);
-    let several = String::from_utf8(refused("resourceVersionMatch=%3C")).expect("text");
-    let message = concat!(
-        r#""message":"ListOptions.meta.k8s.io \"\" is invalid: "#,
-        "[resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided, ",
-        r#"resourceVersionMatch: Unsupported value: \"\\u003c\": "#,
-        r#"supported values: \"Exact\", \"NotOlderThan\", \"\"]""#,
-    );
-    assert!(several.contains(message), "{several}");
+    // The path form of a watch is validated as a list.
+    let from_path = options("sendInitialEvents=true&resourceVersionMatch=NotOlderThan").defaulted();
+    assert!(from_path.is_valid(true) && !from_path.is_valid(from_path.watch));
 }
 
 #[test]
@@ -220,8 +172,8 @@ fn list_options_map_to_the_documented_list_plan() {
         ),
     ] {
         let options = options(&query);
-        options.validate(false).expect(row);
-        assert_eq!(options.list_plan(), Ok(expected), "{row}");
+        assert!(options.is_valid(false), "{row}");
+        assert_eq!(options.list_plan(), Some(expected), "{row}");
     }
 }
 
@@ -278,8 +230,8 @@ fn watch_options_map_to_the_documented_watch_start() {
         ),
     ] {
         let options = options(query).defaulted();
-        options.validate(options.watch).expect(row);
-        assert_eq!(options.watch_start(), Ok(expected), "{row}");
+        assert!(options.is_valid(options.watch), "{row}");
+        assert_eq!(options.watch_start(), Some(expected), "{row}");
     }
 }
 
@@ -304,36 +256,30 @@ fn get_treats_resource_version_as_a_minimum() {
         ("resourceVersion=5", not_older_than(5)),
         ("resourceVersion=5&resourceVersionMatch=Exact", not_older_than(5)),
     ] {
-        let options = GetOptions::decode(&UrlQuery::parse(query)).expect("decodes");
-        assert_eq!(options.version_match(), Ok(version), "{query}");
+        assert_eq!(ResourceVersionMatch::of_get(&UrlQuery::parse(query)), Some(version), "{query}");
     }
-    assert!(GetOptions::decode(&UrlQuery::parse("export=false")).is_ok());
-    let refused = GetOptions::decode(&UrlQuery::parse("export")).expect_err("refused");
-    let text = "the export parameter, deprecated since v1.14, is no longer supported";
-    assert_eq!((refused.code, refused.message.as_str()), (400, text));
+    assert!(ResourceVersionMatch::of_get(&UrlQuery::parse("export=false")).is_some());
+    assert_eq!(ResourceVersionMatch::of_get(&UrlQuery::parse("export")), None);
 }
 
 #[test]
-fn invalid_version_returns_400_for_list_and_500_otherwise() {
-    let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#.to_owned();
-    let bad = options("resourceVersion=abc");
-    let list = bad.list_plan().expect_err("refused");
-    assert_eq!((list.code, list.reason.as_str()), (400, "BadRequest"));
-    assert_eq!(list.message, format!("invalid resource version: {text}"));
-    let watch = bad.watch_start().expect_err("refused");
-    let get = GetOptions { resource_version: "abc".to_owned() }.version_match().expect_err("refused");
-    assert_eq!((watch.code, watch.reason.as_str(), &watch.message), (500, "", &text));
-    assert_eq!(get, watch);
+fn versions_that_are_not_numbers_are_refused() {
+    for version in ["abc", "-1", "%2B1", "1.0", "0x10", "18446744073709551616", "%201", "00"] {
+        let query = format!("resourceVersion={version}");
+        let options = options(&query);
+        assert_eq!((options.list_plan(), options.watch_start()), (None, None), "{version}");
+        assert_eq!(ResourceVersionMatch::of_get(&UrlQuery::parse(&query)), None, "{version}");
+    }
 }
 
 #[test]
-fn continue_token_excludes_version_and_is_validated_first() {
+fn continue_token_excludes_version() {
     let token =
         ContinueToken { version: ContinueVersion::Latest, start: "a\0".to_owned() }.encode(ListPageSource::FromStorage);
-    let refused = |query: &str| options(query).list_plan().expect_err("refused");
-    let both = refused(&format!("continue={token}&resourceVersion=5"));
-    assert_eq!(both.message, "specifying resource version is not allowed when using continue");
-    assert_eq!(refused("continue=a&resourceVersion=abc").message, "invalid continue token");
+    assert!(options(&format!("continue={token}")).list_plan().is_some());
+    for query in [format!("continue={token}&resourceVersion=5"), "continue=a".to_owned()] {
+        assert_eq!(options(&query).list_plan(), None, "{query}");
+    }
 }
 
 proptest! {
@@ -341,10 +287,10 @@ proptest! {
     fn option_decoding_never_panics(
         raw in "(watch|limit|continue|resourceVersion(Match)?|(label|field)Selector|sendInitialEvents|[&=0-9E%,]){0,9}",
     ) {
-        let _ = GetOptions::decode(&UrlQuery::parse(&raw)).map(|options| options.version_match().is_ok());
-        if let Ok(options) = ListOptions::decode(&UrlQuery::parse(&raw)) {
+        let _ = ResourceVersionMatch::of_get(&UrlQuery::parse(&raw));
+        if let Some(options) = ListOptions::decode(&UrlQuery::parse(&raw)) {
             let options = options.defaulted();
-            let _ = options.validate(options.watch);
+            let _ = options.is_valid(options.watch);
             let _ = options.list_plan();
             let _ = options.watch_start();
         }

@@ -1,8 +1,7 @@
 //! The matrices of R-GET-1, R-LIST-1 and R-WATCH-2 as functions: the meaning of a request's version parameters.
 
-use super::super::go_text::parse_uint;
-use super::super::{ContinueToken, ContinueVersion, ResourceVersion, Status};
-use super::{EXACT, ListOptions};
+use super::super::{ContinueToken, ContinueVersion, ResourceVersion, UrlQuery};
+use super::{EXACT, ListOptions, flag};
 
 /// The required freshness of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,37 +53,43 @@ impl WatchStart {
     }
 }
 
-pub(super) fn get_version(text: &str) -> Result<ResourceVersionMatch, Status> {
-    Ok(match parse(text).map_err(|_| Status::bad_resource_version(text))? {
-        None => ResourceVersionMatch::Unset,
-        Some(ResourceVersion(0)) => ResourceVersionMatch::Any,
-        Some(version) => ResourceVersionMatch::NotOlderThan(version),
-    })
+impl ResourceVersionMatch {
+    /// Returns the required freshness of a GET of one object (R-GET-1, R-QUERY-3): never [`Self::Exact`]. `None` if the
+    /// resourceVersion is not a number, or the query has the removed parameter `export`.
+    pub fn of_get(query: &UrlQuery) -> Option<Self> {
+        if flag(query, "export") == Some(true) {
+            return None;
+        }
+        Self::at_least(query.first("resourceVersion").unwrap_or_default())
+    }
+
+    fn at_least(text: &str) -> Option<Self> {
+        Some(match parse(text)? {
+            None => Self::Unset,
+            Some(ResourceVersion(0)) => Self::Any,
+            Some(version) => Self::NotOlderThan(version),
+        })
+    }
 }
 
 impl ListOptions {
-    /// Returns the plan of a validated LIST.
-    ///
-    /// # Errors
-    /// A 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
-    pub fn list_plan(&self) -> Result<ListPlan, Status> {
+    /// Returns the plan of a validated LIST. `None` if the resourceVersion is not a number, or if the continue token is
+    /// invalid or combined with a version.
+    pub fn list_plan(&self) -> Option<ListPlan> {
         let text = self.resource_version.as_str();
         let limit = u64::try_from(self.limit).ok().filter(|&limit| limit > 0 && text != "0");
         if !self.continue_token.is_empty() {
-            let token = ContinueToken::decode(&self.continue_token);
-            let ContinueToken { version, start } =
-                token.ok_or_else(|| Status::bad_request("invalid continue token"))?;
+            let ContinueToken { version, start } = ContinueToken::decode(&self.continue_token)?;
             if !matches!(text, "" | "0") {
-                return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+                return None;
             }
             let version = match version {
                 ContinueVersion::Version(version) => ResourceVersionMatch::Exact(version),
                 ContinueVersion::Latest => ResourceVersionMatch::Unset,
             };
-            return Ok(ListPlan { version, limit, start: Some(start) });
+            return Some(ListPlan { version, limit, start: Some(start) });
         }
-        let version = parse(text).map_err(|_| Status::bad_list_resource_version(text))?;
-        let version = match (self.resource_version_match.as_str(), version) {
+        let version = match (self.resource_version_match.as_str(), parse(text)?) {
             (_, None) => ResourceVersionMatch::Unset,
             (_, Some(ResourceVersion(0))) => ResourceVersionMatch::Any,
             (EXACT, Some(version)) => ResourceVersionMatch::Exact(version),
@@ -92,17 +97,14 @@ impl ListOptions {
             ("", Some(version)) if limit.is_some() => ResourceVersionMatch::Exact(version),
             (_, Some(version)) => ResourceVersionMatch::NotOlderThan(version),
         };
-        Ok(ListPlan { version, limit, start: None })
+        Some(ListPlan { version, limit, start: None })
     }
 
-    /// Returns the start of a defaulted and validated WATCH.
-    ///
-    /// # Errors
-    /// A 500 if the resourceVersion is not a number.
-    pub fn watch_start(&self) -> Result<WatchStart, Status> {
+    /// Returns the start of a defaulted and validated WATCH; `None` if the resourceVersion is not a number.
+    pub fn watch_start(&self) -> Option<WatchStart> {
         let end_bookmark = self.send_initial_events == Some(true) && self.allow_watch_bookmarks;
-        let version = get_version(&self.resource_version)?;
-        Ok(match (self.send_initial_events, version) {
+        let version = ResourceVersionMatch::at_least(&self.resource_version)?;
+        Some(match (self.send_initial_events, version) {
             (Some(true), at) => WatchStart::State { at, end_bookmark },
             // Without sendInitialEvents, a missing version means any: the oldest form of watch.
             (None, ResourceVersionMatch::Unset | ResourceVersionMatch::Any) => {
@@ -117,7 +119,7 @@ impl ListOptions {
     }
 }
 
-/// Parses a version; an empty text is `None`. Leading zeros are allowed, as in the apiserver.
-fn parse(text: &str) -> Result<Option<ResourceVersion>, String> {
-    if text.is_empty() { Ok(None) } else { parse_uint(text).map(|number| Some(ResourceVersion(number))) }
+/// Parses a version; an empty text is `Some(None)`.
+fn parse(text: &str) -> Option<Option<ResourceVersion>> {
+    if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) }
 }

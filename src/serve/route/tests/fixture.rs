@@ -23,7 +23,6 @@ pub(super) struct TestRequest {
     accept: Option<&'static str>,
     user_agent: Option<&'static str>,
     impersonates: bool,
-    readable: bool,
     coverage: CacheCoverage,
 }
 
@@ -34,7 +33,6 @@ pub(super) fn get(uri: impl Into<String>) -> TestRequest {
         accept: None,
         user_agent: None,
         impersonates: false,
-        readable: false,
         coverage: CacheCoverage::default(),
     }
 }
@@ -54,11 +52,6 @@ impl TestRequest {
 
     pub(super) fn impersonating(self) -> Self {
         Self { impersonates: true, ..self }
-    }
-
-    /// Requests the readable part of the collection.
-    pub(super) fn readable(self) -> Self {
-        Self { readable: true, ..self }
     }
 
     /// Sends the request to a proxy with this coverage.
@@ -81,7 +74,6 @@ impl TestRequest {
             user_agent,
             impersonates,
             is_feed_request: false,
-            readable: self.readable,
         };
         route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }
@@ -175,7 +167,6 @@ fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
 fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {
     match route {
         Err(reason) => format!("forward: {}", reason.as_str()),
-        Ok(ReadRoute::Refuse(status)) => format!("{} {}: {}", status.code, status.reason, status.message),
         Ok(ReadRoute::Get(read)) => format!("get {} {} {}", read.representation, read.key, version(read.version)),
         Ok(ReadRoute::List(read)) => {
             let mut text = format!("list {} {} {}", read.representation, scope(&read.view), version(read.plan.version));
