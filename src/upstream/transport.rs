@@ -72,7 +72,7 @@ impl UpstreamTransports {
         let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
         let transports = loaded.map_err(|error| match error {
             FileLoadError::Content(error) => error,
-            unreadable => CredentialError::Invalid(unreadable.to_string()),
+            unreadable @ FileLoadError::File { .. } => CredentialError::Invalid(unreadable.to_string()),
         })?;
         Ok(Self { transports, endpoints })
     }

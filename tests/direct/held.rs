@@ -74,7 +74,7 @@ async fn disconnected_watch_list_releases_its_permit() {
     for _ in 0..5 {
         let mut waiting = Box::pin(join_all((0..2).map(|_| as_soon_as_there_is_a_place(&app))));
         let full = direct::eventually("no permit is left", || async {
-            let path = "/api/v1/pods?watch=true&resourceVersion=1&timeoutSeconds=1";
+            let path = "/api/v1/pods?watch=true&resourceVersion=999999999&timeoutSeconds=1";
             app.get(path).await.status == 429
         });
         tokio::select! {

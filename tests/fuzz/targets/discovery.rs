@@ -79,7 +79,8 @@ impl Upstream {
     fn resources(&self) -> Vec<Arc<UpstreamResource>> {
         let policy = DocumentRefusalBackoff::central(BackoffBounds::REFUSED);
         let catalog = ResourceCatalog::new(self.client.clone(), policy);
-        let _ = self.runtime.block_on(timeout(PATIENCE, catalog.refresh(Instant::now()))).expect("an answer");
+        let refreshing = async { timeout(PATIENCE, catalog.refresh(Instant::now())).await };
+        let _ = self.runtime.block_on(refreshing).expect("an answer");
         catalog.all()
     }
 }

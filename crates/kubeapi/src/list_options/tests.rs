@@ -264,7 +264,7 @@ fn get_treats_resource_version_as_a_minimum() {
 
 #[test]
 fn versions_that_are_not_numbers_are_refused() {
-    for version in ["abc", "-1", "%2B1", "1.0", "0x10", "18446744073709551616", "%201", "00"] {
+    for version in ["abc", "-1", "%2B1", "1.0", "0x10", "18446744073709551616", "%201"] {
         let query = format!("resourceVersion={version}");
         let options = options(&query);
         assert_eq!((options.list_plan(), options.watch_start()), (None, None), "{version}");

@@ -63,11 +63,15 @@ impl ResourceVersionMatch {
         Self::at_least(query.first("resourceVersion").unwrap_or_default())
     }
 
+    /// Parses a version as the minimum of a response; `None` if it is not a number.
     fn at_least(text: &str) -> Option<Self> {
-        Some(match parse(text)? {
-            None => Self::Unset,
-            Some(ResourceVersion(0)) => Self::Any,
-            Some(version) => Self::NotOlderThan(version),
+        if text.is_empty() {
+            return Some(Self::Unset);
+        }
+        // Like Go, accepts leading zeros, but no sign.
+        Some(match text.parse().ok().filter(|_| !text.starts_with('+'))? {
+            0 => Self::Any,
+            version => Self::NotOlderThan(ResourceVersion(version)),
         })
     }
 }
@@ -89,13 +93,13 @@ impl ListOptions {
             };
             return Some(ListPlan { version, limit, start: Some(start) });
         }
-        let version = match (self.resource_version_match.as_str(), parse(text)?) {
-            (_, None) => ResourceVersionMatch::Unset,
-            (_, Some(ResourceVersion(0))) => ResourceVersionMatch::Any,
-            (EXACT, Some(version)) => ResourceVersionMatch::Exact(version),
+        let version = match (self.resource_version_match.as_str(), ResourceVersionMatch::at_least(text)?) {
+            (EXACT, ResourceVersionMatch::NotOlderThan(version)) => ResourceVersionMatch::Exact(version),
             // A page without a match parameter is of an exact version, as before that parameter existed.
-            ("", Some(version)) if limit.is_some() => ResourceVersionMatch::Exact(version),
-            (_, Some(version)) => ResourceVersionMatch::NotOlderThan(version),
+            ("", ResourceVersionMatch::NotOlderThan(version)) if limit.is_some() => {
+                ResourceVersionMatch::Exact(version)
+            }
+            (_, version) => version,
         };
         Some(ListPlan { version, limit, start: None })
     }
@@ -117,9 +121,4 @@ impl ListOptions {
             }
         })
     }
-}
-
-/// Parses a version; an empty text is `Some(None)`.
-fn parse(text: &str) -> Option<Option<ResourceVersion>> {
-    if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) }
 }
