@@ -66,12 +66,14 @@ impl GrantError {
     /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &UpstreamError, review_resource: ReviewResource) -> Self {
         match error.code() {
-            Some(401) => {
-                Self::ReviewsForbidden(format!("{}: the apiserver rejects the proxy's own credentials", review_resource.refusal))
-            }
-            Some(403) => {
-                Self::ReviewsForbidden(format!("the proxy's account may not create {} (RBAC)", review_resource.resource))
-            }
+            Some(401) => Self::ReviewsForbidden(format!(
+                "{}: the apiserver rejects the proxy's own credentials",
+                review_resource.refusal
+            )),
+            Some(403) => Self::ReviewsForbidden(format!(
+                "the proxy's account may not create {} (RBAC)",
+                review_resource.resource
+            )),
             Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", review_resource.refusal)),
             None => Self::Unavailable(format!("{}: the apiserver is unreachable", review_resource.refusal)),
         }

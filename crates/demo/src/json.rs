@@ -116,6 +116,13 @@ impl Json {
             Self::Object(fields) => fields.write(out),
         }
     }
+
+    #[cfg(test)]
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.write(&mut out);
+        out
+    }
 }
 
 impl JsonMembers {

@@ -75,9 +75,7 @@ mod tests {
     fn patched(strategic: bool, target: &str, patch: &str) -> String {
         let mut target = Json::parse(target.as_bytes()).unwrap();
         merge(&mut target, Json::parse(patch.as_bytes()).unwrap(), strategic);
-        let mut out = Vec::new();
-        target.write(&mut out);
-        String::from_utf8(out).unwrap()
+        String::from_utf8(target.to_bytes()).unwrap()
     }
 
     #[test]

@@ -4,7 +4,7 @@ pub(super) fn meaning(reason: &str) -> &'static str {
     found.map_or("see docs/METRICS.md", |(_, meaning)| meaning)
 }
 
-const MEANINGS: [(&str, &str); 39] = [
+const MEANINGS: [(&str, &str); 40] = [
     // Reasons of ended watches.
     ("timeout", "timeout reached (timeoutSeconds, or 30 to 60 minutes); clients open the next watch without a list"),
     ("client_closed", "the client closed it"),
