@@ -225,11 +225,11 @@ impl FeedResolver {
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
             if !is_table && !reader.reaches(from, &view) && reader.can_backfill() {
                 let wait = WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX);
-                // It may end before the history is extended, and upstream may have the history.
-                if wait < BACKFILL_WAIT_MAX && !is_part {
+                let waited = self.hold(feed, wait, feed.resume_backfills.wait(from, &view, reader)).await?;
+                // The history may come after the end of a short watch, and upstream may have it now.
+                if waited.is_none() && wait < BACKFILL_WAIT_MAX && !is_part {
                     return Err(NotServable::Forward(ForwardReason::TooOld));
                 }
-                self.hold(feed, wait, feed.resume_backfills.wait(from, &view, reader)).await?;
             }
             opened = open();
         }
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn resume_of_short_watch_before_history_is_forwarded() {
+    async fn short_watch_is_forwarded_if_the_history_does_not_come_in_time() {
         let (feeds, feed, _writer) = feed(FeedEncoding::Json);
         let (_trigger, drain) = DrainTrigger::new();
         let sources = FeedResolver::new(ServeConfig::default().into(), feeds, drain);
