@@ -92,8 +92,9 @@ const RESERVED_FRACTION: usize = 8;
 const SMALL_USE: usize = 4;
 /// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
-/// The bytes of a query for which a waiting request takes one more permit. A parsed selector takes 14 times its text.
-const WAITING_QUERY_BYTES: usize = 1 << 10;
+/// The bytes of a query for which a waiting request takes one more permit. A parsed selector with short terms takes
+/// about 64 times its text.
+const WAITING_QUERY_BYTES: usize = 256;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.
 const WAITING_MAX: usize = 8_192;
