@@ -60,7 +60,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         let namespace = bed.namespace("rows").await;
         let next = format!("{namespace}-a");
         direct.create("/api/v1/namespaces", json!({"metadata": {"name": next}})).await;
-        Self { bed, proxy, direct, through, namespace, next }
+        Self { proxy, bed, direct, through, namespace, next }
     }
 
     /// Creates configmaps `cm-a` and `cm-b` in both namespaces, with the label `app=x`. Returns the version of the last
