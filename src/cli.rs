@@ -9,8 +9,10 @@ use clap_mangen::{Man, generate_to};
 use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{Level, Metadata};
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -25,6 +27,8 @@ pub const EX_CONFIG: u8 = 78;
 /// The exit codes of shells for a command that cannot be run, and for one that does not exist.
 pub const EX_CANNOT_RUN: u8 = 126;
 pub const EX_NOT_FOUND: u8 = 127;
+/// The maximum number of log lines that wait for a slow reader of the log. Later lines are dropped.
+const LOG_LINES_MAX: usize = 4096;
 /// Exit codes of commands that check something: a check failed, or the result is inconclusive.
 pub const FAILED: u8 = 1;
 pub const INCONCLUSIVE: u8 = 2;
@@ -112,20 +116,32 @@ impl ProgramName {
     /// Starts the log of a command that has no configuration, at `level` unless `RUST_LOG` says otherwise.
     pub fn start_command_log(self, level: &str) {
         match LogSettings::of_command(level) {
-            Ok(log) => drop(self.start_log(&log)),
+            Ok(log) => drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr))),
             Err(why) => {
                 self.fail(EX_CONFIG, &why);
-                drop(self.start_log(&LogSettings { level: level.to_owned(), ..LogSettings::default() }));
+                let log = LogSettings { level: level.to_owned(), ..LogSettings::default() };
+                drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr)));
             }
         }
     }
 
+    /// Starts the log of the proxy. A thread writes it, so that a log that is not read blocks nothing else. The guard
+    /// writes what is left, for a second at most.
+    fn start_proxy_log(self, log: &LogSettings) -> (SetLogLevelFn, WorkerGuard) {
+        let (lines, guard) = NonBlockingBuilder::default()
+            .thread_name("log")
+            .buffered_lines_limit(LOG_LINES_MAX)
+            .lossy(true)
+            .finish(std::io::stderr());
+        (self.start_log(log, BoxMakeWriter::new(lines)), guard)
+    }
+
     /// Starts the log. Returns a function that changes its level, unless the level comes from the environment.
-    fn start_log(self, log: &LogSettings) -> SetLogLevelFn {
+    fn start_log(self, log: &LogSettings, writer: BoxMakeWriter) -> SetLogLevelFn {
         let is_for_good = log.is_from_env;
         let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
         let lines = tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
+            .with_writer(writer)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
         let log_of = tracing_subscriber::registry().with(filter).with(filter_fn(shows_no_wire));
@@ -148,7 +164,7 @@ impl ProgramName {
             Ok(config) => config,
             Err(problems) => return self.fail(EX_CONFIG, &problems),
         };
-        let log_level = self.start_log(&config.log);
+        let (log_level, _written_at_exit) = self.start_proxy_log(&config.log);
         app::log_panics();
         if !config.core_dumps {
             app::disable_core_dumps();

@@ -102,7 +102,6 @@ fn wrong_usage_exits_with_64_and_error_message() {
 #[tokio::test]
 async fn closed_or_full_output_ends_no_command() {
     use std::process::{Command, Stdio};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let config = kubeconfig(&dir, &up.url(), "");
@@ -117,21 +116,44 @@ async fn closed_or_full_output_ends_no_command() {
         let codes = [&["completions", "bash"][..], &["serve", "--listen", "nonsense"]]
             .map(|arguments| program().args(arguments).status().expect("the binary runs").code());
         assert_eq!(codes, [Some(0), Some(CONFIG)]);
-        let admin = dir.join("admin.sock");
-        let mut serve = program();
-        serve.args(["serve", "--listen", "127.0.0.1:0", "--admin", &format!("unix:{}", admin.display())]);
-        let mut child = serve.arg("--kubeconfig").arg(&config).spawn().expect("the binary runs");
-        let is_served = || async {
-            let Ok(mut stream) = tokio::net::UnixStream::connect(&admin).await else { return false };
-            stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok()
-                && stream.read_u8().await.is_ok()
-        };
-        direct::eventually("it serves", is_served).await;
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
-        let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("no panic").expect("its exit code");
-        assert_eq!(status.code(), Some(0));
+        assert_serves_and_drains(program(), &dir, &config).await;
     }
+}
+
+/// As if whatever collects the log hangs: the process must not wait for it.
+#[tokio::test]
+async fn unread_log_blocks_nothing() {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let up = demo::upstream().run().await;
+    let dir = Dir::new();
+    let config = kubeconfig(&dir, &up.url(), "");
+    let (unread, mut log) = std::io::pipe().expect("a pipe");
+    rustix::io::ioctl_fionbio(&log, true).expect("a pipe");
+    while log.write(&[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&log, false).expect("a pipe");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+    command.env_remove("KUBECONFIG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    assert_serves_and_drains(command, &dir, &config).await;
+    drop(unread);
+}
+
+/// Runs `serve` until its health can be read, and then until SIGTERM has ended it.
+async fn assert_serves_and_drains(mut serve: std::process::Command, dir: &Dir, config: &std::path::Path) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let admin = dir.join("admin.sock");
+    serve.args(["serve", "--listen", "127.0.0.1:0", "--admin", &format!("unix:{}", admin.display())]);
+    let mut child = serve.arg("--kubeconfig").arg(config).spawn().expect("the binary runs");
+    let is_served = || async {
+        let Ok(mut stream) = tokio::net::UnixStream::connect(&admin).await else { return false };
+        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok()
+            && stream.read_u8().await.is_ok()
+    };
+    direct::eventually("it serves", is_served).await;
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("no panic").expect("its exit code");
+    assert_eq!(status.code(), Some(0));
 }
 
 #[test]
