@@ -164,6 +164,8 @@ impl ProgramName {
             Ok(config) => config,
             Err(problems) => return self.fail(EX_CONFIG, &problems),
         };
+        // There is one thread yet.
+        let inherited = InheritedSockets::from_environment();
         let (log_level, _written_at_exit) = self.start_proxy_log(&config.log);
         app::log_panics();
         if !config.core_dumps {
@@ -171,8 +173,7 @@ impl ProgramName {
         }
         // Before anything is bound, because the limit bounds the connections that a listener accepts.
         app::raise_open_files();
-        // There is one thread yet.
-        match InheritedSockets::from_environment() {
+        match inherited {
             Ok(inherited) => self.block_on(self.run(config, inherited, (arguments, log_level))),
             Err(error) => self.fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
         }
@@ -203,7 +204,11 @@ impl ProgramName {
         self.print(&address_lines(&bound));
         match bound.run(first, second).await {
             Ok(()) => ExitCode::SUCCESS,
-            Err(lost) => self.fail(EX_SOFTWARE, &lost),
+            Err(lost) => {
+                // Not written directly: nobody may read stderr, and the process must end to be started again.
+                tracing::error!(error = %lost, "the proxy ends");
+                ExitCode::from(EX_SOFTWARE)
+            }
         }
     }
 }

@@ -102,7 +102,7 @@ impl CacheReader {
         self.shared.timeline.read().history
     }
 
-    /// Returns the ID of the current state, to detect later whether they have changed.
+    /// Returns the ID of the current state, to detect later whether it has changed.
     pub fn state_id(&self) -> FeedStateId {
         self.shared.timeline.read().state_id()
     }

@@ -92,7 +92,7 @@ impl io::Read for NoDataReady {
 }
 
 impl<I> TlsRecordReader<I> {
-    /// Reads a handshake and what follows it. Its size counts against `heads`.
+    /// Creates the reader of a connection, which begins with a handshake. Its size counts against `heads`.
     pub(super) fn of(io: I, heads: Arc<ConnectionHeadBudget>) -> Self {
         Self { io, filter: RecordBounds { heads, handshake: Some(0), head: [0; HEAD_BYTES], head_read: 0, left: 0 } }
     }

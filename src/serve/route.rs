@@ -56,7 +56,7 @@ pub(crate) enum ForwardReason {
     Representation,
     /// The client requests a Table with current cells, which upstream prints per request.
     Table,
-    /// The request is a Table watch that starts before the cached history.
+    /// The request is a Table watch, or a short watch, that starts before the cached history.
     TooOld,
     /// The cached objects cannot be converted to the representation.
     NotDerivable,
@@ -195,7 +195,7 @@ pub(crate) fn check_kind(input: &ReadRouteInput<'_>) -> Result<(), ForwardReason
     Ok(())
 }
 
-/// Returns the read that the request is.
+/// Parses the read, if the cache can answer it.
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.

@@ -64,6 +64,9 @@ async fn cache_serves_nothing_without_allow_decision() {
         let invalid = caller.get(&format!("{PODS}?labelSelector=(")).await;
         assert_eq!((invalid.status, invalid.header("kube-fanout-reason")), (400, Some("invalid")));
     }
+    let credentials = |request: demo::ReceivedRequest| request.headers.get("authorization").cloned();
+    let invalid = up.requests().into_iter().filter(|request| request.uri.query() == Some("labelSelector=("));
+    assert_eq!(invalid.filter_map(credentials).collect::<Vec<_>>(), ["Bearer b", "Bearer a"]);
     let dear = (0..150).map(|n| format!("!key-{n}")).collect::<Vec<_>>().join(",");
     let watch = bob.watch(PODS).labels(&dear).open().await.err().expect("a refusal");
     assert_eq!(watch.status, 403);

@@ -278,23 +278,23 @@ async fn upstream_outage_ends_lease_after_the_grace_period() {
 /// An apiserver that starts after an outage rejects all reviews for some seconds.
 #[tokio::test(start_paused = true)]
 async fn rejected_reviews_after_an_outage_have_their_own_grace_period() {
-    for topic in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
+    for resource in [ReviewResource::TOKEN, ReviewResource::ACCESS] {
         let scene = scene();
         let watch = scene.watch("ada", &pods(1)).await;
         for _ in 0..2 {
             scene.stub.silent(true);
             sleep(seconds(150)).await;
-            scene.stub.lack(topic, true);
+            scene.stub.lack(resource, true);
             scene.stub.silent(false);
             sleep(seconds(20)).await;
-            assert_eq!(watch.end_reason(), None, "{topic:?}");
-            scene.stub.lack(topic, false);
+            assert_eq!(watch.end_reason(), None, "{resource:?}");
+            scene.stub.lack(resource, false);
             sleep(seconds(100)).await;
         }
-        scene.stub.lack(topic, true);
+        scene.stub.lack(resource, true);
         let took = time_to_end(&watch.end_token()).await;
-        assert!((seconds(30)..=seconds(95)).contains(&took), "{topic:?}: {took:?}");
-        assert_eq!(watch.end_reason(), Some("reviews_forbidden"), "{topic:?}");
+        assert!((seconds(30)..=seconds(95)).contains(&took), "{resource:?}: {took:?}");
+        assert_eq!(watch.end_reason(), Some("reviews_forbidden"), "{resource:?}");
     }
 }
 

@@ -113,10 +113,10 @@ impl StubReviewClient {
         self.rules.lock().own_rights = refusal;
     }
 
-    /// Returns upstream's 403 while the proxy may not create reviews of the topic.
-    fn check_right(&self, topic: ReviewResource) -> Result<(), UpstreamError> {
+    /// Returns upstream's 403 while the proxy may not create these reviews.
+    fn check_right(&self, resource: ReviewResource) -> Result<(), UpstreamError> {
         let forbidden = || UpstreamError::Refused(Box::new(Status { code: 403, ..Status::default() }));
-        if self.rules.lock().lacking.contains(topic.resource) { Err(forbidden()) } else { Ok(()) }
+        if self.rules.lock().lacking.contains(resource.resource) { Err(forbidden()) } else { Ok(()) }
     }
 
     /// The number of reviews of the proxy's own permissions.

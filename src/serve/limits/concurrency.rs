@@ -75,6 +75,8 @@ pub(crate) struct PermitPool {
     each: KeyedSemaphores<FlowDistinguisher>,
     each_max: AtomicUsize,
     small_use: usize,
+    /// The bytes of a query for which a waiting request takes one more permit.
+    query_bytes: usize,
 }
 
 /// One or more permits, which are released on drop.
@@ -95,6 +97,9 @@ const WAITING_BYTES: usize = 16 << 10;
 /// The bytes of a query for which a waiting request takes one more permit. A parsed selector with short terms takes
 /// about 64 times its text.
 const WAITING_QUERY_BYTES: usize = 256;
+/// The same for a request whose caller is unknown. Its selectors are not parsed, and its query takes at most 17 times
+/// its text.
+const UNAUTHENTICATED_QUERY_BYTES: usize = 1 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.
 const WAITING_MAX: usize = 8_192;
@@ -111,7 +116,10 @@ impl ConcurrencyLimits {
             unready: PermitPool::new("reads of resources that are not synced", SMALL_USE),
             anonymous: PermitPool::new("requests without a credential", SMALL_USE),
             waiting: PermitPool::new("waiting requests", SMALL_USE),
-            unauthenticated: PermitPool::new("unauthenticated requests", SMALL_USE),
+            unauthenticated: PermitPool {
+                query_bytes: UNAUTHENTICATED_QUERY_BYTES,
+                ..PermitPool::new("unauthenticated requests", SMALL_USE)
+            },
         };
         concurrency.tune(limits);
         concurrency
@@ -166,7 +174,15 @@ impl PermitPool {
     fn new(name: &'static str, small_use: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         let each = KeyedSemaphores::new(Semaphore::MAX_PERMITS);
-        Self { name, all, permits_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), small_use }
+        Self {
+            name,
+            all,
+            permits_max: AtomicUsize::new(0),
+            each,
+            each_max: AtomicUsize::new(0),
+            small_use,
+            query_bytes: WAITING_QUERY_BYTES,
+        }
     }
 
     fn resize(&self, permits: usize, each: usize) {
@@ -195,7 +211,7 @@ impl PermitPool {
         if let Poll::Ready(done) = first {
             return Ok(done);
         }
-        let _permit = self.acquire_many(flow, 1 + query.raw().len() / WAITING_QUERY_BYTES)?;
+        let _permit = self.acquire_many(flow, 1 + query.raw().len() / self.query_bytes)?;
         Ok(needed.await)
     }
 
@@ -340,6 +356,9 @@ mod tests {
             Some(Err(LimitExceeded("waiting requests"))),
             "half of them are one user's"
         );
+        let strangers = async || concurrency.unauthenticated.while_waiting(None, long, pin!(pending::<()>())).await;
+        let mut strangers: Vec<_> = (0..8).map(|_| Box::pin(strangers())).collect();
+        assert!(strangers.iter_mut().all(|wait| wait.now_or_never().is_none()), "no selector is parsed yet");
         let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), long, pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..SMALL_USE).map(|_| wait(&bob)).collect();

@@ -225,9 +225,12 @@ impl FeedResolver {
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
             if !is_table && !reader.reaches(from, &view) && reader.can_backfill() {
                 let wait = WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX);
+                // The history may come after the end of a short watch, and upstream may have it now. Its client may not
+                // wait for a response longer than the watch lasts.
+                let is_short = wait < BACKFILL_WAIT_MAX && !is_part;
+                let wait = if is_short { wait / 2 } else { wait };
                 let waited = self.hold(feed, wait, feed.resume_backfills.wait(from, &view, reader)).await?;
-                // The history may come after the end of a short watch, and upstream may have it now.
-                if waited.is_none() && wait < BACKFILL_WAIT_MAX && !is_part {
+                if waited.is_none() && is_short {
                     return Err(NotServable::Forward(ForwardReason::TooOld));
                 }
             }

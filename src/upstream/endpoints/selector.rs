@@ -44,7 +44,7 @@ impl Default for EndpointTimings {
     }
 }
 
-/// The state of the choice: the server in use, the facts about the others, and the next check.
+/// The state of the selection: the server in use, the facts about the others, and the next check.
 ///
 /// - If a sign indicates that the server in use has failed, it is sent a readiness check. If it is not ready, the
 ///   others are checked in order, and the first ready one is used. If none is ready, all are checked again at growing
@@ -104,7 +104,7 @@ struct EndpointRepeatCount {
     last: Option<Instant>,
 }
 
-/// An input of the choice between upstream servers.
+/// An input of the selection among upstream servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointEvent {
     /// A request to the server failed, or is slow.
@@ -115,7 +115,7 @@ pub(in crate::upstream) enum EndpointEvent {
     Due,
 }
 
-/// The next action of the choice between servers.
+/// The next action of the selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointNextStep {
     /// Send a readiness check to the server with this index.

@@ -8,7 +8,7 @@ use base::BackoffBounds;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A choice, a clock, and the readiness of the servers.
+/// A selector, a clock, and the readiness of the servers.
 struct World {
     selector: EndpointSelector,
     now: Instant,
@@ -28,7 +28,7 @@ impl World {
         Self { selector, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
     }
 
-    /// Passes in an event, and completes readiness checks until the choice waits.
+    /// Passes in an event, and completes readiness checks until the selector waits.
     fn handle(&mut self, mut event: EndpointEvent) {
         loop {
             let EndpointDecision { switch, next } = self.selector.next(event, self.now);
