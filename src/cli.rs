@@ -115,14 +115,11 @@ impl ProgramName {
 
     /// Starts the log of a command that has no configuration, at `level` unless `RUST_LOG` says otherwise.
     pub fn start_command_log(self, level: &str) {
-        match LogSettings::of_command(level) {
-            Ok(log) => drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr))),
-            Err(why) => {
-                self.fail(EX_CONFIG, &why);
-                let log = LogSettings { level: level.to_owned(), ..LogSettings::default() };
-                drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr)));
-            }
-        }
+        let log = LogSettings::of_command(level).unwrap_or_else(|why| {
+            self.fail(EX_CONFIG, &why);
+            LogSettings { level: level.to_owned(), ..LogSettings::default() }
+        });
+        drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr)));
     }
 
     /// Starts the log of the proxy. A thread writes it, so that a log that is not read blocks nothing else. The guard
@@ -205,7 +202,7 @@ impl ProgramName {
         match bound.run(first, second).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(lost) => {
-                // Not written directly: nobody may read stderr, and the process must end to be started again.
+                // Written by the log thread: a write to an unread stderr would block, and the process must end.
                 tracing::error!(error = %lost, "the proxy ends");
                 ExitCode::from(EX_SOFTWARE)
             }

@@ -25,12 +25,12 @@ use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_error::ReviewGrace;
 use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
-use super::policy_changes::{PolicyChanges, YIELD_EVERY};
+use super::policy_changes::PolicyChanges;
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{AffectedUsers, AuthConfig, GrantError, RevokedPermission, metrics};
 use crate::upstream::CredentialId;
-use base::{BackgroundTasks, random};
+use base::{BackgroundTasks, YIELD_EVERY, random};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
 

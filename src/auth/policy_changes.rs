@@ -57,9 +57,6 @@ pub(super) struct PolicyRecheckRounds {
     next_round_at: Instant,
 }
 
-/// The number of leases or cached decisions that are examined before other tasks run.
-pub(super) const YIELD_EVERY: usize = 1_024;
-
 /// The minimum time from one review round to the next.
 const ROUND_INTERVAL: Duration = Duration::from_millis(700);
 /// The maximum random addition to each interval, so that a thousand proxies that receive one change do not send their

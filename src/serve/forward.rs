@@ -395,7 +395,8 @@ pub(crate) fn unreachable(error: &UpstreamError) -> Status {
         UpstreamError::Unsendable(_) => Status::from_code(403, &error.for_callers()),
         UpstreamError::Timeout(_) => Status::from_code(504, &error.for_callers()),
         UpstreamError::Unreachable(_) | UpstreamError::Credentials(_) => unavailable(&error.for_callers()),
-        // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
+        // An invalid request may be one whose body broke off. The others occur only for responses that the proxy decodes,
+        // or that broke off; forwarded responses are not decoded.
         UpstreamError::ConnectionLost(_)
         | UpstreamError::InvalidRequest(_)
         | UpstreamError::OtherDocument(_)

@@ -14,8 +14,8 @@ pub struct CoalescingCache<K, V>(Cache<K, V>);
 /// The TTL of an entry, by its key and its value.
 struct EntryTtl<F>(F);
 
-/// The number of entries that are examined before other tasks run.
-const YIELD_EVERY: usize = 1_024;
+/// The number of entries that a task examines before other tasks run.
+pub const YIELD_EVERY: usize = 1_024;
 
 impl<K, V> CoalescingCache<K, V>
 where

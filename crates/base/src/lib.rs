@@ -31,7 +31,7 @@ pub use abort_signal::AbortSignal;
 pub use account::{MemoryAccount, MemoryCharge};
 pub use backoff::{Backoff, BackoffBounds};
 pub use clock::{WallClock, now_ns, ns_at, sleep_until_opt};
-pub use coalescing_cache::CoalescingCache;
+pub use coalescing_cache::{CoalescingCache, YIELD_EVERY};
 pub use core_runtimes::{CoreLoadGuard, CoreRuntimes, CoreWaker, PerCore, main_runtime};
 pub use descriptors::{DESCRIPTOR_TRIES, descriptor_requested, is_out_of_descriptors, request_descriptor};
 pub use drain::{DrainGuard, DrainTrigger, DrainWatch, InFlightGuard};
