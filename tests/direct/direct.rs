@@ -112,6 +112,15 @@ pub fn proxy_queries(up: &RunningDemoApiserver, path: &str) -> Vec<String> {
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
+/// The proxies' LISTs and watch-lists of a whole collection.
+pub fn whole_lists(up: &RunningDemoApiserver, path: &str) -> usize {
+    let whole = |query: &&String| {
+        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
+        !watch && !query.contains("fieldSelector") && !query.contains("continue")
+    };
+    proxy_queries(up, path).iter().filter(whole).count()
+}
+
 /// Runs `work` while pods change, two every few milliseconds, for at most [`CHURNS_MAX`] rounds.
 pub async fn during_churn<T>(up: &RunningDemoApiserver, work: impl Future<Output = T>) -> T {
     let churn = async {

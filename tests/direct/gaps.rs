@@ -20,15 +20,6 @@ async fn in_step(up: &RunningDemoApiserver, app: &App, history: &mut History) ->
     watches
 }
 
-/// The proxies' LISTs and watch-lists of the whole collection.
-fn whole_lists(up: &RunningDemoApiserver) -> usize {
-    let whole = |query: &&String| {
-        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
-        !watch && !query.contains("fieldSelector") && !query.contains("continue")
-    };
-    direct::proxy_queries(up, PODS).iter().filter(whole).count()
-}
-
 #[tokio::test]
 async fn upstream_restart_without_changes_ends_no_watch() {
     let up = demo::upstream().pods(40).seed(91).run().await;
@@ -123,7 +114,7 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let unseen = up.churn(10).await;
     history.read_to(unseen).await;
     up.faults().forget_history();
-    let before = whole_lists(&up);
+    let before = direct::whole_lists(&up, PODS);
     up.faults().up().await;
     app.until_pods_are_listed_again().await;
     let last = up.create_pod("default", "behind");
@@ -140,7 +131,7 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let theirs = direct::upstream_client(&up).watch(PODS).initial_events().await;
     theirs.listed().await;
     again.iter().for_each(|watch| assert_same("listed from us", &watch.changes(), &theirs.changes()));
-    let lists = whole_lists(&up) - before;
+    let lists = direct::whole_lists(&up, PODS) - before;
     assert!(lists <= 2, "{lists} lists for one incident");
 }
 

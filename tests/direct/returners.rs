@@ -11,18 +11,6 @@ use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 /// Longer than such a watch waits.
 const LONGER_THAN_HELD: Duration = Duration::from_secs(9);
 
-/// How many requests of this purpose the feed of pods has sent upstream.
-async fn feed_requests(app: &App, purpose: &str) -> u64 {
-    let metrics = app.admin("/metrics").await.text();
-    let of_pods = |line: &&str| {
-        line.starts_with("kube_fanout_feed_requests_total{")
-            && line.contains("resource=\"pods.v1\"")
-            && line.contains(&format!("purpose=\"{purpose}\""))
-    };
-    let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok());
-    metrics.lines().filter(of_pods).filter_map(value).sum()
-}
-
 /// A proxy whose feed of pods starts now.
 async fn begun(up: &RunningDemoApiserver) -> App {
     let app = direct::app(up).run().await;
@@ -56,8 +44,12 @@ async fn late_resume_after_proxy_restart_needs_no_relist() {
     }
     let last = up.churn(10).await;
     history.assert_delivered(&again, last).await;
-    assert_eq!((feed_requests(&second, "initial").await, feed_requests(&second, "relist").await), (1, 0), "one list");
-    assert!(feed_requests(&second, "backfill").await <= 9);
+    assert_eq!(
+        (second.feed_requests("pods.v1", "initial").await, second.feed_requests("pods.v1", "relist").await),
+        (1, 0),
+        "one list"
+    );
+    assert!(second.feed_requests("pods.v1", "backfill").await <= 9);
 }
 
 /// Kubernetes issue 59848: a client that reads an old state acts on objects that have changed.
@@ -116,7 +108,7 @@ async fn too_old_resume_does_not_expire_recent_resumes() {
         assert_eq!(old.ended().await, Ended::Expired);
         let last = up.churn(10).await;
         history.assert_delivered(&recent, last).await;
-        let lists = (feed_requests(&app, "initial").await, feed_requests(&app, "relist").await);
+        let lists = (app.feed_requests("pods.v1", "initial").await, app.feed_requests("pods.v1", "relist").await);
         if lists == (1, 0) {
             return;
         }
@@ -138,11 +130,11 @@ async fn concurrent_late_resumes_share_few_backfill_watches() {
     fastrand::Rng::with_seed(211).shuffle(&mut versions);
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
     history.assert_delivered(&fleet, last).await;
-    let watches = feed_requests(&app, "backfill").await;
+    let watches = app.feed_requests("pods.v1", "backfill").await;
     // Each client that resumes from before all earlier ones costs a watch: six on average for a random order, which
     // the machine also influences. The probability of more than 25 is below one in a billion.
     assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that resumed together");
-    assert_eq!(feed_requests(&app, "initial").await, 1);
+    assert_eq!(app.feed_requests("pods.v1", "initial").await, 1);
 }
 
 /// Selections by key: a namespace, one object, or all others.
@@ -176,7 +168,7 @@ async fn namespace_or_name_resume_receives_exact_events_from_backfill() {
         let watch = if fields.is_empty() { plan.await } else { plan.fields(fields).await };
         history.assert_delivered_filtered(&[watch], last).await;
     }
-    assert_eq!(feed_requests(&app, "backfill").await, 1);
+    assert_eq!(app.feed_requests("pods.v1", "backfill").await, 1);
 }
 
 /// A node's feed has the node's field selector, so the same selector of its agents needs no further request.
@@ -212,7 +204,7 @@ async fn selector_resume_from_backfill_receives_exact_transitions() {
         history.assert_delivered_filtered(&[watch], up.revision()).await;
     }
     assert_eq!(
-        (feed_requests(&app, "backfill").await, feed_requests(&app, "past_object").await),
+        (app.feed_requests("pods.v1", "backfill").await, app.feed_requests("pods.v1", "past_object").await),
         (1, 3),
         "for all of them"
     );
@@ -265,7 +257,7 @@ async fn resume_before_upstream_history_returns_410_from_memory() {
         assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
         assert!(asked_at.elapsed() < Duration::from_secs(1) + ALLOWANCE, "from memory");
     }
-    assert_eq!(feed_requests(&app, "backfill").await, 1);
+    assert_eq!(app.feed_requests("pods.v1", "backfill").await, 1);
 }
 
 #[tokio::test]
@@ -281,7 +273,7 @@ async fn refused_backfill_returns_410_without_retry() {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
     assert!(began.elapsed() < LONGER_THAN_HELD + ALLOWANCE, "{:?}", began.elapsed());
-    assert_eq!(feed_requests(&app, "backfill").await, 1);
+    assert_eq!(app.feed_requests("pods.v1", "backfill").await, 1);
 }
 
 /// Bookmarks are also correct in backfilled history: no matching event is missing before them.

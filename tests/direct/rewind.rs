@@ -16,15 +16,6 @@ fn app_like_the_product(up: &RunningDemoApiserver) -> Plan {
     direct::app(up).fresh_wait_of_product()
 }
 
-/// The proxies' LISTs and watch-lists of a whole collection.
-fn whole_lists(up: &RunningDemoApiserver, path: &str) -> usize {
-    let whole = |query: &&String| {
-        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
-        !watch && !query.contains("fieldSelector") && !query.contains("continue")
-    };
-    direct::proxy_queries(up, path).iter().filter(whole).count()
-}
-
 async fn sum(app: &App, series: &str) -> u64 {
     let text = app.admin("/metrics").await.text();
     let lines = text.lines().filter(|line| !line.starts_with('#') && series.split(' ').all(|part| line.contains(part)));
@@ -34,11 +25,6 @@ async fn sum(app: &App, series: &str) -> u64 {
 /// How often the feed of a resource has detected a restored storage.
 async fn rewound(app: &App, resource: &str) -> u64 {
     sum(app, &format!("kube_fanout_history_gaps_total outcome=\"rewound\" resource=\"{resource}\"")).await
-}
-
-/// How often the feed listed because upstream contradicted the cache.
-async fn doubts(app: &App, resource: &str) -> u64 {
-    sum(app, &format!("kube_fanout_feed_requests_total purpose=\"mismatch\" resource=\"{resource}\"")).await
 }
 
 /// Writes that will be lost: an update, a creation and a deletion.
@@ -158,13 +144,13 @@ const MEANWHILE: [Meanwhile; 8] = [
 async fn restored_backup_ends_watches_and_replaces_lost_writes() {
     join_all(MEANWHILE.iter().zip(200..).map(async |((what, happen), seed)| {
         let (up, app, watches, backup, last) = begun(seed).await;
-        let before = whole_lists(&up, PODS);
+        let before = direct::whole_lists(&up, PODS);
         restored(&up, &app, &backup, |up| happen(up, last)).await;
         for watch in &watches {
             assert_eq!(watch.ended().await, Ended::Expired, "{what}");
         }
         assert_restored(&up, &app, PODS).await;
-        assert_eq!(whole_lists(&up, PODS) - before, 1, "{what}: one list");
+        assert_eq!(direct::whole_lists(&up, PODS) - before, 1, "{what}: one list");
         assert_eq!(rewound(&app, "pods.v1").await, 1, "{what}");
         // The feed continues from the restored state.
         let watch = app.watch(PODS).from(app.get(&format!("{PODS}?resourceVersion=0")).await.rv()).await;
@@ -236,7 +222,7 @@ async fn object_lost_by_restore_is_not_reported_as_deleted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consistent_read_detects_restore_on_open_stream() {
     let (up, app, watches, backup, _) = begun(221).await;
-    let before = whole_lists(&up, PODS);
+    let before = direct::whole_lists(&up, PODS);
     up.faults().restore(&backup);
     let list = app.get(PODS).await;
     assert!(!list.text().contains("ghost"), "{}", list.text());
@@ -245,7 +231,7 @@ async fn consistent_read_detects_restore_on_open_stream() {
     }
     assert_restored(&up, &app, PODS).await;
     assert_eq!(rewound(&app, "pods.v1").await, 1);
-    let lists = whole_lists(&up, PODS) - before;
+    let lists = direct::whole_lists(&up, PODS) - before;
     assert!(lists <= 3, "{lists} lists, including forwarded ones");
 }
 
@@ -300,7 +286,7 @@ async fn restore_detected_by_one_feed_rechecks_other_feeds() {
     up.create_pod("default", "ghost");
     let all = [PODS, NODES, CONFIGMAPS];
     let watches: Vec<_> = join_all(all.map(|path| watches(&app, path))).await.into_iter().flatten().collect();
-    let before = all.map(|path| whole_lists(&up, path));
+    let before = all.map(|path| direct::whole_lists(&up, path));
     // Their streams stay open, and two of them are not read.
     up.faults().restore(&backup);
     app.get(PODS).await;
@@ -310,18 +296,22 @@ async fn restore_detected_by_one_feed_rechecks_other_feeds() {
     for path in all {
         assert_restored(&up, &app, path).await;
     }
-    let after = all.map(|path| whole_lists(&up, path));
+    let after = all.map(|path| direct::whole_lists(&up, path));
     assert_eq!([after[1] - before[1], after[2] - before[2]], [1, 1]);
     for resource in ["pods.v1", "nodes.v1", "configmaps.v1"] {
         assert_eq!(rewound(&app, resource).await, 1, "{resource}");
-        assert_eq!(doubts(&app, resource).await, 1, "{resource}: feeds that were notified do not notify others");
+        assert_eq!(
+            app.feed_requests(resource, "mismatch").await,
+            1,
+            "{resource}: feeds that were notified do not notify others"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     let (up, app, watches, ..) = begun(224).await;
-    let (before, old) = (whole_lists(&up, PODS), up.revision() - 5);
+    let (before, old) = (direct::whole_lists(&up, PODS), up.revision() - 5);
     let began = Instant::now();
     up.faults().lag(usize::MAX, old);
     // What cannot be proven is forwarded.
@@ -337,13 +327,13 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     }
     assert_eq!(rewound(&app, "pods.v1").await, 0);
     // The counters are read after the lists, so that each list that upstream has counted is in one of them.
-    let lists = (whole_lists(&up, PODS) - before) as u64;
+    let lists = (direct::whole_lists(&up, PODS) - before) as u64;
     // A client that still waits after the lag may have the versions of all pods compared: such a list is of metadata.
-    let compared = sum(&app, "kube_fanout_feed_requests_total purpose=\"equality\" resource=\"pods.v1\"").await;
+    let compared = app.feed_requests("pods.v1", "equality").await;
     let forwarded = sum(&app, "kube_fanout_forwarded_total").await;
     // The three reads take nine seconds. An unfounded doubt has a backoff of ten, and an unanswered one ends after
     // five.
-    let (doubts, doubts_max) = (doubts(&app, "pods.v1").await, 1 + began.elapsed().as_secs() / 5);
+    let (doubts, doubts_max) = (app.feed_requests("pods.v1", "mismatch").await, 1 + began.elapsed().as_secs() / 5);
     assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
     assert!(
         passed >= 3 && lists <= doubts + forwarded + compared,
@@ -438,14 +428,14 @@ async fn replicas_list_once_each_after_restore() {
     }
     up.faults().restore(&backup);
     pass(&up, last);
-    let before = whole_lists(&up, PODS);
+    let before = direct::whole_lists(&up, PODS);
     up.faults().up().await;
     for (app, watches) in &apps {
         join_all(watches.iter().map(Watch::ended)).await;
         assert_restored(&up, app, PODS).await;
     }
     // The lost state is requested as well, because only its absence distinguishes the two histories.
-    assert_eq!(whole_lists(&up, PODS) - before, 2 * apps.len());
+    assert_eq!(direct::whole_lists(&up, PODS) - before, 2 * apps.len());
 }
 
 /// A lost connection costs an event that is sent again, and no request.

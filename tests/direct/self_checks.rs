@@ -18,11 +18,6 @@ async fn sum(app: &App, name: &str, label: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// Number of self-check requests of a proxy.
-async fn self_check_requests(app: &App) -> u64 {
-    sum(app, "kube_fanout_feed_requests_total", r#"purpose="self_check""#).await
-}
-
 /// Number of self-checks of a proxy without a difference.
 async fn same(app: &App) -> u64 {
     sum(app, "kube_fanout_self_checks_total", r#"outcome="same""#).await
@@ -117,23 +112,26 @@ async fn idle_proxy_sends_no_self_check_requests() {
     join_all(watches.iter().map(Watch::listed)).await;
     kept.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     compared(&changing, &other, 5).await;
-    assert_eq!((self_check_requests(&read).await, self_check_requests(&kept).await), (0, 0));
+    assert_eq!(
+        (read.feed_requests("pods.v1", "self_check").await, kept.feed_requests("pods.v1", "self_check").await),
+        (0, 0)
+    );
     let last = up.update_pod("default", "changed");
     watches[0].reached(last).await;
     kept.reached("pods", last).await;
     direct::eventually("it is compared", || async { same(&read).await >= 1 }).await;
     // One more self-check if the change was not known to be complete at the first one.
     let is_at_rest = || async {
-        let before = self_check_requests(&read).await;
+        let before = read.feed_requests("pods.v1", "self_check").await;
         compared(&changing, &other, 5).await;
-        self_check_requests(&read).await == before
+        read.feed_requests("pods.v1", "self_check").await == before
     };
     direct::eventually("it asks nothing more", is_at_rest).await;
     // One request for the versions, and three for complete objects.
     let skipped = sum(&read, "kube_fanout_self_checks_total", r#"outcome="skipped""#).await;
-    let (questions, comparisons) = (self_check_requests(&read).await, same(&read).await + skipped);
+    let (questions, comparisons) = (read.feed_requests("pods.v1", "self_check").await, same(&read).await + skipped);
     assert!((4..=4 * comparisons).contains(&questions), "{questions} questions for {comparisons} comparisons");
-    assert_eq!(self_check_requests(&kept).await, 0);
+    assert_eq!(kept.feed_requests("pods.v1", "self_check").await, 0);
 }
 
 #[tokio::test]

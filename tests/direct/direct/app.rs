@@ -247,6 +247,17 @@ impl App {
         feeds.into_iter().find(|feed| feed["resource"].as_str().is_some_and(|name| name.starts_with(resource)))
     }
 
+    /// How many requests of this purpose the feed of a resource, such as `pods.v1`, has sent upstream.
+    pub async fn feed_requests(&self, resource: &str, purpose: &str) -> u64 {
+        let metrics = self.admin("/metrics").await.text();
+        let labels = [format!("resource=\"{resource}\""), format!("purpose=\"{purpose}\"")];
+        let is_counter = |line: &&str| {
+            line.starts_with("kube_fanout_feed_requests_total{") && labels.iter().all(|label| line.contains(label))
+        };
+        let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok());
+        metrics.lines().filter(is_counter).filter_map(value).sum()
+    }
+
     /// Returns when `is_expected` is true for the feed of a resource.
     pub async fn until_feed(&self, resource: &str, what: &str, is_expected: impl Fn(&Value) -> bool) {
         let is_expected = &is_expected;
