@@ -141,6 +141,9 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     first.faults().down().await;
     direct::followed(&second, "pods").await;
     is_used(&app, &second).await;
+    // The second may first refuse a version that is older than its history. A stream that delivers is the one to keep.
+    let seen = second.churn(5).await;
+    join_all(watches.iter().map(|watch| watch.reached(seen))).await;
     let before = [&first, &second].map(resumed);
     first.faults().up().await;
     is_used(&app, &first).await;
