@@ -122,8 +122,8 @@ impl ProgramName {
         drop(self.start_log(&log, BoxMakeWriter::new(std::io::stderr)));
     }
 
-    /// Starts the log of the proxy. A thread writes it, so that a log that is not read blocks nothing else. The guard
-    /// writes what is left, for a second at most.
+    /// Starts the log of the proxy. A thread writes it, so that a log that is not read blocks nothing else. When the guard
+    /// is dropped, it waits up to a second for the thread.
     fn start_proxy_log(self, log: &LogSettings) -> (SetLogLevelFn, WorkerGuard) {
         let (lines, guard) = NonBlockingBuilder::default()
             .thread_name("log")

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use super::reload::ReloadableSettings;
 use crate::admin::{ClientActivityPages, MetricsAccess, PageAccessCheck};
 use crate::auth::{Authorizer, ClientConnectionInfo};
+use crate::net;
 use crate::serve::{ActiveWatches, PageAuthorizer};
 
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
@@ -36,7 +37,7 @@ fn access_check(authorizer: Authorizer, settings: &ReloadableSettings) -> PageAc
     let (authorizer, runtime) = (PageAuthorizer::new(authorizer, settings.browsers.clone()), Handle::current());
     Arc::new(move |peer, path, headers| {
         let mut sender = ClientConnectionInfo::from_peer(peer);
-        if sender.address.is_loopback() {
+        if net::is_loopback(sender.address) {
             // All processes of this machine share the limit of one source.
             sender.address = Ipv4Addr::LOCALHOST.into();
         }

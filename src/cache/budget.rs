@@ -373,8 +373,8 @@ impl FeedMemoryShare {
         self.required_bytes.load(Ordering::Relaxed)
     }
 
-    fn weight(&self, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { used: self.used(), admitted: self.admitted.load(Ordering::Relaxed), exceeded: crossed }
+    fn weight(&self, has_crossed: bool) -> FeedMemoryWeight {
+        FeedMemoryWeight { used: self.used(), admitted: self.admitted.load(Ordering::Relaxed), has_crossed }
     }
 }
 
@@ -421,17 +421,17 @@ struct FeedMemoryWeight {
     used: usize,
     /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     admitted: usize,
-    /// Whether the growth of this feed exceeded the limit.
-    exceeded: bool,
+    /// Whether the growth of this feed crossed the limit.
+    has_crossed: bool,
 }
 
 /// Returns the index of the feed to end: the one that has grown the most since its state was complete. Among equals it
-/// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
+/// is the one whose growth crossed the limit, then the larger one. A feed that has not grown never makes room for
 /// feeds that have. If none has grown, the largest ends.
 fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
-    let grown = |feed: &FeedMemoryWeight| (feed.used.saturating_sub(feed.admitted), feed.exceeded, feed.used);
+    let grown = |feed: &FeedMemoryWeight| (feed.used.saturating_sub(feed.admitted), feed.has_crossed, feed.used);
     let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
-    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.used, feed.exceeded, 0) };
+    let key = |feed: &FeedMemoryWeight| if has_grown { grown(feed) } else { (feed.used, feed.has_crossed, 0) };
     let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.used > 0);
     holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
 }
@@ -440,8 +440,8 @@ fn outgrown(feeds: &[FeedMemoryWeight]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn weight(used: usize, admitted: usize, crossed: bool) -> FeedMemoryWeight {
-        FeedMemoryWeight { used, admitted, exceeded: crossed }
+    fn weight(used: usize, admitted: usize, has_crossed: bool) -> FeedMemoryWeight {
+        FeedMemoryWeight { used, admitted, has_crossed }
     }
 
     #[test]

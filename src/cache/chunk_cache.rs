@@ -62,30 +62,30 @@ impl ChunkCache {
         &self.account
     }
 
-    /// Returns a chunk in `format`, encoded with `make` if it is not cached. `verbatim` states that the format is
+    /// Returns the chunk of `key`, encoded with `make` if it is not cached. `verbatim` states that the format is
     /// upstream's encoding.
     pub fn poll_plain<E>(
         &self,
-        format: EncodedChunkKey,
+        key: EncodedChunkKey,
         verbatim: bool,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
     ) -> Poll<Result<PlainChunk, E>> {
         let flight = if verbatim { &self.copies } else { &self.derived };
-        let result = flight.poll_get_or_make(format, cx, make);
+        let result = flight.poll_get_or_make(key, cx, make);
         // Frees memory if the new entry does not fit beside the rest.
         self.budget.trim_derived();
         result
     }
 
     /// Returns a compressed piece of a list, if it is cached.
-    pub fn deflated(&self, format: EncodedChunkKey) -> Option<DeflatedChunk> {
-        self.deflated.get(format)
+    pub fn deflated(&self, key: EncodedChunkKey) -> Option<DeflatedChunk> {
+        self.deflated.get(key)
     }
 
     pub fn poll_deflated<E>(
         &self,
-        format: EncodedChunkKey,
+        key: EncodedChunkKey,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<DeflatedChunk, E>> {
@@ -95,7 +95,7 @@ impl ChunkCache {
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
-        let result = self.deflated.poll_get_or_make(format, cx, make);
+        let result = self.deflated.poll_get_or_make(key, cx, make);
         self.budget.trim_derived();
         result
     }
@@ -187,7 +187,7 @@ pub enum ChunkObjectEncoding {
 /// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
 struct SingleFlightLeader<'a, T> {
     flight: &'a SingleFlightCache<T>,
-    format: EncodedChunkKey,
+    key: EncodedChunkKey,
     ticket: u64,
 }
 
@@ -196,9 +196,9 @@ impl<T: Clone> SingleFlightCache<T> {
         Self { bytes_max, age_max, table: Mutex::default() }
     }
 
-    /// Returns the value of `format`, if it is cached.
-    pub(super) fn get(&self, format: EncodedChunkKey) -> Option<T> {
-        match self.table.lock().slots.get_mut(&format) {
+    /// Returns the value of `key`, if it is cached.
+    pub(super) fn get(&self, key: EncodedChunkKey) -> Option<T> {
+        match self.table.lock().slots.get_mut(&key) {
             Some(SingleFlightSlot::Made { value, last_used, .. }) => {
                 *last_used = Instant::now();
                 Some(value.clone())
@@ -207,18 +207,18 @@ impl<T: Clone> SingleFlightCache<T> {
         }
     }
 
-    /// Returns the value of `format`. If there is none, `make` returns it with its size. While another task makes it,
+    /// Returns the value of `key`. If there is none, `make` returns it with its size. While another task makes it,
     /// the result is pending and the task is woken later.
     pub(super) fn poll_get_or_make<E>(
         &self,
-        format: EncodedChunkKey,
+        key: EncodedChunkKey,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(T, usize), E>,
     ) -> Poll<Result<T, E>> {
         let now = Instant::now();
-        let maker = {
+        let leader = {
             let mut table = self.table.lock();
-            match table.slots.get_mut(&format) {
+            match table.slots.get_mut(&key) {
                 Some(SingleFlightSlot::Made { value, last_used, .. }) => {
                     *last_used = now;
                     return Poll::Ready(Ok(value.clone()));
@@ -231,11 +231,11 @@ impl<T: Clone> SingleFlightCache<T> {
             }
             table.tickets += 1;
             let ticket = table.tickets;
-            table.slots.insert(format, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
-            SingleFlightLeader { flight: self, format, ticket }
+            table.slots.insert(key, SingleFlightSlot::Making { ticket, waiting: Vec::new() });
+            SingleFlightLeader { flight: self, key, ticket }
         };
         Poll::Ready(make().map(|(value, bytes)| {
-            maker.put(value.clone(), bytes, now);
+            leader.put(value.clone(), bytes, now);
             value
         }))
     }
@@ -283,16 +283,16 @@ impl<T> Default for SingleFlightTable<T> {
 impl<T> SingleFlightTable<T> {
     /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
-        let Some((format, since)) = self.order.pop_front() else { return };
-        match self.slots.get(&format) {
+        let Some((key, since)) = self.order.pop_front() else { return };
+        match self.slots.get(&key) {
             Some(SingleFlightSlot::Made { last_used, .. })
                 if *last_used > since && oldest.is_none_or(|oldest| *last_used >= oldest) =>
             {
-                self.order.push_back((format, *last_used));
+                self.order.push_back((key, *last_used));
             }
             Some(SingleFlightSlot::Made { bytes, .. }) => {
                 self.bytes -= bytes;
-                self.slots.remove(&format);
+                self.slots.remove(&key);
             }
             _ => {}
         }
@@ -313,8 +313,8 @@ impl<T> SingleFlightLeader<'_, T> {
         if !self.has_slot(&table) || bytes > self.flight.bytes_max {
             return;
         }
-        let slot = table.slots.insert(self.format, SingleFlightSlot::Made { value, bytes, last_used: now });
-        table.order.push_back((self.format, now));
+        let slot = table.slots.insert(self.key, SingleFlightSlot::Made { value, bytes, last_used: now });
+        table.order.push_back((self.key, now));
         table.bytes += bytes;
         while table.bytes > self.flight.bytes_max {
             table.drop_oldest(None);
@@ -324,14 +324,14 @@ impl<T> SingleFlightLeader<'_, T> {
     }
 
     fn has_slot(&self, table: &SingleFlightTable<T>) -> bool {
-        matches!(table.slots.get(&self.format), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
+        matches!(table.slots.get(&self.key), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
 impl<T> Drop for SingleFlightLeader<'_, T> {
     fn drop(&mut self) {
         let mut table = self.flight.table.lock();
-        let slot = if self.has_slot(&table) { table.slots.remove(&self.format) } else { None };
+        let slot = if self.has_slot(&table) { table.slots.remove(&self.key) } else { None };
         drop(table);
         slot.into_iter().for_each(SingleFlightSlot::wake);
     }

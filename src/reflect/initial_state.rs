@@ -347,7 +347,7 @@ impl UpstreamLister<'_> {
     }
 }
 
-fn over_budget(OverMemoryBudget: OverMemoryBudget) -> UpstreamError {
+fn over_budget(_: OverMemoryBudget) -> UpstreamError {
     UpstreamError::OverBudget
 }
 

@@ -13,7 +13,7 @@
 //!    Events have no bookmarks (R-EVENT-4): only equality proves them.
 //!
 //! At most one position request and one proof run at a time. All positions are kept until they are proven, not only the
-//! last one (see `positions`). Requests for "not older than N", where N was seen elsewhere and is ahead of our stream,
+//! last one. Requests for "not older than N", where N was seen elsewhere and is ahead of our stream,
 //! are handled in `reach_versions`.
 //!
 //! If the stream did not reach the last position and the collection is tiny, its versions are requested first. The

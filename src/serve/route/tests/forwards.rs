@@ -311,10 +311,15 @@ fn forward_reasons_have_unique_labels() {
         ForwardReason::Subresource,
         ForwardReason::AmbiguousUrl,
         ForwardReason::Impersonation,
+        ForwardReason::Anonymous,
+        ForwardReason::PermissionMismatch,
         ForwardReason::Unknown,
         ForwardReason::Aggregated,
         ForwardReason::NotWatchable,
         ForwardReason::Representation,
+        ForwardReason::Table,
+        ForwardReason::TooOld,
+        ForwardReason::NotDerivable,
         ForwardReason::Invalid,
         ForwardReason::NotAcceptable,
         ForwardReason::UnsupportedParameter,
@@ -330,6 +335,7 @@ fn forward_reasons_have_unique_labels() {
         ForwardReason::Unavailable,
         ForwardReason::OverBudget,
         ForwardReason::NoProof,
+        ForwardReason::ExpensiveSelector,
     ];
     let mut labels = reasons.map(ForwardReason::as_str).to_vec();
     assert!(
