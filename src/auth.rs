@@ -25,7 +25,7 @@ mod lease_ttls;
 mod metrics;
 mod namespace_access_decisions;
 mod policy_changes;
-mod rbac_bindings;
+mod rbac;
 mod recheck_schedule;
 mod review_permission;
 mod review_purpose;
@@ -55,7 +55,9 @@ pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
 pub use namespace_access_decisions::NamespaceAccess;
-pub use rbac_bindings::{AffectedNamespaces, AffectedUsers, BindingSubjects, RbacBindings, RbacEvent, RbacKind};
+pub use rbac::{
+    AffectedNamespaces, AffectedUsers, BindingSubjects, RbacEvent, RbacGrant, RbacKind, RbacObjectKey, RbacPolicy,
+};
 
 /// The way in which callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]

@@ -11,11 +11,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::sleep;
 
 use super::refused_read_retrier::RefusedReadRetrier;
-use crate::auth::{AffectedUsers, Authorizer, RbacBindings, RbacEvent, RbacKind};
+use crate::auth::{AffectedUsers, Authorizer, RbacEvent, RbacKind, RbacPolicy};
 use crate::cache::{CollectionView, FeedCursor, FeedState, PullResult, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::wire::{FeedEncoding, Representation};
@@ -35,7 +35,7 @@ struct RbacWatcher {
 /// The state that all listeners share.
 struct RbacWatcherState {
     authorizer: Authorizer,
-    policy: Mutex<RbacBindings>,
+    policy: Arc<RwLock<RbacPolicy>>,
     kinds: Mutex<Vec<RbacKind>>,
 }
 
@@ -57,7 +57,8 @@ pub(super) fn start_listeners(
     retry_after: Duration,
     linger: Duration,
 ) {
-    let shared = RbacWatcherState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
+    let Some(policy) = authorizer.policy() else { return };
+    let shared = RbacWatcherState { authorizer: authorizer.clone(), policy, kinds: Mutex::default() };
     shared.authorizer.set_policy_watched(false);
     let shared = Arc::new(shared);
     let (need_sender, is_needed) = watch::channel(false);
@@ -100,7 +101,7 @@ impl RbacWatcher {
                 result = ends.wait_for(|is_needed| !is_needed) => continues = result.is_ok(),
             }
             self.set_listening(false);
-            self.shared.policy.lock().clear_kind(self.kind);
+            self.shared.policy.write().clear_kind(self.kind);
         }
     }
 
@@ -143,7 +144,7 @@ impl RbacWatcher {
                     continues = pull(&mut cursor, &mut frames) => continues,
                     changed = state.changed() => changed.is_ok(),
                 };
-                frames.drain(..).for_each(|frame| self.apply(&frame));
+                frames.drain(..).for_each(|frame| self.change(&frame));
             }
             // The feed has started a new history or has ended: changes may have been missed.
             self.set_listening(false);
@@ -159,36 +160,40 @@ impl RbacWatcher {
             feed.renderings.wait_verified(json).await.ok()?
         };
         let opened = feed.reader.open(WatchStartPosition::Current, CollectionView::everything()).ok()?;
-        self.shared.policy.lock().clear_kind(self.kind);
+        self.shared.policy.write().clear_kind(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
         for object in snapshot.select(&CollectionView::everything(), feed.reader.namespaced(), None) {
             let body = feed.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
-            if let Ok(change) = serde_json::from_slice::<RbacEvent>(&frame) {
-                self.shared.policy.lock().apply(self.kind, change);
-            }
+            self.apply(&frame);
         }
+        self.shared.policy.write().set_loaded(self.kind);
         // The proxy's own permissions may have changed unobserved.
         self.retrier.changed();
         self.shared.authorizer.policy_watch_started();
         Some(cursor)
     }
 
-    fn apply(&self, frame: &Bytes) {
-        let affected = match serde_json::from_slice::<RbacEvent>(frame) {
-            Ok(change) => self.shared.policy.lock().apply(self.kind, change),
+    fn change(&self, frame: &Bytes) {
+        if let Some(affected) = self.apply(frame) {
+            self.retrier.changed();
+            self.shared.authorizer.policy_changed(&affected);
+        }
+    }
+
+    /// Applies a frame, and returns the users whose permissions it may affect.
+    fn apply(&self, frame: &Bytes) -> Option<AffectedUsers> {
+        match serde_json::from_slice::<RbacEvent>(frame) {
+            Ok(change) => self.shared.policy.write().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(
                     resource = self.kind.resource(), %error,
                     "cannot decode an RBAC object; rechecking the permissions of all callers"
                 );
+                self.shared.policy.write().set_incomplete(self.kind);
                 Some(AffectedUsers::Everyone)
             }
-        };
-        if let Some(affected) = affected {
-            self.retrier.changed();
-            self.shared.authorizer.policy_changed(&affected);
         }
     }
 

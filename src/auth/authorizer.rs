@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
+use parking_lot::RwLock;
 use tokio::time::{Instant, timeout};
 
 use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities};
@@ -14,7 +15,8 @@ use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{
-    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, ReadGrant, ReadPermission, ReadableNamespaces, metrics,
+    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacPolicy, ReadGrant, ReadPermission,
+    ReadableNamespaces, metrics,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
@@ -34,6 +36,7 @@ struct DelegatedAuthorizer {
     /// The limit on the namespaces that open watches depend on.
     quota: ReviewedNamespaceLimit,
     changes: Arc<PolicyChanges>,
+    policy: Arc<RwLock<RbacPolicy>>,
     client: UpstreamClient,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     own_user: moka::future::Cache<(), Arc<User>>,
@@ -91,7 +94,9 @@ impl Authorizer {
         let own_user = moka::future::Cache::builder().max_capacity(1).time_to_live(OWN_USER_TTL).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_TTL).build();
         tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
+        let policy = Arc::default();
+        let shared =
+            DelegatedAuthorizer { config, authenticator, leases, quota, changes, policy, client, own_user, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -204,6 +209,11 @@ impl Authorizer {
         if let Some(shared) = &self.delegated {
             shared.changes.add(affected);
         }
+    }
+
+    /// Returns the RBAC objects, which one writer follows; `None` if every caller is treated as the proxy itself.
+    pub fn policy(&self) -> Option<Arc<RwLock<RbacPolicy>>> {
+        self.delegated.as_ref().map(|shared| shared.policy.clone())
     }
 
     /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.

@@ -8,8 +8,8 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kube_fanout::auth::{
-    AffectedUsers, BEARER_PROTOCOL, BearerToken, BindingSubjects, CertificateAuthorities, RbacBindings, RbacEvent,
-    RbacKind, bearer_token, front_proxy_user, named_user,
+    AffectedUsers, BEARER_PROTOCOL, BearerToken, BindingSubjects, CertificateAuthorities, RbacEvent, RbacKind,
+    RbacPolicy, bearer_token, front_proxy_user, named_user,
 };
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
@@ -145,7 +145,7 @@ pub fn reviews(input: &[u8]) {
 /// RBAC events, one per line. Every bound subject is affected.
 pub fn policies(input: &[u8]) {
     let (first, rest) = choice(input);
-    let mut policy = RbacBindings::default();
+    let mut policy = RbacPolicy::default();
     for (nth, line) in rest.split(|byte| *byte == b'\n').enumerate() {
         let kind = RbacKind::ALL[(first + nth) % RbacKind::ALL.len()];
         let read = || serde_json::from_slice::<RbacEvent>(line).ok();

@@ -1,74 +1,9 @@
-//! RBAC objects, as far as needed to determine whose permissions a change may affect.
+//! The users whose permissions a change of RBAC may affect.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use serde::Deserialize;
-
 use kubeapi::User;
-
-/// The kinds of RBAC objects that affect permissions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RbacKind {
-    Role,
-    ClusterRole,
-    RoleBinding,
-    ClusterRoleBinding,
-}
-
-/// The known bindings of RBAC roles.
-#[derive(Debug, Default)]
-pub struct RbacBindings {
-    bindings: HashMap<(RbacKind, String), RbacBinding>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct RbacBinding {
-    role: (RbacKind, String),
-    subjects: BindingSubjects,
-}
-
-/// An event of a watch of RBAC objects.
-#[derive(Debug, Deserialize)]
-pub struct RbacEvent {
-    #[serde(rename = "type")]
-    kind: String,
-    object: RbacObject,
-}
-
-#[derive(Debug, Deserialize)]
-struct RbacObject {
-    #[serde(default)]
-    metadata: RbacObjectMeta,
-    #[serde(default, rename = "roleRef")]
-    role: RbacRoleRef,
-    #[serde(default)]
-    subjects: Vec<RbacSubject>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct RbacObjectMeta {
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    namespace: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct RbacRoleRef {
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    name: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct RbacSubject {
-    kind: String,
-    name: String,
-    #[serde(default)]
-    namespace: String,
-}
 
 /// The users whose permissions a policy change may affect, and in which namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,73 +30,6 @@ pub enum AffectedNamespaces {
 /// The most tracked pairs of a subject and a namespace. Above it, everyone counts as affected.
 const PAIRS_MAX: usize = 4_096;
 
-impl RbacKind {
-    pub const ALL: [Self; 4] = [Self::Role, Self::ClusterRole, Self::RoleBinding, Self::ClusterRoleBinding];
-
-    /// Returns the plural resource name in `rbac.authorization.k8s.io`.
-    pub fn resource(self) -> &'static str {
-        match self {
-            Self::Role => "roles",
-            Self::ClusterRole => "clusterroles",
-            Self::RoleBinding => "rolebindings",
-            Self::ClusterRoleBinding => "clusterrolebindings",
-        }
-    }
-}
-
-impl RbacBindings {
-    /// Applies a change, and returns the users whose permissions it may affect; `None` if it affects no user.
-    pub fn apply(&mut self, kind: RbacKind, change: RbacEvent) -> Option<AffectedUsers> {
-        let RbacEvent { kind: event, object } = change;
-        let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
-        let mut subjects = BindingSubjects::default();
-        match kind {
-            RbacKind::Role | RbacKind::ClusterRole => {
-                let bound = self.bindings.values().filter(|binding| binding.role == key);
-                bound.for_each(|binding| subjects.add(&binding.subjects));
-            }
-            RbacKind::RoleBinding | RbacKind::ClusterRoleBinding => {
-                let before = self.bindings.remove(&key);
-                before.iter().for_each(|binding| subjects.add(&binding.subjects));
-                if event != "DELETED" {
-                    let after = RbacBinding::from_object(&object);
-                    subjects.add(&after.subjects);
-                    self.bindings.insert(key, after);
-                }
-            }
-        }
-        if subjects.is_empty() { None } else { Some(AffectedUsers::from_subjects(subjects)) }
-    }
-
-    /// Removes all bindings of a kind, because changes may have been missed.
-    pub fn clear_kind(&mut self, kind: RbacKind) {
-        self.bindings.retain(|(of, _), _| *of != kind);
-    }
-}
-
-impl RbacBinding {
-    fn from_object(object: &RbacObject) -> Self {
-        let role = match object.role.kind.as_str() {
-            "ClusterRole" => (RbacKind::ClusterRole, format!("/{}", object.role.name)),
-            _ => (RbacKind::Role, format!("{}/{}", object.metadata.namespace, object.role.name)),
-        };
-        // A binding in a namespace grants nothing outside it, whatever its role is.
-        let (mut subjects, namespaces) =
-            (BindingSubjects::default(), AffectedNamespaces::new(&object.metadata.namespace));
-        for RbacSubject { kind, name, namespace } in &object.subjects {
-            match kind.as_str() {
-                "Group" => subjects.add_group(name.clone(), &namespaces),
-                "ServiceAccount" => {
-                    let namespace = if namespace.is_empty() { &object.metadata.namespace } else { namespace };
-                    subjects.add_user(format!("system:serviceaccount:{namespace}:{name}"), &namespaces);
-                }
-                _ => subjects.add_user(name.clone(), &namespaces),
-            }
-        }
-        Self { role, subjects }
-    }
-}
-
 impl AffectedUsers {
     pub fn none() -> Self {
         Self::Only(Arc::default())
@@ -172,7 +40,7 @@ impl AffectedUsers {
     }
 
     /// The subjects, or everyone if there are too many to track.
-    pub(super) fn from_subjects(subjects: BindingSubjects) -> Self {
+    pub(in crate::auth) fn from_subjects(subjects: BindingSubjects) -> Self {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
 
@@ -206,21 +74,21 @@ impl AffectedUsers {
 
 impl BindingSubjects {
     /// Adds a user whose permissions may have changed in the scope `namespaces`.
-    pub(super) fn add_user(&mut self, name: String, namespaces: &AffectedNamespaces) {
+    pub(in crate::auth) fn add_user(&mut self, name: String, namespaces: &AffectedNamespaces) {
         add(&mut self.users, name, namespaces);
     }
 
     /// Adds a group whose members' permissions may have changed in the scope `namespaces`.
-    pub(super) fn add_group(&mut self, name: String, namespaces: &AffectedNamespaces) {
+    pub(in crate::auth) fn add_group(&mut self, name: String, namespaces: &AffectedNamespaces) {
         add(&mut self.groups, name, namespaces);
     }
 
-    pub(super) fn add(&mut self, others: &Self) {
+    pub(in crate::auth) fn add(&mut self, others: &Self) {
         others.users.iter().for_each(|(name, namespaces)| add(&mut self.users, name.clone(), namespaces));
         others.groups.iter().for_each(|(name, namespaces)| add(&mut self.groups, name.clone(), namespaces));
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::auth) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()
     }
 
@@ -243,7 +111,7 @@ impl BindingSubjects {
 
 impl AffectedNamespaces {
     /// Returns the scope of an RBAC object: its own namespace, or everywhere if it has none.
-    pub(super) fn new(namespace: &str) -> Self {
+    pub(in crate::auth) fn new(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
@@ -271,50 +139,7 @@ fn add(subjects: &mut HashMap<String, AffectedNamespaces>, name: String, namespa
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
-    use super::RbacKind::{ClusterRole, Role, RoleBinding};
     use super::*;
-
-    fn change(event: &str, object: &Value) -> RbacEvent {
-        serde_json::from_value(json!({"type": event, "object": object})).expect("a change")
-    }
-
-    fn named(affected: Option<AffectedUsers>) -> Vec<String> {
-        let Some(AffectedUsers::Only(subjects)) = affected else { return Vec::new() };
-        let groups = subjects.groups.keys().map(|group| format!("group {group}"));
-        let mut names: Vec<_> = subjects.users.keys().cloned().chain(groups).collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn binding_change_affects_old_and_new_subjects() {
-        let mut policy = RbacBindings::default();
-        let binding = |name: &str, role: &str, subjects: Value| {
-            let role = json!({"kind": role, "name": "r"});
-            json!({"metadata": {"name": name, "namespace": "t1"}, "roleRef": role, "subjects": subjects})
-        };
-        let role = || json!({"metadata": {"name": "r", "namespace": "t1"}});
-        let cluster_role = || json!({"metadata": {"name": "r"}});
-        let ada = json!([{"kind": "User", "name": "ada"}]);
-        let others = json!([{"kind": "Group", "name": "dev"}, {"kind": "ServiceAccount", "name": "sa"},
-            {"kind": "ServiceAccount", "name": "sa", "namespace": "t2"}]);
-        let all = ["group dev", "system:serviceaccount:t1:sa", "system:serviceaccount:t2:sa"];
-
-        assert_eq!(named(policy.apply(Role, change("ADDED", &role()))), [""; 0], "bound to no user");
-        let first = change("ADDED", &binding("a", "Role", ada));
-        assert_eq!(named(policy.apply(RoleBinding, first)), ["ada"]);
-        assert_eq!(named(policy.apply(Role, change("MODIFIED", &role()))), ["ada"]);
-        assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", &cluster_role()))), [""; 0], "of the same name");
-        let second = change("MODIFIED", &binding("a", "ClusterRole", others));
-        assert_eq!(named(policy.apply(RoleBinding, second)), ["ada", all[0], all[1], all[2]]);
-        assert_eq!(named(policy.apply(Role, change("DELETED", &role()))), [""; 0]);
-        assert_eq!(named(policy.apply(ClusterRole, change("DELETED", &cluster_role()))), all);
-        let last = change("DELETED", &binding("a", "ClusterRole", json!([])));
-        assert_eq!(named(policy.apply(RoleBinding, last)), all);
-        assert_eq!(named(policy.apply(ClusterRole, change("ADDED", &cluster_role()))), [""; 0]);
-    }
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {

@@ -1,0 +1,388 @@
+//! The roles and bindings of a cluster, indexed by subject.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
+use super::rule::PolicyRule;
+use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
+use kubeapi::{AccessAttributes, User, go_quote};
+
+/// The roles and bindings of a cluster, as far as they are known.
+///
+/// One writer applies the events of the four kinds. A reader gets an allow decision that the apiserver's RBAC authorizer
+/// makes from the same objects, or nothing.
+#[derive(Debug, Default)]
+pub struct RbacPolicy {
+    roles: HashMap<RbacObjectKey, Role>,
+    bindings: HashMap<RbacObjectKey, Arc<RbacBinding>>,
+    by_role: HashMap<RbacObjectKey, Vec<Arc<RbacBinding>>>,
+    cluster: SubjectIndex,
+    namespaces: HashMap<String, SubjectIndex>,
+    kinds: [RbacKindState; RbacKind::ALL.len()],
+}
+
+/// An allow decision, and the objects that it follows from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RbacGrant {
+    /// The reason that the apiserver gives.
+    pub reason: String,
+    pub binding: RbacObjectKey,
+    /// The `resourceVersion` of the binding.
+    pub binding_version: String,
+    pub role: RbacObjectKey,
+    /// The `resourceVersion` of the role.
+    pub role_version: String,
+}
+
+/// The kind and name of an RBAC object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RbacObjectKey {
+    pub kind: RbacKind,
+    /// The namespace; empty for cluster roles and their bindings.
+    pub namespace: String,
+    pub name: String,
+}
+
+#[derive(Debug)]
+struct Role {
+    version: String,
+    rules: Vec<PolicyRule>,
+}
+
+#[derive(Debug)]
+struct RbacBinding {
+    key: RbacObjectKey,
+    version: String,
+    /// The role; `None` if it is of an unknown kind, which grants nothing.
+    role: Option<RbacObjectKey>,
+    subjects: Vec<RbacSubject>,
+}
+
+/// The bindings of one scope that may apply to a user.
+#[derive(Debug, Default)]
+struct SubjectIndex {
+    users: HashMap<String, Vec<Arc<RbacBinding>>>,
+    groups: HashMap<String, Vec<Arc<RbacBinding>>>,
+}
+
+/// What is known of the objects of one kind.
+#[derive(Debug, Default)]
+struct RbacKindState {
+    /// Whether every object was read since the kind was last cleared.
+    is_loaded: bool,
+    /// Whether an object could not be read.
+    is_incomplete: bool,
+    /// Whether the objects exceed [`KIND_BYTES_MAX`]. None of them are kept until the kind is cleared.
+    is_too_large: bool,
+    bytes: usize,
+}
+
+/// The maximum memory of the objects of one kind, about 100,000 bindings. Above it, nothing is decided here, and changes
+/// of bindings affect everyone.
+const KIND_BYTES_MAX: usize = 64 << 20;
+/// The memory of an object without its texts, with its entries in maps.
+const OBJECT_BYTES: usize = 512;
+
+impl RbacPolicy {
+    /// Applies a change, and returns the users whose permissions it may affect; `None` if it affects no user.
+    pub fn apply(&mut self, kind: RbacKind, change: RbacEvent) -> Option<AffectedUsers> {
+        let RbacEvent { kind: event, object } = change;
+        let key = RbacObjectKey::new(kind, &object.metadata);
+        let object = (event != "DELETED").then_some(object);
+        let mut subjects = BindingSubjects::default();
+        if kind.is_binding() {
+            self.remove_binding(&key).iter().for_each(|before| before.add_to(&mut subjects));
+            if let Some(object) = object {
+                let after = RbacBinding::new(key, object);
+                after.add_to(&mut subjects);
+                self.insert_binding(after);
+            }
+        } else {
+            self.by_role.get(&key).into_iter().flatten().for_each(|bound| bound.add_to(&mut subjects));
+            self.remove_role(&key);
+            if let Some(RbacObject { metadata, rules, .. }) = object {
+                self.insert_role(key, Role { version: metadata.version, rules });
+            }
+        }
+        let is_too_large = |kind: RbacKind| kind.is_binding() && self.kinds[kind as usize].is_too_large;
+        if RbacKind::ALL.into_iter().any(is_too_large) {
+            return Some(AffectedUsers::Everyone);
+        }
+        if subjects.is_empty() { None } else { Some(AffectedUsers::from_subjects(subjects)) }
+    }
+
+    /// Removes all objects of a kind, because changes may have been missed. Nothing is decided until the kind is loaded.
+    pub fn clear_kind(&mut self, kind: RbacKind) {
+        self.remove_objects(kind);
+        self.kinds[kind as usize] = RbacKindState::default();
+    }
+
+    /// Records that all objects of a kind have been applied since it was cleared.
+    pub fn set_loaded(&mut self, kind: RbacKind) {
+        self.kinds[kind as usize].is_loaded = true;
+    }
+
+    /// Records that an object of a kind cannot be read. Nothing is decided until the kind is cleared and loaded again.
+    pub fn set_incomplete(&mut self, kind: RbacKind) {
+        self.kinds[kind as usize].is_incomplete = true;
+    }
+
+    /// Whether all objects of all kinds are known.
+    pub fn is_complete(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.is_loaded && !kind.is_incomplete && !kind.is_too_large)
+    }
+
+    /// Returns the apiserver's reason for allowing an access; `None` if no rule allows it, or if not all objects are
+    /// known.
+    pub fn allows(&self, user: &User, access: &AccessAttributes) -> Option<String> {
+        self.find_grant(user, access).map(|grant| grant.reason)
+    }
+
+    /// Returns an allow decision and the objects that it follows from; `None` as in [`RbacPolicy::allows`].
+    ///
+    /// If several bindings allow the access, those of cluster roles come first. Among them, the apiserver's order is
+    /// undefined.
+    pub fn find_grant(&self, user: &User, access: &AccessAttributes) -> Option<RbacGrant> {
+        if !self.is_complete() {
+            return None;
+        }
+        // A path has no namespace, so only bindings of the whole cluster apply to it.
+        let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
+        let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
+        let mut bindings = scopes.into_iter().flatten().flat_map(|index| index.candidates(user));
+        bindings.find_map(|binding| self.grant_by(binding, user, access))
+    }
+
+    fn grant_by(&self, binding: &RbacBinding, user: &User, access: &AccessAttributes) -> Option<RbacGrant> {
+        let subject = binding.subjects.iter().find(|subject| subject.applies_to(user, &binding.key.namespace))?;
+        let key = binding.role.as_ref()?;
+        let role = self.roles.get(key)?;
+        role.rules.iter().any(|rule| rule.allows(access)).then(|| RbacGrant {
+            reason: binding.reason(key, subject),
+            binding: binding.key.clone(),
+            binding_version: binding.version.clone(),
+            role: key.clone(),
+            role_version: role.version.clone(),
+        })
+    }
+
+    fn insert_role(&mut self, key: RbacObjectKey, role: Role) {
+        if self.charge(key.kind, role.len_bytes()) {
+            self.roles.insert(key, role);
+        }
+    }
+
+    fn remove_role(&mut self, key: &RbacObjectKey) {
+        if let Some(before) = self.roles.remove(key) {
+            self.kinds[key.kind as usize].bytes -= before.len_bytes();
+        }
+    }
+
+    fn insert_binding(&mut self, binding: RbacBinding) {
+        if !self.charge(binding.key.kind, binding.len_bytes()) {
+            return;
+        }
+        let binding = Arc::new(binding);
+        if let Some(role) = &binding.role {
+            self.by_role.entry(role.clone()).or_default().push(binding.clone());
+        }
+        self.index(&binding.key).insert(&binding);
+        self.bindings.insert(binding.key.clone(), binding);
+    }
+
+    fn remove_binding(&mut self, key: &RbacObjectKey) -> Option<Arc<RbacBinding>> {
+        let binding = self.bindings.remove(key)?;
+        self.kinds[key.kind as usize].bytes -= binding.len_bytes();
+        if let Some(role) = &binding.role {
+            remove_from(&mut self.by_role, role, &binding);
+        }
+        let index = self.index(key);
+        index.remove(&binding);
+        if index.users.is_empty() && index.groups.is_empty() {
+            self.namespaces.remove(&key.namespace);
+        }
+        Some(binding)
+    }
+
+    /// Returns the index of the scope in which a binding applies.
+    fn index(&mut self, binding: &RbacObjectKey) -> &mut SubjectIndex {
+        match binding.kind {
+            RbacKind::ClusterRoleBinding => &mut self.cluster,
+            _ => self.namespaces.entry(binding.namespace.clone()).or_default(),
+        }
+    }
+
+    /// Charges an object to its kind. Returns false if the objects of the kind are not kept, because of their size.
+    fn charge(&mut self, kind: RbacKind, bytes: usize) -> bool {
+        let state = &mut self.kinds[kind as usize];
+        if state.is_too_large || state.bytes + bytes > KIND_BYTES_MAX {
+            state.is_too_large = true;
+            self.remove_objects(kind);
+            return false;
+        }
+        state.bytes += bytes;
+        true
+    }
+
+    fn remove_objects(&mut self, kind: RbacKind) {
+        self.roles.retain(|key, _| key.kind != kind);
+        self.bindings.retain(|key, _| key.kind != kind);
+        self.by_role.retain(|_, bindings| {
+            bindings.retain(|binding| binding.key.kind != kind);
+            !bindings.is_empty()
+        });
+        match kind {
+            RbacKind::ClusterRoleBinding => self.cluster = SubjectIndex::default(),
+            RbacKind::RoleBinding => self.namespaces.clear(),
+            RbacKind::Role | RbacKind::ClusterRole => {}
+        }
+        self.kinds[kind as usize].bytes = 0;
+    }
+}
+
+impl Role {
+    fn len_bytes(&self) -> usize {
+        OBJECT_BYTES + self.rules.iter().map(PolicyRule::len_bytes).sum::<usize>()
+    }
+}
+
+impl RbacBinding {
+    fn new(key: RbacObjectKey, RbacObject { metadata, role, subjects, .. }: RbacObject) -> Self {
+        let role = key.role(role);
+        Self { key, version: metadata.version, role, subjects }
+    }
+
+    /// Adds the subjects, whose permissions may have changed where the binding applies.
+    fn add_to(&self, subjects: &mut BindingSubjects) {
+        // A binding in a namespace grants nothing outside it, whatever its role is.
+        let namespaces = AffectedNamespaces::new(&self.key.namespace);
+        for subject in &self.subjects {
+            match subject.indexed(&self.key.namespace) {
+                IndexedSubject::Group(name) => subjects.add_group(name, &namespaces),
+                IndexedSubject::User(name) => subjects.add_user(name, &namespaces),
+            }
+        }
+    }
+
+    /// Returns the reason that the apiserver gives.
+    fn reason(&self, role: &RbacObjectKey, subject: &RbacSubject) -> String {
+        let name = |name: &str, namespace: &str| {
+            if namespace.is_empty() { go_quote(name) } else { go_quote(&format!("{name}/{namespace}")) }
+        };
+        let RbacObjectKey { kind, namespace, name: binding } = &self.key;
+        let subject_name = match subject.service_account_namespace(namespace) {
+            Some(namespace) => name(&subject.name, namespace),
+            None => name(&subject.name, ""),
+        };
+        format!(
+            "RBAC: allowed by {} {} of {} {} to {} {subject_name}",
+            kind.as_str(),
+            name(binding, namespace),
+            role.kind.as_str(),
+            go_quote(&role.name),
+            subject.kind,
+        )
+    }
+
+    fn len_bytes(&self) -> usize {
+        let subjects = self.subjects.iter();
+        let texts = subjects.map(|subject| OBJECT_BYTES + subject.name.len() + subject.namespace.len());
+        OBJECT_BYTES + texts.sum::<usize>()
+    }
+}
+
+/// A subject as the user or group that it names.
+enum IndexedSubject {
+    User(String),
+    Group(String),
+}
+
+const SERVICE_ACCOUNT: &str = "ServiceAccount";
+const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
+
+impl RbacSubject {
+    /// Whether the user is the subject of a binding in `namespace`. The apiserver's authorizer ignores the API group.
+    fn applies_to(&self, user: &User, namespace: &str) -> bool {
+        match self.kind.as_str() {
+            "User" => user.name == self.name,
+            "Group" => user.groups.contains(&self.name),
+            SERVICE_ACCOUNT => {
+                let namespace = self.service_account_namespace(namespace).unwrap_or_default();
+                let account = user.name.strip_prefix(SERVICE_ACCOUNT_PREFIX);
+                let name = account.and_then(|account| account.strip_prefix(namespace)?.strip_prefix(':'));
+                !namespace.is_empty() && name == Some(&self.name)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns the namespace of a service account, by default that of the binding; `None` for other subjects.
+    fn service_account_namespace<'a>(&'a self, binding: &'a str) -> Option<&'a str> {
+        let namespace = if self.namespace.is_empty() { binding } else { &self.namespace };
+        (self.kind == SERVICE_ACCOUNT).then_some(namespace)
+    }
+
+    fn indexed(&self, binding: &str) -> IndexedSubject {
+        match self.service_account_namespace(binding) {
+            Some(namespace) => IndexedSubject::User(format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{}", self.name)),
+            None if self.kind == "Group" => IndexedSubject::Group(self.name.clone()),
+            None => IndexedSubject::User(self.name.clone()),
+        }
+    }
+}
+
+impl SubjectIndex {
+    /// The bindings that may apply to a user, some perhaps repeatedly.
+    fn candidates(&self, user: &User) -> impl Iterator<Item = &Arc<RbacBinding>> {
+        let of_groups = user.groups.iter().filter_map(|group| self.groups.get(group));
+        self.users.get(&user.name).into_iter().chain(of_groups).flatten()
+    }
+
+    fn insert(&mut self, binding: &Arc<RbacBinding>) {
+        for subject in &binding.subjects {
+            let bindings = match subject.indexed(&binding.key.namespace) {
+                IndexedSubject::User(name) => self.users.entry(name).or_default(),
+                IndexedSubject::Group(name) => self.groups.entry(name).or_default(),
+            };
+            bindings.push(binding.clone());
+        }
+    }
+
+    fn remove(&mut self, binding: &Arc<RbacBinding>) {
+        for subject in &binding.subjects {
+            match subject.indexed(&binding.key.namespace) {
+                IndexedSubject::User(name) => remove_from(&mut self.users, &name, binding),
+                IndexedSubject::Group(name) => remove_from(&mut self.groups, &name, binding),
+            }
+        }
+    }
+}
+
+fn remove_from<K: std::hash::Hash + Eq>(
+    index: &mut HashMap<K, Vec<Arc<RbacBinding>>>,
+    key: &K,
+    binding: &Arc<RbacBinding>,
+) {
+    let Some(bindings) = index.get_mut(key) else { return };
+    bindings.retain(|other| !Arc::ptr_eq(other, binding));
+    if bindings.is_empty() {
+        index.remove(key);
+    }
+}
+
+impl RbacObjectKey {
+    fn new(kind: RbacKind, metadata: &RbacObjectMeta) -> Self {
+        let namespace = if kind.is_namespaced() { metadata.namespace.clone() } else { String::new() };
+        Self { kind, namespace, name: metadata.name.clone() }
+    }
+
+    /// Returns the role that this binding refers to; `None` if its kind is unknown.
+    fn role(&self, RbacRoleRef { kind, name }: RbacRoleRef) -> Option<Self> {
+        match kind.as_str() {
+            "ClusterRole" => Some(Self { kind: RbacKind::ClusterRole, namespace: String::new(), name }),
+            "Role" => Some(Self { kind: RbacKind::Role, namespace: self.namespace.clone(), name }),
+            _ => None,
+        }
+    }
+}
