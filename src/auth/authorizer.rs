@@ -94,7 +94,7 @@ impl Authorizer {
         let own_user = moka::future::Cache::builder().max_capacity(1).time_to_live(OWN_USER_TTL).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_TTL).build();
         tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
-        let policy = Arc::default();
+        let policy = Arc::new(RwLock::new(RbacPolicy::for_changes_only()));
         let shared =
             DelegatedAuthorizer { config, authenticator, leases, quota, changes, policy, client, own_user, release };
         Self { delegated: Some(Arc::new(shared)) }

@@ -6,6 +6,7 @@
 //! sends more than `make test`.
 
 mod cast;
+mod local;
 mod policy;
 mod questions;
 mod stage;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
-use super::rule::PolicyRule;
+use super::rule::{RequestedAccess, RoleRules};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use kubeapi::{AccessAttributes, User, go_quote};
 
@@ -14,6 +14,8 @@ use kubeapi::{AccessAttributes, User, go_quote};
 /// makes from the same objects, or nothing.
 #[derive(Debug, Default)]
 pub struct RbacPolicy {
+    /// Whether nothing is decided. Then neither rules nor an index of subjects are kept.
+    changes_only: bool,
     roles: HashMap<RbacObjectKey, Role>,
     bindings: HashMap<RbacObjectKey, Arc<RbacBinding>>,
     by_role: HashMap<RbacObjectKey, Vec<Arc<RbacBinding>>>,
@@ -47,7 +49,7 @@ pub struct RbacObjectKey {
 #[derive(Debug)]
 struct Role {
     version: String,
-    rules: Vec<PolicyRule>,
+    rules: RoleRules,
 }
 
 #[derive(Debug)]
@@ -78,13 +80,18 @@ struct RbacKindState {
     bytes: usize,
 }
 
-/// The maximum memory of the objects of one kind, about 100,000 bindings. Above it, nothing is decided here, and changes
-/// of bindings affect everyone.
-const KIND_BYTES_MAX: usize = 64 << 20;
+/// The maximum memory of the objects of one kind, about 60,000 bindings. Above it, nothing is decided here, and changes
+/// affect everyone if they depend on bindings that are not kept.
+pub(super) const KIND_BYTES_MAX: usize = 64 << 20;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
 impl RbacPolicy {
+    /// Creates a policy that only returns whose permissions a change may affect, and needs less memory.
+    pub fn for_changes_only() -> Self {
+        Self { changes_only: true, ..Self::default() }
+    }
+
     /// Applies a change, and returns the users whose permissions it may affect; `None` if it affects no user.
     pub fn apply(&mut self, kind: RbacKind, change: RbacEvent) -> Option<AffectedUsers> {
         let RbacEvent { kind: event, object } = change;
@@ -102,7 +109,7 @@ impl RbacPolicy {
             self.by_role.get(&key).into_iter().flatten().for_each(|bound| bound.add_to(&mut subjects));
             self.remove_role(&key);
             if let Some(RbacObject { metadata, rules, .. }) = object {
-                self.insert_role(key, Role { version: metadata.version, rules });
+                self.insert_role(key, Role { version: metadata.version, rules: RoleRules::new(rules) });
             }
         }
         let is_too_large = |kind: RbacKind| kind.is_binding() && self.kinds[kind as usize].is_too_large;
@@ -128,9 +135,9 @@ impl RbacPolicy {
         self.kinds[kind as usize].is_incomplete = true;
     }
 
-    /// Whether all objects of all kinds are known.
+    /// Whether all objects of all kinds are known, with their rules.
     pub fn is_complete(&self) -> bool {
-        self.kinds.iter().all(|kind| kind.is_loaded && !kind.is_incomplete && !kind.is_too_large)
+        !self.changes_only && self.kinds.iter().all(|kind| kind.is_loaded && !kind.is_incomplete && !kind.is_too_large)
     }
 
     /// Returns the apiserver's reason for allowing an access; `None` if no rule allows it, or if not all objects are
@@ -151,14 +158,16 @@ impl RbacPolicy {
         let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
         let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
         let mut bindings = scopes.into_iter().flatten().flat_map(|index| index.candidates(user));
-        bindings.find_map(|binding| self.grant_by(binding, user, access))
+        let request = RequestedAccess::new(access);
+        bindings.find_map(|binding| self.grant_by(binding, user, &request))
     }
 
-    fn grant_by(&self, binding: &RbacBinding, user: &User, access: &AccessAttributes) -> Option<RbacGrant> {
-        let subject = binding.subjects.iter().find(|subject| subject.applies_to(user, &binding.key.namespace))?;
+    fn grant_by(&self, binding: &RbacBinding, user: &User, request: &RequestedAccess<'_>) -> Option<RbacGrant> {
         let key = binding.role.as_ref()?;
-        let role = self.roles.get(key)?;
-        role.rules.iter().any(|rule| rule.allows(access)).then(|| RbacGrant {
+        let role = self.roles.get(key).filter(|role| role.rules.allow(request))?;
+        // The index knows users and groups. Here, the kind of the subject counts too.
+        let subject = binding.subjects.iter().find(|subject| subject.applies_to(user, &binding.key.namespace))?;
+        Some(RbacGrant {
             reason: binding.reason(key, subject),
             binding: binding.key.clone(),
             binding_version: binding.version.clone(),
@@ -168,7 +177,7 @@ impl RbacPolicy {
     }
 
     fn insert_role(&mut self, key: RbacObjectKey, role: Role) {
-        if self.charge(key.kind, role.len_bytes()) {
+        if !self.changes_only && self.charge(key.kind, role.len_bytes()) {
             self.roles.insert(key, role);
         }
     }
@@ -187,7 +196,9 @@ impl RbacPolicy {
         if let Some(role) = &binding.role {
             self.by_role.entry(role.clone()).or_default().push(binding.clone());
         }
-        self.index(&binding.key).insert(&binding);
+        if !self.changes_only {
+            self.index(&binding.key).insert(&binding);
+        }
         self.bindings.insert(binding.key.clone(), binding);
     }
 
@@ -243,7 +254,7 @@ impl RbacPolicy {
 
 impl Role {
     fn len_bytes(&self) -> usize {
-        OBJECT_BYTES + self.rules.iter().map(PolicyRule::len_bytes).sum::<usize>()
+        OBJECT_BYTES + self.rules.len_bytes()
     }
 }
 
@@ -271,10 +282,7 @@ impl RbacBinding {
             if namespace.is_empty() { go_quote(name) } else { go_quote(&format!("{name}/{namespace}")) }
         };
         let RbacObjectKey { kind, namespace, name: binding } = &self.key;
-        let subject_name = match subject.service_account_namespace(namespace) {
-            Some(namespace) => name(&subject.name, namespace),
-            None => name(&subject.name, ""),
-        };
+        let subject_name = name(&subject.name, subject.service_account_namespace(namespace).unwrap_or_default());
         format!(
             "RBAC: allowed by {} {} of {} {} to {} {subject_name}",
             kind.as_str(),

@@ -1,4 +1,6 @@
-//! One rule of a role (`pkg/apis/rbac/v1/evaluation_helpers.go`).
+//! The rules of a role (`pkg/apis/rbac/v1/evaluation_helpers.go`).
+
+use std::collections::HashMap;
 
 use serde::Deserialize;
 
@@ -13,6 +15,7 @@ pub(super) struct PolicyRule {
     verbs: Vec<String>,
     #[serde(deserialize_with = "null_as_default")]
     api_groups: Vec<String>,
+    /// Empty in [`RoleRules`], which index them.
     #[serde(deserialize_with = "null_as_default")]
     resources: Vec<String>,
     #[serde(deserialize_with = "null_as_default")]
@@ -21,27 +24,83 @@ pub(super) struct PolicyRule {
     non_resource_urls: Vec<String>,
 }
 
+/// The rules of a role, by the resources that they name.
+#[derive(Debug)]
+pub(super) struct RoleRules {
+    rules: Vec<PolicyRule>,
+    by_resource: HashMap<String, Vec<usize>>,
+}
+
+/// An access, and the resources in rules that match it.
+pub(super) struct RequestedAccess<'a> {
+    access: &'a AccessAttributes,
+    resources: Vec<String>,
+}
+
 const ALL: &str = "*";
 
-impl PolicyRule {
-    pub(super) fn allows(&self, access: &AccessAttributes) -> bool {
-        has(&self.verbs, &access.verb)
-            && match &access.target {
-                AccessTarget::Path(path) => self.non_resource_urls.iter().any(|url| url_matches(url, path)),
-                AccessTarget::Resource(target) => self.allows_resource(target),
+impl<'a> RequestedAccess<'a> {
+    /// A rule names all resources, the resource itself or its subresource, or the subresource of all resources.
+    pub(super) fn new(access: &'a AccessAttributes) -> Self {
+        let resources = match &access.target {
+            AccessTarget::Path(_) => Vec::new(),
+            AccessTarget::Resource(target) if target.subresource.is_empty() => {
+                vec![ALL.to_owned(), target.resource.clone()]
             }
+            AccessTarget::Resource(target) => {
+                let of = |resource: &str| format!("{resource}/{}", target.subresource);
+                vec![ALL.to_owned(), of(&target.resource), of(ALL)]
+            }
+        };
+        Self { access, resources }
+    }
+}
+
+impl RoleRules {
+    pub(super) fn new(mut rules: Vec<PolicyRule>) -> Self {
+        let mut by_resource: HashMap<_, Vec<_>> = HashMap::new();
+        for (at, rule) in rules.iter_mut().enumerate() {
+            for resource in std::mem::take(&mut rule.resources) {
+                by_resource.entry(resource).or_default().push(at);
+            }
+        }
+        Self { rules, by_resource }
     }
 
-    fn allows_resource(&self, target: &ResourceAccessAttributes) -> bool {
-        has(&self.api_groups, &target.group)
-            && self.resources.iter().any(|resource| resource_matches(resource, target))
-            // An access to all names has an empty one, which no rule with names lists.
+    pub(super) fn allow(&self, request: &RequestedAccess<'_>) -> bool {
+        let RequestedAccess { access, resources } = request;
+        match &access.target {
+            AccessTarget::Path(path) => self.rules.iter().any(|rule| rule.allows_path(&access.verb, path)),
+            AccessTarget::Resource(target) => {
+                let mut named = resources.iter().filter_map(|resource| self.by_resource.get(resource)).flatten();
+                named.any(|at| self.rules[*at].allows_named_resource(&access.verb, target))
+            }
+        }
+    }
+
+    /// Returns the memory of the rules in bytes, approximately.
+    pub(super) fn len_bytes(&self) -> usize {
+        let resources = self.by_resource.iter();
+        let resources = resources.map(|(name, rules)| 2 * size_of::<String>() + name.len() + size_of_val(&rules[..]));
+        resources.sum::<usize>() + self.rules.iter().map(PolicyRule::len_bytes).sum::<usize>()
+    }
+}
+
+impl PolicyRule {
+    fn allows_path(&self, verb: &str, path: &str) -> bool {
+        self.non_resource_urls.iter().any(|url| url_matches(url, path)) && has(&self.verbs, verb)
+    }
+
+    /// Whether the rule, which names the resource, allows the access.
+    fn allows_named_resource(&self, verb: &str, target: &ResourceAccessAttributes) -> bool {
+        has(&self.verbs, verb)
+            && has(&self.api_groups, &target.group)
+            // An access to all names has an empty one, which rules rarely list.
             && (self.resource_names.is_empty() || self.resource_names.contains(&target.name))
     }
 
-    /// Returns the memory of the rule in bytes, approximately.
-    pub(super) fn len_bytes(&self) -> usize {
-        let lists = [&self.verbs, &self.api_groups, &self.resources, &self.resource_names, &self.non_resource_urls];
+    fn len_bytes(&self) -> usize {
+        let lists = [&self.verbs, &self.api_groups, &self.resource_names, &self.non_resource_urls];
         let texts = lists.into_iter().flatten().map(|text| size_of::<String>() + text.len());
         size_of::<Self>() + texts.sum::<usize>()
     }
@@ -49,19 +108,6 @@ impl PolicyRule {
 
 fn has(list: &[String], wanted: &str) -> bool {
     list.iter().any(|entry| entry == ALL || entry == wanted)
-}
-
-/// Whether a rule's resource is `*`, the requested `resource` or `resource/subresource`, or `*/subresource`.
-fn resource_matches(rule: &str, target: &ResourceAccessAttributes) -> bool {
-    let (resource, subresource) = (target.resource.as_str(), target.subresource.as_str());
-    if rule == ALL || subresource.is_empty() {
-        return rule == ALL || rule == resource;
-    }
-    let is_of = |parent: &str| {
-        let rest = rule.strip_prefix(parent).and_then(|rest| rest.strip_prefix('/'));
-        rest == Some(subresource)
-    };
-    is_of(resource) || is_of(ALL)
 }
 
 /// Whether a rule's URL is `*`, the requested path, or a prefix of it followed by `*`.

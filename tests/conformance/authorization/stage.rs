@@ -70,7 +70,7 @@ fn pod(name: &str, node: &str) -> Value {
 
 /// Creates the last object of each kind of rule, by which the authorizer shows that it has all others. Returns the
 /// version after that.
-async fn last(direct: &Http, round: &str) -> u64 {
+pub async fn last(direct: &Http, round: &str) -> u64 {
     let name = format!("{round}-last");
     let mut version = 0;
     for (namespace, kind) in [(Some(NAMESPACES[0]), "Role"), (None, "ClusterRole")] {
