@@ -167,12 +167,13 @@ differential: ## Random requests to proxy and apiserver, answered alike? (SEEDS=
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture random_requests_get_the_same_responses
 
 TRIPLES ?= 20000
+REVIEWS ?= 100000
 
 .PHONY: authorization
-authorization: ## Random callers, rules and questions: proxy and apiserver say the same? (TRIPLES=20000 SEED=n)
+authorization: ## Random callers, rules and questions: proxy and apiserver say the same? (TRIPLES=20000 REVIEWS=100000 SEED=n)
 	@tests/kube/build.sh
-	$(SEED:%=AUTHORIZATION_SEED=%) AUTHORIZATION_TRIPLES=$(TRIPLES) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture delegated_auth_decisions_match_the_apiserver
+	$(SEED:%=AUTHORIZATION_SEED=%) AUTHORIZATION_TRIPLES=$(TRIPLES) AUTHORIZATION_REVIEWS=$(REVIEWS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture decisions_match_the_apiserver
 
 TRIALS ?= 500
 

@@ -40,7 +40,7 @@ STAGES = [
     ("rebalance", ["rebalance"], 6, False),
     ("revocation", ["revocation", "TRIALS=40"], 7, False),
     ("differential", ["differential", "SEEDS=2"], 8, True),
-    ("authorization", ["authorization", "TRIPLES=10000"], 8, True),
+    ("authorization", ["authorization", "TRIPLES=10000"], 10, True),
     ("faults", ["faults", "SECONDS=300"], 8, True),
     ("failover", ["failover", "SECONDS=300", "INFORMERS=500"], 10, True),
     ("hostile", ["hostile"], 10, True),

@@ -3,7 +3,7 @@
 //!
 //! The rules do not change during a round, and the callers of each round are new. So no decision that either side has
 //! cached is out of date. Each request is sent once (`differential/verdict.rs`). `make authorization TRIPLES=20000`
-//! sends more than `make test`.
+//! sends more than `make test`. `local` compares what the proxy concludes from the rules itself.
 
 mod cast;
 mod local;
