@@ -108,7 +108,7 @@ impl RbacPolicy {
         } else {
             self.by_role.get(&key).into_iter().flatten().for_each(|bound| bound.add_to(&mut subjects));
             self.remove_role(&key);
-            if let Some(RbacObject { metadata, rules, .. }) = object {
+            if let Some(RbacObject { metadata, rules, .. }) = object.filter(|_| !self.changes_only) {
                 self.insert_role(key, Role { version: metadata.version, rules: RoleRules::new(rules) });
             }
         }
@@ -177,7 +177,7 @@ impl RbacPolicy {
     }
 
     fn insert_role(&mut self, key: RbacObjectKey, role: Role) {
-        if !self.changes_only && self.charge(key.kind, role.len_bytes()) {
+        if self.charge(key.kind, role.len_bytes()) {
             self.roles.insert(key, role);
         }
     }

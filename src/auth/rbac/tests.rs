@@ -56,7 +56,7 @@ fn object(kind: RbacKind, name: &str, mut fields: Value) -> (RbacKind, Value) {
 }
 
 fn role(kind: RbacKind, name: &str, rules: Value) -> (RbacKind, Value) {
-    object(kind, name, json!({ "rules": rules }))
+    object(kind, name, Value::from_iter([("rules", rules)]))
 }
 
 /// A binding of a `KIND/NAME` to subjects, each `KIND/NAME` or `ServiceAccount/NAMESPACE/NAME`.
@@ -104,7 +104,7 @@ fn access(text: &str) -> AccessAttributes {
 /// Whether a rule that everybody has allows each access.
 fn assert_rule(rule: Value, allowed: &[&str], not_known: &[&str]) {
     let policy = policy([
-        role(ClusterRole, "r", json!([rule])),
+        role(ClusterRole, "r", Value::from(vec![rule])),
         binding(ClusterRoleBinding, "b", "ClusterRole/r", &["User/ada"]),
     ]);
     let is_allowed = |text: &&str| policy.allows(&user("ada", &[]), &access(text)).is_some();
@@ -267,6 +267,21 @@ fn missing_or_unknown_role_grants_nothing() {
         policy.apply(kind, change(event, &role));
         assert_eq!(is_allowed(&policy), expected, "{event}");
     }
+}
+
+/// The apiserver writes an absent list as `null`.
+#[test]
+fn absent_lists_are_read_as_empty() {
+    let policy = policy([
+        object(ClusterRole, "r", json!({"rules": null})),
+        object(ClusterRole, "s", json!({})),
+        binding(ClusterRoleBinding, "b", "ClusterRole/r", &["User/ada"]),
+        binding(ClusterRoleBinding, "c", "ClusterRole/s", &["User/ada"]),
+        object(ClusterRoleBinding, "d", json!({"roleRef": {"kind": "ClusterRole", "name": "r"}, "subjects": null})),
+        object(ClusterRoleBinding, "e", json!({})),
+    ]);
+    assert!(policy.is_complete());
+    assert_eq!(policy.allows(&user("ada", &[]), &access("get /")), None);
 }
 
 /// The text is that of the apiserver, so that logs and audit records do not differ.

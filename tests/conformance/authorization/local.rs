@@ -308,7 +308,7 @@ fn access(rules: &[Value], random: &mut Rng) -> AccessAttributes {
         (resource, subresource) = (of.to_owned(), part.to_owned());
     }
     if resource == "*" && random.bool() {
-        resource = one(random, &RESOURCES).to_owned();
+        one(random, &RESOURCES).clone_into(&mut resource);
     }
     let namespace = one(random, &["", NAMESPACES[0], NAMESPACES[0], NAMESPACES[1], "missing"]).to_owned();
     let version = "v1".to_owned();

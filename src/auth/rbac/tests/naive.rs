@@ -168,4 +168,26 @@ proptest! {
             prop_assert!(is_expected, "{user:?} {access:?}: {reason:?}, expected one of {expected:?}");
         }
     }
+
+    /// Open watches whose decision a change reverses end because it affects their user there.
+    #[test]
+    fn change_affects_every_user_whose_decision_it_reverses(seed in any::<u64>()) {
+        let mut random = Rng::with_seed(seed);
+        let mut policy = policy([]);
+        let questions: Vec<_> =
+            (0..QUESTIONS).map(|_| (drawn_user(&mut random), drawn_access(&mut random))).collect();
+        let decide = |policy: &RbacPolicy| {
+            questions.iter().map(|(user, access)| policy.allows(user, access).is_some()).collect::<Vec<_>>()
+        };
+        for _ in 0..OBJECTS {
+            let before = decide(&policy);
+            let ((kind, object), event) = (drawn_object(&mut random), one(&mut random, &EVENTS));
+            let affected = policy.apply(kind, change(event, &object)).unwrap_or_else(AffectedUsers::none);
+            let after = decide(&policy);
+            for (at, (user, access)) in questions.iter().enumerate() {
+                let is_affected = affected.contains(user, access.namespace());
+                prop_assert!(before[at] == after[at] || is_affected, "{user:?} {access:?}: {event} {object}");
+            }
+        }
+    }
 }
