@@ -18,8 +18,11 @@ use std::time::Instant;
 
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
+use kubeapi::User;
 
-use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, RequestSpec, Seed, log_line, rbac, unique};
+use crate::bed::{
+    self, Authority, Http, Identity, Pair, Plan, Plane, Protocol, RequestSpec, Seed, log_line, rbac, unique,
+};
 use crate::differential::compare::{Compared, Seen, Servers};
 use crate::differential::probe::Probe;
 use crate::differential::verdict::{Counts, Verdict};
@@ -69,6 +72,7 @@ const AS_GOOD: [(&str, IsSo); 3] = [
 struct Exchange<'a> {
     servers: &'a Servers,
     identity: &'a Identity,
+    user: Option<&'a User>,
     probe: Probe,
     compared: Compared,
 }
@@ -108,12 +112,15 @@ async fn round<P: Deref<Target = Plane>>(
     let stage = Stage::set(pair, world, &policy, &round).await;
     let settled = pair.direct.version("/api/v1/namespaces").await;
     let servers: Vec<_> = cast.members.iter().map(|member| Servers::by(pair, &member.identity)).collect();
+    let rules = local::known(&pair.direct).await;
+    let direct = servers.iter().map(|servers| Http::new(servers.direct.target.clone(), Protocol::H1));
+    let users = stream::iter(direct).then(async |http| local::authenticated(&http).await).collect::<Vec<_>>().await;
     let mut questions = Questions::new(world, seed);
     let requests: Vec<_> = (0..count).map(|_| questions.draw(&cast, &policy, &stage)).collect();
     let exchanges = stream::iter(requests).map(async |(who, probe)| {
-        let (servers, identity) = (&servers[who], &cast.members[who].identity);
+        let (servers, identity, user) = (&servers[who], &cast.members[who].identity, users[who].as_ref());
         let compared = servers.compare(&probe, settled).await;
-        Exchange { servers, identity, probe, compared }
+        Exchange { servers, identity, user, probe, compared }
     });
     let exchanges = exchanges.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
     let mut own = Counts::default();
@@ -129,11 +136,11 @@ async fn round<P: Deref<Target = Plane>>(
     let now = pair.direct.version("/api/v1/namespaces").await;
     assert_eq!(now, settled, "a request has written something");
     policy.forget(&pair.direct).await;
-    exchanges
-        .iter()
-        .filter(|exchange| exchange.verdict() == Verdict::Different)
-        .map(|exchange| format!("seed {seed}: {}", exchange.report()))
-        .collect()
+    let different = exchanges.iter().filter(|exchange| exchange.verdict() == Verdict::Different).map(Exchange::report);
+    let contradicted = exchanges.iter().filter_map(|Exchange { user, probe, compared, .. }| {
+        local::contradiction(&rules, (*user)?, probe, compared.expected.status)
+    });
+    different.chain(contradicted).map(|report| format!("seed {seed}: {report}")).collect()
 }
 
 impl Exchange<'_> {
@@ -145,7 +152,7 @@ impl Exchange<'_> {
     }
 
     fn report(&self) -> String {
-        let Self { servers, identity, probe, compared } = self;
+        let Self { servers, identity, probe, compared, .. } = self;
         let denied = |status: u16| matches!(status, 401 | 403);
         let given = |status: u16| (100..300).contains(&status);
         let what = match (compared.expected.status, compared.actual.status) {

@@ -1,18 +1,21 @@
 //! RBAC as the proxy evaluates it, compared with `SubjectAccessReview`s of the apiserver, under rules that are drawn with
 //! a seed. Users, groups, accounts, nodes and requests are drawn from few names, so that many almost match a rule.
 //!
-//! The proxy must allow nothing that the apiserver refuses, and everything that the apiserver allows because of RBAC.
+//! The proxy must allow nothing that the apiserver refuses, and everything that the apiserver allows because of RBAC. The
+//! answers to requests of real callers must agree with that too.
 
 use std::time::Instant;
 
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
+use http::Method;
 use kube_fanout::auth::{RbacKind, RbacPolicy};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
+use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, ResourceAccessAttributes, UrlQuery, User};
 use serde_json::{Value, json};
 
 use super::stage::last;
-use crate::bed::{self, Http, Seed, log_line, rbac};
+use crate::bed::{self, Http, RequestSpec, Seed, log_line, rbac};
+use crate::differential::probe::Probe;
 use crate::differential::world::NAMESPACES;
 
 /// The number of reviews under the same rules.
@@ -191,8 +194,39 @@ async fn review(direct: &Http, user: &User, access: &AccessAttributes) -> (bool,
     (status["allowed"] == true, status["reason"].as_str().unwrap_or_default().to_owned())
 }
 
+/// Returns the user as which the apiserver authenticates the caller; `None` if it does not.
+pub async fn authenticated(http: &Http) -> Option<User> {
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let answer = http.fetch(RequestSpec::get(path).with(Method::POST, "application/json", review)).await;
+    let body = answer.value();
+    let info = &body["status"]["userInfo"];
+    let groups = info["groups"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+    Some(User { name: info["username"].as_str()?.to_owned(), groups: groups.collect(), ..User::default() })
+}
+
+/// Returns how the local decision about a read differs from the apiserver's answer.
+pub fn contradiction(policy: &RbacPolicy, user: &User, probe: &Probe, status: u16) -> Option<String> {
+    let changes_caller = |name: &str| name == "authorization" || name.starts_with("impersonate-");
+    if probe.writes() || probe.headers.iter().any(|(name, _)| changes_caller(name)) {
+        return None;
+    }
+    let target = probe.target();
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let access = AccessAttributes::from_request(&RequestInfo::parse(probe.method, path, &UrlQuery::parse(query)).ok()?);
+    let local = policy.allows(user, &access);
+    // Other authorizers allow more to nodes and administrators.
+    let by_others = ["system:nodes", "system:masters"].map(str::to_owned);
+    let is_only_rbac = !user.groups.iter().any(|group| by_others.contains(group));
+    match local {
+        Some(reason) if status == 403 => Some(format!("OVER-GRANT to {user:?}: {target}: {reason}")),
+        None if (200..300).contains(&status) && is_only_rbac => Some(format!("UNDER-GRANT to {user:?}: {target}")),
+        _ => None,
+    }
+}
+
 /// Reads all objects of RBAC as the proxy's feeds have them.
-async fn known(direct: &Http) -> RbacPolicy {
+pub async fn known(direct: &Http) -> RbacPolicy {
     let mut policy = RbacPolicy::default();
     for kind in RbacKind::ALL {
         let list = direct.json(&format!("/apis/rbac.authorization.k8s.io/v1/{}", kind.resource())).await;
