@@ -26,6 +26,8 @@ mod metrics;
 mod namespace_access_decisions;
 mod policy_changes;
 mod rbac;
+mod rbac_authorizer;
+mod rbac_comparison;
 mod recheck_schedule;
 mod review_permission;
 mod review_purpose;
@@ -70,6 +72,17 @@ pub enum AuthMode {
     Delegated,
 }
 
+/// What decides the access of callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessDecider {
+    /// Upstream reviews each access.
+    Ask,
+    /// The proxy allows what the RBAC objects allow that it watches. Upstream reviews any other access. The operator
+    /// states with this mode that no authorizer before RBAC denies what RBAC allows.
+    Rbac,
+}
+
 /// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
@@ -93,10 +106,15 @@ pub struct AuthConfig {
     /// The interval between two reviews of a token, if longer than that of its permissions. The apiserver never reviews
     /// a token again for an open watch.
     pub recheck_tokens: Duration,
-    /// The time for which open watches continue while their permissions cannot be checked.
+    /// The time for which open watches continue while their permissions cannot be checked, and for which local
+    /// decisions are made while the feeds of RBAC are not live.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
+    /// What decides the access of callers.
+    pub decide: AccessDecider,
+    /// The number of local decisions of which one is compared with upstream's; 0 for none.
+    pub compare_one_in: u32,
     /// The maximum number of access reviews per second for the requests of one user, and the burst.
     pub accesses_per_user: u32,
     pub accesses_burst_per_user: u32,
@@ -129,6 +147,7 @@ impl AuthConfig {
             allowed_ttl: Duration::from_secs(120),
             denied_ttl: Duration::from_secs(30),
             anonymous: false,
+            decide: AccessDecider::Ask,
             accesses_per_user: 5,
             accesses_burst_per_user: 10,
             accesses: 50,
@@ -158,6 +177,8 @@ impl Default for AuthConfig {
             recheck_tokens: Duration::from_millis(10),
             outage_grace: Duration::from_secs(300),
             anonymous: false,
+            decide: AccessDecider::Ask,
+            compare_one_in: 1_000,
             accesses_per_user: 200,
             accesses_burst_per_user: 3_000,
             accesses: 5_000,

@@ -17,6 +17,8 @@ pub struct UpstreamCostRow {
     pub streams_open: u64,
     /// The bytes of response bodies as received.
     pub body_bytes: u64,
+    /// The number of reviews that the proxy answered itself, without a request.
+    pub answered_here: u64,
 }
 
 /// A function that returns the current cost of every cause.

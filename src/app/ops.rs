@@ -79,6 +79,7 @@ pub(super) fn cost_reader(costs: UpstreamCostTotals) -> UpstreamCostReader {
         streams_opened: cost.streams_opened,
         streams_open: cost.streams_open,
         body_bytes: cost.body_bytes,
+        answered_here: cost.answered_here,
     };
     Arc::new(move || costs.all().map(row).collect())
 }

@@ -1,21 +1,19 @@
-//! Follows RBAC while there are open watches with checked permissions. After a change, their permissions are checked
-//! again within seconds.
+//! Follows RBAC while there are open watches with checked permissions, or always if RBAC is evaluated here
+//! (`delegated.decide: rbac`). After a change, permissions are checked again.
 //!
-//! A proxy without such watches does not follow RBAC, so that it causes no load on upstream. A lease that starts before
+//! Otherwise a proxy without such watches causes no load on upstream. A lease that starts before
 //! the listeners are synced is checked again shortly after they are (`RbacWatcher::begin`), as after any loss of
 //! history.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::refused_read_retrier::RefusedReadRetrier;
-use crate::auth::{AffectedUsers, Authorizer, RbacEvent, RbacKind, RbacPolicy};
+use crate::auth::{Authorizer, RbacEvent, RbacKind};
 use crate::cache::{CollectionView, FeedCursor, FeedState, PullResult, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::wire::{FeedEncoding, Representation};
@@ -27,16 +25,9 @@ use tokio::sync::watch;
 struct RbacWatcher {
     kind: RbacKind,
     retrier: RefusedReadRetrier,
-    shared: Arc<RbacWatcherState>,
+    authorizer: Authorizer,
     is_needed: watch::Receiver<bool>,
     retry_after: Duration,
-}
-
-/// The state that all listeners share.
-struct RbacWatcherState {
-    authorizer: Authorizer,
-    policy: Arc<RwLock<RbacPolicy>>,
-    kinds: Mutex<Vec<RbacKind>>,
 }
 
 /// The longest time that listeners continue without a lease.
@@ -44,7 +35,7 @@ pub(super) const LINGER_MAX: Duration = Duration::from_secs(60);
 /// The number of bytes pulled at a time.
 const ROOM: usize = 256 << 10;
 
-/// Starts a listener for each kind, which runs while there are leases.
+/// Starts a listener for each kind, which runs while there are leases, or always if RBAC is evaluated here.
 ///
 /// `retry_after` is the pause before a retry when there is no feed or it has ended. Retries reach upstream no more
 /// often than a refused request may be repeated. `linger` is how long listeners continue after the last lease has
@@ -57,21 +48,23 @@ pub(super) fn start_listeners(
     retry_after: Duration,
     linger: Duration,
 ) {
-    let Some(policy) = authorizer.policy() else { return };
-    let shared = RbacWatcherState { authorizer: authorizer.clone(), policy, kinds: Mutex::default() };
-    shared.authorizer.set_policy_watched(false);
-    let shared = Arc::new(shared);
-    let (need_sender, is_needed) = watch::channel(false);
+    let (need_sender, is_needed) = watch::channel(authorizer.decides_by_rbac());
     tasks.spawn_critical("policy", publish_need(leases, need_sender, linger));
     for kind in RbacKind::ALL {
-        let (retrier, shared, is_needed) = (retrier.clone(), shared.clone(), is_needed.clone());
-        let listener = RbacWatcher { kind, retrier, shared, is_needed, retry_after };
+        let (retrier, authorizer, is_needed) = (retrier.clone(), authorizer.clone(), is_needed.clone());
+        let listener = RbacWatcher { kind, retrier, authorizer, is_needed, retry_after };
+        listener.set_stale(Instant::now());
         tasks.spawn_critical("policy", listener.run());
     }
 }
 
-/// Publishes whether changes must be followed: from the first lease until `linger` after the last.
+/// Publishes whether changes must be followed: from the first lease until `linger` after the last, or always if they
+/// must be followed without leases.
 async fn publish_need(mut leases: watch::Receiver<usize>, need_sender: watch::Sender<bool>, linger: Duration) {
+    if *need_sender.borrow() {
+        drop(leases.wait_for(|_| false).await);
+        return;
+    }
     // An error means that there will be no more leases.
     while leases.wait_for(|count| *count > 0).await.is_ok() {
         need_sender.send_replace(true);
@@ -100,8 +93,8 @@ impl RbacWatcher {
                 // An error means that following will never be needed again.
                 result = ends.wait_for(|is_needed| !is_needed) => continues = result.is_ok(),
             }
-            self.set_listening(false);
-            self.shared.policy.write().clear_kind(self.kind);
+            self.set_stale(Instant::now());
+            self.authorizer.clear_policy(self.kind);
         }
     }
 
@@ -112,7 +105,7 @@ impl RbacWatcher {
             if let Some(feed) = self.retrier.feed(&gvr) {
                 self.follow_feed(&feed).await;
             }
-            self.set_listening(false);
+            self.set_stale(Instant::now());
             if !std::mem::replace(is_reported, true) {
                 let resource = self.kind.resource();
                 tracing::warn!(
@@ -137,17 +130,17 @@ impl RbacWatcher {
             let Some(mut cursor) = self.begin(feed).await else { return };
             let (mut frames, mut continues) = (Vec::new(), true);
             while continues {
-                // A disconnected feed observes changes late.
-                self.set_listening(*state.borrow_and_update() == FeedState::Live);
+                let now = *state.borrow_and_update();
+                self.authorizer.set_policy_feed(self.kind, stale_since(now));
                 continues = tokio::select! {
                     biased;
                     continues = pull(&mut cursor, &mut frames) => continues,
                     changed = state.changed() => changed.is_ok(),
                 };
-                frames.drain(..).for_each(|frame| self.change(&frame));
+                frames.drain(..).for_each(|frame| self.apply(&frame));
             }
             // The feed has started a new history or has ended: changes may have been missed.
-            self.set_listening(false);
+            self.set_stale(Instant::now());
         }
     }
 
@@ -160,50 +153,46 @@ impl RbacWatcher {
             feed.renderings.wait_verified(json).await.ok()?
         };
         let opened = feed.reader.open(WatchStartPosition::Current, CollectionView::everything()).ok()?;
-        self.shared.policy.write().clear_kind(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
+        let mut objects = Vec::new();
         for object in snapshot.select(&CollectionView::everything(), feed.reader.namespaced(), None) {
             let body = feed.reader.body(object, cursor.renderer()).ok()?;
             let frame = cursor.renderer().envelope().frame(EventType::Added, &body);
-            self.apply(&frame);
+            objects.push(self.decode(&frame));
         }
-        self.shared.policy.write().set_loaded(self.kind);
         // The proxy's own permissions may have changed unobserved.
         self.retrier.changed();
-        self.shared.authorizer.policy_watch_started();
+        self.authorizer.load_policy(self.kind, objects);
         Some(cursor)
     }
 
-    fn change(&self, frame: &Bytes) {
-        if let Some(affected) = self.apply(frame) {
+    fn apply(&self, frame: &Bytes) {
+        if self.authorizer.apply_policy_change(self.kind, self.decode(frame)) {
             self.retrier.changed();
-            self.shared.authorizer.policy_changed(&affected);
         }
     }
 
-    /// Applies a frame, and returns the users whose permissions it may affect.
-    fn apply(&self, frame: &Bytes) -> Option<AffectedUsers> {
-        match serde_json::from_slice::<RbacEvent>(frame) {
-            Ok(change) => self.shared.policy.write().apply(self.kind, change),
-            Err(error) => {
-                tracing::warn!(
-                    resource = self.kind.resource(), %error,
-                    "cannot decode an RBAC object; rechecking the permissions of all callers"
-                );
-                self.shared.policy.write().set_incomplete(self.kind);
-                Some(AffectedUsers::Everyone)
-            }
-        }
+    /// Decodes an event; returns `None` if that is not possible.
+    fn decode(&self, frame: &Bytes) -> Option<RbacEvent> {
+        let decoded = serde_json::from_slice(frame).inspect_err(|error| {
+            let resource = self.kind.resource();
+            tracing::warn!(resource, %error, "cannot decode an RBAC object; rechecking the permissions of all callers");
+        });
+        decoded.ok()
     }
 
-    fn set_listening(&self, is_listening: bool) {
-        let mut kinds = self.shared.kinds.lock();
-        kinds.retain(|kind| *kind != self.kind);
-        if is_listening {
-            kinds.push(self.kind);
-        }
-        self.shared.authorizer.set_policy_watched(kinds.len() == RbacKind::ALL.len());
+    fn set_stale(&self, since: Instant) {
+        self.authorizer.set_policy_feed(self.kind, Some(since));
+    }
+}
+
+/// Returns the time since which a feed has observed changes late; `None` if it is live.
+fn stale_since(state: FeedState) -> Option<Instant> {
+    match state {
+        FeedState::Live => None,
+        FeedState::Stale { since } => Some(since),
+        FeedState::Syncing | FeedState::Ended(_) => Some(Instant::now()),
     }
 }
 

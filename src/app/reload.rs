@@ -110,6 +110,7 @@ impl ReloadableSettings {
         loop {
             let Some(serving) = frontend.upgrade() else { return };
             self.apply(&file.current(), &sources.log_level, &serving, &feeds);
+            serving.enable_local_decisions();
             drop(serving);
             tokio::select! {
                 () = file.changed() => {}

@@ -6,12 +6,14 @@ use ring::digest;
 use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
+use super::rbac_authorizer::{LocalDecision, RbacAuthorizer};
+use super::rbac_comparison::RbacComparisonQueue;
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{
     LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
 };
-use super::{AffectedUsers, AuthConfig, GrantError};
+use super::{AffectedUsers, AuthConfig, GrantError, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
 use base::CoalescingCache;
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
@@ -21,10 +23,13 @@ use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 /// A decision belongs to one user, with all attributes that upstream knows, and to one access, with all attributes that
 /// a permission may depend on. Users or accesses that differ never share a decision.
 pub(super) struct AccessReviewer {
-    reviews: Arc<dyn ReviewClient>,
+    pub(super) reviews: Arc<dyn ReviewClient>,
     pub(super) queue: ReviewQueue,
     decisions: CoalescingCache<(ReviewPurpose, AccessDecisionKey), AccessDecision>,
     config: AuthConfig,
+    /// Decides by the RBAC objects that are watched.
+    pub(super) rbac: RbacAuthorizer,
+    pub(super) comparisons: RbacComparisonQueue,
 }
 
 /// The cache key of a decision: a digest of a user and an access. It has the same length whatever texts a caller
@@ -45,6 +50,8 @@ pub(super) struct AccessDecision {
     /// The user and the namespace of the decision, by which a policy change affects it.
     user: Arc<User>,
     namespace: Box<str>,
+    /// For a decision that was made here: how long its rules were stale, if they were.
+    pub(super) local: Option<Option<Duration>>,
 }
 
 /// The maximum number of bytes of cached decisions. By default, requests add up to 5,000 per second for ten seconds:
@@ -54,6 +61,8 @@ const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 const DECISION_BYTES: usize = 384;
 /// The length of the longest namespace name.
 const NAMESPACE_NAME_MAX: usize = 63;
+/// The maximum number of reviews per second that compare local decisions with upstream's.
+const COMPARISONS_PER_SECOND: u32 = 10;
 /// The maximum time that a request waits for its review if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -62,7 +71,14 @@ impl AccessReviewer {
         let ttls = config.clone();
         let ttl = move |(purpose, _): &_, decision: &AccessDecision| Some(decision.ttl(*purpose, &ttls));
         let decisions = CoalescingCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
-        Self { reviews, queue: queue(config), decisions, config: config.clone() }
+        Self {
+            reviews,
+            queue: queue(config),
+            decisions,
+            config: config.clone(),
+            rbac: RbacAuthorizer::new(config),
+            comparisons: RbacComparisonQueue::new(config.compare_one_in),
+        }
     }
 
     /// Returns the decision that allows an access to a user. With `since`, only a decision whose review was sent after
@@ -77,12 +93,13 @@ impl AccessReviewer {
         purpose: ReviewPurpose,
         since: Option<Instant>,
     ) -> Result<AccessDecision, GrantError> {
+        if let Some(decision) = self.decide_here(user, access, purpose) {
+            return Ok(decision);
+        }
         let key = AccessDecisionKey::new(user, access);
         let review = |_| async {
             let (class, cause) = class_and_cause(user, purpose);
-            let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
-            let (sent, result) = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
-            self.queue.count(if result.allowed { "allowed" } else { "denied" });
+            let (sent, result) = self.review(class, cause, user, access).await?;
             let decision = AccessDecision::new(sent, result, user.clone(), access);
             // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
             // return one that is too old for requests.
@@ -96,6 +113,47 @@ impl AccessReviewer {
         let decided = self.decisions.get_or_fetch(&(purpose, key), is_accepted, review).await;
         let decision = decided.map_err(Arc::unwrap_or_clone)?;
         if decision.is_allowed { Ok(decision) } else { Err(GrantError::Denied(decision.reason)) }
+    }
+
+    /// Returns the decision of the rules that are known here, if they allow the access.
+    fn decide_here(
+        &self,
+        user: &Arc<User>,
+        access: &Arc<AccessAttributes>,
+        purpose: ReviewPurpose,
+    ) -> Option<AccessDecision> {
+        if !self.rbac.is_configured() {
+            return None;
+        }
+        let decided = self.rbac.decide(user, access);
+        metrics::decided_locally(match &decided {
+            Some(LocalDecision { stale: None, .. }) => "allowed",
+            Some(LocalDecision { stale: Some(_), .. }) => "allowed_stale",
+            None if self.rbac.is_active() => "no_rule",
+            None => "unavailable",
+        });
+        let LocalDecision { grant, stale } = decided?;
+        self.reviews.answered_here(class_and_cause(user, purpose).1);
+        let reason = grant.reason.as_str().into();
+        if stale.is_none() {
+            self.comparisons.sample(user, access, grant);
+        }
+        let (user, local) = (user.clone(), Some(stale));
+        Some(AccessDecision { sent: Instant::now(), is_allowed: true, reason, user, namespace: Box::default(), local })
+    }
+
+    /// Sends a review. Returns a time before it was sent, and the result.
+    pub(super) async fn review(
+        &self,
+        class: ReviewClass,
+        cause: UpstreamRequestCause,
+        user: &User,
+        access: &AccessAttributes,
+    ) -> Result<(Instant, AccessReviewResult), GrantError> {
+        let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
+        let reviewed = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
+        self.queue.count(if reviewed.1.allowed { "allowed" } else { "denied" });
+        Ok(reviewed)
     }
 
     /// Checks whether a downstream proxy may send a request.
@@ -148,11 +206,14 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
     let leases = Arc::new(ReviewRateLimit::for_leases(config.lease_reviews));
+    let each = ReviewRate::new(COMPARISONS_PER_SECOND, COMPARISONS_PER_SECOND);
+    let comparisons = Arc::new(ReviewRateLimit::new(each, each, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
     ReviewQueue::new(ReviewResource::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),
         ReviewClass::Known | ReviewClass::Unauthenticated => requests.clone(),
         ReviewClass::NonResource => paths.clone(),
+        ReviewClass::Comparison => comparisons.clone(),
     })
 }
 
@@ -180,7 +241,7 @@ impl AccessDecision {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
-        Self { sent, is_allowed: result.allowed, reason: result.reason.into(), user, namespace }
+        Self { sent, is_allowed: result.allowed, reason: result.reason.into(), user, namespace, local: None }
     }
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.

@@ -3,20 +3,21 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
-use parking_lot::RwLock;
 use tokio::time::{Instant, timeout};
 
+use super::access_reviewer::AccessReviewer;
 use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_lease::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
+use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{
-    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacPolicy, ReadGrant, ReadPermission,
-    ReadableNamespaces, metrics,
+    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadGrant, ReadPermission,
+    ReadableNamespaces, metrics, rbac_comparison,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
@@ -36,7 +37,6 @@ struct DelegatedAuthorizer {
     /// The limit on the namespaces that open watches depend on.
     quota: ReviewedNamespaceLimit,
     changes: Arc<PolicyChanges>,
-    policy: Arc<RwLock<RbacPolicy>>,
     client: UpstreamClient,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     own_user: moka::future::Cache<(), Arc<User>>,
@@ -94,9 +94,11 @@ impl Authorizer {
         let own_user = moka::future::Cache::builder().max_capacity(1).time_to_live(OWN_USER_TTL).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_TTL).build();
         tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
-        let policy = Arc::new(RwLock::new(RbacPolicy::for_changes_only()));
-        let shared =
-            DelegatedAuthorizer { config, authenticator, leases, quota, changes, policy, client, own_user, release };
+        if authenticator.access_reviewer.rbac.is_configured() {
+            tasks.spawn_critical("local decisions", apply_rule_changes(authenticator.clone(), leases.clone()));
+            tasks.spawn_critical("comparisons", rbac_comparison::run(authenticator.clone()));
+        }
+        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -203,21 +205,69 @@ impl Authorizer {
         authorized.inspect_err(|denied| metrics::refused(&denied.refused))
     }
 
+    /// Whether RBAC is evaluated here, so that its objects must be known at any time.
+    pub fn decides_by_rbac(&self) -> bool {
+        self.rbac().is_some_and(RbacAuthorizer::is_configured)
+    }
+
+    /// Replaces all objects of a kind of RBAC objects, whose watch has begun. `None` stands for an object that cannot be
+    /// decoded.
+    pub fn load_policy(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
+        if let Some(rbac) = self.rbac() {
+            rbac.load(kind, objects);
+            self.policy_watch_started();
+        }
+    }
+
+    /// Removes the objects of a kind of RBAC objects, because it is no longer watched.
+    pub fn clear_policy(&self, kind: RbacKind) {
+        if let Some(rbac) = self.rbac() {
+            rbac.clear(kind);
+        }
+    }
+
+    /// Applies a change of an RBAC object; `None` stands for one that cannot be decoded. Returns whether it may affect
+    /// anyone.
+    pub fn apply_policy_change(&self, kind: RbacKind, change: Option<RbacEvent>) -> bool {
+        let affected = self.rbac().and_then(|rbac| rbac.apply(kind, change));
+        affected.iter().for_each(|affected| self.policy_changed(affected));
+        affected.is_some()
+    }
+
+    /// Records whether changes of a kind of RBAC objects are received as they happen; if not, since when. They are
+    /// received later, or the watch restarts.
+    pub fn set_policy_feed(&self, kind: RbacKind, stale_since: Option<Instant>) {
+        if let Some(rbac) = self.rbac() {
+            self.set_policy_watched(rbac.set_live(kind, stale_since));
+        }
+    }
+
+    /// Allows local decisions again that a disagreement with upstream has stopped.
+    pub fn enable_local_decisions(&self) {
+        if let Some(rbac) = self.rbac().filter(|rbac| rbac.is_configured()) {
+            rbac.enable();
+        }
+    }
+
+    /// Returns how long the rules of local decisions have been stale; `None` if they are current, or not used.
+    pub fn stale_rules(&self) -> Option<Duration> {
+        self.rbac()?.stale()
+    }
+
+    fn rbac(&self) -> Option<&RbacAuthorizer> {
+        Some(&self.delegated.as_ref()?.authenticator.access_reviewer.rbac)
+    }
+
     /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
     /// hardly more than one.
-    pub fn policy_changed(&self, affected: &AffectedUsers) {
+    pub(super) fn policy_changed(&self, affected: &AffectedUsers) {
         if let Some(shared) = &self.delegated {
             shared.changes.add(affected);
         }
     }
 
-    /// Returns the RBAC objects, which one writer follows; `None` if every caller is treated as the proxy itself.
-    pub fn policy(&self) -> Option<Arc<RwLock<RbacPolicy>>> {
-        self.delegated.as_ref().map(|shared| shared.policy.clone())
-    }
-
     /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
-    pub fn policy_watch_started(&self) {
+    pub(super) fn policy_watch_started(&self) {
         if let Some(shared) = &self.delegated {
             shared.changes.watch_started();
         }
@@ -235,9 +285,8 @@ impl Authorizer {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Records whether policy changes are received as they happen. If not, they are received later, or the watches
-    /// restart.
-    pub fn set_policy_watched(&self, is_watched: bool) {
+    /// Records whether all policy changes are received as they happen.
+    pub(super) fn set_policy_watched(&self, is_watched: bool) {
         metrics::policy_watched(is_watched);
         if let Some(shared) = &self.delegated {
             shared.changes.set_open(is_watched);
@@ -291,9 +340,10 @@ impl DelegatedAuthorizer {
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
-            lease.state.record_decision(&known.user, &allowed);
+            self.leases.record_decision(&lease.state, &known.user, &allowed);
         }
-        Ok(ReadGrant { access, lease, reason: allowed.reason })
+        let stale_rules = allowed.local.flatten();
+        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })
     }
 
     fn readable(
@@ -356,6 +406,24 @@ async fn apply_policy_changes(
         let affected = changes.next(&mut rounds).await;
         authenticator.access_reviewer.remove_affected(&affected).await;
         leases.recheck(&affected).await;
+    }
+}
+
+/// Applies changes of the rules to what was decided by them.
+async fn apply_rule_changes(authenticator: Arc<Authenticator>, leases: Arc<GrantLeases>) {
+    let AccessReviewer { rbac, .. } = &authenticator.access_reviewer;
+    loop {
+        match rbac.next_change().await {
+            RbacChange::Started => tracing::info!("access decisions by RBAC started"),
+            RbacChange::Stopped { certain_until } => {
+                tracing::warn!("access decisions by RBAC stopped; asking the apiserver");
+                leases.end_local_decisions(certain_until).await;
+            }
+            RbacChange::Rules(affected) => {
+                authenticator.access_reviewer.remove_affected(&affected).await;
+                leases.apply_rule_change(&affected).await;
+            }
+        }
     }
 }
 

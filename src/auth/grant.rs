@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +20,8 @@ pub struct ReadGrant {
     pub(super) lease: Option<Arc<GrantLease>>,
     /// The authorizer's reason, which may be empty.
     pub(super) reason: Arc<str>,
+    /// How long the rules by which it was decided have been stale; `None` if they are current, or if upstream decided.
+    pub(super) stale_rules: Option<Duration>,
 }
 
 /// A permission for a collection: for everything that was requested, or for some of its namespaces.
@@ -49,12 +52,18 @@ pub struct NamespaceAccessChanges(watch::Receiver<namespace_access_decisions::Na
 
 impl ReadGrant {
     pub(super) fn new(access: Arc<AccessAttributes>) -> Self {
-        Self { access, lease: None, reason: Arc::default() }
+        Self { access, lease: None, reason: Arc::default(), stale_rules: None }
     }
 
     /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
+    }
+
+    /// Returns how long the rules by which it was decided have been stale; `None` if they are current, or if upstream
+    /// decided.
+    pub fn stale_rules(&self) -> Option<Duration> {
+        self.stale_rules
     }
 }
 
@@ -92,6 +101,14 @@ impl ReadPermission {
         match self {
             Self::Collection(grant) => grant.reason.clone(),
             Self::Namespaces(_) => Arc::default(),
+        }
+    }
+
+    /// Returns how long the rules by which it was decided have been stale, as [`ReadGrant::stale_rules`].
+    pub fn stale_rules(&self) -> Option<Duration> {
+        match self {
+            Self::Collection(grant) => grant.stale_rules,
+            Self::Namespaces(_) => None,
         }
     }
 

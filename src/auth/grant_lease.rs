@@ -9,6 +9,7 @@
 //! watched. A change that ends the permission affects the lease. The remaining reviews detect denials by other
 //! authorizers.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -53,6 +54,8 @@ pub(super) struct GrantLeaseState {
     pub(super) decisions: Option<Arc<NamespaceDecisions>>,
     /// The time at which the last review was sent, if its reason was RBAC.
     rbac_allowed_at: Mutex<Option<Instant>>,
+    /// Whether the rules that are known here allow the access. Then only a change of the rules causes a review.
+    is_local: AtomicBool,
     recheck: Mutex<Option<GrantLeaseRecheckRequest>>,
     recheck_requested: Notify,
     /// Why it has ended.
@@ -68,6 +71,10 @@ struct GrantLeaseRecheckRequest {
     since: Instant,
     /// The time at which the review is sent.
     begins_at: Instant,
+    /// The time until which the permission was certain.
+    certain_until: Instant,
+    /// Whether the access was allowed by rules that have changed.
+    lost_rule: bool,
 }
 
 /// All leases.
@@ -108,6 +115,8 @@ struct GrantLeaseRevalidator {
     /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
     /// reviewed again then.
     settles_at: Instant,
+    /// The delay before the next review if upstream allows by RBAC what the rules that are known here do not allow.
+    lag_delay: Option<Duration>,
 }
 
 /// The maximum time for all reviews of one lease check.
@@ -118,6 +127,10 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The maximum number of leases that a review round checks at once. More are spread over [`SPREAD`].
 const IMMEDIATE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
+/// The delay of the second review of a permission whose rule is gone. Upstream's authorizer receives a change within
+/// milliseconds. The delay doubles up to [`LAG_DELAY_MAX`]; later reviews are those of the rounds after any change.
+const LAG_DELAY_FIRST: Duration = Duration::from_millis(10);
+const LAG_DELAY_MAX: Duration = Duration::from_millis(320);
 
 impl GrantLeases {
     pub(super) fn new(
@@ -152,6 +165,7 @@ impl GrantLeases {
             user: Mutex::new(caller.user.clone()),
             decisions,
             rbac_allowed_at: Mutex::default(),
+            is_local: AtomicBool::new(false),
             recheck: Mutex::default(),
             recheck_requested: Notify::new(),
             revoked: OnceLock::new(),
@@ -173,6 +187,7 @@ impl GrantLeases {
             reviewed: LastReviewTimes::at(Instant::now()),
             oldest_accepted: LastReviewTimes::at(Instant::now()),
             settles_at: lease_ttls.settled_after(self.changes.last_activity()),
+            lag_delay: None,
         };
         let leases = self.clone();
         self.tasks.spawn("lease", async move {
@@ -191,9 +206,36 @@ impl GrantLeases {
 
     /// Makes the revalidators of affected leases check them again. Decisions from before now are not accepted.
     pub(super) async fn recheck(&self, affected: &AffectedUsers) {
-        let since = Instant::now();
+        let (since, mut matching) = (Instant::now(), Vec::new());
+        self.for_affected(affected, since, |state| matching.extend((!state.is_local()).then(|| state.clone()))).await;
+        request_rechecks(matching, since, since);
+    }
+
+    /// Evaluates the leases again that a change of the rules affects. Upstream reviews at once those that the rules no
+    /// longer allow.
+    pub(super) async fn apply_rule_change(&self, affected: &AffectedUsers) {
+        self.for_affected(affected, Instant::now(), |state| self.check_rules(state)).await;
+    }
+
+    /// Ends the validity of local decisions. Their leases are reviewed as others from now on.
+    pub(super) async fn end_local_decisions(&self, certain_until: Instant) {
+        let (since, mut matching) = (Instant::now(), Vec::new());
+        let end = |state: &Arc<GrantLeaseState>| {
+            matching.extend(state.is_local.swap(false, Ordering::SeqCst).then(|| state.clone()));
+        };
+        self.for_affected(&AffectedUsers::Everyone, since, end).await;
+        request_rechecks(matching, since, certain_until);
+    }
+
+    /// Calls `visit` with each lease of a whole collection that a change affects. A watch across namespaces depends on
+    /// the permissions in each of them, which are reviewed again.
+    async fn for_affected(
+        &self,
+        affected: &AffectedUsers,
+        since: Instant,
+        mut visit: impl FnMut(&Arc<GrantLeaseState>),
+    ) {
         let leases: Vec<_> = self.leases.iter().map(|lease| lease.value().clone()).collect();
-        let mut matching = Vec::new();
         for (count, lease) in leases.into_iter().enumerate() {
             if count % YIELD_EVERY == YIELD_EVERY - 1 {
                 yield_now().await;
@@ -201,20 +243,38 @@ impl GrantLeases {
             let Some(state) = lease.upgrade().map(|lease| lease.state.clone()) else { continue };
             let user = state.user.lock().clone();
             match &state.decisions {
-                // A watch across namespaces depends on the permissions in each of them.
                 Some(decisions) => {
                     affected
                         .namespaces_of(&user)
                         .into_iter()
                         .for_each(|namespaces| decisions.recheck(&namespaces, since));
                 }
-                None if affected.contains(&user, state.access.namespace()) => matching.push(state),
+                None if affected.contains(&user, state.access.namespace()) => visit(&state),
                 None => {}
             }
         }
-        let spread = if matching.len() > IMMEDIATE_MAX { SPREAD } else { Duration::ZERO };
-        for state in matching {
-            state.request_recheck(GrantLeaseRecheckRequest { since, begins_at: since + spread.mul_f64(random::f64()) });
+    }
+
+    /// Records a decision on the permission of a lease's user.
+    pub(super) fn record_decision(&self, state: &GrantLeaseState, user: &User, allowed: &AccessDecision) {
+        state.record_decision(user, allowed);
+        // A change between the decision and its record did not find the lease to be local.
+        self.check_rules(state);
+    }
+
+    /// Has upstream review a lease at once if the rules allowed it and no longer do.
+    fn check_rules(&self, state: &GrantLeaseState) {
+        let user = state.user.lock().clone();
+        let rbac = &self.authenticator.access_reviewer.rbac;
+        if state.is_local() && rbac.decide(&user, &state.access).is_none() {
+            state.is_local.store(false, Ordering::SeqCst);
+            let now = Instant::now();
+            state.request_recheck(GrantLeaseRecheckRequest {
+                since: now,
+                begins_at: now,
+                certain_until: now,
+                lost_rule: true,
+            });
         }
     }
 
@@ -258,16 +318,20 @@ impl GrantLeaseState {
         let is_another = *known != *user;
         if is_another {
             *self.rbac_allowed_at.lock() = None;
+            self.is_local.store(false, Ordering::SeqCst);
         }
         *known = user.clone();
         is_another
     }
 
     /// Records a decision on the user's permission.
-    pub(super) fn record_decision(&self, user: &User, allowed: &AccessDecision) {
+    fn record_decision(&self, user: &User, allowed: &AccessDecision) {
         let of = self.user.lock();
         if **of != *user {
             return;
+        }
+        if allowed.local.is_some() {
+            self.is_local.store(true, Ordering::SeqCst);
         }
         let mut known = self.rbac_allowed_at.lock();
         if allowed.is_by_rbac() {
@@ -282,17 +346,26 @@ impl GrantLeaseState {
         self.rbac_allowed_at.lock().filter(|sent| *sent >= since)
     }
 
+    fn is_local(&self) -> bool {
+        self.is_local.load(Ordering::SeqCst)
+    }
+
     fn request_recheck(&self, request: GrantLeaseRecheckRequest) {
         let mut pending = self.recheck.lock();
         // One review covers all changes until it is sent.
-        let begins_at = pending.map_or(request.begins_at, |before| before.begins_at.min(request.begins_at));
-        *pending = Some(GrantLeaseRecheckRequest { begins_at, ..request });
+        let before = pending.unwrap_or(request);
+        *pending = Some(GrantLeaseRecheckRequest {
+            since: request.since,
+            begins_at: before.begins_at.min(request.begins_at),
+            certain_until: before.certain_until.min(request.certain_until),
+            lost_rule: before.lost_rule || request.lost_rule,
+        });
         drop(pending);
         self.recheck_requested.notify_one();
     }
 
-    /// Completes when a policy change requires a review. Returns the time before which no decision is accepted.
-    async fn recheck_due(&self) -> Instant {
+    /// Completes when a policy change requires a review.
+    async fn recheck_due(&self) -> GrantLeaseRecheckRequest {
         loop {
             let Some(begins_at) = self.recheck.lock().map(|request| request.begins_at) else {
                 self.recheck_requested.notified().await;
@@ -304,7 +377,7 @@ impl GrantLeaseState {
                 () = self.recheck_requested.notified() => continue,
             }
             if let Some(request) = self.recheck.lock().take() {
-                return request.since;
+                return request;
             }
         }
     }
@@ -346,10 +419,12 @@ impl GrantLeaseRevalidator {
             let since = tokio::select! {
                 biased;
                 () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
-                since = state.recheck_due() => {
-                    self.settles_at = self.lease_ttls.settled_after(since);
+                request = state.recheck_due() => {
+                    self.settles_at = self.lease_ttls.settled_after(request.since);
                     // Until a review after the change succeeds, no older decision is accepted.
-                    self.oldest_accepted.permission = since;
+                    self.oldest_accepted.permission = request.since;
+                    due = due.min(request.certain_until + self.lease_ttls.permission_ttl);
+                    self.lag_delay = if request.lost_rule { Some(LAG_DELAY_FIRST) } else { self.lag_delay };
                     None
                 }
                 () = authorities_changed(&mut authorities) => {
@@ -423,6 +498,10 @@ impl GrantLeaseRevalidator {
             self.oldest_accepted.permission = Instant::now();
             self.settles_at = self.lease_ttls.settled_after(leases.changes.last_activity());
         }
+        if state.is_local() {
+            self.reviewed.permission = Instant::now();
+            return Ok(());
+        }
         let oldest = since.permission.max(self.oldest_accepted.permission);
         let oldest = self.lease_ttls.oldest_accepted_review(self.settles_at).map_or(oldest, |least| oldest.max(least));
         if self.reviewed.permission < oldest {
@@ -438,17 +517,32 @@ impl GrantLeaseRevalidator {
     }
 
     /// Reviews the permission, unless it was reviewed since `since`. Returns when.
-    async fn review_permission(&self, since: Instant) -> Result<Instant, GrantError> {
+    async fn review_permission(&mut self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
         let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
-        self.state.record_decision(&user, &allowed);
+        self.leases.record_decision(&self.state, &user, &allowed);
+        let delay = self.lag_delay.take().filter(|delay| allowed.is_by_rbac() && *delay <= LAG_DELAY_MAX);
+        if let Some(delay) = delay.filter(|_| allowed.local.is_none()) {
+            self.lag_delay = Some(2 * delay);
+            let now = Instant::now();
+            let begins_at = now + delay;
+            self.state.request_recheck(GrantLeaseRecheckRequest {
+                since: now,
+                begins_at,
+                certain_until: now,
+                lost_rule: false,
+            });
+        }
         Ok(allowed.sent)
     }
 
     /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
     /// change has settled.
     fn next_check(&self, ttls: DecisionTtls) -> Instant {
+        if self.state.is_local() {
+            return self.by_expiry(self.reviewed.identity_due(ttls));
+        }
         let due = self.reviewed.due(ttls);
         let is_settled = self.state.decisions.is_some() || self.reviewed.permission >= self.settles_at;
         self.by_expiry(if is_settled { due } else { self.lease_ttls.review_time_after(self.settles_at, due) })
@@ -494,6 +588,15 @@ impl<'a> UnverifiedLeaseCountGuard<'a> {
 impl Drop for UnverifiedLeaseCountGuard<'_> {
     fn drop(&mut self) {
         self.set(false);
+    }
+}
+
+/// Has each lease reviewed soon. Many reviews are spread over a short time.
+fn request_rechecks(leases: Vec<Arc<GrantLeaseState>>, since: Instant, certain_until: Instant) {
+    let spread = if leases.len() > IMMEDIATE_MAX { SPREAD } else { Duration::ZERO };
+    for state in leases {
+        let begins_at = since + spread.mul_f64(random::f64());
+        state.request_recheck(GrantLeaseRecheckRequest { since, begins_at, certain_until, lost_rule: false });
     }
 }
 

@@ -109,6 +109,11 @@ impl LastReviewTimes {
         (self.identity + ttls.identity).min(self.permission + ttls.permission)
     }
 
+    /// Returns the time at which the identity is due for a review.
+    pub(super) fn identity_due(self, ttls: DecisionTtls) -> Instant {
+        self.identity + ttls.identity
+    }
+
     /// Returns the oldest accepted review times for a lease check. A part that is not due keeps its time.
     pub(super) fn oldest_accepted(self, ttls: DecisionTtls) -> Self {
         let now = Instant::now();

@@ -16,6 +16,16 @@ pub fn describe() {
         "1 while watches continue although their permissions cannot be checked"
     );
     describe_gauge!("kube_fanout_auth_policy_watched", "1 while changes of RBAC are watched");
+    describe_counter!("kube_fanout_auth_local_decisions_total", "access decisions with decide: rbac, by result");
+    describe_gauge!("kube_fanout_auth_local_decisions_active", "1 while RBAC is evaluated here");
+    describe_counter!(
+        "kube_fanout_auth_comparisons_total",
+        "local access decisions that were compared with the apiserver's, by result"
+    );
+    describe_gauge!(
+        "kube_fanout_auth_local_decisions_disagreed",
+        "1 while RBAC is not evaluated here because the apiserver denied what RBAC allows"
+    );
 }
 
 pub(super) fn reviewed(kind: &'static str, result: &'static str) {
@@ -41,4 +51,20 @@ pub(super) fn outage(leases: usize) {
 
 pub(super) fn policy_watched(is_watched: bool) {
     gauge!("kube_fanout_auth_policy_watched").set(if is_watched { 1.0 } else { 0.0 });
+}
+
+pub(super) fn decided_locally(result: &'static str) {
+    counter!("kube_fanout_auth_local_decisions_total", "result" => result).increment(1);
+}
+
+pub(super) fn local_decisions_active(is_active: bool) {
+    gauge!("kube_fanout_auth_local_decisions_active").set(if is_active { 1.0 } else { 0.0 });
+}
+
+pub(super) fn compared(result: &'static str) {
+    counter!("kube_fanout_auth_comparisons_total", "result" => result).increment(1);
+}
+
+pub(super) fn local_decisions_disagreed(disagreed: bool) {
+    gauge!("kube_fanout_auth_local_decisions_disagreed").set(if disagreed { 1.0 } else { 0.0 });
 }

@@ -28,6 +28,8 @@ pub(super) enum ReviewClass {
     Unauthenticated,
     /// A review for a known caller's request whose path is no resource.
     NonResource,
+    /// A review that compares a local decision with upstream's.
+    Comparison,
 }
 
 /// The queue of one kind of review, with limits on rate, concurrency and time. Every review passes it.
@@ -36,7 +38,7 @@ pub(super) struct ReviewQueue {
     pub(super) permission: Arc<ReviewPermission>,
     failures: LogRateLimit,
     /// The lanes of pending reviews, in the order of the classes.
-    lanes: [ReviewClassLimits; 5],
+    lanes: [ReviewClassLimits; ReviewClass::ALL.len()],
 }
 
 /// The rate and concurrency limits of one class of reviews.
@@ -110,7 +112,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl ReviewClass {
-    const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Unauthenticated, Self::NonResource];
+    const ALL: [Self; 6] =
+        [Self::Lease, Self::Namespace, Self::Known, Self::Unauthenticated, Self::NonResource, Self::Comparison];
 
     /// Returns the maximum number of concurrent reviews of this class.
     fn slots(self) -> usize {
@@ -118,6 +121,7 @@ impl ReviewClass {
             Self::Lease | Self::Namespace => 32,
             Self::Known => 64,
             Self::Unauthenticated | Self::NonResource => 16,
+            Self::Comparison => 2,
         }
     }
 }

@@ -158,8 +158,8 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let limit = |each| ReviewRateLimit::new(each, ReviewRate::new(reviews, reviews), Duration::ZERO, Duration::ZERO);
     ReviewQueue::new(ReviewResource::TOKEN, |class| {
         Arc::new(match class {
-            // Tokens are not reviewed in the last two.
-            ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {
+            // Tokens are not reviewed in the last three.
+            ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource | ReviewClass::Comparison => {
                 ReviewRateLimit::for_leases(config.lease_reviews)
             }
             // A user may have many tokens.

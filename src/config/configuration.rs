@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{BoundedDuration, BoundedNumber, address_or_off, one_or_list, one_or_list_schema};
-use crate::auth::AuthMode;
+use crate::auth::{AccessDecider, AuthMode};
 use crate::net::Http2Codec;
 use crate::serve::{ReadConsistency, SensitiveKind};
 
@@ -177,6 +177,12 @@ pub(super) struct DelegatedSection {
     pub(super) audiences: Vec<String>,
     /// Serve requests without credentials from the cache, as `system:anonymous`; otherwise they are forwarded
     pub(super) anonymous: bool,
+    /// `ask`: the apiserver decides. `rbac`: the proxy [allows what RBAC allows](SECURITY.md#local-decisions), which
+    /// states that no authorizer before RBAC denies it; the apiserver decides the rest
+    #[schemars(with = "String", extend("enum" = ["ask", "rbac"], "x-type" = "word", "x-bounds" = "`ask`, `rbac`"))]
+    pub(super) decide: AccessDecider,
+    /// Compare one in so many local decisions with the apiserver's; 0: none. If they differ, `decide` becomes `ask`
+    pub(super) compare_one_in: BoundedNumber<0, 1_000_000>,
     /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]
     pub(super) token_ttl: PermissionCheckPeriod,
@@ -194,7 +200,7 @@ pub(super) struct DelegatedSection {
     pub(super) recheck_nodes: PermissionCheckPeriod,
     /// The same for the token of an open watch; at least `recheck`
     pub(super) recheck_tokens: PermissionCheckPeriod,
-    /// How long open watches continue while permissions cannot be checked
+    /// How long open watches continue while permissions cannot be checked, and local decisions without live RBAC feeds
     pub(super) outage_grace: PermissionCheckPeriod,
     /// New access reviews per second for one user; above it 429
     pub(super) accesses_per_second_per_user: BoundedNumber<1, 100_000>,

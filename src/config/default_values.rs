@@ -63,6 +63,8 @@ impl Default for DelegatedSection {
             front_proxy_names: Vec::new(),
             audiences: auth.audiences,
             anonymous: auth.anonymous,
+            decide: auth.decide,
+            compare_one_in: BoundedNumber::new(auth.compare_one_in as usize),
             token_ttl: BoundedDuration(auth.token_ttl),
             allowed_ttl: BoundedDuration(auth.allowed_ttl),
             denied_ttl: BoundedDuration(auth.denied_ttl),

@@ -132,6 +132,8 @@ impl From<DelegatedSection> for DelegatedAuthKeys {
                 recheck_tokens: section.recheck_tokens.0,
                 outage_grace: section.outage_grace.0,
                 anonymous: section.anonymous,
+                decide: section.decide,
+                compare_one_in: section.compare_one_in.small(),
                 accesses_per_user: section.accesses_per_second_per_user.small(),
                 accesses_burst_per_user: section.accesses_burst_per_user.small(),
                 accesses: section.accesses_per_second.small(),

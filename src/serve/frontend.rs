@@ -107,6 +107,11 @@ impl HttpFrontend {
         self.concurrency.tune(&to.limits);
     }
 
+    /// Allows local access decisions again that a disagreement with upstream has stopped.
+    pub fn enable_local_decisions(&self) {
+        self.authorizer.enable_local_decisions();
+    }
+
     /// Answers one request, whose head is read at once.
     pub fn handle(
         self: Arc<Self>,

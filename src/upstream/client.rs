@@ -118,6 +118,10 @@ impl UpstreamClient {
         self.shared.transports.changes()
     }
 
+    pub(super) fn costs(&self) -> &UpstreamCostTotals {
+        &self.shared.costs
+    }
+
     pub(super) fn tasks(&self) -> &BackgroundTasks {
         &self.shared.tasks
     }

@@ -28,6 +28,8 @@ pub enum UpstreamRequestCause {
     AccessReview,
     /// Checks whether an open watch may continue (`SubjectAccessReview`).
     LeaseReview,
+    /// Compares an access decision of this proxy with upstream's (`SubjectAccessReview`, lists of RBAC objects).
+    DecisionCheck,
     /// Authenticates a token (`TokenReview`).
     TokenReview,
     /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
@@ -49,6 +51,8 @@ pub struct UpstreamCost {
     /// The number of bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing,
     /// TLS and tunnelled bytes are not included.
     pub body_bytes: u64,
+    /// The number of reviews that this proxy answered without a request.
+    pub answered_here: u64,
 }
 
 /// Counts the cost of requests for upstream. Clones share the counters.
@@ -63,6 +67,7 @@ struct UpstreamCauseTotals {
     streams_opened: AtomicU64,
     streams_open: AtomicU64,
     body_bytes: AtomicU64,
+    answered_here: AtomicU64,
 }
 
 /// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
@@ -75,7 +80,7 @@ pub(super) struct UpstreamCostCounter {
 }
 
 /// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamRequestCause, &str); 15] = [
+const CAUSES: [(UpstreamRequestCause, &str); 16] = [
     (UpstreamRequestCause::List, "list"),
     (UpstreamRequestCause::Watch, "watch"),
     (UpstreamRequestCause::Proof, "proof"),
@@ -87,6 +92,7 @@ const CAUSES: [(UpstreamRequestCause, &str); 15] = [
     (UpstreamRequestCause::Rbac, "rbac"),
     (UpstreamRequestCause::AccessReview, "access_review"),
     (UpstreamRequestCause::LeaseReview, "lease_review"),
+    (UpstreamRequestCause::DecisionCheck, "decision_check"),
     (UpstreamRequestCause::TokenReview, "token_review"),
     (UpstreamRequestCause::SelfReview, "self_review"),
     (UpstreamRequestCause::Readiness, "readiness"),
@@ -121,11 +127,17 @@ impl UpstreamCostTotals {
     pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CAUSES.into_iter().map(move |(cause, _)| {
-            let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes } = self.account(cause);
-            let (requests, body_bytes) = (read(requests), read(body_bytes));
+            let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes, answered_here } =
+                self.account(cause);
+            let (requests, body_bytes, answered_here) = (read(requests), read(body_bytes), read(answered_here));
             let (streams_opened, streams_open) = (read(streams_opened), read(streams_open));
-            (cause, UpstreamCost { requests, streams_opened, streams_open, body_bytes })
+            (cause, UpstreamCost { requests, streams_opened, streams_open, body_bytes, answered_here })
         })
+    }
+
+    /// Counts a review that this proxy answered without a request.
+    pub(super) fn answered_here(&self, cause: UpstreamRequestCause) {
+        self.account(cause).answered_here.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn counter(&self, cause: UpstreamRequestCause, is_stream: bool) -> UpstreamCostCounter {
@@ -209,7 +221,7 @@ mod tests {
         counter.received(70);
         counter.mark_listed();
         counter.received(5);
-        let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5 };
+        let watch = UpstreamCost { requests: 0, streams_opened: 1, streams_open: 1, body_bytes: 5, answered_here: 0 };
         assert_eq!(
             cost_of(&costs, UpstreamRequestCause::List),
             UpstreamCost { requests: 1, body_bytes: 70, ..UpstreamCost::default() }

@@ -9,8 +9,9 @@ use k8s_openapi::api::authorization::v1::{
     SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
     SubjectAccessReviewStatus,
 };
-use serde::Serialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::client::{ConnectionTarget, post_json, read_whole};
 use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
@@ -31,6 +32,17 @@ pub struct AccessReviewResult {
     pub allowed: bool,
     /// The authorizer's reason, which may be empty.
     pub reason: String,
+}
+
+/// The part of a list that states the versions of its objects.
+#[derive(Deserialize)]
+struct VersionedList {
+    items: Vec<VersionedObject>,
+}
+
+#[derive(Deserialize)]
+struct VersionedObject {
+    metadata: ObjectMeta,
 }
 
 /// The reason of the Node authorizer for an object that none of the node's known pods needs
@@ -58,6 +70,12 @@ pub trait ReviewClient: Send + Sync {
         user: &'a User,
         access: &'a AccessAttributes,
     ) -> ReviewFuture<'a, AccessReviewResult>;
+
+    /// Returns the version of the first object of a list; `None` if the list is empty.
+    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>>;
+
+    /// Counts a review that was answered without a request.
+    fn answered_here(&self, _: UpstreamRequestCause) {}
 
     /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
     fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult>;
@@ -89,6 +107,19 @@ impl ReviewClient for UpstreamClient {
             let review = self.create(cause, ACCESS_REVIEWS, &access_review(user, access)).await?;
             Ok(AccessReviewResult::from_status(review.status.unwrap_or_default()))
         })
+    }
+
+    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>> {
+        Box::pin(async move {
+            let (_, body) = self.fetch(UpstreamRequestCause::DecisionCheck, list_url, "application/json").await?;
+            let list =
+                parse::<VersionedList>(&body).ok_or_else(|| UpstreamError::OtherDocument(list_url.to_owned()))?;
+            Ok(list.items.into_iter().next().and_then(|object| object.metadata.resource_version))
+        })
+    }
+
+    fn answered_here(&self, cause: UpstreamRequestCause) {
+        self.costs().answered_here(cause);
     }
 
     fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult> {

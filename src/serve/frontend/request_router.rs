@@ -11,7 +11,9 @@ use crate::serve::forward::ForwardHandler;
 use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest};
-use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, too_many, too_many_waiting, unavailable};
+use crate::serve::response::{
+    LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
+};
 use crate::serve::route::readable::CollectionExtent;
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
 use crate::serve::serve_config::ServeConfig;
@@ -176,7 +178,14 @@ impl RequestRouter {
             }
         });
         let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, granted.as_mut()).await;
-        let permission = granted.map_err(too_many_waiting).flatten()?;
+        let granted = granted.map_err(too_many_waiting).flatten();
+        request.context.stale_rules = match &granted {
+            Ok(permission) => permission.stale_rules(),
+            // The rules allow nothing, and upstream, which decides then, cannot be asked.
+            Err(GrantError::Unavailable(_)) => self.authorizer.stale_rules(),
+            Err(_) => None,
+        };
+        let permission = granted?;
         if is_readable_request {
             let is_part = permission.namespaces().is_some();
             request.context.extent = Some(if is_part { CollectionExtent::Some } else { CollectionExtent::All });
@@ -208,6 +217,7 @@ impl RequestRouter {
                 let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
                 let hops = self.forwarding.hops_with_self(request.http.headers());
                 let mut response = self.discovery.respond(&request, &key, hops).await?;
+                put_stale_rules(response.headers_mut(), grant.stale_rules());
                 response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)
             });

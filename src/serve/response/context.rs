@@ -1,6 +1,7 @@
 //! Responses of the proxy itself: Statuses, objects and lists, with the apiserver's headers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
@@ -27,6 +28,8 @@ pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reaso
 /// `proxy`.
 pub(crate) const REFUSED_BY: HeaderName = HeaderName::from_static("kube-fanout-refused-by");
 pub(crate) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
+/// The header that states how long the RBAC objects have been stale by which a caller was authorized.
+const PERMISSIONS_STALE: HeaderName = HeaderName::from_static("kube-fanout-permissions-stale-seconds");
 
 /// The properties of a request that determine the form of its response.
 #[derive(Debug, Clone, Default)]
@@ -44,6 +47,8 @@ pub(crate) struct ResponseContext {
     pub(crate) query: Option<Arc<UrlQuery>>,
     /// Whether the response shows all or part of a collection, if the readable part is requested.
     pub(crate) extent: Option<CollectionExtent>,
+    /// How long the RBAC objects have been stale by which the request was decided, if they are.
+    pub(crate) stale_rules: Option<Duration>,
     /// Ends the request and its response when it is signalled by another task.
     pub(crate) abort: AbortSignal,
     /// Whether the request arrived from another proxy.
@@ -88,6 +93,7 @@ impl ResponseContext {
             gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_accepted),
             query: Some(query),
             extent: None,
+            stale_rules: None,
             abort: AbortSignal::default(),
             by_proxy: headers.contains_key(HOPS),
         }
@@ -154,6 +160,7 @@ impl ResponseContext {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         headers.insert(AUDIT_ID, self.audit_id.clone().unwrap_or_else(new_audit_id));
+        put_stale_rules(headers, self.stale_rules);
     }
 }
 
@@ -194,6 +201,13 @@ pub(crate) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {
     headers.insert(SERVED, HeaderValue::from_static("cache"));
     if let Some(seconds) = stale_seconds {
         headers.insert(STALE, HeaderValue::from(seconds));
+    }
+}
+
+/// States how long the rules have been stale by which the caller was authorized, if they are.
+pub(crate) fn put_stale_rules(headers: &mut HeaderMap, stale: Option<Duration>) {
+    if let Some(stale) = stale {
+        headers.insert(PERMISSIONS_STALE, HeaderValue::from(stale.as_secs()));
     }
 }
 

@@ -1,0 +1,213 @@
+//! Access decisions from the RBAC objects that the proxy watches (`delegated.decide: rbac`).
+//!
+//! A decision is only ever "allowed". What the rules do not allow may be allowed by another authorizer, so upstream
+//! reviews it. Decisions need the objects of all four kinds. While a feed is not live, they are made for
+//! `delegated.outageGrace`.
+//!
+//! The rules also determine whose permissions a change may affect, with `decide: ask` too.
+
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{AccessDecider, AffectedUsers, AuthConfig, RbacEvent, RbacGrant, RbacKind, RbacPolicy, metrics};
+use base::sleep_until_opt;
+use kubeapi::{AccessAttributes, User};
+
+/// Decides by the RBAC objects that the proxy watches.
+#[derive(Debug)]
+pub(super) struct RbacAuthorizer {
+    is_configured: bool,
+    /// How long decisions are made while a feed is not live.
+    grace: Duration,
+    state: RwLock<RbacAuthorizerState>,
+    /// Notified when the state has changed in a way that [`RbacAuthorizer::next_change`] reports.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct RbacAuthorizerState {
+    policy: RbacPolicy,
+    /// The kinds whose feed is live.
+    live: Vec<RbacKind>,
+    /// The time since which not all feeds are live; `None` if they are.
+    stale_since: Option<Instant>,
+    /// Whether upstream has denied what the rules allow.
+    is_disabled: bool,
+    /// The users whose permissions have changed since the last report.
+    affected: AffectedUsers,
+    /// The last reported value of `is_active`.
+    was_active: bool,
+}
+
+/// An access that the rules allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LocalDecision {
+    pub(super) grant: RbacGrant,
+    /// How long the feeds have not been live; `None` if they are.
+    pub(super) stale: Option<Duration>,
+}
+
+/// A change that affects local decisions.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RbacChange {
+    /// The permissions of these users may have changed.
+    Rules(AffectedUsers),
+    /// Decisions are made from now on.
+    Started,
+    /// No decisions are made from now on. Earlier ones were certain until that time.
+    Stopped { certain_until: Instant },
+}
+
+impl RbacAuthorizer {
+    pub(super) fn new(config: &AuthConfig) -> Self {
+        let state = RbacAuthorizerState {
+            policy: RbacPolicy::default(),
+            live: Vec::new(),
+            stale_since: Some(Instant::now()),
+            is_disabled: false,
+            affected: AffectedUsers::none(),
+            was_active: false,
+        };
+        Self {
+            is_configured: config.decide == AccessDecider::Rbac,
+            grace: config.outage_grace,
+            state: RwLock::new(state),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Whether the RBAC objects are to be watched even if there is no open watch.
+    pub(super) fn is_configured(&self) -> bool {
+        self.is_configured
+    }
+
+    /// Returns the decision that allows an access; `None` if the rules do not allow it, or if they are not known
+    /// well enough.
+    pub(super) fn decide(&self, user: &User, access: &AccessAttributes) -> Option<LocalDecision> {
+        if !self.is_configured {
+            return None;
+        }
+        let state = self.state.read();
+        if !state.is_active(self.grace) {
+            return None;
+        }
+        let grant = state.policy.find_grant(user, access)?;
+        Some(LocalDecision { grant, stale: state.stale_since.map(|since| since.elapsed()) })
+    }
+
+    /// Whether decisions are made.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_configured && self.state.read().is_active(self.grace)
+    }
+
+    /// How long the feeds have not been live, if decisions are made nevertheless.
+    pub(super) fn stale(&self) -> Option<Duration> {
+        let state = self.state.read();
+        state.stale_since.filter(|_| self.is_configured && state.is_active(self.grace)).map(|since| since.elapsed())
+    }
+
+    /// Replaces all objects of a kind. `None` stands for an object that cannot be decoded.
+    pub(super) fn load(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
+        self.update(|state| {
+            state.policy.clear_kind(kind);
+            for object in objects {
+                match object {
+                    Some(object) => drop(state.policy.apply(kind, object)),
+                    None => state.policy.set_incomplete(kind),
+                }
+            }
+            state.policy.set_loaded(kind);
+            state.affected = AffectedUsers::Everyone;
+        });
+    }
+
+    /// Applies a change of an object and returns the users whom it may affect. `None` stands for an object that cannot
+    /// be decoded: no decisions are made until all objects of its kind are loaded again.
+    pub(super) fn apply(&self, kind: RbacKind, change: Option<RbacEvent>) -> Option<AffectedUsers> {
+        self.update(|state| {
+            let affected = match change {
+                Some(change) => state.policy.apply(kind, change)?,
+                None => {
+                    state.policy.set_incomplete(kind);
+                    AffectedUsers::Everyone
+                }
+            };
+            if self.is_configured {
+                state.affected = std::mem::replace(&mut state.affected, AffectedUsers::none()).and(&affected);
+            }
+            Some(affected)
+        })
+    }
+
+    /// Removes the objects of a kind, because it is no longer watched.
+    pub(super) fn clear(&self, kind: RbacKind) {
+        self.update(|state| state.policy.clear_kind(kind));
+    }
+
+    /// Records whether the feed of a kind is live; if not, since when. Returns whether the feeds of all kinds are.
+    pub(super) fn set_live(&self, kind: RbacKind, stale_since: Option<Instant>) -> bool {
+        self.update(|state| {
+            state.live.retain(|live| *live != kind);
+            if stale_since.is_none() {
+                state.live.push(kind);
+            }
+            let is_live = state.live.len() == RbacKind::ALL.len();
+            let since = stale_since.unwrap_or_else(Instant::now);
+            state.stale_since = (!is_live).then(|| state.stale_since.map_or(since, |before| before.min(since)));
+            is_live
+        })
+    }
+
+    /// Stops local decisions, because upstream has denied what the rules allow. Returns false if they had stopped.
+    pub(super) fn disable(&self) -> bool {
+        metrics::local_decisions_disagreed(true);
+        !self.update(|state| std::mem::replace(&mut state.is_disabled, true))
+    }
+
+    /// Makes decisions again after [`disable`](Self::disable).
+    pub(super) fn enable(&self) {
+        metrics::local_decisions_disagreed(false);
+        self.update(|state| state.is_disabled = false);
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut RbacAuthorizerState) -> T) -> T {
+        let result = change(&mut self.state.write());
+        self.changed.notify_one();
+        result
+    }
+
+    /// Completes at the next change that affects local decisions.
+    pub(super) async fn next_change(&self) -> RbacChange {
+        loop {
+            let ends_at = {
+                let mut state = self.state.write();
+                let is_active = self.is_configured && state.is_active(self.grace);
+                if std::mem::replace(&mut state.was_active, is_active) != is_active {
+                    metrics::local_decisions_active(is_active);
+                    let certain_until = state.stale_since.filter(|_| !state.is_disabled).unwrap_or_else(Instant::now);
+                    return if is_active { RbacChange::Started } else { RbacChange::Stopped { certain_until } };
+                }
+                let affected = std::mem::replace(&mut state.affected, AffectedUsers::none());
+                if is_active && !affected.is_none() {
+                    return RbacChange::Rules(affected);
+                }
+                state.stale_since.filter(|_| is_active).map(|since| since + self.grace)
+            };
+            tokio::select! {
+                biased;
+                () = self.changed.notified() => {}
+                () = sleep_until_opt(ends_at) => {}
+            }
+        }
+    }
+}
+
+impl RbacAuthorizerState {
+    fn is_active(&self, grace: Duration) -> bool {
+        let is_fresh = self.stale_since.is_none_or(|since| since.elapsed() < grace);
+        is_fresh && !self.is_disabled && self.policy.is_complete()
+    }
+}

@@ -1,0 +1,143 @@
+//! Compares a share of local decisions with upstream's (`delegated.compareOneIn`).
+//!
+//! If upstream denies what the rules allow, one of the two may not have seen a change yet. Versions tell whether that
+//! is so: upstream lists the binding and the role, not older than the decision's. If their versions are still those of
+//! the decision, the rules are the same on both sides, and another denial is a disagreement. Then local decisions stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{sleep, timeout};
+
+use super::access_reviewer::AccessReviewer;
+use super::authenticator::Authenticator;
+use super::review_queue::ReviewClass;
+use super::{GrantError, RbacGrant, RbacObjectKey, metrics};
+use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
+use kubeapi::{AccessAttributes, EscapedFieldTerm, Gvr, NAME_KEY, User};
+
+/// The local decisions that wait for a comparison.
+pub(super) struct RbacComparisonQueue {
+    /// The number of decisions of which one is compared; 0 for none.
+    one_in: u32,
+    sender: mpsc::Sender<ComparedDecision>,
+    receiver: Mutex<mpsc::Receiver<ComparedDecision>>,
+}
+
+/// A local decision that is compared with upstream's.
+struct ComparedDecision {
+    user: Arc<User>,
+    access: Arc<AccessAttributes>,
+    grant: RbacGrant,
+}
+
+/// The result of a comparison.
+enum RbacComparison {
+    Agreed,
+    /// Upstream denied the access, and then the rules were not the same any more, or it allowed the access.
+    Changed,
+    /// Upstream denies what the same rules allow, with this reason.
+    Disagreed(String),
+}
+
+/// The maximum number of decisions that wait. More are not compared.
+const PENDING_MAX: usize = 64;
+/// How many more times upstream must deny an access by the same rules.
+const CONFIRMATIONS: usize = 2;
+/// The pause before each confirmation. An apiserver's authorizer receives changes after its lists show them.
+const CONFIRM_DELAY: Duration = Duration::from_secs(1);
+/// The timeout of the list of one object.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl RbacComparisonQueue {
+    pub(super) fn new(one_in: u32) -> Self {
+        let (sender, receiver) = mpsc::channel(PENDING_MAX);
+        Self { one_in, sender, receiver: Mutex::new(receiver) }
+    }
+
+    /// Compares the decision with upstream's later, if it is one of the sample.
+    pub(super) fn sample(&self, user: &Arc<User>, access: &Arc<AccessAttributes>, grant: RbacGrant) {
+        if self.one_in == 0 || fastrand::u32(0..self.one_in) != 0 {
+            return;
+        }
+        let decision = ComparedDecision { user: user.clone(), access: access.clone(), grant };
+        if self.sender.try_send(decision).is_err() {
+            metrics::compared("skipped");
+        }
+    }
+}
+
+/// Compares the decisions that wait, one after the other. Never returns.
+pub(super) async fn run(authenticator: Arc<Authenticator>) {
+    let reviewer = &authenticator.access_reviewer;
+    let mut decisions = reviewer.comparisons.receiver.lock().await;
+    while let Some(decision) = decisions.recv().await {
+        metrics::compared(match decision.compare(reviewer).await {
+            Ok(RbacComparison::Agreed) => "agreed",
+            Ok(RbacComparison::Changed) => "changed",
+            Err(_) => "unanswered",
+            Ok(RbacComparison::Disagreed(reason)) => {
+                decision.stop_local_decisions(reviewer, &reason);
+                "disagreed"
+            }
+        });
+    }
+}
+
+impl ComparedDecision {
+    /// Compares the decision with upstream's.
+    ///
+    /// # Errors
+    /// Upstream does not answer.
+    async fn compare(&self, reviewer: &AccessReviewer) -> Result<RbacComparison, GrantError> {
+        if self.review(reviewer).await?.allowed {
+            return Ok(RbacComparison::Agreed);
+        }
+        let mut reason = String::new();
+        for _ in 0..CONFIRMATIONS {
+            sleep(CONFIRM_DELAY).await;
+            let RbacGrant { binding, binding_version, role, role_version, .. } = &self.grant;
+            if !is_unchanged(reviewer, binding, binding_version).await?
+                || !is_unchanged(reviewer, role, role_version).await?
+            {
+                return Ok(RbacComparison::Changed);
+            }
+            let result = self.review(reviewer).await?;
+            let local = reviewer.rbac.decide(&self.user, &self.access);
+            if result.allowed || local.is_none_or(|local| local.grant != self.grant) {
+                return Ok(RbacComparison::Changed);
+            }
+            reason = result.reason;
+        }
+        Ok(RbacComparison::Disagreed(reason))
+    }
+
+    async fn review(&self, reviewer: &AccessReviewer) -> Result<AccessReviewResult, GrantError> {
+        let (class, cause) = (ReviewClass::Comparison, UpstreamRequestCause::DecisionCheck);
+        Ok(reviewer.review(class, cause, &self.user, &self.access).await?.1)
+    }
+
+    fn stop_local_decisions(&self, reviewer: &AccessReviewer, upstream_reason: &str) {
+        if reviewer.rbac.disable() {
+            tracing::error!(
+                access = ?self.access, local_reason = self.grant.reason, upstream_reason,
+                "the apiserver denies what RBAC allows; asking it for every decision until a restart or reload"
+            );
+        }
+    }
+}
+
+/// Whether upstream has an object at exactly this version, in a list that is not older.
+async fn is_unchanged(reviewer: &AccessReviewer, object: &RbacObjectKey, version: &str) -> Result<bool, GrantError> {
+    let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", object.kind.resource());
+    let path = if object.namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(&object.namespace) };
+    let name = EscapedFieldTerm::is(NAME_KEY, &object.name);
+    let list = format!("{path}?fieldSelector={name}&resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+    let listed = timeout(LIST_TIMEOUT, reviewer.reviews.read_version(&list)).await;
+    match listed {
+        Ok(Ok(listed)) => Ok(listed.as_deref() == Some(version)),
+        Ok(Err(error)) => Err(GrantError::Unavailable(error.to_string())),
+        Err(elapsed) => Err(GrantError::Unavailable(elapsed.to_string())),
+    }
+}
