@@ -28,6 +28,8 @@ mod policy_changes;
 mod rbac;
 mod rbac_authorizer;
 mod rbac_comparison;
+mod rbac_sample;
+mod recheck_request;
 mod recheck_schedule;
 mod review_permission;
 mod review_purpose;

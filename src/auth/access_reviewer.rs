@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer};
-use super::rbac_comparison::RbacComparisonQueue;
+use super::rbac_sample::RbacComparisonQueue;
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{

@@ -15,7 +15,6 @@ use std::time::{Duration, SystemTime};
 
 use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -27,6 +26,7 @@ use super::grant_error::ReviewGrace;
 use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::PolicyChanges;
+use super::recheck_request::{RecheckRequest, RecheckRequests};
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{AffectedUsers, AuthConfig, GrantError, RevokedPermission, metrics};
@@ -56,25 +56,11 @@ pub(super) struct GrantLeaseState {
     rbac_allowed_at: Mutex<Option<Instant>>,
     /// Whether the rules that are known here allow the access. Then only a change of the rules causes a review.
     is_local: AtomicBool,
-    recheck: Mutex<Option<GrantLeaseRecheckRequest>>,
-    recheck_requested: Notify,
+    recheck: RecheckRequests,
     /// Why it has ended.
     revoked: OnceLock<Box<RevokedPermission>>,
     /// Cancelled when the watch must end.
     pub(super) end_token: CancellationToken,
-}
-
-/// A policy change that may affect a lease.
-#[derive(Debug, Clone, Copy)]
-struct GrantLeaseRecheckRequest {
-    /// The time at which the change was received. A decision of an earlier review is not accepted.
-    since: Instant,
-    /// The time at which the review is sent.
-    begins_at: Instant,
-    /// The time until which the permission was certain.
-    certain_until: Instant,
-    /// Whether the access was allowed by rules that have changed.
-    lost_rule: bool,
 }
 
 /// All leases.
@@ -166,8 +152,7 @@ impl GrantLeases {
             decisions,
             rbac_allowed_at: Mutex::default(),
             is_local: AtomicBool::new(false),
-            recheck: Mutex::default(),
-            recheck_requested: Notify::new(),
+            recheck: RecheckRequests::default(),
             revoked: OnceLock::new(),
             end_token: CancellationToken::new(),
         });
@@ -268,13 +253,7 @@ impl GrantLeases {
         let rbac = &self.authenticator.access_reviewer.rbac;
         if state.is_local() && rbac.decide(&user, &state.access).is_none() {
             state.is_local.store(false, Ordering::SeqCst);
-            let now = Instant::now();
-            state.request_recheck(GrantLeaseRecheckRequest {
-                since: now,
-                begins_at: now,
-                certain_until: now,
-                lost_rule: true,
-            });
+            state.recheck.add(RecheckRequest { lost_rule: true, ..RecheckRequest::at(Instant::now()) });
         }
     }
 
@@ -349,38 +328,6 @@ impl GrantLeaseState {
     fn is_local(&self) -> bool {
         self.is_local.load(Ordering::SeqCst)
     }
-
-    fn request_recheck(&self, request: GrantLeaseRecheckRequest) {
-        let mut pending = self.recheck.lock();
-        // One review covers all changes until it is sent.
-        let before = pending.unwrap_or(request);
-        *pending = Some(GrantLeaseRecheckRequest {
-            since: request.since,
-            begins_at: before.begins_at.min(request.begins_at),
-            certain_until: before.certain_until.min(request.certain_until),
-            lost_rule: before.lost_rule || request.lost_rule,
-        });
-        drop(pending);
-        self.recheck_requested.notify_one();
-    }
-
-    /// Completes when a policy change requires a review.
-    async fn recheck_due(&self) -> GrantLeaseRecheckRequest {
-        loop {
-            let Some(begins_at) = self.recheck.lock().map(|request| request.begins_at) else {
-                self.recheck_requested.notified().await;
-                continue;
-            };
-            tokio::select! {
-                biased;
-                () = sleep_until(begins_at) => {}
-                () = self.recheck_requested.notified() => continue,
-            }
-            if let Some(request) = self.recheck.lock().take() {
-                return request;
-            }
-        }
-    }
 }
 
 impl GrantLeaseRevalidator {
@@ -419,7 +366,7 @@ impl GrantLeaseRevalidator {
             let since = tokio::select! {
                 biased;
                 () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
-                request = state.recheck_due() => {
+                request = state.recheck.due() => {
                     self.settles_at = self.lease_ttls.settled_after(request.since);
                     // Until a review after the change succeeds, no older decision is accepted.
                     self.oldest_accepted.permission = request.since;
@@ -526,13 +473,7 @@ impl GrantLeaseRevalidator {
         if let Some(delay) = delay.filter(|_| allowed.local.is_none()) {
             self.lag_delay = Some(2 * delay);
             let now = Instant::now();
-            let begins_at = now + delay;
-            self.state.request_recheck(GrantLeaseRecheckRequest {
-                since: now,
-                begins_at,
-                certain_until: now,
-                lost_rule: false,
-            });
+            self.state.recheck.add(RecheckRequest { begins_at: now + delay, ..RecheckRequest::at(now) });
         }
         Ok(allowed.sent)
     }
@@ -596,7 +537,7 @@ fn request_rechecks(leases: Vec<Arc<GrantLeaseState>>, since: Instant, certain_u
     let spread = if leases.len() > IMMEDIATE_MAX { SPREAD } else { Duration::ZERO };
     for state in leases {
         let begins_at = since + spread.mul_f64(random::f64());
-        state.request_recheck(GrantLeaseRecheckRequest { since, begins_at, certain_until, lost_rule: false });
+        state.recheck.add(RecheckRequest { begins_at, certain_until, ..RecheckRequest::at(since) });
     }
 }
 

@@ -7,30 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
 
 use super::access_reviewer::AccessReviewer;
 use super::authenticator::Authenticator;
+use super::rbac_sample::ComparedDecision;
 use super::review_queue::ReviewClass;
 use super::{GrantError, RbacGrant, RbacObjectKey, metrics};
 use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
-use kubeapi::{AccessAttributes, EscapedFieldTerm, Gvr, NAME_KEY, User};
-
-/// The local decisions that wait for a comparison.
-pub(super) struct RbacComparisonQueue {
-    /// The number of decisions of which one is compared; 0 for none.
-    one_in: u32,
-    sender: mpsc::Sender<ComparedDecision>,
-    receiver: Mutex<mpsc::Receiver<ComparedDecision>>,
-}
-
-/// A local decision that is compared with upstream's.
-struct ComparedDecision {
-    user: Arc<User>,
-    access: Arc<AccessAttributes>,
-    grant: RbacGrant,
-}
+use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY};
 
 /// The result of a comparison.
 enum RbacComparison {
@@ -41,8 +26,6 @@ enum RbacComparison {
     Disagreed(String),
 }
 
-/// The maximum number of decisions that wait. More are not compared.
-const PENDING_MAX: usize = 64;
 /// How many more times upstream must deny an access by the same rules.
 const CONFIRMATIONS: usize = 2;
 /// The pause before each confirmation. An apiserver's authorizer receives changes after its lists show them.
@@ -50,29 +33,11 @@ const CONFIRM_DELAY: Duration = Duration::from_secs(1);
 /// The timeout of the list of one object.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl RbacComparisonQueue {
-    pub(super) fn new(one_in: u32) -> Self {
-        let (sender, receiver) = mpsc::channel(PENDING_MAX);
-        Self { one_in, sender, receiver: Mutex::new(receiver) }
-    }
-
-    /// Compares the decision with upstream's later, if it is one of the sample.
-    pub(super) fn sample(&self, user: &Arc<User>, access: &Arc<AccessAttributes>, grant: RbacGrant) {
-        if self.one_in == 0 || fastrand::u32(0..self.one_in) != 0 {
-            return;
-        }
-        let decision = ComparedDecision { user: user.clone(), access: access.clone(), grant };
-        if self.sender.try_send(decision).is_err() {
-            metrics::compared("skipped");
-        }
-    }
-}
-
 /// Compares the decisions that wait, one after the other. Never returns.
 pub(super) async fn run(authenticator: Arc<Authenticator>) {
     let reviewer = &authenticator.access_reviewer;
-    let mut decisions = reviewer.comparisons.receiver.lock().await;
-    while let Some(decision) = decisions.recv().await {
+    loop {
+        let decision = reviewer.comparisons.next().await;
         metrics::compared(match decision.compare(reviewer).await {
             Ok(RbacComparison::Agreed) => "agreed",
             Ok(RbacComparison::Changed) => "changed",

@@ -1,6 +1,7 @@
 //! Tests of leases, and of what may delay their reviews, on a paused clock.
 
 mod leases;
+mod local;
 mod many_callers;
 mod namespaces;
 mod policy;

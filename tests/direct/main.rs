@@ -42,6 +42,7 @@ mod inspect;
 mod install;
 mod lists;
 mod live;
+mod local_decisions;
 mod metrics;
 mod missing_parts;
 mod monitoring;

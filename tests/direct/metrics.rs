@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use demo::{self, RequestKind, RunningDemoApiserver};
+use serde_json::json;
 
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::monitoring;
@@ -87,6 +88,11 @@ const OF_CALLERS: [Metric; 4] = [
 ];
 const OF_CALLERS_IN_DOUBT: [Metric; 2] =
     [("kube_fanout_auth_outage_grace_active", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
+
+const OF_LOCAL_DECISIONS: [Metric; 2] =
+    [("kube_fanout_auth_local_decisions_total", "allowed"), ("kube_fanout_auth_local_decisions_active", "")];
+const OF_A_DISAGREEMENT: [Metric; 2] =
+    [("kube_fanout_auth_comparisons_total", "disagreed"), ("kube_fanout_auth_local_decisions_disagreed", "")];
 
 const OF_THE_AUDIT_LOG: [Metric; 1] = [("kube_fanout_audit_records_total", "written")];
 const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
@@ -202,6 +208,24 @@ async fn authentication_and_authorization_reviews_are_counted() {
     move_up(&process, &OF_CALLERS).await;
     up.reviews().refuse(Some(503));
     move_up(&process, &OF_CALLERS_IN_DOUBT).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn local_decisions_and_their_comparisons_are_counted() {
+    let up = demo::upstream().pods(5).run().await;
+    up.reviews().give("a", "ada");
+    let rule = json!({"verbs": ["*"], "apiGroups": [""], "resources": ["pods"]});
+    up.put("clusterroles", json!({"metadata": {"name": "r"}, "rules": [rule]}));
+    let (role, subject) = (json!({"kind": "ClusterRole", "name": "r"}), json!({"kind": "User", "name": "ada"}));
+    up.put("clusterrolebindings", json!({"metadata": {"name": "b"}, "roleRef": role, "subjects": [subject]}));
+    let dir = Dir::new();
+    let file = dir.file("config", "delegated: {decide: rbac, compareOneIn: 1, deniedTTL: 50ms}");
+    let config = file.to_str().expect("a path");
+    let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
+    move_up(&process, &OF_LOCAL_DECISIONS[1..]).await;
+    assert!(process.client().bearing("a").get(PODS).await.is_cached());
+    move_up(&process, &OF_LOCAL_DECISIONS).await;
+    move_up(&process, &OF_A_DISAGREEMENT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -339,6 +363,8 @@ fn documented_metrics_equal_tested_metrics() {
         .chain(&OF_A_CERTIFICATE)
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
+        .chain(&OF_LOCAL_DECISIONS)
+        .chain(&OF_A_DISAGREEMENT)
         .chain(&OF_THE_AUDIT_LOG)
         .chain(&OF_ITS_LOSS)
         .chain(&OF_SEVERAL_SERVERS)

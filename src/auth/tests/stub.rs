@@ -28,6 +28,9 @@ pub(in crate::auth) struct StubReviewClient {
 /// A function that creates an error of upstream.
 pub(in crate::auth) type StubErrorFn = Box<dyn Fn() -> UpstreamError + Send>;
 
+/// A function that answers a list with the version of an object.
+pub(in crate::auth) type StubListFn = Box<dyn Fn(&str) -> Result<Option<String>, UpstreamError> + Send>;
+
 #[derive(Default)]
 struct StubReviewRules {
     unknown: HashSet<String>,
@@ -42,6 +45,10 @@ struct StubReviewRules {
     /// The reason of allow decisions.
     reason: &'static str,
     reviews: Vec<StubReview>,
+    /// The groups of users.
+    groups: HashMap<String, Vec<String>>,
+    /// The answer to lists of RBAC objects: the version of the object. `None` is the version that the list names.
+    listed: Option<StubListFn>,
     /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
     /// The answer to every review of the proxy's own permissions.
@@ -93,6 +100,20 @@ impl StubReviewClient {
         self.rules.lock().reason = reason;
     }
 
+    /// Sets the groups of a user.
+    pub(in crate::auth) fn group(&self, user: &str, groups: &[&str]) {
+        let groups = groups.iter().map(|&group| group.to_owned()).collect();
+        self.rules.lock().groups.insert(user.to_owned(), groups);
+    }
+
+    /// Answers lists of RBAC objects.
+    pub(in crate::auth) fn list(
+        &self,
+        answer: impl Fn(&str) -> Result<Option<String>, UpstreamError> + Send + 'static,
+    ) {
+        self.rules.lock().listed = Some(Box::new(answer));
+    }
+
     /// Makes reviews of a namespace fail.
     pub(in crate::auth) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
@@ -140,6 +161,15 @@ impl StubReviewClient {
 }
 
 impl ReviewClient for StubReviewClient {
+    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>> {
+        let asked = || list_url.split_once("resourceVersion=").and_then(|(_, version)| version.split('&').next());
+        let answer = match &self.rules.lock().listed {
+            Some(answer) => answer(list_url),
+            None => Ok(asked().map(str::to_owned)),
+        };
+        Box::pin(async move { answer })
+    }
+
     fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult> {
         let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
         let result = {
@@ -167,7 +197,8 @@ impl ReviewClient for StubReviewClient {
             let is_known = !token.starts_with("guess") && !self.rules.lock().unknown.contains(token);
             let holder = token.split('~').next().unwrap_or_default().to_owned();
             let is_node = holder.starts_with("system:node:");
-            let groups = if is_node { vec!["system:nodes".to_owned()] } else { Vec::new() };
+            let groups = self.rules.lock().groups.get(&holder).cloned().unwrap_or_default();
+            let groups = if is_node { vec!["system:nodes".to_owned()] } else { groups };
             let user = is_known.then(|| User { name: holder, groups, ..User::default() });
             Ok(TokenReviewResult { user, audiences: Vec::new() })
         })

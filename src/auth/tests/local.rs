@@ -1,0 +1,348 @@
+//! Tests of decisions by the RBAC objects that are known here (`decide: rbac`).
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::*;
+use crate::auth::{AccessDecider, RbacEvent, RbacKind};
+use crate::upstream::UpstreamError;
+
+const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
+const REASON: &str = r#"RBAC: allowed by RoleBinding "b/t1" of Role "r" to User "ada""#;
+
+fn config() -> AuthConfig {
+    AuthConfig { decide: AccessDecider::Rbac, compare_one_in: 0, ..AuthConfig::remembering_for_a_day() }
+}
+
+/// An authorizer that knows all RBAC objects: Ada and the group `dev` may read pods in t1.
+async fn local_scene() -> Scene {
+    local_scene_with(config()).await
+}
+
+async fn local_scene_with(config: AuthConfig) -> Scene {
+    let scene = scene_with(config);
+    scene.load();
+    scene.set_live(true);
+    sleep(seconds(10)).await;
+    scene.stub.reviews();
+    scene
+}
+
+fn event(kind: &str, object: Value) -> Option<RbacEvent> {
+    Some(serde_json::from_value(json!({"type": kind, "object": object})).expect("an event"))
+}
+
+fn role(verbs: &[&str]) -> Value {
+    let rule = json!({"verbs": verbs, "apiGroups": [""], "resources": ["pods"]});
+    json!({"metadata": {"name": "r", "namespace": "t1", "resourceVersion": "1"}, "rules": [rule]})
+}
+
+fn binding(version: &str, subjects: &Value) -> Value {
+    json!({
+        "metadata": {"name": "b", "namespace": "t1", "resourceVersion": version},
+        "roleRef": {"kind": "Role", "name": "r"}, "subjects": subjects,
+    })
+}
+
+fn subjects() -> Value {
+    json!([{"kind": "User", "name": "ada"}, {"kind": "Group", "name": "dev"}])
+}
+
+fn unanswered() -> UpstreamError {
+    UpstreamError::Timeout(seconds(1))
+}
+
+impl Scene {
+    fn load(&self) {
+        for kind in RbacKind::ALL {
+            let object = match kind {
+                RbacKind::Role => event("ADDED", role(&["get", "list", "watch"])),
+                RbacKind::RoleBinding => event("ADDED", binding("2", &subjects())),
+                _ => {
+                    self.authorizer.load_policy(kind, []);
+                    continue;
+                }
+            };
+            self.authorizer.load_policy(kind, [object]);
+        }
+    }
+
+    fn set_live(&self, is_live: bool) {
+        let stale_since = (!is_live).then(Instant::now);
+        RbacKind::ALL.into_iter().for_each(|kind| self.authorizer.set_policy_feed(kind, stale_since));
+    }
+
+    fn bind(&self, version: &str, subjects: &Value) {
+        let change = event("MODIFIED", binding(version, subjects));
+        self.authorizer.apply_policy_change(RbacKind::RoleBinding, change);
+    }
+
+    fn unbind(&self) {
+        self.authorizer.apply_policy_change(RbacKind::RoleBinding, event("DELETED", binding("9", &subjects())));
+    }
+
+    /// Whether the authorizer decides Ada's access by the rules.
+    async fn decides_here(&self) -> bool {
+        &**self.watch("ada", PODS).await.reason() == REASON
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_allowed_by_rules_needs_no_review() {
+    let scene = local_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    assert_eq!((scene.counted().0, &**watch.reason(), watch.stale_rules()), (0, REASON, None));
+    let other = scene.watch("ada", "/api/v1/namespaces/t2/pods?watch=1").await;
+    assert_eq!((scene.counted().0, &**other.reason()), (1, ""), "upstream decides what no rule allows");
+    let ask = scene_with(AuthConfig { decide: AccessDecider::Ask, ..config() });
+    ask.load();
+    ask.set_live(true);
+    assert!(!ask.decides_here().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_need_all_kinds_live_and_readable() {
+    let scene = scene_with(config());
+    for kind in RbacKind::ALL {
+        assert!(!scene.decides_here().await, "{kind:?} is missing");
+        let object = match kind {
+            RbacKind::Role => event("ADDED", role(&["*"])),
+            RbacKind::RoleBinding => event("ADDED", binding("2", &subjects())),
+            _ => event("ADDED", json!({"metadata": {"name": "other"}})),
+        };
+        scene.authorizer.load_policy(kind, [object]);
+        scene.authorizer.set_policy_feed(kind, None);
+    }
+    assert!(scene.decides_here().await);
+    scene.authorizer.apply_policy_change(RbacKind::ClusterRole, None);
+    assert!(!scene.decides_here().await, "an object cannot be read");
+    scene.authorizer.load_policy(RbacKind::ClusterRole, [None]);
+    assert!(!scene.decides_here().await, "it still cannot");
+    scene.authorizer.load_policy(RbacKind::ClusterRole, []);
+    assert!(scene.decides_here().await);
+    scene.authorizer.clear_policy(RbacKind::ClusterRoleBinding);
+    assert!(!scene.decides_here().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_rules_decide_for_the_outage_grace_and_say_so() {
+    let scene = local_scene().await;
+    scene.authorizer.set_policy_feed(RbacKind::Role, Some(Instant::now()));
+    sleep(seconds(299)).await;
+    let watch = scene.watch("ada", PODS).await;
+    let stale = [watch.stale_rules(), scene.authorizer.stale_rules()];
+    assert_eq!(stale.map(|stale| stale.map(|stale| stale.as_secs())), [Some(299); 2]);
+    // Another feed is interrupted, which does not prolong it.
+    scene.authorizer.set_policy_feed(RbacKind::ClusterRole, Some(Instant::now()));
+    sleep(seconds(1)).await;
+    assert!(!scene.decides_here().await);
+    assert_eq!(scene.authorizer.stale_rules(), None, "upstream decides");
+    scene.set_live(true);
+    assert!(scene.decides_here().await);
+    assert_eq!(scene.watch("ada", PODS).await.stale_rules(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn local_watch_is_not_reviewed_at_rest() {
+    let scene = local_scene().await;
+    let mut watches = Vec::new();
+    for number in 0..60 {
+        watches.push(scene.watch(&format!("ada~{number}"), PODS).await);
+    }
+    sleep(seconds(2 * 3_600)).await;
+    assert_eq!(scene.counted().0, 0);
+    assert!(watches.iter().all(|watch| watch.end_reason().is_none()));
+}
+
+/// Many watches end together, without a spread, and upstream's authorizer receives the change a little later.
+#[tokio::test(start_paused = true)]
+async fn rule_change_ends_local_watches_within_100_ms() {
+    for (late, is_role) in [(0, false), (50, false), (0, true), (50, true)] {
+        let scene = local_scene().await;
+        scene.stub.because(REASON);
+        let mut watches = Vec::new();
+        for number in 0..100 {
+            watches.push(scene.watch(&format!("ada~{number}"), PODS).await);
+        }
+        sleep(seconds(300)).await;
+        if is_role {
+            scene.authorizer.apply_policy_change(RbacKind::Role, event("MODIFIED", role(&["get"])));
+        } else {
+            scene.unbind();
+        }
+        let changed = Instant::now();
+        sleep(Duration::from_millis(late)).await;
+        scene.stub.deny("ada", "t1");
+        for watch in &watches {
+            watch.end_token().cancelled().await;
+            assert_eq!(watch.end_reason(), Some("denied"));
+        }
+        assert!(changed.elapsed() <= Duration::from_millis(100), "{late}, {is_role}: {:?}", changed.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_change_reviews_only_watches_that_lose_their_rule() {
+    let scene = local_scene().await;
+    let _watch = scene.watch("ada", PODS).await;
+    scene.stub.reviews();
+    scene.bind("3", &json!([{"kind": "User", "name": "ada"}]));
+    scene.bind("4", &json!([{"kind": "User", "name": "ada"}, {"kind": "User", "name": "bob"}]));
+    scene.load();
+    sleep(seconds(10)).await;
+    assert_eq!(scene.counted().0, 0, "a rule allows it as before");
+}
+
+/// Another authorizer allows what the rule allowed: the watch has the timers of other watches from then on.
+#[tokio::test(start_paused = true)]
+async fn watch_without_rule_is_reviewed_as_others() {
+    let scene = local_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    scene.unbind();
+    sleep(seconds(10)).await;
+    assert_eq!(scene.counted().0, 3, "at once, and in the rounds after a change");
+    sleep(seconds(1_800)).await;
+    assert!((30..=45).contains(&scene.counted().0), "each minute");
+    assert_eq!(watch.end_reason(), None);
+    // With a rule again, it is local.
+    scene.bind("5", &subjects());
+    sleep(seconds(70)).await;
+    scene.stub.reviews();
+    sleep(seconds(1_800)).await;
+    assert_eq!(scene.counted().0, 0);
+}
+
+/// The rules allowed the groups that the user had before.
+#[tokio::test(start_paused = true)]
+async fn changed_groups_of_a_token_end_local_watch() {
+    let scene = local_scene().await;
+    scene.stub.group("eve", &["dev"]);
+    let watch = scene.watch("eve", PODS).await;
+    sleep(seconds(600)).await;
+    assert_eq!((scene.counted().0, watch.end_reason()), (0, None));
+    scene.stub.group("eve", &[]);
+    scene.stub.deny("eve", "t1");
+    assert!(time_to_end(&watch.end_token()).await <= seconds(75));
+    assert_eq!(watch.end_reason(), Some("denied"));
+}
+
+/// The grace of an outage counts once, and not again when local decisions end.
+#[tokio::test(start_paused = true)]
+async fn local_watch_ends_after_the_same_outage_grace() {
+    let scene = local_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    sleep(seconds(100)).await;
+    scene.stub.silent(true);
+    scene.set_live(false);
+    let took = time_to_end(&watch.end_token()).await;
+    assert!(took >= seconds(300) && took <= seconds(365), "{took:?}");
+    assert_eq!(watch.end_reason(), Some("unavailable"));
+}
+
+/// Only the feeds are lost. Upstream reviews the permissions again, as of other watches.
+#[tokio::test(start_paused = true)]
+async fn lost_feeds_return_local_watches_to_timers() {
+    let scene = local_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    scene.set_live(false);
+    sleep(seconds(299)).await;
+    assert_eq!(scene.counted().0, 0);
+    sleep(seconds(2)).await;
+    assert_eq!(scene.counted().0, 1, "when local decisions end");
+    sleep(seconds(1_800)).await;
+    assert!((30..=45).contains(&scene.counted().0), "each minute");
+    scene.stub.deny("ada", "t1");
+    assert!(time_to_end(&watch.end_token()).await <= seconds(75));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sampled_decisions_are_compared_with_upstream() {
+    let scene = local_scene_with(AuthConfig { compare_one_in: 10, ..config() }).await;
+    for _ in 0..1_000 {
+        scene.watch("ada", PODS).await;
+        sleep(seconds(1)).await;
+    }
+    let compared = scene.counted().0;
+    assert!((50..=200).contains(&compared), "{compared}");
+    assert!(scene.decides_here().await, "upstream agrees");
+}
+
+/// Everything is compared, and upstream denies what the rules allow.
+async fn disagreeing_scene() -> Scene {
+    let scene = local_scene_with(AuthConfig { compare_one_in: 1, ..config() }).await;
+    scene.stub.deny("ada", "t1");
+    scene
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_disagreement_returns_to_ask() {
+    let scene = disagreeing_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    let took = time_to_end(&watch.end_token()).await;
+    assert!(took <= seconds(5), "{took:?}");
+    assert_eq!(watch.end_reason(), Some("denied"));
+    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
+    assert!(scene.authorizer.grant(&caller, &info(PODS)).await.is_err(), "upstream decides");
+    scene.stub.allow("ada", "t1");
+    scene.authorizer.policy_changed(&change("ada", "t1"));
+    sleep(seconds(10)).await;
+    assert!(!scene.decides_here().await, "until a reload");
+    scene.authorizer.enable_local_decisions();
+    assert!(scene.decides_here().await);
+}
+
+/// Until upstream lists the objects of the decision at their versions, it may not have seen them.
+#[tokio::test(start_paused = true)]
+async fn denial_by_other_versions_is_no_disagreement() {
+    let list: [(&str, fn(&str) -> Result<Option<String>, UpstreamError>); 4] = [
+        ("a newer binding", |url| Ok(Some(if url.contains("/rolebindings?") { "3" } else { "1" }.to_owned()))),
+        ("a newer role", |url| Ok(Some(if url.contains("/roles?") { "3" } else { "2" }.to_owned()))),
+        ("no object", |_| Ok(None)),
+        ("no answer", |_| Err(unanswered())),
+    ];
+    for (what, answer) in list {
+        let scene = disagreeing_scene().await;
+        scene.stub.list(answer);
+        let watch = scene.watch("ada", PODS).await;
+        sleep(seconds(60)).await;
+        assert_eq!(watch.end_reason(), None, "{what}");
+        assert!(scene.decides_here().await, "{what}");
+    }
+}
+
+/// The lists name the objects and ask for nothing older.
+#[tokio::test(start_paused = true)]
+async fn confirmation_lists_binding_and_role_not_older_than_the_decision() {
+    let scene = disagreeing_scene().await;
+    let (sender, urls) = std::sync::mpsc::channel();
+    scene.stub.list(move |url| {
+        sender.send(url.to_owned()).expect("a receiver");
+        Err(unanswered())
+    });
+    scene.watch("ada", PODS).await;
+    sleep(seconds(5)).await;
+    let base = "/apis/rbac.authorization.k8s.io/v1/namespaces/t1";
+    assert_eq!(
+        urls.try_iter().collect::<Vec<_>>(),
+        [format!(
+            "{base}/rolebindings?fieldSelector=metadata.name%3Db&resourceVersion=2&resourceVersionMatch=NotOlderThan"
+        )]
+    );
+}
+
+/// Here, too, the rules must still be the same after the second answer.
+#[tokio::test(start_paused = true)]
+async fn rules_that_changed_meanwhile_are_no_disagreement() {
+    for with_upstream in [false, true] {
+        let scene = disagreeing_scene().await;
+        scene.watch("ada", PODS).await;
+        sleep(Duration::from_millis(1_500)).await;
+        if with_upstream {
+            scene.stub.allow("ada", "t1");
+        } else {
+            scene.bind("7", &subjects());
+        }
+        sleep(seconds(10)).await;
+        assert!(scene.decides_here().await, "{with_upstream}");
+    }
+}
