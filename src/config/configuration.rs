@@ -177,11 +177,11 @@ pub(super) struct DelegatedSection {
     pub(super) audiences: Vec<String>,
     /// Serve requests without credentials from the cache, as `system:anonymous`; otherwise they are forwarded
     pub(super) anonymous: bool,
-    /// `ask`: the apiserver decides. `rbac`: the proxy [allows what RBAC allows](SECURITY.md#local-decisions), which
-    /// states that no authorizer before RBAC denies it; the apiserver decides the rest
+    /// `rbac` states that no authorizer before RBAC denies what RBAC allows: the proxy
+    /// [allows it without asking](SECURITY.md#local-decisions)
     #[schemars(with = "String", extend("enum" = ["ask", "rbac"], "x-type" = "word", "x-bounds" = "`ask`, `rbac`"))]
     pub(super) decide: AccessDecider,
-    /// Compare one in so many local decisions with the apiserver's; 0: none. If they differ, `decide` becomes `ask`
+    /// Share of those decisions that is compared with the apiserver's, which a difference returns to `ask`; 0: none
     pub(super) compare_one_in: BoundedNumber<0, 1_000_000>,
     /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]
@@ -200,7 +200,7 @@ pub(super) struct DelegatedSection {
     pub(super) recheck_nodes: PermissionCheckPeriod,
     /// The same for the token of an open watch; at least `recheck`
     pub(super) recheck_tokens: PermissionCheckPeriod,
-    /// How long open watches continue while permissions cannot be checked, and local decisions without live RBAC feeds
+    /// How long open watches continue while permissions cannot be checked, and local decisions while RBAC is not watched
     pub(super) outage_grace: PermissionCheckPeriod,
     /// New access reviews per second for one user; above it 429
     pub(super) accesses_per_second_per_user: BoundedNumber<1, 100_000>,

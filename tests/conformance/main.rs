@@ -35,6 +35,7 @@ mod install;
 mod kubectl;
 mod kubelet;
 mod lists;
+mod local_decisions;
 mod neighbouring_names;
 mod node_scope;
 mod own_rights;

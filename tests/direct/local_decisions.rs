@@ -7,7 +7,8 @@ use demo::{self, RunningDemoApiserver};
 use kube_fanout::auth::{AccessDecider, AuthMode};
 use serde_json::{Value, json};
 
-use crate::direct::{self, Authority, Client, Ended, PODS, Plan, Trust, eventually};
+use crate::direct::{self, Client, Ended, PODS, Plan, Trust, eventually};
+use crate::front_proxy::Authority;
 use crate::process::Process;
 
 /// Longer than any test takes.
@@ -64,7 +65,7 @@ async fn rules_decide_without_reviews_and_their_change_ends_watches() {
             watch.listed().await;
             watches.push(watch);
         }
-        assert!(ada.get("/api/v1/namespaces/default/pods/nobody").await.is_cached());
+        assert!(ada.get("/api/v1/namespaces/default/pods/nobody?resourceVersion=0").await.is_cached());
         assert_eq!(up.reviews().counts().accesses, before, "{change}");
         assert_eq!(carl.get(PODS).await.refusal().0, 403);
         assert!(up.reviews().counts().accesses > before, "upstream decides what no rule allows");
