@@ -63,20 +63,16 @@ pub(super) enum RbacChange {
 
 impl RbacAuthorizer {
     pub(super) fn new(config: &AuthConfig) -> Self {
+        let is_configured = config.decide == AccessDecider::Rbac;
         let state = RbacAuthorizerState {
-            policy: RbacPolicy::default(),
+            policy: if is_configured { RbacPolicy::default() } else { RbacPolicy::for_changes_only() },
             live: Vec::new(),
             stale_since: Some(Instant::now()),
             is_disabled: false,
             affected: AffectedUsers::none(),
             was_active: false,
         };
-        Self {
-            is_configured: config.decide == AccessDecider::Rbac,
-            grace: config.outage_grace,
-            state: RwLock::new(state),
-            changed: Notify::new(),
-        }
+        Self { is_configured, grace: config.outage_grace, state: RwLock::new(state), changed: Notify::new() }
     }
 
     /// Whether the RBAC objects are to be watched even if there is no open watch.

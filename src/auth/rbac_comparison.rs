@@ -15,7 +15,7 @@ use super::rbac_sample::ComparedDecision;
 use super::review_queue::ReviewClass;
 use super::{GrantError, RbacGrant, RbacObjectKey, metrics};
 use crate::upstream::{AccessReviewResult, UpstreamRequestCause};
-use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY};
+use kubeapi::{AccessTarget, EscapedFieldTerm, Gvr, NAME_KEY};
 
 /// The result of a comparison.
 enum RbacComparison {
@@ -84,9 +84,14 @@ impl ComparedDecision {
     }
 
     fn stop_local_decisions(&self, reviewer: &AccessReviewer, upstream_reason: &str) {
+        let target = match &self.access.target {
+            AccessTarget::Path(path) => path,
+            AccessTarget::Resource(target) => &target.resource,
+        };
         if reviewer.rbac.disable() {
             tracing::error!(
-                access = ?self.access, local_reason = self.grant.reason, upstream_reason,
+                verb = self.access.verb, target, namespace = self.access.namespace(),
+                local_reason = self.grant.reason, upstream_reason,
                 "the apiserver denies what RBAC allows; asking it for every decision until a restart or reload"
             );
         }
