@@ -50,8 +50,9 @@ pub(super) struct AccessDecision {
     /// The user and the namespace of the decision, by which a policy change affects it.
     user: Arc<User>,
     namespace: Box<str>,
-    /// For a decision that was made here: how long its rules were stale, if they were.
-    pub(super) local: Option<Option<Duration>>,
+    /// Whether the rules that are known here allow the access, and how long they were stale, if they were.
+    pub(super) is_local: bool,
+    pub(super) stale_rules: Option<Duration>,
 }
 
 /// The maximum number of bytes of cached decisions. By default, requests add up to 5,000 per second for ten seconds:
@@ -138,8 +139,15 @@ impl AccessReviewer {
         if stale.is_none() {
             self.comparisons.sample(user, access, grant);
         }
-        let (user, local) = (user.clone(), Some(stale));
-        Some(AccessDecision { sent: Instant::now(), is_allowed: true, reason, user, namespace: Box::default(), local })
+        Some(AccessDecision {
+            sent: Instant::now(),
+            is_allowed: true,
+            reason,
+            user: user.clone(),
+            namespace: Box::default(),
+            is_local: true,
+            stale_rules: stale,
+        })
     }
 
     /// Sends a review. Returns a time before it was sent, and the result.
@@ -241,7 +249,8 @@ impl AccessDecision {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
-        Self { sent, is_allowed: result.allowed, reason: result.reason.into(), user, namespace, local: None }
+        let (is_allowed, reason) = (result.allowed, result.reason.into());
+        Self { sent, is_allowed, reason, user, namespace, is_local: false, stale_rules: None }
     }
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.

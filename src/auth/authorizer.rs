@@ -342,8 +342,7 @@ impl DelegatedAuthorizer {
         if let Some(lease) = &lease {
             self.leases.record_decision(&lease.state, &known.user, &allowed);
         }
-        let stale_rules = allowed.local.flatten();
-        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })
+        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules: allowed.stale_rules })
     }
 
     fn readable(

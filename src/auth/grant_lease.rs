@@ -309,7 +309,7 @@ impl GrantLeaseState {
         if **of != *user {
             return;
         }
-        if allowed.local.is_some() {
+        if allowed.is_local {
             self.is_local.store(true, Ordering::SeqCst);
         }
         let mut known = self.rbac_allowed_at.lock();
@@ -470,7 +470,7 @@ impl GrantLeaseRevalidator {
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
         self.leases.record_decision(&self.state, &user, &allowed);
         let delay = self.lag_delay.take().filter(|delay| allowed.is_by_rbac() && *delay <= LAG_DELAY_MAX);
-        if let Some(delay) = delay.filter(|_| allowed.local.is_none()) {
+        if let Some(delay) = delay.filter(|_| !allowed.is_local) {
             self.lag_delay = Some(2 * delay);
             let now = Instant::now();
             self.state.recheck.add(RecheckRequest { begins_at: now + delay, ..RecheckRequest::at(now) });

@@ -90,8 +90,11 @@ impl ComparedDecision {
         };
         if reviewer.rbac.disable() {
             tracing::error!(
-                verb = self.access.verb, target, namespace = self.access.namespace(),
-                local_reason = self.grant.reason, upstream_reason,
+                verb = self.access.verb,
+                target,
+                namespace = self.access.namespace(),
+                local_reason = self.grant.reason,
+                upstream_reason,
                 "the apiserver denies what RBAC allows; asking it for every decision until a restart or reload"
             );
         }
