@@ -21,7 +21,7 @@ pub struct RbacPolicy {
     by_role: HashMap<RbacObjectKey, Vec<Arc<RbacBinding>>>,
     cluster: SubjectIndex,
     namespaces: HashMap<String, SubjectIndex>,
-    kinds: [RbacKindState; RbacKind::ALL.len()],
+    pub(super) kinds: [RbacKindState; RbacKind::ALL.len()],
 }
 
 /// An allow decision, and the objects that it follows from.
@@ -70,19 +70,19 @@ struct SubjectIndex {
 
 /// What is known of the objects of one kind.
 #[derive(Debug, Default)]
-struct RbacKindState {
+pub(super) struct RbacKindState {
     /// Whether every object was read since the kind was last cleared.
     is_loaded: bool,
     /// Whether an object could not be read.
     is_incomplete: bool,
     /// Whether the objects exceed [`KIND_BYTES_MAX`]. None of them are kept until the kind is cleared.
     is_too_large: bool,
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
-/// The maximum memory of the objects of one kind, about 60,000 bindings. Above it, nothing is decided here, and changes
+/// The maximum memory of the objects of one kind, about 250,000 bindings. Above it, nothing is decided here, and changes
 /// affect everyone if they depend on bindings that are not kept.
-pub(super) const KIND_BYTES_MAX: usize = 64 << 20;
+pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
@@ -227,7 +227,15 @@ impl RbacPolicy {
     /// Charges an object to its kind. Returns false if the objects of the kind are not kept, because of their size.
     fn charge(&mut self, kind: RbacKind, bytes: usize) -> bool {
         let state = &mut self.kinds[kind as usize];
-        if state.is_too_large || state.bytes + bytes > KIND_BYTES_MAX {
+        if state.is_too_large {
+            return false;
+        }
+        if state.bytes + bytes > KIND_BYTES_MAX {
+            tracing::warn!(
+                resource = kind.resource(),
+                bytes_max = KIND_BYTES_MAX,
+                "RBAC objects exceed the memory limit; asking upstream for every permission"
+            );
             state.is_too_large = true;
             self.remove_objects(kind);
             return false;

@@ -373,7 +373,7 @@ fn cleared_bindings_grant_nothing_after_a_reload() {
 
 #[test]
 fn objects_above_the_memory_limit_stop_decisions() {
-    let padding = "x".repeat(policy::KIND_BYTES_MAX / 3);
+    let padding = "x".repeat(1_024);
     let large = |kind: RbacKind, name: &str| match kind {
         Role | ClusterRole => role(kind, name, json!([{"verbs": [padding]}])).1,
         _ => binding(kind, name, "ClusterRole/all", &[&format!("User/{padding}")]).1,
@@ -387,6 +387,8 @@ fn objects_above_the_memory_limit_stop_decisions() {
             binding(ClusterRoleBinding, "b", "ClusterRole/all", &["User/ada"]),
         ]);
         let is_allowed = |policy: &RbacPolicy| policy.allows(&user("ada", &[]), &access("get /")).is_some();
+        // Two of these objects fit.
+        policy.kinds[kind as usize].bytes = policy::KIND_BYTES_MAX - 5_000;
         for nth in [0, 1, 1] {
             policy.apply(kind, change("MODIFIED", &large(kind, &name(kind, nth))));
             assert!(is_allowed(&policy), "{kind:?}: replaced objects do not count");
