@@ -13,6 +13,8 @@ use crate::bed::{
 const COUNT: usize = 60;
 /// Identities are reviewed so often that several rounds of timers pass in the test.
 const CONFIG: &str = "delegated: {decide: rbac, compareOneIn: 0, recheck: 2s, recheckRbac: 2s}";
+/// The callers with a client certificate.
+const HOLDERS: [&str; 3] = ["known", "newcomer", "former"];
 const STALE_RULES: &str = "kube-fanout-permissions-stale-seconds";
 
 /// A caller who may read the configmaps of a namespace by a role and a binding with its name.
@@ -68,14 +70,13 @@ async fn rules_decide_at_rest_at_revocation_and_in_an_outage() {
     let (direct, namespace) = (bed.direct(), bed.namespace("ruled").await);
     let readers = readers(&bed, &namespace).await;
     let own = Authority::of(&bed);
-    let certified = ["known", "newcomer", "former"].map(|name| own.issue(name, &[]));
-    for identity in &certified {
-        allow(&direct, &namespace, &identity.name, &identity.name).await;
+    for name in HOLDERS {
+        allow(&direct, &namespace, name, name).await;
     }
     let proxy = Plan::delegated(&bed).config(CONFIG).start(&bed).await;
     decides(&proxy).await;
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let [known, newcomer, former] = certified.each_ref().map(|identity| proxy.client_of(identity));
+    let [known, newcomer, former] = HOLDERS.map(|name| proxy.client_of(&own.issue(name, &[])));
     let cached = async || known.get(&path).await.is_cached().then_some(());
     eventually("configmaps are cached", cached).await;
 
