@@ -17,6 +17,7 @@ mod authorizer;
 mod browsers;
 mod certificate;
 mod credential;
+mod filtered_callers;
 mod grant;
 mod grant_error;
 mod grant_lease;
@@ -54,6 +55,7 @@ pub use certificate::{
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,
 };
+pub use filtered_callers::FilteredCallers;
 pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
@@ -129,7 +131,7 @@ pub struct AuthConfig {
     pub reviews_burst_per_source: u32,
     /// The maximum number of token reviews per second for open watches, and of access reviews.
     pub lease_reviews: u32,
-    /// The maximum number of namespace reviews per second for open readable watches, in all and for one user. Open
+    /// The maximum number of namespace reviews per second for open filtered watches, in all and for one user. Open
     /// watches depend on no more namespaces than can be reviewed in four seconds.
     pub namespaces: u32,
     pub namespaces_per_user: u32,

@@ -55,4 +55,4 @@ pub use reader::{ListPage, ObjectReader, WatchItem};
 pub use renderer::ObjectRenderer;
 pub use representation::{FeedEncoding, IncludeObjectPolicy, JsonLayout, Representation, TABLE_ACCEPT};
 pub use splitter::FrameSplitter;
-pub use table::{TableColumns, same_rows};
+pub use table::{TableColumns, TablePage, TablePageRow, same_rows, table_list};

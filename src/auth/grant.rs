@@ -31,7 +31,8 @@ pub enum ReadPermission {
     Namespaces(ReadableNamespaces),
 }
 
-/// A permission to read only those namespaces of a collection in which the caller may perform the requested access.
+/// A permission to read only those namespaces of a collection in which the caller may perform the requested access. Of
+/// the collection of namespaces, it covers each Namespace that the caller may get.
 ///
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
 /// without a decision is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
@@ -74,13 +75,13 @@ impl ReadPermission {
         match self {
             Self::Collection(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
             Self::Namespaces(readable) => {
-                let across = namespaced && namespace.is_none();
+                let across = namespace.is_none() && (namespaced || gvr.is_namespaces());
                 across && covers(&readable.access, gvr, namespaced, namespace, name)
             }
         }
     }
 
-    /// Whether objects of a namespace may be served now.
+    /// Whether objects of a namespace may be served now, or the Namespace itself.
     pub fn allows_namespace(&self, namespace: &str) -> bool {
         match self {
             Self::Collection(_) => true,

@@ -76,6 +76,8 @@ pub(super) struct Configuration {
         extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
     )]
     pub(super) consistency: ReadConsistency,
+    /// What callers receive whose reads RBAC forbids as a whole
+    pub(super) reads: ReadsSection,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
@@ -109,6 +111,29 @@ pub(super) struct Configuration {
     pub(super) audit: AuditConfigSection,
     /// Log lines of the process
     pub(super) log: LogSection,
+}
+
+/// What callers receive whose reads RBAC forbids as a whole.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct ReadsSection {
+    /// Callers whose forbidden lists and watches across namespaces are filtered
+    pub(super) filter: ReadsFilterSection,
+}
+
+/// Callers with filtered reads.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct ReadsFilterSection {
+    /// Groups whose forbidden reads across namespaces show
+    /// [permitted namespaces](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
+    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    pub(super) groups: Vec<String>,
+    /// Users with such reads
+    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    pub(super) users: Vec<String>,
 }
 
 /// The apiserver, or the proxy tier above this one.
@@ -216,7 +241,7 @@ pub(super) struct DelegatedSection {
     pub(super) reviews_burst_per_source: BoundedNumber<1, 100_000>,
     /// Reviews of each kind per second for open watches; half for one user
     pub(super) lease_reviews_per_second: BoundedNumber<1, 100_000>,
-    /// Namespaces of open [readable](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second;
+    /// Namespaces of open [filtered](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second;
     /// they may span four times as many, above it 429
     pub(super) namespaces_per_second: BoundedNumber<1, 100_000>,
     /// The same for one user (name and UID)

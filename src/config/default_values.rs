@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::LogSettings;
 use super::configuration::{
     AuditConfigSection, Configuration, DelegatedSection, FeedsSection, Http2Section, LimitsSection, LogFormat,
-    LogSection, MetricsSection, MetricsTlsSection, TlsSection, UpstreamSection, WindowSection,
+    LogSection, MetricsSection, MetricsTlsSection, ReadsSection, TlsSection, UpstreamSection, WindowSection,
 };
 use super::fields::{BoundedDuration, BoundedNumber};
 use crate::auth::AuthMode;
@@ -35,6 +35,7 @@ impl Default for Configuration {
             allowed_origins: Vec::new(),
             exec_on_loopback: serve::ServeConfig::default().exec_on_loopback,
             consistency: ReadConsistency::Strict,
+            reads: ReadsSection::default(),
             preload: Vec::new(),
             ready_stale_max: BoundedDuration(DEFAULT_READY_STALE_MAX),
             node: None,

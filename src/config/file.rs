@@ -34,6 +34,10 @@ impl Configuration {
                 node: self.node.as_deref().map(Into::into),
                 authorizes: self.auth != auth::AuthMode::None,
             },
+            filter: auth::FilteredCallers {
+                groups: self.reads.filter.groups.clone(),
+                users: self.reads.filter.users.clone(),
+            },
             exec_on_loopback: self.exec_on_loopback,
             sync_wait_max: feeds.sync_wait.0,
             watch_min: limits.min_request_timeout.0,

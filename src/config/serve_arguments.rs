@@ -7,7 +7,7 @@ use serde_json::to_value;
 use super::configuration::{Configuration, TlsSection};
 use super::default_values::DEFAULT_LISTEN;
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, document, kubeconfig};
-use crate::auth::{AuthConfig, AuthMode, WebOrigin};
+use crate::auth::{AuthConfig, AuthMode, FilteredCallers, WebOrigin};
 use crate::net::ListenAddress;
 use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
@@ -333,6 +333,9 @@ impl ServeSettings {
         let allowed = if self.scrapes.is_some() { for_scrapes } else { DelegatedAuthKeys::default() };
         if self.auth == AuthMode::None && self.delegated != allowed {
             problems.add("delegated.* requires auth: delegated");
+        }
+        if self.auth == AuthMode::None && self.serve.filter != FilteredCallers::default() {
+            problems.add("reads.filter requires auth: delegated");
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add(

@@ -18,7 +18,7 @@ pub struct SettingChanges {
 }
 
 /// The keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
-const RELOADABLE: [&str; 32] = [
+const RELOADABLE: [&str; 34] = [
     "allowedHosts",
     "allowedOrigins",
     "consistency",
@@ -45,6 +45,8 @@ const RELOADABLE: [&str; 32] = [
     "limits.watchesPerCaller",
     "log.level",
     "preload",
+    "reads.filter.groups",
+    "reads.filter.users",
     "readyStaleMax",
     "window.age",
     "window.events",
@@ -129,7 +131,8 @@ mod tests {
             assert!(settings.0.contains_key(*key), "{key} is not a key");
         }
         // The document names these sections as a whole.
-        let is_in_section = |key: &str| ["window.", "limits.", "feeds."].iter().any(|name| key.starts_with(name));
+        let is_in_section =
+            |key: &str| ["reads.", "window.", "limits.", "feeds."].iter().any(|name| key.starts_with(name));
         let is_exception = |key: &str| MODE_KEYS.contains(&key) || key == "feeds.memoryMebibytes";
         let is_header = |key: &str| ["apiVersion", "kind"].contains(&key);
         for key in settings.0.keys().map(String::as_str).filter(|key| !is_header(key)) {

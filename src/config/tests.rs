@@ -211,6 +211,8 @@ fn unsafe_configuration_is_refused_with_the_reason() {
         refuse(&["--auth", "delegate"]).contains("auth: unknown variant `delegate`, expected `none` or `delegated`")
     );
     assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("delegated.* requires auth: delegated"));
+    let filtered = ServeArguments::default().resolve_text("reads: {filter: {users: [ada]}}").expect_err("a problem");
+    assert!(filtered.to_string().contains("reads.filter requires auth: delegated"), "{filtered}");
 }
 
 /// The row for nodes in the table of modes in docs/SECURITY.md.

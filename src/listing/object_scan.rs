@@ -25,7 +25,7 @@ pub(super) async fn scan<'a>(
         if pace.spend(view.cost_of(object)) {
             pace.rest_after_scan().await;
         }
-        if sees(object.key.namespace()) && view.matches(object) && !select(object) {
+        if sees(object.key.namespace_or_name()) && view.matches(object) && !select(object) {
             break;
         }
     }
@@ -42,26 +42,26 @@ pub(super) async fn first<'a>(
     first
 }
 
-/// Returns up to `limit` namespaces that have an object in `view`, in key order, from the first key that is not before
+/// Returns up to `limit` namespaces that have an object in `view`, or that are one, in key order, from the first key that is not before
 /// `start`. It skips the rest of a namespace after its first match.
 pub(crate) async fn namespaces(
     snapshot: &FeedSnapshot,
-    view: &CollectionView,
+    (view, namespaced): (&CollectionView, bool),
     start: Option<&str>,
     limit: usize,
     pace: &mut ScanPacer,
 ) -> Vec<Arc<str>> {
     let (mut found, mut start) = (Vec::<Arc<str>>::new(), start.map(str::to_owned));
     'namespaces: while found.len() < limit {
-        for object in snapshot.scan_candidates(view, true, start.as_deref()) {
+        for object in snapshot.scan_candidates(view, namespaced, start.as_deref()) {
             if pace.spend(view.cost_of(object)) {
                 pace.rest_after_scan().await;
             }
             if view.matches(object) {
-                let namespace = object.key.namespace();
+                let namespace = object.key.namespace_or_name();
                 found.push(namespace.into());
                 // '0' is the character after '/'.
-                start = Some(format!("{namespace}0"));
+                start = Some(format!("{namespace}{}", if namespaced { '0' } else { '\0' }));
                 continue 'namespaces;
             }
         }
@@ -108,7 +108,7 @@ mod tests {
             let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), fields };
             let view = CollectionView::new(None, selector);
             let mut pace = ScanPacer::new(None, (ScanQueue::at_a_time(1), CallerCpuSlices::new(1)), None);
-            let found = namespaces(&snapshot, &view, start, limit, &mut pace).await;
+            let found = namespaces(&snapshot, (&view, true), start, limit, &mut pace).await;
             assert_eq!(found.iter().map(|name| &**name).collect::<Vec<_>>(), expected, "{labels:?} {start:?} {limit}");
         }
     }

@@ -79,7 +79,8 @@ pub(crate) async fn page(
         _ => start.to_owned(),
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let whole = PageChunks::can_share(&read.view);
+    // A chunk has objects of one namespace, but many Namespaces.
+    let whole = PageChunks::can_share(&read.view) && (namespaced || permit.namespaces().is_none());
     let shared = if whole { snapshot.chunks().await } else { Arc::default() };
     let mut chunks = PageChunks::new(snapshot.clone(), shared);
     let mut more = if whole {

@@ -2,6 +2,7 @@
 //! in both directions.
 
 mod coalesce;
+mod filtered_table;
 #[cfg(test)]
 mod tests;
 

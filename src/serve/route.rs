@@ -1,7 +1,6 @@
 //! Routing: a pure function from a request and its resource to a route. The tables in its tests are its specification.
 
 mod coverage;
-pub(crate) mod readable;
 #[cfg(test)]
 mod tests;
 
@@ -126,6 +125,9 @@ pub(crate) struct ReadRouteInput<'a> {
     pub(crate) impersonates: bool,
     /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) is_feed_request: bool,
+    /// Whether the response is filtered, because upstream would deny the collection. Then no upstream response has its
+    /// exact bytes: a Table LIST has upstream's rows, and JSON is not indented.
+    pub(crate) is_filtered: bool,
 }
 
 /// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
@@ -148,14 +150,13 @@ pub(crate) fn route<'a>(
         return Err(ForwardReason::NotWatchable);
     }
     // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
-    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
     // A path that repeats the namespaces segment is not a path of the API: `/api/v1/namespaces/a/namespaces/a` parses
     // like a request for the Namespace `a`.
     let is_inside_itself = info.path.matches("/namespaces/").count() > 1;
     let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
         // No path watches one object without its namespace.
         (true, true) => info.verb == RequestVerb::Get || info.watch_via_path && !info.name.is_empty(),
-        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself),
+        (false, false) => !(resource.gvr.is_namespaces() && info.name == info.namespace && !is_inside_itself),
         _ => false,
     };
     if scoped_wrongly {
@@ -216,14 +217,15 @@ fn read(
     if matches!(choice, NegotiatedMediaType::NotAcceptable | NegotiatedMediaType::NotStreamable) {
         return Err(ForwardReason::NotAcceptable);
     }
-    let Some(representation) = representation(choice, &info.verb, query) else {
+    let Some(representation) = representation(choice, &info.verb, query, input.is_filtered) else {
         let table = matches!(
             choice,
             NegotiatedMediaType::Converted { target: ObjectConversion::Table, media: MediaType::Json, .. }
         );
         return Err(if table { ForwardReason::Table } else { ForwardReason::Representation });
     };
-    if representation.encoding() == FeedEncoding::Json && pretty(query, user_agent, accept, offers) {
+    let is_json = representation.encoding() == FeedEncoding::Json;
+    if is_json && !input.is_filtered && pretty(query, user_agent, accept, offers) {
         return Err(ForwardReason::Representation);
     }
     if prefers_cbor(accept, offers) {
@@ -312,10 +314,15 @@ fn not_cached(
     }
 }
 
-/// Returns the representation of the response, if the proxy can write it. Tables are available only for watches,
-/// because their cells are as old as the events. `PartialObjectMetadataList` applies to lists, and
+/// Returns the representation of the response, if the proxy can write it. Tables are available for watches, because
+/// their cells are as old as the events, and for filtered lists, whose rows come from upstream. `PartialObjectMetadataList` applies to lists, and
 /// PartialObjectMetadata to single objects and watch events. Requests for other combinations are forwarded.
-fn representation(choice: NegotiatedMediaType, verb: &RequestVerb, query: &UrlQuery) -> Option<Representation> {
+fn representation(
+    choice: NegotiatedMediaType,
+    verb: &RequestVerb,
+    query: &UrlQuery,
+    is_filtered: bool,
+) -> Option<Representation> {
     let encoding = match choice.media()? {
         MediaType::Json => FeedEncoding::Json,
         MediaType::Protobuf => FeedEncoding::Protobuf,
@@ -333,8 +340,10 @@ fn representation(choice: NegotiatedMediaType, verb: &RequestVerb, query: &UrlQu
         ) => Some(Representation::Metadata(encoding, version)),
         (
             NegotiatedMediaType::Converted { target: ObjectConversion::Table, version: MetaApiVersion::V1, .. },
-            RequestVerb::Watch,
-        ) => IncludeObjectPolicy::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table),
+            RequestVerb::Watch | RequestVerb::List,
+        ) if is_filtered || *verb == RequestVerb::Watch => {
+            IncludeObjectPolicy::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)
+        }
         _ => None,
     }
 }

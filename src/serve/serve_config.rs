@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::auth::FilteredCallers;
 use crate::feeds::AwaitedVersions;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
 use crate::serve::route::CacheCoverage;
@@ -11,6 +12,8 @@ use crate::serve::route::CacheCoverage;
 pub struct ServeConfig {
     pub consistency: ReadConsistency,
     pub coverage: CacheCoverage,
+    /// The callers whose forbidden reads across namespaces are filtered.
+    pub filter: FilteredCallers,
     /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
     /// where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
@@ -48,6 +51,7 @@ impl Default for ServeConfig {
         Self {
             consistency: ReadConsistency::Strict,
             coverage: CacheCoverage::default(),
+            filter: FilteredCallers::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
             fresh_wait_max: AwaitedVersions::WAIT_MAX,

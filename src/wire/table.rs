@@ -12,9 +12,10 @@
 //! upstream one watch, and the feed holds rows and objects of the whole collection.
 //!
 //! Cells show values as of the time of printing, AGE for example. That is correct for a live event and wrong for a
-//! state, so stored rows are never sent as a state. LISTs and GETs pass through. A watch of one object that begins with
-//! its state gets it from an upstream list, then continues from the feed after the list's version. Any other watch with
-//! a state passes through. So does a watch from before the feed's history, because kubectl would end rather than
+//! state, so stored rows are never sent as a state. LISTs and GETs pass through; a filtered LIST has upstream's rows. A
+//! filtered watch has stored rows of namespaces that become readable. A watch of one object that begins with its state
+//! gets it from an upstream list, then continues from the feed after the list's version. Any other watch with a state
+//! passes through. So does a watch from before the feed's history, because kubectl would end rather than
 //! relist. If the columns change, the cells change too: the feed ends, as after a change of its definition.
 
 use std::borrow::Cow;
@@ -28,7 +29,7 @@ use serde_json::value::RawValue;
 
 use super::WireError;
 use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedObjectParts, json_found, utf8};
-use kubeapi::EventType;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The columns of a Table, once upstream has sent them. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -83,6 +84,78 @@ struct TableDocument<'a> {
 struct TableRow<'a> {
     #[serde(borrow)]
     object: &'a RawValue,
+}
+
+/// A page of a Table LIST, whose rows have at least their object's metadata.
+pub struct TablePage<'a> {
+    pub resource_version: ResourceVersion,
+    pub continue_token: String,
+    pub columns: &'a str,
+    pub rows: Vec<TablePageRow<'a>>,
+}
+
+/// A row of a page.
+pub struct TablePageRow<'a> {
+    pub key: ObjectKey,
+    text: &'a str,
+    object: Range<usize>,
+}
+
+#[derive(Deserialize)]
+struct TableRowObject<'a> {
+    #[serde(borrow)]
+    metadata: TableRowMetadata<'a>,
+}
+
+#[derive(Deserialize)]
+struct TableRowMetadata<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    namespace: Cow<'a, str>,
+}
+
+impl<'a> TablePage<'a> {
+    /// Parses a page of a resource.
+    ///
+    /// # Errors
+    /// The document is not a Table, or a row does not have the key of such an object.
+    pub fn parse(list: &'a [u8], namespaced: bool) -> Result<Self, WireError> {
+        let TableDocument { metadata, column_definitions, rows, .. } = document_of(utf8(list)?.trim_end())?;
+        let row = |row: &'a RawValue| {
+            let object = object_in(row.get())?;
+            let TableRowObject { metadata } = serde_json::from_str(&row.get()[object.clone()])?;
+            if metadata.name.is_empty() || metadata.namespace.is_empty() == namespaced {
+                return Err(WireError::Layout("Table row without the key of its object"));
+            }
+            Ok(TablePageRow { key: ObjectKey::new(&metadata.namespace, &metadata.name), text: row.get(), object })
+        };
+        Ok(Self {
+            resource_version: metadata.resource_version.parse().map_err(|_| WireError::BadResourceVersion)?,
+            continue_token: metadata.continue_token,
+            columns: column_definitions.get(),
+            rows: rows.unwrap_or_default().into_iter().map(row).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl TablePageRow<'_> {
+    /// Returns the row as the apiserver writes it, with its object or with `null` in its place.
+    pub fn text(&self, with_object: bool) -> String {
+        if with_object { self.text.to_owned() } else { format!("{}{NULL}}}", &self.text[..self.object.start]) }
+    }
+}
+
+/// Returns what comes before and after the rows of a Table LIST. It has the version and the columns of a page, and no
+/// count of remaining rows.
+pub fn table_list(page: &TablePage<'_>, continue_token: &str) -> [Bytes; 2] {
+    let TablePage { resource_version, columns, .. } = page;
+    let next = match continue_token {
+        "" => String::new(),
+        token => format!(r#","continue":"{token}""#),
+    };
+    let head = format!("{TYPE_META}{VERSION}{resource_version}\"{next}}},{COLUMNS}{columns},\"rows\":[");
+    [head.into(), Bytes::from_static(b"]}\n")]
 }
 
 /// Returns the frame without its columns, which are recorded. `None` if it has none.

@@ -51,12 +51,18 @@ impl AccessAttributes {
         Self { verb, target: AccessTarget::Resource(Box::new(target)) }
     }
 
-    /// Returns the same access in one namespace.
+    /// Returns the same access in one namespace. For the collection of namespaces, it is `get` of the `Namespace`, because
+    /// no request lists one `Namespace` with the permissions of a `RoleBinding`.
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         let mut access = self.clone();
         if let AccessTarget::Resource(target) = &mut access.target {
             namespace.clone_into(&mut target.namespace);
+            if target.group.is_empty() && target.resource == "namespaces" {
+                "get".clone_into(&mut access.verb);
+                namespace.clone_into(&mut target.name);
+                (target.field_selector, target.label_selector) = Default::default();
+            }
         }
         access
     }
@@ -66,6 +72,28 @@ impl AccessAttributes {
         match &self.target {
             AccessTarget::Path(_) => "",
             AccessTarget::Resource(target) => &target.namespace,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::UrlQuery;
+
+    #[test]
+    fn access_in_one_namespace_is_that_of_a_request_there() {
+        let access = |path: &str, query: &str| {
+            let query = UrlQuery::parse(query);
+            AccessAttributes::from_request(&RequestInfo::parse("GET", path, &query).expect("a path"))
+        };
+        for (path, query, inside, inside_query) in [
+            ("/api/v1/pods", "watch=1&labelSelector=a", "/api/v1/namespaces/t/pods", "watch=1&labelSelector=a"),
+            ("/api/v1/namespaces", "watch=1&labelSelector=a", "/api/v1/namespaces/t", ""),
+            ("/api/v1/namespaces", "fieldSelector=metadata.name%3Dx", "/api/v1/namespaces/t", ""),
+        ] {
+            let (across, inside) = (access(path, query), access(inside, inside_query));
+            assert_eq!(across.in_namespace("t"), inside, "{path}?{query}");
         }
     }
 }

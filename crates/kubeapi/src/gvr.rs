@@ -24,6 +24,11 @@ impl Gvr {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }
 
+    /// Whether the resource's objects are the namespaces.
+    pub fn is_namespaces(&self) -> bool {
+        &*self.resource == "namespaces" && self.group.is_empty()
+    }
+
     /// Returns the collection's path for all namespaces, such as `/api/v1/pods` or `/apis/apps/v1/deployments`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.version_path(), self.resource)

@@ -43,6 +43,11 @@ impl ObjectKey {
         self.parts().1
     }
 
+    /// Returns the namespace that the object is in. For a `Namespace`, it is the object itself.
+    pub fn namespace_or_name(&self) -> &str {
+        self.path.split('/').next().unwrap_or_default()
+    }
+
     /// Returns the namespace and the name of the object.
     pub fn parts(&self) -> (&str, &str) {
         self.path.split_once('/').unwrap_or(("", &self.path))

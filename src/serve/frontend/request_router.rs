@@ -6,6 +6,7 @@ use http::Response;
 
 use super::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
+use crate::listing::ListPageRequest;
 use crate::serve::audit::{AuditDecision, AuditLog};
 use crate::serve::forward::ForwardHandler;
 use crate::serve::limits::ConcurrencyLimits;
@@ -14,8 +15,7 @@ use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
-use crate::serve::route::readable::CollectionExtent;
-use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, RoutedWatch, check_kind, route};
+use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, check_kind, route};
 use crate::serve::serve_config::ServeConfig;
 use crate::serve::watch::WatchOpener;
 use crate::upstream::{ResourceCatalog, UpstreamResource, is_impersonation};
@@ -60,13 +60,24 @@ impl RequestRouter {
                 user_agent: request.context.user_agent.as_deref(),
                 impersonates: request.http.headers().keys().any(is_impersonation),
                 is_feed_request: request.is_feed_request(),
+                is_filtered: false,
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,
                 Err(status) => return request.context.status(&status),
             };
             let config = self.config.get();
-            let (resource, route) = match route(&input, resource.as_deref(), &config.coverage) {
+            let resource = resource.as_deref();
+            let is_filterable = resource.is_some_and(|known| request.is_filterable(known, &config.filter));
+            let mut unfiltered = None;
+            let routed = match route(&input, resource, &config.coverage) {
+                Err(reason @ (ForwardReason::Table | ForwardReason::Representation)) if is_filterable => {
+                    unfiltered = Some(reason);
+                    route(&ReadRouteInput { is_filtered: true, ..input }, resource, &config.coverage)
+                }
+                routed => routed,
+            };
+            let (resource, route) = match routed {
                 Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
                 Err(ForwardReason::Verb) if DownstreamReviewHandler::is_proxy_review(&request) => {
                     return Box::pin(self.review(request)).await;
@@ -81,10 +92,13 @@ impl RequestRouter {
             request.drop_body();
             // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the
             // request.
-            let permission = match self.authorize(&mut request, resource).await {
+            let permission = match self.authorize(&mut request, is_filterable).await {
                 Ok(permission) => permission,
                 Err(error) => return request.auth_refusal(&error),
             };
+            if let Some(reason) = unfiltered.filter(|_| permission.namespaces().is_none()) {
+                return self.forward(request, reason).await;
+            }
             let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
             let flow = request.caller.flow();
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
@@ -95,16 +109,14 @@ impl RequestRouter {
                         self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
+                ReadRoute::List(read @ ListPageRequest { representation: Representation::Table(_), .. }) => {
+                    Box::pin(self.forwarding.filtered_table(&request, &permission, resource, read)).await
+                }
                 ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
                     let served =
                         self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
-                }
-                ReadRoute::Watch(RoutedWatch { representation: Representation::Table(_), .. })
-                    if permission.namespaces().is_some() =>
-                {
-                    Err(NotServable::Forward(ForwardReason::Table))
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
             };
@@ -160,18 +172,12 @@ impl RequestRouter {
         Ok(self.catalog.find(&gvr))
     }
 
-    /// Returns the caller's permission for a read. If the readable part of a collection is requested, the permission
-    /// may cover only a part.
-    async fn authorize(
-        &self,
-        request: &mut ReadRequest,
-        resource: &UpstreamResource,
-    ) -> Result<ReadPermission, GrantError> {
+    /// Returns the caller's permission for a read. For a filterable one, it may cover only some namespaces.
+    async fn authorize(&self, request: &mut ReadRequest, is_filterable: bool) -> Result<ReadPermission, GrantError> {
         let flow = request.caller.flow();
-        let is_readable_request = request.is_readable_request(resource);
         let (caller, info) = (&request.caller, &request.info);
         let mut granted = Box::pin(async move {
-            if is_readable_request {
+            if is_filterable {
                 self.authorizer.readable(caller, info).await
             } else {
                 self.authorizer.grant(caller, info).await.map(ReadPermission::Collection)
@@ -186,10 +192,7 @@ impl RequestRouter {
             Err(_) => None,
         };
         let permission = granted?;
-        if is_readable_request {
-            let is_part = permission.namespaces().is_some();
-            request.context.extent = Some(if is_part { CollectionExtent::Some } else { CollectionExtent::All });
-        }
+        request.context.is_filtered = permission.namespaces().is_some();
         Ok(permission)
     }
 
@@ -198,10 +201,8 @@ impl RequestRouter {
         match refusal {
             NotServable::FeedEnded => self.forward(request, ForwardReason::Unavailable).await,
             // Upstream would deny a collection that the caller may read only in part.
-            NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
-                if request.context.extent == Some(CollectionExtent::Some) =>
-            {
-                let message = "the readable part of this collection is not known yet; try again";
+            NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof) if request.context.is_filtered => {
+                let message = "the collection to filter is not cached yet; try again";
                 request.context.status(&unavailable(message))
             }
             NotServable::Forward(reason) => self.forward(request, reason).await,

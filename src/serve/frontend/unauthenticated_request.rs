@@ -7,7 +7,6 @@ use crate::auth::Caller;
 use crate::net::{ConnectionPeer, RequestBody};
 use crate::serve::read::ReadRequest;
 use crate::serve::response::ResponseContext;
-use crate::serve::route::readable::take_readable;
 use kubeapi::{RequestInfo, UrlQuery};
 
 /// A request whose caller is not authenticated yet.
@@ -16,26 +15,23 @@ pub(super) struct UnauthenticatedRequest {
     pub(super) query: Arc<UrlQuery>,
     pub(super) context: ResponseContext,
     pub(super) received: Instant,
-    /// Whether the caller requests only the part that it may read, if it may not read all.
-    readable: bool,
 }
 
 impl UnauthenticatedRequest {
     /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
     /// reserve its size twice.
-    pub(super) fn new(peer: &ConnectionPeer, mut http: Request<RequestBody>) -> Box<Self> {
+    pub(super) fn new(peer: &ConnectionPeer, http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
-        let readable = take_readable(&mut http);
         let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
         let mut context = ResponseContext::from_headers(http.headers(), query.clone());
         context.abort = peer.abort.clone();
-        Box::new(Self { http, query, context, received, readable })
+        Box::new(Self { http, query, context, received })
     }
 
     /// Returns the request of an authenticated caller. It takes the boxes, because one whose content is moved out of it
     /// is freed only with the future that has it.
     pub(super) fn with_caller(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
-        let Self { http, query, context, received, readable } = *self;
-        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable })
+        let Self { http, query, context, received } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received })
     }
 }

@@ -92,6 +92,8 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const RESERVED_FRACTION: usize = 8;
 /// The number of permits that counts as small use, in pools where each request takes one.
 const SMALL_USE: usize = 4;
+/// The permits of a filtered Table: a user with the default limit can request 25 at a time.
+const FILTERED_TABLE_PERMITS: usize = 8;
 /// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The bytes of a query for which a waiting request takes one more permit. A parsed selector with short terms takes
@@ -156,6 +158,13 @@ impl ConcurrencyLimits {
         bytes: usize,
     ) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.lists.acquire_many(flow, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
+    }
+
+    /// Takes permits for a filtered Table. It counts as several forwarded requests, because it may read many pages with
+    /// the proxy's credentials.
+    pub(crate) fn filtered_table(&self, flow: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
+        let each_max = self.forwards.each_max.load(Ordering::Relaxed);
+        self.forwards.acquire_many(flow, FILTERED_TABLE_PERMITS.min(each_max))
     }
 
     /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the

@@ -13,6 +13,7 @@ use super::request::{CacheReadResult, NotServable, ReadRequest};
 use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{CollectionView, FeedSnapshot};
+use crate::feeds::FeedHandle;
 use crate::listing::{
     CallerCpuSlices, GzipList, LimitExceeded, ListBody, ListPageRequest, PlainList, ScanBudget, ScanPacer, ScanQueue,
     cost, gzip, object_scan, page,
@@ -157,7 +158,7 @@ impl ReadHandler {
         if let Some(part) = permission.namespaces() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
-                self.scans.reviewed_namespaces(request, part, &snapshot, from, LIST_RETRY_SECONDS).await
+                self.scans.reviewed_namespaces(request, part, (feed, &snapshot), from, LIST_RETRY_SECONDS).await
             {
                 return Ok(*refusal);
             }
@@ -212,19 +213,20 @@ impl ScanScheduler {
         ScanBudget::new(self.slices.clone(), request.caller.flow(), is_expensive)
     }
 
-    /// Returns the namespaces that have matching objects, permitted or not, once the permission for each is decided.
+    /// Returns the namespaces that have matching objects or match themselves, permitted or not, once the permission for each is decided.
     pub(crate) async fn reviewed_namespaces(
         &self,
         request: &ReadRequest,
         part: &ReadableNamespaces,
-        state: &FeedSnapshot,
+        (feed, state): (&FeedHandle, &FeedSnapshot),
         (view, start): (&CollectionView, Option<&str>),
         retry_seconds: u32,
     ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
-        // Only reads across namespaces show a part of a collection.
-        let pacer = self.pacer(request, cost::scan_cost(view, true, state)).await;
+        let namespaced = feed.reader.namespaced();
+        let pacer = self.pacer(request, cost::scan_cost(view, namespaced, state)).await;
         let mut pacer = pacer.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces = object_scan::namespaces(state, view, start, ReadableNamespaces::COLLECT_MAX, &mut pacer).await;
+        let (view, limit) = ((view, namespaced), ReadableNamespaces::COLLECT_MAX);
+        let namespaces = object_scan::namespaces(state, view, start, limit, &mut pacer).await;
         // Releases the permit, so that other scans do not wait for authorization responses from upstream.
         drop(pacer);
         let reviewed = part.review_all(namespaces.iter().map(|namespace| &**namespace)).await;

@@ -6,7 +6,7 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 use tokio::time::Instant;
 
-use crate::auth::{Caller, GrantError};
+use crate::auth::{Caller, FilteredCallers, GrantError};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
@@ -45,8 +45,6 @@ pub(crate) struct ReadRequest {
     pub(crate) query: Arc<UrlQuery>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the caller requests only the readable part of a collection, if it may not read all of it.
-    pub(crate) readable: bool,
 }
 
 impl ReadRequest {
@@ -82,9 +80,13 @@ impl ReadRequest {
         NotServable::Forward(reason)
     }
 
-    /// Whether the request is for the readable part of a collection across namespaces.
-    pub(crate) fn is_readable_request(&self, resource: &UpstreamResource) -> bool {
-        let across = resource.namespaced && self.info.namespace.is_empty();
-        self.readable && across && matches!(self.info.verb, RequestVerb::List | RequestVerb::Watch)
+    /// Whether the response is filtered if the caller may not read the whole collection. A downstream proxy's is not,
+    /// because that proxy would take it for the whole.
+    pub(crate) fn is_filterable(&self, resource: &UpstreamResource, callers: &FilteredCallers) -> bool {
+        let across = self.info.namespace.is_empty() && (resource.namespaced || resource.gvr.is_namespaces());
+        across
+            && matches!(self.info.verb, RequestVerb::List | RequestVerb::Watch)
+            && !self.context.by_proxy
+            && callers.includes(&self.caller)
     }
 }

@@ -15,13 +15,14 @@ use crate::feeds::FeedHandle;
 use crate::listing::{PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
 use crate::serve::response::body::ResponseBody;
-use crate::serve::route::readable::{CollectionExtent, READABLE};
 use crate::upstream::{BUILD, HOPS, SERVED, ServerBuild};
 use crate::wire::FeedEncoding;
 use base::AbortSignal;
 use kubeapi::{MediaType, Status, SupportedMediaTypes, UrlQuery, check_accept_length, negotiate, pretty};
 
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// The response header of a collection that shows only the namespaces that the caller may read.
+const FILTERED: HeaderName = HeaderName::from_static("kube-fanout-filtered");
 /// The response header that states why a request was forwarded.
 pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
 /// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise
@@ -45,8 +46,8 @@ pub(crate) struct ResponseContext {
     /// Whether the client accepts compressed responses.
     pub(crate) gzip: bool,
     pub(crate) query: Option<Arc<UrlQuery>>,
-    /// Whether the response shows all or part of a collection, if the readable part is requested.
-    pub(crate) extent: Option<CollectionExtent>,
+    /// Whether the response shows only the namespaces that the caller may read.
+    pub(crate) is_filtered: bool,
     /// How long the RBAC objects have been stale by which the request was decided, if they are.
     pub(crate) stale_rules: Option<Duration>,
     /// Ends the request and its response when it is signalled by another task.
@@ -92,7 +93,7 @@ impl ResponseContext {
             record: None,
             gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_accepted),
             query: Some(query),
-            extent: None,
+            is_filtered: false,
             stale_rules: None,
             abort: AbortSignal::default(),
             by_proxy: headers.contains_key(HOPS),
@@ -145,10 +146,23 @@ impl ResponseContext {
         if let Some(build) = encoder_build.filter(|_| self.by_proxy).and_then(|build| build.header()) {
             response.headers_mut().insert(BUILD, build);
         }
-        if let Some(extent) = self.extent {
-            response.headers_mut().insert(READABLE, HeaderValue::from_static(extent.as_str()));
-        }
+        self.put_filtered(response.headers_mut());
         response
+    }
+
+    /// Returns a 200 response with a document that the proxy composed of upstream's parts.
+    pub(crate) fn composed(&self, body: ResponseBody) -> Response<ResponseBody> {
+        let mut response = Response::new(body);
+        response.extensions_mut().insert(ServedLocally::default());
+        self.put_common(response.headers_mut(), FeedEncoding::Json.media_type());
+        self.put_filtered(response.headers_mut());
+        response
+    }
+
+    fn put_filtered(&self, headers: &mut HeaderMap) {
+        if self.is_filtered {
+            headers.insert(FILTERED, HeaderValue::from_static("true"));
+        }
     }
 
     /// Whether a response of this many bytes is compressed.

@@ -23,7 +23,7 @@ use crate::serve::read::{
 use crate::serve::response::{ResponseBody, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
 use crate::upstream::{UpstreamClient, UpstreamResource};
-use crate::wire::{FeedEncoding, Representation};
+use crate::wire::{FeedEncoding, ObjectRevision, Representation};
 use base::{AbortSignal, BackgroundTasks};
 use kubeapi::{Status, WatchStart, WatchTimeout};
 
@@ -71,9 +71,11 @@ impl WatchOpener {
         let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
         need.kind = kind(&read);
         let source = self.sources.source(resource, &need).await?;
-        // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
+        // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them. It would deny a
+        // filtered watch, so that waits until the history is extended.
         if let (Representation::Table(_), WatchStart::After(rv)) = (read.representation, read.start)
             && rv < source.feed.reader.floor()
+            && permission.namespaces().is_none()
         {
             return Err(NotServable::Forward(ForwardReason::TooOld));
         }
@@ -84,10 +86,11 @@ impl WatchOpener {
         };
         let follows = request.context.by_proxy || permission.namespaces().is_some();
         let opened = self.sources.position(&source.feed, &read, permission.namespaces().is_some(), follows).await?;
-        let namespaces = match self.namespaces(request, &permission, opened.as_ref().ok()).await {
-            Ok(namespaces) => namespaces,
-            Err(refusal) => return Ok(*refusal),
-        };
+        let namespaces =
+            match self.namespaces(request, &permission, &source.feed, (opened.as_ref().ok(), row.as_ref())).await {
+                Ok(namespaces) => namespaces,
+                Err(refusal) => return Ok(*refusal),
+            };
         // A watch that is late or starts too early sends one error, and ends.
         let (OpenedWatch { snapshot, cursor }, error) = match opened {
             Ok(opened) => (opened, timed_out.map(|status| (*status, WatchEndReason::TooLarge))),
@@ -112,7 +115,11 @@ impl WatchOpener {
         };
         let mut session = self.session(request, &permission, &read, source, cursor, permit);
         match (permission.namespaces(), snapshot, row) {
-            (Some(part), snapshot, _) => session.show_part(part.clone(), namespaces, snapshot),
+            (Some(part), snapshot, row) => {
+                session.show_part(part.clone(), namespaces, snapshot);
+                let row = row.filter(|row| permission.allows_namespace(row.key.namespace_or_name()));
+                row.into_iter().for_each(|row| session.send_row(row));
+            }
             (None, Some(snapshot), _) => session.send_state(snapshot, &permission, chunks),
             (None, None, Some(row)) => session.send_row(row),
             (None, None, None) => {}
@@ -128,11 +135,17 @@ impl WatchOpener {
         &self,
         request: &ReadRequest,
         permission: &ReadPermission,
-        opened: Option<&OpenedWatch>,
+        feed: &FeedHandle,
+        (opened, row): (Option<&OpenedWatch>, Option<&ObjectRevision>),
     ) -> Result<Vec<Arc<str>>, Box<Response<ResponseBody>>> {
         let (Some(opened), Some(part)) = (opened, permission.namespaces()) else { return Ok(Vec::new()) };
         let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.capture().snapshot);
-        self.scans.reviewed_namespaces(request, part, &state, (opened.cursor.view(), None), WATCH_RETRY_SECONDS).await
+        let view = (opened.cursor.view(), None);
+        let namespaces =
+            self.scans.reviewed_namespaces(request, part, (feed, &state), view, WATCH_RETRY_SECONDS).await?;
+        // The feed may not have the row's namespace yet.
+        let reviewed = part.review_all(row.map(|row| row.key.namespace_or_name())).await;
+        reviewed.map(|()| namespaces).map_err(|refused| Box::new(request.auth_refusal(&refused)))
     }
 
     /// Returns the session of a watch at the cursor's position.
@@ -221,9 +234,10 @@ impl FeedResolver {
         };
         let mut opened = open();
         if let Err(VersionTooOld { requested: from, .. }) = opened {
-            // Upstream would print an old change with current cells.
+            // Upstream would print an old change with current cells. That is better than an error if it would deny the
+            // watch.
             let is_table = feed.spec.key.encoding == FeedEncoding::Table;
-            if !is_table && !reader.reaches(from, &view) && reader.can_backfill() {
+            if (!is_table || is_part) && !reader.reaches(from, &view) && reader.can_backfill() {
                 let wait = WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX);
                 // The history may come after the end of a short watch, and upstream may have it now. Its client may not
                 // wait for a response longer than the watch lasts.

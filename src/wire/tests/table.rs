@@ -6,7 +6,8 @@ use bytes::Bytes;
 
 use crate::wire::{
     BookmarkTemplate, FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, MetadataRenderer, ObjectReader,
-    ObjectRenderer, ObjectRevision, Representation, TableColumns, WatchItem, WireError, same_rows,
+    ObjectRenderer, ObjectRevision, Representation, TableColumns, TablePage, WatchItem, WireError, same_rows,
+    table_list,
 };
 use kubeapi::{EventType, ResourceVersion, SelectableFieldTable};
 
@@ -291,4 +292,33 @@ fn table_metadata_omits_deprecated_annotations() {
         .json_from_json(line(hidden).as_bytes(), &mut alone)
         .expect("exact");
     assert!(text(&written).contains(text(&alone)));
+}
+
+#[test]
+fn page_of_a_table_has_its_rows_with_keys() {
+    let row = (MAP.cells, MAP.metadata);
+    let list =
+        table(300, COLUMNS, &[row, row]).replace("\"300\"", "\"300\",\"continue\":\"abc\",\"remainingItemCount\":3");
+    let list = line(&list);
+    let page = TablePage::parse(list.as_bytes(), true).expect("a page");
+    assert_eq!((page.resource_version, page.continue_token.as_str()), (ResourceVersion(300), "abc"));
+    assert_eq!(page.rows.iter().map(|row| row.key.as_str()).collect::<Vec<_>>(), ["t/a", "t/a"]);
+    let composed = |with_object: bool, token: &str| {
+        let rows: Vec<_> = page.rows.iter().map(|row| row.text(with_object)).collect();
+        let [head, tail] = table_list(&page, token);
+        [text(&head), &rows.join(","), text(&tail)].concat()
+    };
+    assert_eq!(composed(true, "abc"), format!("{}\n", list.replace(",\"remainingItemCount\":3", "")));
+    assert_eq!(composed(true, ""), format!("{}\n", line(&table(300, COLUMNS, &[row, row]))));
+    let none = (MAP.cells, "null");
+    assert_eq!(composed(false, ""), format!("{}\n", line(&table(300, COLUMNS, &[none, none]))));
+    for (what, other, namespaced) in [
+        ("objects of the cluster", list.clone(), false),
+        ("a row without its object", line(&table(300, COLUMNS, &[none])), true),
+        ("a row without a namespace", list.replace("\"namespace\"", "\"other\""), true),
+        ("a row without a name", list.replace("\"name\"", "\"other\""), true),
+        ("another kind", list.replace("\"Table\"", "\"Status\""), true),
+    ] {
+        assert!(TablePage::parse(other.as_bytes(), namespaced).is_err(), "{what}");
+    }
 }

@@ -200,7 +200,6 @@ fn read_requires_permission_for_its_collection_and_name() {
             query: Arc::new(UrlQuery::parse("")),
             context: ResponseContext::from_headers(http.headers(), Arc::default()),
             received: Instant::now(),
-            readable: false,
             caller: Caller::ProxyItself,
             info: info(&requested),
             http,

@@ -116,6 +116,27 @@ fn table_reads_are_forwarded_and_table_watches_shared() {
     }
 }
 
+/// No response of upstream has its bytes: upstream would deny the collection.
+#[test]
+fn filtered_list_may_be_a_table_and_is_never_indented() {
+    let browser = |uri: &str| get(uri).agent("Mozilla/5.0");
+    for uri in ["/api/v1/pods", "/api/v1/namespaces"] {
+        assert_eq!(browser(uri).reason(), ForwardReason::Representation, "{uri}");
+        assert_eq!(browser(uri).filtered().encoding(), FeedEncoding::Json, "{uri}");
+    }
+    for (include, expected) in [("", IncludeObjectPolicy::Metadata), ("?includeObject=None", IncludeObjectPolicy::None)]
+    {
+        let request = get(format!("/api/v1/namespaces{include}")).accept(KUBECTL).filtered();
+        assert_eq!(request.representation(), Representation::Table(expected), "{request:?}");
+    }
+    for uri in
+        ["/api/v1/pods?includeObject=All", "/api/v1/namespaces/a/pods/p?resourceVersion=0", "/api/v1/pods?watch=1"]
+    {
+        assert_eq!(get(uri).accept(KUBECTL).filtered().reason(), ForwardReason::Table, "{uri}");
+    }
+    assert_eq!(get("/api/v1/pods").accept("application/yaml").filtered().reason(), ForwardReason::Representation);
+}
+
 /// Cells are as of when they were printed. That is correct for later events, but not for an initial state.
 #[test]
 fn table_watch_with_initial_state_is_forwarded_except_one_object() {

@@ -23,6 +23,7 @@ pub(super) struct TestRequest {
     accept: Option<&'static str>,
     user_agent: Option<&'static str>,
     impersonates: bool,
+    is_filtered: bool,
     coverage: CacheCoverage,
 }
 
@@ -33,6 +34,7 @@ pub(super) fn get(uri: impl Into<String>) -> TestRequest {
         accept: None,
         user_agent: None,
         impersonates: false,
+        is_filtered: false,
         coverage: CacheCoverage::default(),
     }
 }
@@ -54,6 +56,11 @@ impl TestRequest {
         Self { impersonates: true, ..self }
     }
 
+    /// Filters the response.
+    pub(super) fn filtered(self) -> Self {
+        Self { is_filtered: true, ..self }
+    }
+
     /// Sends the request to a proxy with this coverage.
     pub(super) fn covered_by(self, coverage: &CacheCoverage) -> Self {
         Self { coverage: coverage.clone(), ..self }
@@ -65,7 +72,7 @@ impl TestRequest {
         let query = UrlQuery::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
-        let Self { accept, user_agent, impersonates, ref coverage, .. } = *self;
+        let Self { accept, user_agent, impersonates, is_filtered, ref coverage, .. } = *self;
         let input = ReadRouteInput {
             method: &method,
             info: &info,
@@ -74,6 +81,7 @@ impl TestRequest {
             user_agent,
             impersonates,
             is_feed_request: false,
+            is_filtered,
         };
         route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }

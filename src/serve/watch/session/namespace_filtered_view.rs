@@ -355,7 +355,7 @@ fn decide(
     seen: EventType,
     stale: &mut bool,
 ) -> EventFilterDecision {
-    let (key, namespace) = (&event.object.key, event.object.key.namespace());
+    let (key, namespace) = (&event.object.key, event.object.key.namespace_or_name());
     match disposition(namespaces.get(namespace), readable.decision(namespace)) {
         EventDisposition::Send => EventFilterDecision::Send,
         EventDisposition::SendAdded => {
