@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use futures_util::future::join_all;
+use serde_json::json;
 
-use crate::bed::{self, Plan, Plane, Proxy, Target, eventually, kubectl, log_line};
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{self, Account, Http, Plan, Plane, Proxy, Target, eventually, kubectl, log_line};
 
 /// kubectl's output and exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -312,4 +314,88 @@ async fn kubectl_watches_print_the_same_as_direct() {
     let tables = proxy.metrics().await.sum("kube_fanout_served_total", &tables);
     assert_eq!(tables, 7, "every Table");
     log_line(&format!("forwarded: {:?}", proxy.forwarded().await));
+}
+
+/// Returns the arguments of a caller with this token instead of the administrator's certificate.
+fn with_token<'a>(token: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+    [&["--kubeconfig", "/dev/null", "--token", token], args].concat()
+}
+
+/// A tenant's kubectl prints what the administrator's prints of the tenant's namespaces.
+#[tokio::test]
+async fn tenant_kubectl_shows_only_permitted_namespaces() {
+    let Some(bed) = bed::shared().await else { return };
+    let direct: Http = bed.direct();
+    let mut namespaces = Vec::new();
+    let file = manifest(&bed, PODS);
+    for _ in 0..4 {
+        let namespace = bed.namespace("tenant").await;
+        run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;
+        namespaces.push(namespace);
+    }
+    let account = Account::create(&direct, &namespaces[0], "tenant").await;
+    let group = format!("system:serviceaccounts:{}", namespaces[0]);
+    let filter = format!("reads: {{filter: {{groups: [\"{group}\"]}}}}");
+    let proxy = Plan::delegated(&bed).config(&filter).start(&bed).await;
+    let allow = async |namespace: &str| {
+        let bound = binding("tenant", "ClusterRole", "view", &subject("Group", &group));
+        direct.create(&collection(Some(namespace), "rolebindings"), bound).await;
+        let attributes = json!({"namespace": namespace, "verb": "list", "resource": "pods"});
+        may(&direct, json!({"user": account.user(), "groups": [group], "resourceAttributes": attributes})).await;
+    };
+    allow(&namespaces[0]).await;
+    allow(&namespaces[1]).await;
+    let token = account.token(&direct).await.token;
+    let as_tenant = |args| with_token(&token, args);
+    // The lines of the tenant's namespaces, which are in the first column.
+    let lines = |output: &CommandOutput, tenants: &[String]| -> Vec<String> {
+        let of = |line: &&str| tenants.iter().any(|namespace| line.split_whitespace().next() == Some(namespace));
+        output.out.lines().filter(of).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    let mut compared = 0;
+    for args in [
+        &["get", "ns"][..],
+        &["get", "namespaces", "--no-headers"],
+        &["get", "pods", "-A"],
+        &["get", "pods", "-A", "-o", "wide"],
+        &["get", "pods", "-A", "--chunk-size=1"],
+        &["get", "pods", "-A", "-l", "app=x", "--show-labels"],
+        &["get", "pods", "-A", "--field-selector", "spec.nodeName=n1"],
+        &["get", "pods", "-A", "--sort-by", "{.metadata.uid}"],
+        &["get", "deployments", "-A"],
+        &["get", "cm", "-A", "-o", "custom-columns=NS:.metadata.namespace,N:.metadata.name,D:.data"],
+    ] {
+        let output = run(kubectl(&bed, &proxy.target(), &as_tenant(args))).await;
+        let admin = run(kubectl(&bed, &bed.target(), args)).await;
+        let [output, admin] = [(&output, proxy.target()), (&admin, bed.target())].map(|(of, at)| comparable(of, &at));
+        assert_eq!((output.code, output.errors.as_str()), (Some(0), ""), "{args:?}");
+        let shown = lines(&output, &namespaces);
+        assert_eq!(shown, lines(&admin, &namespaces[..2]), "{args:?}");
+        assert!(!shown.is_empty(), "{args:?}: {}", output.out);
+        let others = output.out.lines().count() - shown.len();
+        assert!(others <= 1, "{args:?} prints only a header besides: {}", output.out);
+        compared += shown.len();
+    }
+    let watch = Watching::start(&bed, &proxy.target(), &as_tenant(&["get", "pods", "-A", "-w", "--no-headers"]));
+    watch.is_open().await;
+    watch.says(6).await;
+    for namespace in [&namespaces[3], &namespaces[1]] {
+        let label = ["label", "pod", "a", "-n", namespace, "changed=1"];
+        run(kubectl(&bed, &bed.target(), &label)).await;
+    }
+    watch.says(7).await;
+    allow(&namespaces[2]).await;
+    let printed = watch.says(10).await;
+    let output = CommandOutput { out: printed, errors: String::new(), code: None };
+    let counts: Vec<_> =
+        namespaces.iter().map(|namespace| lines(&output, std::slice::from_ref(namespace)).len()).collect();
+    assert_eq!(counts, [3, 4, 3, 0], "{}", output.out);
+    // Others get the apiserver's own refusal.
+    let stranger = Account::create(&direct, &namespaces[3], "stranger").await.token(&direct).await.token;
+    for resource in ["ns", "pods"] {
+        let args = with_token(&stranger, &["get", resource, "-A"]);
+        let refused = run(kubectl(&bed, &proxy.target(), &args)).await;
+        assert!(refused.errors.contains("(Forbidden)"), "{refused:?}");
+    }
+    log_line(&format!("{compared} lines of a tenant's kubectl"));
 }

@@ -5,11 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use http::HeaderName;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{self, Authority, Bed, Event, Http, Plan, Protocol, Proxy, RequestSpec, Watch, eventually, unique};
+use crate::bed::{
+    self, Account, Authority, Bed, Event, Http, Plan, Protocol, Proxy, RequestSpec, Watch, eventually, unique,
+};
 
 /// A caller with permissions in some of five namespaces, each with two configmaps.
 struct Scene {
@@ -25,13 +28,14 @@ struct Scene {
 }
 
 const ALL: &str = "/api/v1/configmaps";
+const FILTER: &str = "reads: {filter: {groups: [readers, \"system:serviceaccounts\"]}}";
 /// The time within which a revoked permission no longer applies anywhere.
 const BOUND: Duration = Duration::from_secs(5);
 
 impl Scene {
     async fn new() -> Option<Self> {
         let bed = bed::shared().await?;
-        let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).start(&bed).await);
+        let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).config(FILTER).start(&bed).await);
         let (user, role) = (unique("reader"), unique("maps"));
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]);
         direct.create(&collection(None, "roles"), json!({"metadata": {"name": role}, "rules": rules})).await;
@@ -83,9 +87,51 @@ impl Scene {
         union
     }
 
+    /// Compares a filtered Table, read in pages of three rows, with the caller's own Tables of single namespaces.
+    async fn compare_table(&self, include: &str) {
+        let table = async |http: &Http, path: &str| {
+            let request = RequestSpec::get(path).accept("application/json;as=Table;v=v1;g=meta.k8s.io");
+            http.fetch(request).await
+        };
+        let rows = |table: &Value| table["rows"].as_array().cloned().unwrap_or_default();
+        // Ages differ from one second to the next.
+        let ageless = |mut row: Value| {
+            row["cells"].as_array_mut().expect("cells").pop();
+            row
+        };
+        let (mut expected, mut columns) = (Vec::new(), Value::Null);
+        let mut namespaces = self.namespaces.clone();
+        namespaces.sort_unstable();
+        for namespace in &namespaces {
+            let own = table(&self.own, &format!("{}?includeObject={include}", maps(namespace))).await;
+            if own.status == 200 {
+                columns = own.value()["columnDefinitions"].clone();
+                expected.extend(rows(&own.value()));
+            }
+        }
+        let (mut shown, mut token) = (Vec::new(), String::new());
+        loop {
+            let page = table(&self.through, &format!("{ALL}?includeObject={include}&limit=3&continue={token}")).await;
+            assert_eq!((page.status.as_u16(), page.header("kube-fanout-filtered")), (200, "true"), "{}", page.text());
+            let page = page.value();
+            assert_eq!((page["kind"].as_str(), &page["columnDefinitions"]), (Some("Table"), &columns));
+            assert!(page["metadata"].get("remainingItemCount").is_none());
+            shown.extend(rows(&page));
+            page["metadata"]["continue"].as_str().unwrap_or_default().clone_into(&mut token);
+            if token.is_empty() {
+                break;
+            }
+            let last: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(&token).expect("base64")).expect("JSON");
+            let start = last["start"].as_str().expect("a key").trim_start_matches('/');
+            assert!(namespaces.iter().any(|namespace| start.starts_with(&format!("{namespace}/"))), "{start}");
+        }
+        let [shown, expected] = [shown, expected].map(|rows| rows.into_iter().map(ageless).collect::<Vec<_>>());
+        assert_eq!(shown, expected, "{include}");
+    }
+
     async fn watch(&self) -> Watch {
         let options = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-        self.through.watch(RequestSpec::get(&format!("{ALL}?{options}&kubeFanoutReadable=true"))).await
+        self.through.watch(RequestSpec::get(&format!("{ALL}?{options}"))).await
     }
 }
 
@@ -112,21 +158,18 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     for namespace in &scene.namespaces[..2] {
         scene.allow(namespace).await;
     }
-    assert_eq!(scene.through.get(ALL).await.status, 403, "unasked, the apiserver's own answer");
     for query in ["", "labelSelector=map%3Da", "fieldSelector=metadata.name%3Db", "resourceVersion=0"] {
-        let answer = scene.through.list_now(RequestSpec::get(&format!("{ALL}?{query}&kubeFanoutReadable=true"))).await;
+        let answer = scene.through.list_now(RequestSpec::get(&format!("{ALL}?{query}"))).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{query}: {}", answer.text());
-        assert_eq!(answer.header("kube-fanout-readable"), "some");
+        assert_eq!(answer.header("kube-fanout-filtered"), "true");
         let listed: BTreeMap<_, _> = items(&answer.value()).collect();
         assert_eq!(listed, scene.union(&format!("?{query}")).await, "{query}");
         assert!(!listed.is_empty(), "{query}");
     }
-    let by_header = RequestSpec::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
-    assert_eq!(items(&scene.through.list_now(by_header).await.value()).count(), 4);
     // Reads page by page. No page reveals hidden objects.
     let (mut token, mut paged) = (String::new(), BTreeMap::new());
     loop {
-        let page = RequestSpec::get(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}"));
+        let page = RequestSpec::get(&format!("{ALL}?limit=3&continue={token}"));
         let page = scene.through.list_now(page).await.value();
         assert!(page["metadata"].get("remainingItemCount").is_none());
         paged.extend(items(&page));
@@ -137,19 +180,22 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     }
     assert_eq!(paged, scene.union("").await);
     // Forwarded requests have the caller's own permissions.
-    for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
-        let request = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
-        assert_eq!(scene.through.fetch(request).await.status, 403, "{accept}");
+    assert_eq!(scene.through.fetch(RequestSpec::get(ALL).accept("application/yaml")).await.status, 403);
+    for include in ["Object", "Metadata", "None"] {
+        scene.compare_table(include).await;
     }
     // A caller who may read all namespaces receives everything.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
-    let readable = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true"));
-    let whole = viewer.list_now(readable.clone()).await;
-    assert_eq!((whole.status.as_u16(), whole.header("kube-fanout-readable")), (200, "all"));
-    // A caller without permissions receives an empty list.
-    let stranger = Authority::of(&scene.bed).issue(&unique("stranger"), &[]);
-    let nothing = scene.proxy.client_of(&stranger).list_now(readable).await.value();
+    let whole = viewer.list_now(RequestSpec::get(ALL)).await;
+    assert_eq!((whole.status.as_u16(), whole.headers.contains_key("kube-fanout-filtered")), (200, false));
+    // A caller without permissions receives an empty list, and one whom no policy names the apiserver's own answer.
+    let stranger =
+        |groups: &[&str]| scene.proxy.client_of(&Authority::of(&scene.bed).issue(&unique("stranger"), groups));
+    let nothing = stranger(&["readers"]).list_now(RequestSpec::get(ALL)).await.value();
     assert_eq!(items(&nothing).count(), 0);
+    for path in [ALL, "/api/v1/namespaces"] {
+        assert_eq!(stranger(&[]).get(path).await.status, 403, "{path}");
+    }
 }
 
 /// A store that applies events like an informer.
@@ -177,6 +223,62 @@ impl Store {
             let event = watch.event().await.unwrap_or_else(|| panic!("{what}: the watch ended"));
             self.take(&event);
         }
+    }
+}
+
+/// Namespaces are those that single GETs show: by a `RoleBinding` that grants `get` of its `Namespace`, or by name.
+#[tokio::test]
+async fn filtered_namespaces_equal_single_gets() {
+    let Some(scene) = Scene::new().await else { return };
+    let role = unique("namespaces");
+    let rules = json!([{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}]);
+    scene.direct.create(&collection(None, "roles"), json!({"metadata": {"name": role}, "rules": rules})).await;
+    let named = unique("named");
+    let rules = json!([{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"],
+        "resourceNames": [scene.namespaces[1]]}]);
+    scene.direct.create(&collection(None, "roles"), json!({"metadata": {"name": named}, "rules": rules})).await;
+    let user = subject("User", &scene.user);
+    scene.direct.create(&collection(None, "rolebindings"), binding(&named, "ClusterRole", &named, &user)).await;
+    // It grants configmaps, and not the Namespace.
+    scene.allow(&scene.namespaces[2]).await;
+    let get = async |namespace: &str, grant: bool| {
+        let at = collection(Some(namespace), "rolebindings");
+        if grant {
+            scene.direct.create(&at, binding("namespace", "ClusterRole", &role, &user)).await;
+        } else {
+            scene.direct.delete(&format!("{at}/namespace")).await;
+        }
+    };
+    get(&scene.namespaces[0], true).await;
+    let options = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut watch = scene.through.watch(RequestSpec::get(&format!("/api/v1/namespaces?{options}"))).await;
+    let mut store = Store::default();
+    let gets = async || {
+        let mut found = BTreeSet::new();
+        for namespace in &scene.namespaces {
+            let one = scene.own.get(&format!("/api/v1/namespaces/{namespace}")).await;
+            found.extend((one.status == 200).then(|| format!("/{namespace}")));
+        }
+        found
+    };
+    let listed = async || {
+        let answer = scene.through.list_now(RequestSpec::get("/api/v1/namespaces")).await;
+        assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{}", answer.text());
+        items(&answer.value()).map(|(key, _)| key).collect::<BTreeSet<_>>()
+    };
+    let [first, second, fourth] = [0, 1, 3].map(|at| format!("/{}", scene.namespaces[at]));
+    for (change, expected) in [
+        (None, BTreeSet::from([first.clone(), second.clone()])),
+        (Some((3, true)), BTreeSet::from([first, second.clone(), fourth.clone()])),
+        (Some((0, false)), BTreeSet::from([second, fourth])),
+    ] {
+        if let Some((at, grant)) = change {
+            get(&scene.namespaces[at], grant).await;
+        }
+        eventually("single GETs", async || (gets().await == expected).then_some(())).await;
+        eventually("the list", async || (listed().await == expected).then_some(())).await;
+        let shows = |store: &Store| store.0.keys().cloned().collect::<BTreeSet<_>>() == expected;
+        store.until(&mut watch, "the watch", shows).await;
     }
 }
 
@@ -242,4 +344,55 @@ async fn readable_watch_follows_granted_and_revoked_permissions() {
     let expected = BTreeSet::from([second.as_str(), third.as_str(), fresh.as_str()]);
     assert_eq!(store.namespaces(), expected);
     eventually("one stream upstream", async || (scene.proxy.streams("configmaps.v1").await == 1).then_some(())).await;
+}
+
+/// client-go's informers, which start by WatchList or by a list, hold what the caller's own lists contain.
+#[tokio::test]
+async fn tenant_informers_converge_under_grants_and_revocations() {
+    let Some(mut scene) = Scene::new().await else { return };
+    let [first, second, hidden] = [0, 1, 2].map(|at| scene.namespaces[at].clone());
+    let account = Account::create(&scene.direct, &first, "tenant").await;
+    let tenant = account.token(&scene.direct).await;
+    scene.user = account.user();
+    scene.own = Http::new(scene.bed.target().by(&tenant), Protocol::H2);
+    scene.through = scene.proxy.client_of(&tenant);
+    scene.allow(&first).await;
+    let (kubeconfig, until) = (scene.bed.file("tenant"), scene.bed.file("until"));
+    let user = json!({"name": "tenant", "user": {"token": tenant.token}});
+    let config = json!({"apiVersion": "v1", "kind": "Config", "users": [user], "current-context": "tenant",
+        "clusters": [{"name": "c", "cluster": {"server": scene.bed.url()}}],
+        "contexts": [{"name": "tenant", "context": {"cluster": "c", "user": "tenant"}}]});
+    std::fs::write(&kubeconfig, config.to_string()).expect("a file");
+    let mut informers = Vec::new();
+    for (watchlist, encoding) in [("on", "protobuf"), ("on", "json"), ("off", "protobuf"), ("off", "json")] {
+        let ready = scene.bed.file("ready");
+        let run = scene.bed.drive("informers").args(["--resource", "configmaps", "--watchlist", watchlist]);
+        let run = run.args(["--encoding", encoding]).file("--kubeconfig", &kubeconfig).at(&scene.proxy.target());
+        let mut run = run.until(&until).file("--ready-file", &ready).start();
+        run.awaits(&ready).await;
+        informers.push(run);
+    }
+    // All watches of the credential share its decisions, so this one shows when they have changed.
+    let (mut watch, mut store) = (scene.watch().await, Store::default());
+    scene.allow(&second).await;
+    store.until(&mut watch, "a grant", |store| store.0.contains_key(&format!("{second}/b"))).await;
+    scene.deny(&first).await;
+    store.until(&mut watch, "a revocation", |store| !store.namespaces().contains(first.as_str())).await;
+    scene.write(&first, "late").await;
+    scene.write(&hidden, "late").await;
+    scene.write(&second, "last").await;
+    let last = scene.direct.get(&format!("{}/last", maps(&second))).await.value();
+    std::fs::write(&until, last["metadata"]["resourceVersion"].as_str().expect("a version")).expect("a file");
+    let versions = |union: BTreeMap<String, Value>| -> BTreeMap<String, u64> {
+        let version =
+            |object: &Value| object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok());
+        union.into_iter().map(|(key, object)| (key, version(&object).expect("a version"))).collect()
+    };
+    let expected = versions(scene.union("").await);
+    assert!(expected.len() >= 3 && expected.keys().all(|key| key.starts_with(&format!("{second}/"))), "{expected:?}");
+    for run in informers {
+        let outcome = run.finish().await;
+        let stores: Vec<_> = outcome.lines().filter(|line| line["kind"] == "store").collect();
+        assert_eq!((stores.len(), &stores[0]["objects"]), (1, &json!(expected)));
+    }
 }

@@ -4,17 +4,21 @@
 use std::time::Duration;
 
 use demo::{self, RunningDemoApiserver};
+use http::Method;
 use kube_fanout::auth::AuthMode;
+use serde_json::{Value, json};
 
 use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
 
-const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
+const NAMESPACES: &str = "/api/v1/namespaces";
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 /// Cache TTL of decisions and interval of permission rechecks.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Ada may read two namespaces of three.
+/// Ada may read two namespaces of three, and her collections are filtered.
 async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     for namespace in ["a", "b", "c"] {
+        up.put("namespaces", json!({"metadata": {"name": namespace, "labels": {"name": namespace}}}));
         up.create_pod(namespace, "p");
     }
     up.reviews().give("t", "ada");
@@ -22,6 +26,7 @@ async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     up.reviews().allow("ada", "b");
     let app = direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
+        config.serve.filter.users = vec!["ada".to_owned()];
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
     });
@@ -40,34 +45,166 @@ fn has_event_in(watch: &Watch, namespace: &str) -> bool {
 }
 
 #[tokio::test]
-async fn readable_list_is_filtered_by_namespace_permission() {
-    let up = demo::upstream().pods(0).remember_requests(true).run().await;
-    let (_app, ada) = ada(&up).await;
-    assert_eq!(ada.get(PODS).await.status, 403);
+async fn forbidden_list_is_filtered_by_namespace_permission() {
+    let up = demo::upstream().pods(0).run().await;
+    let (app, ada) = ada(&up).await;
+    up.reviews().give("s", "adam");
+    up.reviews().allow("adam", "a");
+    let adam = app.bearing("s");
+    for path in [PODS, NAMESPACES] {
+        assert_eq!(adam.get(path).await.status, 403, "{path}");
+    }
     // A namespace whose decision is late is hidden for seconds.
     let keys = |answer: &Answer| answer.items().into_iter().map(|(key, _)| key).collect::<Vec<_>>();
-    direct::eventually("both are known", || async { keys(&ada.get(READABLE).await) == ["a/p", "b/p"] }).await;
-    let answer = ada.get(READABLE).await;
-    let keys = keys(&answer);
-    assert!(answer.is_cached(), "{}", answer.text());
-    assert_eq!((keys, answer.header("kube-fanout-readable")), (vec!["a/p".into(), "b/p".into()], Some("some")));
+    direct::eventually("both are known", || async { keys(&ada.get(PODS).await) == ["a/p", "b/p"] }).await;
+    for (path, expected) in [
+        (PODS.to_owned(), vec!["a/p", "b/p"]),
+        (NAMESPACES.to_owned(), vec!["a", "b"]),
+        (format!("{NAMESPACES}?limit=1"), vec!["a"]),
+        (format!("{NAMESPACES}?fieldSelector=metadata.name%3Db"), vec!["b"]),
+        (format!("{NAMESPACES}?fieldSelector=metadata.name%3Dc"), vec![]),
+        (format!("{NAMESPACES}?labelSelector=name%21%3Da"), vec!["b"]),
+    ] {
+        let answer = ada.get(&path).await;
+        assert!(answer.is_cached(), "{}", answer.text());
+        assert_eq!(
+            (keys(&answer), answer.header("kube-fanout-filtered")),
+            (expected.iter().map(|&key| key.to_owned()).collect(), Some("true")),
+            "{path}"
+        );
+    }
+    // A proxy below would take the list for complete.
+    let below = ada.request(Method::GET, PODS).header("kube-fanout-hops", "below").send().await;
+    assert_eq!(below.status, 403);
+    // A browser, for which upstream would indent a list.
+    let browser = ada.request(Method::GET, PODS).header("user-agent", "Mozilla/5.0").send().await;
+    assert_eq!(keys(&browser), ["a/p", "b/p"]);
     up.reviews().allow("ada", "*");
     direct::eventually("the no is forgotten", || async {
-        ada.get(READABLE).await.header("kube-fanout-readable") == Some("all")
+        let answer = ada.get(PODS).await;
+        answer.header("kube-fanout-filtered").is_none() && answer.items().len() == 3
     })
     .await;
-    // Forwarded requests do not contain the parameter.
-    ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
-    let received = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
-    assert!(!up.requests().iter().any(received));
+}
+
+/// Cells and metadata of a Table's rows.
+fn rows(table: &Value) -> Vec<(String, String)> {
+    let row = |row: &Value| {
+        let metadata = &row["object"]["metadata"];
+        (
+            row["cells"][0].as_str().unwrap_or_default().to_owned(),
+            metadata["namespace"].as_str().unwrap_or_default().to_owned(),
+        )
+    };
+    table["rows"].as_array().expect("rows").iter().map(row).collect()
 }
 
 #[tokio::test]
-async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
+async fn filtered_table_has_only_rows_of_permitted_namespaces() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = ada(&up).await;
+    // More hidden rows than a page of the proxy's own.
+    for n in 0..600 {
+        up.create_pod("a-hidden", &format!("p{n}"));
+    }
+    up.create_pod("b", "q");
+    let table = async |path: &str| ada.request(Method::GET, path).header("accept", TABLE).send().await;
+    for (include, object) in
+        [("", Some("PartialObjectMetadata")), ("includeObject=Object", Some("Pod")), ("includeObject=None", None)]
+    {
+        let answer = table(&format!("{PODS}?{include}")).await;
+        let (text, shown) = (answer.text(), answer.json());
+        assert_eq!((answer.status, answer.header("kube-fanout-filtered")), (200, Some("true")), "{text}");
+        let names: Vec<_> = rows(&shown).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["p", "p", "q"], "{include}");
+        assert_eq!(shown["rows"][0]["object"]["kind"].as_str(), object, "{include}");
+        assert_eq!(shown["columnDefinitions"][0]["name"], "Name");
+        assert!(!text.contains("hidden") && !text.contains("remainingItemCount"), "{text}");
+    }
+    // Pages end by visible rows, and their tokens name visible rows only.
+    let (mut pages, mut token) = (Vec::new(), String::new());
+    loop {
+        let answer = table(&format!("{PODS}?limit=1&continue={token}")).await;
+        pages.push(rows(&answer.json()));
+        assert!(!answer.readable().contains("hidden"), "{}", answer.readable());
+        let Some(next) = answer.continue_token() else { break };
+        token = next;
+    }
+    let row = |name: &str, namespace: &str| vec![(name.to_owned(), namespace.to_owned())];
+    assert_eq!(pages, [row("p", "a"), row("p", "b"), row("q", "b")]);
+    let namespaces = table(NAMESPACES).await.json();
+    assert_eq!(rows(&namespaces), [("a".to_owned(), String::new()), ("b".to_owned(), String::new())]);
+    // What a filtered Table does not support is forwarded.
+    for path in [format!("{PODS}?includeObject=All"), format!("{PODS}?limit=x")] {
+        let answer = table(&path).await;
+        assert!(answer.header("kube-fanout-reason").is_some(), "{path}");
+    }
+    let exact = table(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
+    assert_eq!(exact.status, 410, "{}", exact.text());
+}
+
+#[tokio::test]
+async fn filtered_table_watch_follows_its_list() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = ada(&up).await;
+    let listed = ada.request(Method::GET, PODS).header("accept", TABLE).send().await.rv();
+    // The feed of Tables starts with the watch, after these changes.
+    up.create_pod("c", "hidden");
+    up.create_pod("a", "q");
+    let watch = ada.watch(PODS).from(listed).accept(TABLE).await;
+    watch.until("the rows of a", |events| events.iter().any(|event| text(event).contains("\"q\""))).await;
+    up.create_pod("c", "hidden2");
+    up.reviews().allow("ada", "c");
+    watch.until("the rows of c", |events| events.iter().any(|event| text(event).contains("\"hidden2\""))).await;
+    let events = watch.events();
+    assert!(text(&events[0]).contains("\"columnDefinitions\":[{"), "{:?}", events[0]);
+    assert!(events.iter().skip(1).all(|event| text(event).contains("\"columnDefinitions\":null")));
+    let before = events.len();
+    up.reviews().deny("ada", "c");
+    watch
+        .until("rows of c are deleted", |events| {
+            events[before..].iter().filter(|event| event.kind == "DELETED").count() == 3
+        })
+        .await;
+    up.create_pod("c", "hidden3");
+    up.create_pod("b", "last");
+    watch.until("the rows of b", |events| events.iter().any(|event| text(event).contains("\"last\""))).await;
+    assert!(!watch.events().iter().any(|event| text(event).contains("hidden3")));
+}
+
+#[tokio::test]
+async fn filtered_watch_of_namespaces_follows_permissions() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = ada(&up).await;
+    let watch = ada.watch(NAMESPACES).initial_events().await;
+    watch.listed().await;
+    received(&watch, "ADDED", "a").await;
+    received(&watch, "ADDED", "b").await;
+    up.reviews().allow("ada", "new");
+    up.put("namespaces", json!({"metadata": {"name": "new"}}));
+    received(&watch, "ADDED", "new").await;
+    up.put("namespaces", json!({"metadata": {"name": "other"}}));
+    up.reviews().allow("ada", "c");
+    received(&watch, "ADDED", "c").await;
+    up.reviews().deny("ada", "a");
+    received(&watch, "DELETED", "a").await;
+    up.put("namespaces", json!({"metadata": {"name": "a", "labels": {"changed": "1"}}}));
+    watch.reached(up.put("namespaces", json!({"metadata": {"name": "b", "labels": {"changed": "1"}}}))).await;
+    let keys: Vec<_> = watch.changes().into_iter().map(|event| format!("{} {}", event.kind, event.key)).collect();
+    assert_eq!(keys.iter().filter(|key| key.ends_with(" a")).count(), 2, "{keys:?}");
+    assert!(!keys.iter().any(|key| key.ends_with(" other")), "{keys:?}");
+}
+
+fn text(event: &Event) -> String {
+    String::from_utf8_lossy(&event.body).into_owned()
+}
+
+#[tokio::test]
+async fn forbidden_watch_is_filtered_and_ends_if_token_is_revoked() {
     for protocol in Protocol::ALL {
         let up = demo::upstream().pods(0).run().await;
         let (_app, ada) = ada(&up).await;
-        let watch = ada.watch(READABLE).initial_events().over(protocol).await;
+        let watch = ada.watch(PODS).initial_events().over(protocol).await;
         watch.listed().await;
         // The events may follow the initial state, if the decision for a namespace is late.
         received(&watch, "ADDED", "a/p").await;
@@ -94,7 +231,7 @@ async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
 async fn review_outage_hides_only_new_namespaces() {
     let up = demo::upstream().pods(0).run().await;
     let (_app, ada) = ada(&up).await;
-    let watch = ada.watch(READABLE).initial_events().await;
+    let watch = ada.watch(PODS).initial_events().await;
     watch.listed().await;
     received(&watch, "ADDED", "a/p").await;
     received(&watch, "ADDED", "b/p").await;
@@ -109,7 +246,7 @@ async fn review_outage_hides_only_new_namespaces() {
 
 /// Upstream would report that Ada may not list pods, which is not the problem.
 #[tokio::test]
-async fn expensive_selector_on_readable_request_returns_400() {
+async fn expensive_selector_on_filtered_request_returns_400() {
     let up = demo::upstream().pods(12_000).remember_requests(true).run().await;
     let (_app, ada) = ada(&up).await;
     let joined =
@@ -117,9 +254,9 @@ async fn expensive_selector_on_readable_request_returns_400() {
     let (few, many) = (joined("%21", 20), joined("%21", 150));
     // Many keys, a long one, and a set: together they exceed the cost limit for 12,000 objects.
     let most = format!("{},%21{}/long-name,app%20notin%20({})", joined("%21", 1_500), "p".repeat(250), joined("", 300));
-    assert!(ada.get(&format!("{READABLE}&labelSelector={few}")).await.is_cached());
+    assert!(ada.get(&format!("{PODS}?labelSelector={few}")).await.is_cached());
     for dear in [format!("watch=1&labelSelector={many}"), format!("labelSelector={most}")] {
-        let answer = ada.get(&format!("{READABLE}&{dear}")).await;
+        let answer = ada.get(&format!("{PODS}?{dear}")).await;
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("one namespace at a time"), "{}", answer.text());
     }

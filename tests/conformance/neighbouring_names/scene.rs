@@ -31,7 +31,7 @@ pub struct Caller {
 
 /// A caller's permissions: for these configmaps, and optionally for nodes of the same name.
 #[derive(Debug, Clone, Copy)]
-struct May {
+pub struct May {
     namespace: Option<&'static str>,
     name: Option<&'static str>,
     nodes: bool,
@@ -41,7 +41,7 @@ struct May {
 const FORMS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf"];
 const ALL: &[&str] = &["get", "list", "watch"];
 
-const CALLERS: [(&str, May); 6] = [
+pub const CALLERS: [(&str, May); 6] = [
     ("one-name", May { namespace: None, name: Some("a"), nodes: true, verbs: ALL }),
     ("one-namespace", May { namespace: Some("n1"), name: None, nodes: false, verbs: ALL }),
     ("the-next-namespace", May { namespace: Some("n10"), name: None, nodes: false, verbs: ALL }),
@@ -51,8 +51,8 @@ const CALLERS: [(&str, May); 6] = [
 ];
 
 impl Scene {
-    pub async fn set(bed: Bed<Box<Plane>>) -> Self {
-        let pair = Pair::with(Plan::delegated(&bed), bed).await;
+    pub async fn set(bed: Bed<Box<Plane>>, plan: Plan) -> Self {
+        let pair = Pair::with(plan, bed).await;
         let direct = &pair.direct;
         // The proxy's feeds start before all writes, so that their history contains them.
         for collection in [path(MAPS, None), path("nodes", None)] {
