@@ -73,9 +73,10 @@ async fn rules_decide_at_rest_at_revocation_and_in_an_outage() {
     for name in HOLDERS {
         allow(&direct, &namespace, name, name).await;
     }
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    direct.create(&path, json!({"metadata": {"name": "before"}})).await;
     let proxy = Plan::delegated(&bed).config(CONFIG).start(&bed).await;
     decides(&proxy).await;
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     let [known, newcomer, former] = HOLDERS.map(|name| proxy.client_of(&own.issue(name, &[])));
     let cached = async || known.get(&path).await.is_cached().then_some(());
     eventually("configmaps are cached", cached).await;
@@ -89,10 +90,15 @@ async fn rules_decide_at_rest_at_revocation_and_in_an_outage() {
     eventually("the rules are stale", stale).await;
     let list = newcomer.get(&read).await;
     assert!(list.is_cached() && !list.header(STALE_RULES).is_empty(), "{}: {}", list.status, list.text());
-    let one = newcomer.get(&format!("{path}/kube-root-ca.crt?resourceVersion=0")).await;
-    assert!(one.is_cached() && !one.header(STALE_RULES).is_empty(), "{}: {}", one.status, one.text());
+    let one = newcomer.get(&format!("{path}/before?resourceVersion=0")).await;
+    assert!(
+        one.status == 200 && one.is_cached() && !one.header(STALE_RULES).is_empty(),
+        "{}: {}",
+        one.status,
+        one.text()
+    );
     let mut watch = newcomer.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0"))).await;
-    assert_eq!(watch.change().await.name(), "kube-root-ca.crt");
+    assert_eq!(watch.change().await.name(), "before");
     assert_eq!(former.get(&read).await.status, 503, "its rule was gone before, and the apiserver cannot be asked");
     bed.start_apiserver().await;
     let current = async || known.get(&read).await.header(STALE_RULES).is_empty().then_some(());

@@ -1,7 +1,7 @@
 //! Tests of decisions by the RBAC objects that are known here (`decide: rbac`).
 
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::auth::{AccessDecider, RbacEvent, RbacKind};
@@ -50,6 +50,11 @@ fn subjects() -> Value {
 
 fn unanswered() -> UpstreamError {
     UpstreamError::Timeout(seconds(1))
+}
+
+/// The time until a watch ends, which is at most an hour.
+async fn end_of(watch: &ReadGrant) -> Duration {
+    timeout(seconds(3_600), time_to_end(&watch.end_token())).await.expect("the watch ends")
 }
 
 impl Scene {
@@ -174,7 +179,7 @@ async fn rule_change_ends_local_watches_within_100_ms() {
         sleep(Duration::from_millis(late)).await;
         scene.stub.deny("ada", "t1");
         for watch in &watches {
-            watch.end_token().cancelled().await;
+            end_of(watch).await;
             assert_eq!(watch.end_reason(), Some("denied"));
         }
         assert!(changed.elapsed() <= Duration::from_millis(100), "{late}, {is_role}: {:?}", changed.elapsed());
@@ -222,7 +227,7 @@ async fn changed_groups_of_a_token_end_local_watch() {
     assert_eq!((scene.counted().0, watch.end_reason()), (0, None));
     scene.stub.group("eve", &[]);
     scene.stub.deny("eve", "t1");
-    assert!(time_to_end(&watch.end_token()).await <= seconds(75));
+    assert!(end_of(&watch).await <= seconds(75));
     assert_eq!(watch.end_reason(), Some("denied"));
 }
 
@@ -234,7 +239,7 @@ async fn local_watch_ends_after_the_same_outage_grace() {
     sleep(seconds(100)).await;
     scene.stub.silent(true);
     scene.set_live(false);
-    let took = time_to_end(&watch.end_token()).await;
+    let took = end_of(&watch).await;
     assert!(took >= seconds(300) && took <= seconds(365), "{took:?}");
     assert_eq!(watch.end_reason(), Some("unavailable"));
 }
@@ -252,7 +257,7 @@ async fn lost_feeds_return_local_watches_to_timers() {
     sleep(seconds(1_800)).await;
     assert!((30..=45).contains(&scene.counted().0), "each minute");
     scene.stub.deny("ada", "t1");
-    assert!(time_to_end(&watch.end_token()).await <= seconds(75));
+    assert!(end_of(&watch).await <= seconds(75));
 }
 
 #[tokio::test(start_paused = true)]
@@ -278,7 +283,7 @@ async fn disagreeing_scene() -> Scene {
 async fn confirmed_disagreement_returns_to_ask() {
     let scene = disagreeing_scene().await;
     let watch = scene.watch("ada", PODS).await;
-    let took = time_to_end(&watch.end_token()).await;
+    let took = end_of(&watch).await;
     assert!(took <= seconds(5), "{took:?}");
     assert_eq!(watch.end_reason(), Some("denied"));
     let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
