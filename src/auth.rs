@@ -38,6 +38,7 @@ mod review_queue;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;
+mod token_verifier;
 
 use std::time::Duration;
 
@@ -87,9 +88,23 @@ pub enum AccessDecider {
     Rbac,
 }
 
+/// Where the tokens of service accounts are verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenIdentification {
+    /// Upstream reviews every token.
+    #[default]
+    Ask,
+    /// The proxy verifies tokens by the cluster's keys and the objects that they are bound to. Upstream reviews tokens
+    /// that are not proven to be valid.
+    Local,
+}
+
 /// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
+    /// Where the tokens of service accounts are verified.
+    pub identify: TokenIdentification,
     /// The accepted audiences of tokens; if empty, those that upstream accepts.
     pub audiences: Vec<String>,
     /// The cache TTL for token reviews.
@@ -146,6 +161,7 @@ impl AuthConfig {
     #[must_use]
     pub fn of_scrapes(clients: &Self) -> Self {
         Self {
+            identify: TokenIdentification::Ask,
             audiences: clients.audiences.clone(),
             token_ttl: Duration::from_secs(120),
             allowed_ttl: Duration::from_secs(120),
@@ -171,6 +187,7 @@ impl AuthConfig {
 impl Default for AuthConfig {
     fn default() -> Self {
         Self {
+            identify: TokenIdentification::Ask,
             audiences: Vec::new(),
             token_ttl: Duration::from_secs(10),
             allowed_ttl: Duration::from_secs(10),

@@ -63,7 +63,8 @@ fn delegation(
         None => None,
     };
     let (client, clock) = (client.clone(), WallClock::default());
-    Ok(DelegatedAuthDeps { client, client_authorities, front_proxy, clock, tasks: tasks.clone() })
+    let node = config.serve.coverage.node.as_deref().map(Into::into);
+    Ok(DelegatedAuthDeps { client, client_authorities, front_proxy, node, clock, tasks: tasks.clone() })
 }
 
 /// Creates the forwarder, which forwards requests to upstream.

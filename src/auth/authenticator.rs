@@ -1,14 +1,16 @@
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{CertificateAuthorities, CertificateIdentity, CertificateRejection};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
+use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
 use crate::upstream::{CredentialId, ReviewClient};
 use base::{ReadinessTracker, WallClock, WatchedFile};
@@ -110,6 +112,7 @@ impl Caller {
 impl Authenticator {
     pub(super) fn new(
         reviews: Arc<dyn ReviewClient>,
+        verifier: Option<TokenVerifier>,
         config: &AuthConfig,
         client_authorities: Option<ReloadableAuthorities>,
         front_proxy: Option<FrontProxyConfig>,
@@ -120,7 +123,7 @@ impl Authenticator {
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            token_reviewer: TokenReviewer::new(reviews.clone(), config, clock.clone()),
+            token_reviewer: TokenReviewer::new(reviews.clone(), verifier, config, clock.clone()),
             access_reviewer: AccessReviewer::new(reviews.clone(), config),
             reviews,
             clock,
@@ -157,6 +160,16 @@ impl Authenticator {
             }
         }
         credential_id(hmac)
+    }
+
+    /// Returns a signal that is cancelled when an object that a token is bound to no longer exists.
+    pub(super) fn lost(&self, id: &CredentialId) -> Option<Arc<CancellationToken>> {
+        self.token_reviewer.verifier.as_ref()?.lost(id)
+    }
+
+    /// Returns how long the objects that a verified token is bound to have not been watched.
+    pub(super) fn identity_stale_for(&self, id: &CredentialId) -> Option<Duration> {
+        self.token_reviewer.verifier.as_ref()?.stale_for(id)
     }
 
     fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {

@@ -15,9 +15,10 @@ use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
+use super::token_verifier::TokenVerifier;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadGrant, ReadPermission,
-    ReadableNamespaces, metrics, rbac_comparison,
+    ReadableNamespaces, TokenIdentification, metrics, rbac_comparison,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
@@ -51,6 +52,8 @@ pub struct DelegatedAuthDeps {
     pub client: UpstreamClient,
     pub client_authorities: Option<ReloadableAuthorities>,
     pub front_proxy: Option<FrontProxyConfig>,
+    /// The only node whose pods are served, if any.
+    pub node: Option<Arc<str>>,
     /// The clock that determines when credentials expire.
     pub clock: WallClock,
     pub tasks: BackgroundTasks,
@@ -85,8 +88,11 @@ impl Authorizer {
         config: AuthConfig,
         parts: DelegatedAuthDeps,
     ) -> Self {
-        let DelegatedAuthDeps { client, client_authorities, front_proxy, clock, tasks } = parts;
-        let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
+        let DelegatedAuthDeps { client, client_authorities, front_proxy, node, clock, tasks } = parts;
+        let verifier = (config.identify == TokenIdentification::Local)
+            .then(|| TokenVerifier::start(&client, &config, node, clock.clone(), &tasks));
+        let authenticator =
+            Arc::new(Authenticator::new(reviews, verifier, &config, client_authorities, front_proxy, clock));
         let changes = Arc::new(PolicyChanges::new());
         let leases = Arc::new(GrantLeases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
         let count_max = |per_second: u32| per_second.saturating_mul(NAMESPACE_REVIEW_SECONDS) as usize;
@@ -296,6 +302,13 @@ impl Authorizer {
     /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.changes.unchanged_since()
+    }
+
+    /// Returns how long the objects that a verified token is bound to have not been watched; `None` if the caller has no
+    /// such token. Zero means that its identity is current.
+    pub fn identity_stale_for(&self, caller: &Caller) -> Option<Duration> {
+        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else { return None };
+        shared.authenticator.identity_stale_for(&known.id)
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.

@@ -360,8 +360,10 @@ impl GrantLeaseRevalidator {
         let mut authorities = leases.authenticator.authorities(&state.credential);
         // Whether the last review of an uncertain lease denied the access.
         let mut is_denied = false;
+        let mut lost_review_at = Instant::now();
         loop {
             let before = self.reviewed;
+            let lost = leases.authenticator.lost(&state.id);
             // Policy changes do not affect the identity.
             let since = tokio::select! {
                 biased;
@@ -373,6 +375,12 @@ impl GrantLeaseRevalidator {
                     due = due.min(request.certain_until + self.lease_ttls.permission_ttl);
                     self.lag_delay = if request.lost_rule { Some(LAG_DELAY_FIRST) } else { self.lag_delay };
                     None
+                }
+                // Upstream may accept the token for some seconds more.
+                () = lost_at(lost.as_deref(), lost_review_at) => {
+                    lost_review_at = Instant::now() + RETRY_DELAY;
+                    self.oldest_accepted.identity = Instant::now();
+                    Some(self.oldest_accepted)
                 }
                 () = authorities_changed(&mut authorities) => {
                     self.oldest_accepted = LastReviewTimes::at(Instant::now());
@@ -543,6 +551,17 @@ fn request_rechecks(leases: Vec<Arc<GrantLeaseState>>, since: Instant, certain_u
 
 fn timed_out() -> GrantError {
     GrantError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
+}
+
+/// Completes when an object that a token is bound to is lost, and not before `at`.
+async fn lost_at(lost: Option<&CancellationToken>, at: Instant) {
+    match lost {
+        Some(lost) => {
+            lost.cancelled().await;
+            sleep_until(at).await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// Completes when the trusted authorities of a credential change; never, if the credential has none.

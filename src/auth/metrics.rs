@@ -5,6 +5,7 @@ use super::GrantError;
 /// Describes the metrics of this module.
 pub fn describe() {
     describe_counter!("kube_fanout_auth_reviews_total", "token and access reviews, by kind and result");
+    describe_counter!("kube_fanout_auth_tokens_verified_total", "tokens verified without a review, by result");
     describe_counter!(
         "kube_fanout_auth_refused_total",
         "requests refused by authentication or authorization, by reason"
@@ -30,6 +31,10 @@ pub fn describe() {
 
 pub(super) fn reviewed(kind: &'static str, result: &'static str) {
     counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
+}
+
+pub(super) fn token_verified(result: &'static str) {
+    counter!("kube_fanout_auth_tokens_verified_total", "result" => result).increment(1);
 }
 
 pub(super) fn refused(error: &GrantError) {

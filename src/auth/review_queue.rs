@@ -226,6 +226,11 @@ impl ReviewRateLimit {
         Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
     }
 
+    /// Charges a key for something that is done now. Returns false if its rate, or that of all, does not allow it.
+    pub(super) fn take(&self, key: ReviewRateLimitKey) -> bool {
+        self.reserve(key).is_some_and(|at| self.next_send_time(None, self.all, at.deadline).is_some())
+    }
+
     /// Reserves the key's next send time; `None` if it comes too late.
     fn reserve(&self, key: ReviewRateLimitKey) -> Option<ReviewReservation> {
         let now = Instant::now();

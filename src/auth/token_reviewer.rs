@@ -8,6 +8,7 @@ use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, GrantError};
 use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult};
 use base::{CoalescingCache, WallClock};
@@ -25,6 +26,8 @@ pub(super) struct TokenReviewer {
     /// that they do not compete with guessed tokens from the same address.
     known_tokens: moka::sync::Cache<CredentialId, FlowDistinguisher>,
     pub(super) queue: ReviewQueue,
+    /// Verifies the tokens of service accounts without a review, if so configured.
+    pub(super) verifier: Option<TokenVerifier>,
 }
 
 /// The purpose of a token review, which determines how old the result may be.
@@ -53,7 +56,12 @@ const KNOWN_TOKENS_MAX: u64 = 32_768;
 const KNOWN_TOKEN_IDLE_MAX: Duration = Duration::from_secs(3600);
 
 impl TokenReviewer {
-    pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig, clock: WallClock) -> Self {
+    pub(super) fn new(
+        reviews: Arc<dyn ReviewClient>,
+        verifier: Option<TokenVerifier>,
+        config: &AuthConfig,
+        clock: WallClock,
+    ) -> Self {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
@@ -71,6 +79,7 @@ impl TokenReviewer {
                 .time_to_idle(KNOWN_TOKEN_IDLE_MAX)
                 .build(),
             queue: queue(config),
+            verifier,
         }
     }
 
@@ -87,14 +96,20 @@ impl TokenReviewer {
         if token.expose().len() > TOKEN_BYTES_MAX {
             return Err(GrantError::Unauthenticated);
         }
-        let (cached_for, since) = match purpose {
-            TokenReviewPurpose::Request { .. } => (ReviewPurpose::Request, None),
-            TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
+        let (cached_for, since, source) = match purpose {
+            TokenReviewPurpose::Request { source } => (ReviewPurpose::Request, None, Some(network(source))),
+            TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since), None),
         };
+        if let Some(identity) = self.verifier.as_ref().and_then(|verifier| verifier.identify(id, token, source)) {
+            return Ok(identity);
+        }
         let review = |_| async {
             let charges = self.charges(&id, purpose);
             let review = self.reviews.review_token(token.expose(), &self.audiences);
             let (sent, result) = self.queue.send(&charges, review).await?;
+            if let Some(verifier) = &self.verifier {
+                verifier.compare(id, token, &result);
+            }
             let result = self.accept(id, token, sent, result);
             // Requests may use the result of a lease's review.
             if cached_for == ReviewPurpose::Lease {

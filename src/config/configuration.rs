@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{BoundedDuration, BoundedNumber, address_or_off, one_or_list, one_or_list_schema};
-use crate::auth::{AccessDecider, AuthMode};
+use crate::auth::{AccessDecider, AuthMode, TokenIdentification};
 use crate::net::Http2Codec;
 use crate::serve::{ReadConsistency, SensitiveKind};
 
@@ -200,6 +200,10 @@ pub(super) struct DelegatedSection {
     /// Audiences that tokens must have; empty: the apiserver's own
     #[schemars(extend("x-type" = "list"))]
     pub(super) audiences: Vec<String>,
+    /// `local`: the proxy [verifies tokens of service accounts](SECURITY.md#tokens-verified-by-the-proxy); `ask`: the
+    /// apiserver reviews each
+    #[schemars(with = "String", extend("enum" = ["ask", "local"], "x-type" = "word", "x-bounds" = "`ask`, `local`"))]
+    pub(super) identify: TokenIdentification,
     /// Serve requests without credentials from the cache, as `system:anonymous`; otherwise they are forwarded
     pub(super) anonymous: bool,
     /// `rbac` states that no authorizer before RBAC denies what RBAC allows: the proxy

@@ -63,6 +63,7 @@ impl Default for DelegatedSection {
             front_proxy_ca: None,
             front_proxy_names: Vec::new(),
             audiences: auth.audiences,
+            identify: auth.identify,
             anonymous: auth.anonymous,
             decide: auth.decide,
             compare_one_in: BoundedNumber::new(auth.compare_one_in as usize),

@@ -126,6 +126,7 @@ impl From<DelegatedSection> for DelegatedAuthKeys {
             front_proxy_names: section.front_proxy_names,
             impersonator: section.impersonator,
             auth: auth::AuthConfig {
+                identify: section.identify,
                 audiences: section.audiences,
                 token_ttl: section.token_ttl.0,
                 allowed_ttl: section.allowed_ttl.0,

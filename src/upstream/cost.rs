@@ -32,6 +32,8 @@ pub enum UpstreamRequestCause {
     DecisionCheck,
     /// Authenticates a token (`TokenReview`).
     TokenReview,
+    /// Reads what verifies tokens: the cluster's keys, and the metadata of objects that tokens are bound to.
+    Identity,
     /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
     SelfReview,
     /// Checks whether one of several servers is ready, when another may have failed.
@@ -94,6 +96,7 @@ const CAUSES: [(UpstreamRequestCause, &str); 16] = [
     (UpstreamRequestCause::LeaseReview, "lease_review"),
     (UpstreamRequestCause::DecisionCheck, "decision_check"),
     (UpstreamRequestCause::TokenReview, "token_review"),
+    (UpstreamRequestCause::Identity, "identity"),
     (UpstreamRequestCause::SelfReview, "self_review"),
     (UpstreamRequestCause::Readiness, "readiness"),
     (UpstreamRequestCause::PassedThrough, "forwarded"),

@@ -244,7 +244,14 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
     let client =
         UpstreamClient::connect(&nowhere, crate::upstream::UpstreamCostTotals::default()).expect("nothing is sent");
     let clock = stub.clock.clone();
-    let parts = DelegatedAuthDeps { client, client_authorities: None, front_proxy: None, clock, tasks: tasks.clone() };
+    let parts = DelegatedAuthDeps {
+        client,
+        client_authorities: None,
+        front_proxy: None,
+        node: None,
+        clock,
+        tasks: tasks.clone(),
+    };
     (Authorizer::with_review_client(stub.clone(), config, parts), stub, tasks)
 }
 

@@ -1,0 +1,365 @@
+//! Verifies service account tokens here: by the cluster's published keys, and by the objects that they are bound to.
+//!
+//! The result is the user that a `TokenReview` would return, or `None`. `None` means that the token is not proven to be
+//! valid, and must be reviewed. So every condition here is at least as strict as the apiserver's
+//! (`pkg/serviceaccount/jwt.go`, `claims.go`).
+
+mod bound_objects;
+mod claims;
+mod follower;
+mod keys;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use self::bound_objects::{BoundKind, BoundObject, BoundObjects};
+use self::claims::ParsedToken;
+use self::follower::BoundObjectFollower;
+use self::keys::{PublishedKeys, SigningKey, TokenKeys};
+use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
+use super::review_queue::{ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::{AuthConfig, metrics};
+use crate::upstream::{CredentialId, TokenReviewResult, UpstreamClient};
+use base::{BackgroundTasks, WallClock};
+use kubeapi::User;
+
+/// Verifies tokens. Clones share the state.
+#[derive(Clone)]
+pub(super) struct TokenVerifier {
+    shared: Arc<TokenVerifierState>,
+}
+
+struct TokenVerifierState {
+    client: UpstreamClient,
+    clock: WallClock,
+    tasks: BackgroundTasks,
+    /// How long what was read last is used while upstream cannot be reached.
+    grace: Duration,
+    keys: TokenKeys,
+    objects: Arc<BoundObjects>,
+    audiences: AcceptedAudiences,
+    /// The tokens whose signature was verified. Tokens are not stored.
+    verified: moka::sync::Cache<CredentialId, Arc<VerifiedToken>>,
+    /// The tokens that upstream did not accept. They are reviewed.
+    rejected: moka::sync::Cache<CredentialId, ()>,
+    signature_checks: ReviewRateLimit,
+    /// Whether upstream has returned another user for a token than this verifier, which has then stopped.
+    is_stopped: AtomicBool,
+}
+
+/// A token with a valid signature.
+struct VerifiedToken {
+    key: Arc<SigningKey>,
+    issuer: String,
+    audiences: Vec<String>,
+    not_before: SystemTime,
+    expires_at: SystemTime,
+    user: Arc<User>,
+    bound: Vec<BoundObject>,
+    /// Cancelled when an object that the token is bound to no longer exists.
+    lost: Arc<CancellationToken>,
+}
+
+/// The audiences that a token may have.
+struct AcceptedAudiences {
+    configured: Vec<String>,
+    /// Upstream's own audiences, which it does not publish, from reviews of accepted tokens.
+    learned: Mutex<Vec<LearnedAudience>>,
+}
+
+struct LearnedAudience {
+    name: String,
+    learned: Instant,
+    /// When the next token with this audience is reviewed, to confirm it.
+    confirm_at: Instant,
+}
+
+/// The reason that a token is not proven to be valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unproven {
+    Stopped,
+    Rejected,
+    Keys,
+    Form,
+    Issuer,
+    Key,
+    RateLimit,
+    Signature,
+    Time,
+    BoundObject,
+    Audience,
+}
+
+/// The maximum number of verified tokens, and how long they are kept without use.
+const VERIFIED_MAX: u64 = 32_768;
+const VERIFIED_IDLE_MAX: Duration = Duration::from_secs(3600);
+/// The maximum number of rejected tokens, and how long they are reviewed.
+const REJECTED_MAX: u64 = 32_768;
+const REJECTED_TTL: Duration = Duration::from_secs(600);
+/// The maximum number of signature checks per second for the tokens of requests. One takes about 30 µs.
+const SIGNATURE_CHECKS_PER_SECOND: u32 = 2_000;
+/// The maximum number of audiences of upstream.
+const AUDIENCES_MAX: usize = 16;
+/// How long an audience is accepted without confirmation by a review.
+const AUDIENCE_TTL: Duration = Duration::from_secs(3600);
+/// The time between two attempts to confirm an audience.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(60);
+
+impl TokenVerifier {
+    /// Starts a verifier. It sends nothing before the first service account token. `node` is the only node whose pods
+    /// are watched, if any.
+    pub(super) fn start(
+        client: &UpstreamClient,
+        config: &AuthConfig,
+        node: Option<Arc<str>>,
+        clock: WallClock,
+        tasks: &BackgroundTasks,
+    ) -> Self {
+        let verifier = Self::new(client.clone(), config, clock, tasks.clone());
+        for kind in BoundKind::ALL {
+            let (client, objects, node) = (client.clone(), verifier.shared.objects.clone(), node.clone());
+            let follower = BoundObjectFollower { client, objects, kind, node };
+            tasks.spawn_critical("bound objects", follower.run());
+        }
+        verifier
+    }
+
+    fn new(client: UpstreamClient, config: &AuthConfig, clock: WallClock, tasks: BackgroundTasks) -> Self {
+        let each = ReviewRate::new(config.reviews_per_source, config.reviews_burst_per_source);
+        let all = ReviewRate::new(SIGNATURE_CHECKS_PER_SECOND, SIGNATURE_CHECKS_PER_SECOND);
+        let shared = TokenVerifierState {
+            client,
+            clock,
+            tasks,
+            grace: config.outage_grace,
+            keys: TokenKeys::new(),
+            objects: Arc::default(),
+            audiences: AcceptedAudiences { configured: config.audiences.clone(), learned: Mutex::default() },
+            verified: moka::sync::Cache::builder().max_capacity(VERIFIED_MAX).time_to_idle(VERIFIED_IDLE_MAX).build(),
+            rejected: moka::sync::Cache::builder().max_capacity(REJECTED_MAX).time_to_live(REJECTED_TTL).build(),
+            signature_checks: ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO),
+            is_stopped: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Returns the user of a token that is proven to be valid. The signature check of an unknown token is charged to
+    /// `source`. Without a source the token is that of an open watch, for which only what is received at once counts.
+    pub(super) fn identify(
+        &self,
+        id: CredentialId,
+        token: &BearerToken,
+        source: Option<IpAddr>,
+    ) -> Option<AuthenticatedIdentity> {
+        let stale_max = if source.is_some() { self.shared.grace } else { Duration::ZERO };
+        let proven = self.verify(&id, token, source).and_then(|verified| {
+            self.check_bound(&verified, stale_max)?;
+            self.check_audiences(&verified)?;
+            Ok(verified)
+        });
+        metrics::token_verified(proven.as_ref().map_or_else(|unproven| unproven.as_str(), |_| "valid"));
+        let verified = proven.ok()?;
+        let (user, expires_at) = (verified.user.clone(), Some(verified.expires_at));
+        Some(AuthenticatedIdentity { reviewed: Instant::now(), user, expires_at })
+    }
+
+    /// Returns a signal that is cancelled when an object that a verified token is bound to no longer exists.
+    pub(super) fn lost(&self, id: &CredentialId) -> Option<Arc<CancellationToken>> {
+        Some(self.shared.verified.get(id)?.lost.clone())
+    }
+
+    /// Returns how long what proves a token has been stale: the objects that it is bound to. `None` if the token is not
+    /// proven to be valid.
+    pub(super) fn stale_for(&self, id: &CredentialId) -> Option<Duration> {
+        let verified = self.shared.verified.get(id)?;
+        let stale_for = |object| self.shared.objects.stale_for(object);
+        verified.bound.iter().map(stale_for).try_fold(Duration::ZERO, |longest, stale| Some(longest.max(stale?)))
+    }
+
+    /// Compares the result of a review with what is proven here, and learns upstream's audiences from it. Returns false
+    /// if upstream contradicts a token that is proven to be valid.
+    pub(super) fn compare(&self, id: CredentialId, token: &BearerToken, review: &TokenReviewResult) -> bool {
+        let shared = &self.shared;
+        let verified = self.verify(&id, token, None);
+        let Some(user) = &review.user else {
+            let Ok(verified) = verified else { return true };
+            let is_valid =
+                self.check_bound(&verified, shared.grace).is_ok() && shared.audiences.accept(&verified.audiences);
+            shared.rejected.insert(id, ());
+            if is_valid {
+                // It may be upstream's audiences that have changed.
+                shared.audiences.learned.lock().clear();
+                tracing::warn!(
+                    "upstream rejected a token that was proven to be valid; its audiences are learned again"
+                );
+            }
+            return !is_valid;
+        };
+        shared.rejected.invalidate(&id);
+        let Ok(verified) = verified else { return true };
+        if *verified.user != user.clone().authenticated() {
+            shared.is_stopped.store(true, Ordering::Relaxed);
+            tracing::error!(
+                user = verified.user.name,
+                "upstream returned another user for a verified token; tokens are reviewed until a restart"
+            );
+            return false;
+        }
+        shared.audiences.learn(review.audiences.iter().filter(|audience| verified.audiences.contains(audience)));
+        true
+    }
+
+    /// Verifies everything but audiences and bound objects.
+    fn verify(
+        &self,
+        id: &CredentialId,
+        token: &BearerToken,
+        source: Option<IpAddr>,
+    ) -> Result<Arc<VerifiedToken>, Unproven> {
+        let shared = &self.shared;
+        if shared.is_stopped.load(Ordering::Relaxed) {
+            return Err(Unproven::Stopped);
+        }
+        let known = shared.verified.get(id);
+        // Other tokens must not make the proxy read the keys.
+        let parsed = if known.is_some() { None } else { Some(parse(token)?) };
+        if shared.rejected.contains_key(id) {
+            return Err(Unproven::Rejected);
+        }
+        let keys = shared.keys.published(shared.grace);
+        let is_unknown = |keys: &PublishedKeys, parsed: &ParsedToken<'_>| {
+            parsed.claims.issuer == keys.issuer && keys.find(&parsed.header.kid).is_none()
+        };
+        let is_unknown = keys.as_deref().zip(parsed.as_ref()).is_some_and(|(keys, parsed)| is_unknown(keys, parsed));
+        self.read_keys_if_due(is_unknown);
+        let keys = keys.ok_or(Unproven::Keys)?;
+        let verified = match (known, parsed) {
+            (Some(known), _) if keys.has(&known.key) && keys.issuer == known.issuer => known,
+            (Some(_), _) => {
+                shared.verified.invalidate(id);
+                return Err(Unproven::Key);
+            }
+            (None, parsed) => self.check_signature(id, &keys, parsed.ok_or(Unproven::Form)?, source)?,
+        };
+        let now = shared.clock.now();
+        if now < verified.not_before || now >= verified.expires_at {
+            return Err(Unproven::Time);
+        }
+        Ok(verified)
+    }
+
+    fn check_signature(
+        &self,
+        id: &CredentialId,
+        keys: &PublishedKeys,
+        parsed: ParsedToken<'_>,
+        source: Option<IpAddr>,
+    ) -> Result<Arc<VerifiedToken>, Unproven> {
+        let ParsedToken { header, claims, signed, signature } = parsed;
+        if claims.issuer != keys.issuer {
+            return Err(Unproven::Issuer);
+        }
+        let key = keys.find(&header.kid).ok_or(Unproven::Key)?;
+        if source.is_some_and(|source| !self.shared.signature_checks.take(ReviewRateLimitKey::Address(source))) {
+            return Err(Unproven::RateLimit);
+        }
+        if !key.verifies(&header.alg, signed, &signature) {
+            return Err(Unproven::Signature);
+        }
+        let verified = Arc::new(VerifiedToken {
+            key: key.clone(),
+            issuer: claims.issuer,
+            audiences: claims.audiences,
+            not_before: claims.not_before,
+            expires_at: claims.expires_at,
+            user: Arc::new(claims.user),
+            bound: claims.bound,
+            lost: Arc::default(),
+        });
+        // The signal exists before the objects are looked up, so no deletion falls between the two.
+        self.shared.objects.signal_loss(&verified.bound, &verified.lost);
+        self.shared.verified.insert(*id, verified.clone());
+        Ok(verified)
+    }
+
+    /// Checks that the objects exist, or did at most `stale_max` ago.
+    fn check_bound(&self, verified: &VerifiedToken, stale_max: Duration) -> Result<(), Unproven> {
+        let exists = |object| self.shared.objects.stale_for(object).is_some_and(|stale| stale <= stale_max);
+        // All are looked up, so that all kinds are followed.
+        let missing = verified.bound.iter().filter(|object| !exists(object)).count();
+        if missing == 0 { Ok(()) } else { Err(Unproven::BoundObject) }
+    }
+
+    fn check_audiences(&self, verified: &VerifiedToken) -> Result<(), Unproven> {
+        let is_accepted = self.shared.audiences.accept(&verified.audiences);
+        is_accepted.then_some(()).ok_or(Unproven::Audience)
+    }
+
+    fn read_keys_if_due(&self, is_unknown: bool) {
+        if self.shared.keys.begin_read(is_unknown) {
+            let shared = self.shared.clone();
+            self.shared.tasks.spawn("token keys", async move { shared.keys.read(&shared.client).await });
+        }
+    }
+}
+
+impl AcceptedAudiences {
+    /// Whether a token with these audiences is meant for this proxy or for upstream.
+    fn accept(&self, audiences: &[String]) -> bool {
+        if !self.configured.is_empty() {
+            return audiences.iter().any(|audience| self.configured.contains(audience));
+        }
+        let (now, mut learned) = (Instant::now(), self.learned.lock());
+        learned.retain(|audience| now < audience.learned + 2 * AUDIENCE_TTL);
+        let Some(found) = learned.iter_mut().find(|learned| audiences.contains(&learned.name)) else { return false };
+        if now < found.confirm_at {
+            return true;
+        }
+        // One token is reviewed. Until that has confirmed the audience, others are still accepted.
+        found.confirm_at = now + CONFIRM_INTERVAL;
+        false
+    }
+
+    /// Records audiences that upstream accepts.
+    fn learn<'a>(&self, audiences: impl Iterator<Item = &'a String>) {
+        let (now, mut learned) = (Instant::now(), self.learned.lock());
+        for name in audiences {
+            learned.retain(|audience| audience.name != *name);
+            if learned.len() < AUDIENCES_MAX {
+                let name = name.clone();
+                learned.push(LearnedAudience { name, learned: now, confirm_at: now + AUDIENCE_TTL });
+            }
+        }
+    }
+}
+
+impl Unproven {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Rejected => "rejected",
+            Self::Keys => "keys_unknown",
+            Self::Form => "other_form",
+            Self::Issuer => "other_issuer",
+            Self::Key => "unknown_key",
+            Self::RateLimit => "over_budget",
+            Self::Signature => "signature",
+            Self::Time => "time",
+            Self::BoundObject => "bound_object",
+            Self::Audience => "audience",
+        }
+    }
+}
+
+fn parse(token: &BearerToken) -> Result<ParsedToken<'_>, Unproven> {
+    let token = token.expose();
+    (token.len() <= TOKEN_BYTES_MAX).then(|| ParsedToken::parse(token)).flatten().ok_or(Unproven::Form)
+}

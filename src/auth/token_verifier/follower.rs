@@ -1,0 +1,241 @@
+//! Follows the metadata of the objects that tokens are bound to, one kind at a time, while they are used.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::bound_objects::{BoundKind, BoundObjects, key, parse_uid};
+use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use crate::wire::{FeedEncoding, FrameSplitter};
+use base::{Backoff, BackoffBounds};
+use kubeapi::Status;
+
+/// Follows one kind of objects.
+pub(super) struct BoundObjectFollower {
+    pub(super) client: UpstreamClient,
+    pub(super) objects: Arc<BoundObjects>,
+    pub(super) kind: BoundKind,
+    /// The node whose objects are followed; `None` for all.
+    pub(super) node: Option<Arc<str>>,
+}
+
+#[derive(Deserialize)]
+struct ObjectList {
+    metadata: ListMetadata,
+    #[serde(default)]
+    items: Vec<PartialObject>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: String,
+}
+
+#[derive(Deserialize)]
+struct PartialObject {
+    metadata: ObjectMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectMetadata {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    uid: String,
+    resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct WatchEvent<'a> {
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    #[serde(borrow)]
+    object: &'a serde_json::value::RawValue,
+}
+
+/// How long a kind is followed after its last use.
+const IDLE_MAX: Duration = Duration::from_secs(600);
+const PAGE_LIMIT: usize = 1_000;
+/// The maximum size of a page, and of an event, in bytes.
+const PAGE_BYTES_MAX: usize = 128 << 20;
+const EVENT_BYTES_MAX: usize = 16 << 20;
+/// The maximum time without an event: the apiserver sends a bookmark every minute (R-UPSTREAM-2).
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+impl BoundObjectFollower {
+    /// Follows the objects whenever they are used. Never returns.
+    pub(super) async fn run(self) {
+        let mut is_reported = false;
+        loop {
+            self.objects.needed(self.kind).await;
+            tokio::select! {
+                biased;
+                () = self.objects.idle(self.kind, IDLE_MAX) => {}
+                never = self.follow(&mut is_reported) => match never {},
+            }
+        }
+    }
+
+    async fn follow(&self, is_reported: &mut bool) -> Infallible {
+        let (mut backoff, mut version, mut refusals) = (Backoff::default(), None, 0);
+        loop {
+            let ended = match self.list_and_watch(&mut version).await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            self.objects.set_live(self.kind, false);
+            if ended.is_expired() {
+                version = None;
+            }
+            let resource = self.kind.resource();
+            let delay = match ended.code() {
+                Some(401 | 403 | 404 | 406) => {
+                    if !std::mem::replace(is_reported, true) {
+                        tracing::warn!(
+                            resource, error = %ended,
+                            "cannot watch objects that tokens are bound to; such tokens are reviewed by the apiserver"
+                        );
+                    }
+                    refusals += 1;
+                    BackoffBounds::REFUSED.after(refusals)
+                }
+                _ => {
+                    tracing::debug!(resource, error = %ended, "watch of bound objects ended");
+                    refusals = 0;
+                    backoff.failed(Instant::now())
+                }
+            };
+            sleep(delay).await;
+        }
+    }
+
+    /// Lists the objects, unless they are known at `version`, and follows them. Returns why that ended.
+    async fn list_and_watch(&self, version: &mut Option<u64>) -> Result<Infallible, UpstreamError> {
+        let mut at = match *version {
+            Some(at) => at,
+            None => *version.insert(self.list().await?),
+        };
+        loop {
+            let began = Instant::now();
+            self.watch(version, at).await?;
+            // An ordinary end: upstream closes watches after half an hour to an hour.
+            self.objects.set_live(self.kind, false);
+            if began.elapsed() < Duration::from_secs(1) {
+                return Err(UpstreamError::Timeout(began.elapsed()));
+            }
+            at = version.unwrap_or(at);
+        }
+    }
+
+    /// Lists all objects in pages. Returns the version of the list.
+    async fn list(&self) -> Result<u64, UpstreamError> {
+        let mut next = String::new();
+        self.objects.begin_list(self.kind);
+        loop {
+            let path = self.path(&format!("limit={PAGE_LIMIT}{next}"));
+            let list: ObjectList = parse(&self.page(&path).await?, &path)?;
+            for object in list.items {
+                self.put(object.metadata)?;
+            }
+            if list.metadata.next.is_empty() {
+                let version = parse_version(&list.metadata.resource_version, &path)?;
+                let (resource, objects) = (self.kind.resource(), self.objects.end_list(self.kind));
+                tracing::info!(resource, objects, version, "objects that tokens are bound to are known");
+                return Ok(version);
+            }
+            // Tokens are base64url without padding, so they need no escaping.
+            let continued = format!("&continue={}", list.metadata.next);
+            if continued == next {
+                return Err(UpstreamError::EndlessPages);
+            }
+            next = continued;
+        }
+    }
+
+    async fn page(&self, path: &str) -> Result<bytes::Bytes, UpstreamError> {
+        let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Short);
+        let response = self.client.open(cause, kind, path, METADATA_LIST).await?;
+        self.client.read_at_most(response, PAGE_BYTES_MAX).await
+    }
+
+    /// Follows the objects from version `at` until upstream ends the watch.
+    async fn watch(&self, version: &mut Option<u64>, at: u64) -> Result<(), UpstreamError> {
+        let path = self.path(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}"));
+        let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Watch);
+        let mut body = self.client.open(cause, kind, &path, METADATA).await?.into_body();
+        self.objects.set_live(self.kind, true);
+        let mut splitter = FrameSplitter::new(FeedEncoding::Json, EVENT_BYTES_MAX);
+        loop {
+            while let Some(frame) = splitter.next_frame()? {
+                // A version that cannot be resumed from, or an event that cannot be applied, requires a list.
+                let before = version.take();
+                *version = Some(self.apply(&frame, before.unwrap_or(at), &path)?);
+            }
+            let frame = timeout(SILENCE_MAX, body.frame()).await.map_err(|_| UpstreamError::Timeout(SILENCE_MAX))?;
+            let Some(frame) = frame else { return Ok(splitter.finish()?) };
+            if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
+                splitter.push(&data);
+            }
+        }
+    }
+
+    /// Applies an event after version `before`. Returns its version.
+    fn apply(&self, frame: &[u8], before: u64, path: &str) -> Result<u64, UpstreamError> {
+        let WatchEvent { event_type, object } = parse(frame, path)?;
+        let object = object.get().as_bytes();
+        if event_type == "ERROR" {
+            let status = Status::from_json(object).unwrap_or_else(|_| Status::service_unavailable("watch error"));
+            return Err(UpstreamError::Refused(Box::new(status)));
+        }
+        let PartialObject { metadata } = parse(object, path)?;
+        let version = parse_version(&metadata.resource_version, path)?;
+        // The storage was restored from a backup, or another server lags.
+        let goes_back = version < before;
+        match event_type {
+            _ if goes_back => return Err(UpstreamError::OtherDocument(path.to_owned())),
+            "ADDED" | "MODIFIED" => self.put(metadata)?,
+            "DELETED" => self.objects.remove(self.kind, &key(&metadata.namespace, &metadata.name)),
+            "BOOKMARK" => {}
+            _ => return Err(UpstreamError::OtherDocument(path.to_owned())),
+        }
+        Ok(version)
+    }
+
+    fn put(&self, object: ObjectMetadata) -> Result<(), UpstreamError> {
+        let ObjectMetadata { name, namespace, uid, deletion_timestamp, .. } = object;
+        let is_deleting = deletion_timestamp.is_some();
+        let is_kept = self.objects.put(self.kind, key(&namespace, &name), parse_uid(&uid), is_deleting);
+        is_kept.then_some(()).ok_or(UpstreamError::OverBudget)
+    }
+
+    fn path(&self, query: &str) -> String {
+        let selector = match (&self.node, self.kind) {
+            (Some(node), BoundKind::Pod) => format!("&fieldSelector=spec.nodeName%3D{node}"),
+            (Some(node), BoundKind::Node) => format!("&fieldSelector=metadata.name%3D{node}"),
+            _ => String::new(),
+        };
+        format!("/api/v1/{}?{query}{selector}", self.kind.resource())
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(document: &'a [u8], path: &str) -> Result<T, UpstreamError> {
+    serde_json::from_slice(document).map_err(|_| UpstreamError::OtherDocument(path.to_owned()))
+}
+
+fn parse_version(version: &str, path: &str) -> Result<u64, UpstreamError> {
+    version.parse().map_err(|_| UpstreamError::OtherDocument(path.to_owned()))
+}
