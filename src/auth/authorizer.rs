@@ -79,18 +79,20 @@ impl Authorizer {
     /// Creates an authorizer that delegates every decision to upstream.
     pub fn delegated(config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
         let reviews = Arc::new(parts.client.clone());
-        Self::with_review_client(reviews, config, parts)
+        let DelegatedAuthDeps { client, node, clock, tasks, .. } = &parts;
+        let verifier = (config.identify == TokenIdentification::Local)
+            .then(|| TokenVerifier::start(client, &config, node.as_ref(), clock, tasks));
+        Self::with_review_client(reviews, verifier, config, parts)
     }
 
     /// Creates an authorizer that sends its reviews to `reviews`.
     pub(super) fn with_review_client(
         reviews: Arc<dyn ReviewClient>,
+        verifier: Option<TokenVerifier>,
         config: AuthConfig,
         parts: DelegatedAuthDeps,
     ) -> Self {
-        let DelegatedAuthDeps { client, client_authorities, front_proxy, node, clock, tasks } = parts;
-        let verifier = (config.identify == TokenIdentification::Local)
-            .then(|| TokenVerifier::start(&client, &config, node, clock.clone(), &tasks));
+        let DelegatedAuthDeps { client, client_authorities, front_proxy, node: _, clock, tasks } = parts;
         let authenticator =
             Arc::new(Authenticator::new(reviews, verifier, &config, client_authorities, front_proxy, clock));
         let changes = Arc::new(PolicyChanges::new());

@@ -210,6 +210,7 @@ impl ReadableNamespaces {
             .expect("nothing is sent");
         let authenticator = super::authenticator::Authenticator::new(
             Arc::new(client),
+            None,
             &super::AuthConfig::default(),
             None,
             None,

@@ -8,6 +8,7 @@ mod policy;
 mod steps;
 mod stub;
 mod tokens;
+mod verified_tokens;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use stub::{StubReview, StubReviewClient, authorizer, info};
+pub(super) use stub::{StubReview, StubReviewClient, authorizer, authorizer_with, info};
 
 use super::{
     AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, BindingSubjects, GrantError, ReadGrant,

@@ -9,7 +9,7 @@ mod claims;
 mod follower;
 mod keys;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -114,18 +114,18 @@ const AUDIENCE_TTL: Duration = Duration::from_secs(3600);
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(60);
 
 impl TokenVerifier {
-    /// Starts a verifier. It sends nothing before the first service account token. `node` is the only node whose pods
-    /// are watched, if any.
+    /// Starts a verifier. It sends nothing before the first service account token. On a node it watches only that
+    /// node's pods.
     pub(super) fn start(
         client: &UpstreamClient,
         config: &AuthConfig,
-        node: Option<Arc<str>>,
-        clock: WallClock,
+        node: Option<&Arc<str>>,
+        clock: &WallClock,
         tasks: &BackgroundTasks,
     ) -> Self {
-        let verifier = Self::new(client.clone(), config, clock, tasks.clone());
+        let verifier = Self::new(client.clone(), config, clock.clone(), tasks.clone());
         for kind in BoundKind::ALL {
-            let (client, objects, node) = (client.clone(), verifier.shared.objects.clone(), node.clone());
+            let (client, objects, node) = (client.clone(), verifier.shared.objects.clone(), node.cloned());
             let follower = BoundObjectFollower { client, objects, kind, node };
             tasks.spawn_critical("bound objects", follower.run());
         }

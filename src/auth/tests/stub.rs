@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::auth::review_permission::ReviewResource;
+use crate::auth::token_verifier::TokenVerifier;
 use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
 use crate::upstream::{
     AccessReviewResult, CredentialSource, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamClient, UpstreamError,
@@ -34,6 +35,8 @@ pub(in crate::auth) type StubListFn = Box<dyn Fn(&str) -> Result<Option<String>,
 #[derive(Default)]
 struct StubReviewRules {
     unknown: HashSet<String>,
+    /// The users of tokens that do not name their holder.
+    users: HashMap<String, User>,
     /// The denied pairs of user and namespace. `*` matches any namespace.
     denied: HashSet<(String, String)>,
     slow: HashMap<String, Duration>,
@@ -70,6 +73,11 @@ impl StubReviewClient {
     /// Revokes a token.
     pub(in crate::auth) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
+    }
+
+    /// Accepts a token as that of this user.
+    pub(in crate::auth) fn accept(&self, token: &str, user: User) {
+        self.rules.lock().users.insert(token.to_owned(), user);
     }
 
     pub(in crate::auth) fn deny(&self, user: &str, namespace: &str) {
@@ -186,7 +194,7 @@ impl ReviewClient for StubReviewClient {
         Box::pin(async move { result })
     }
 
-    fn review_token<'a>(&'a self, token: &'a str, _: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
+    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
         Box::pin(async move {
             let (slow, silent) = self.sent(token, None);
             sleep(slow).await;
@@ -199,8 +207,9 @@ impl ReviewClient for StubReviewClient {
             let is_node = holder.starts_with("system:node:");
             let groups = self.rules.lock().groups.get(&holder).cloned().unwrap_or_default();
             let groups = if is_node { vec!["system:nodes".to_owned()] } else { groups };
-            let user = is_known.then(|| User { name: holder, groups, ..User::default() });
-            Ok(TokenReviewResult { user, audiences: Vec::new() })
+            let named = self.rules.lock().users.get(token).cloned();
+            let user = is_known.then(|| named.unwrap_or(User { name: holder, groups, ..User::default() }));
+            Ok(TokenReviewResult { user, audiences: audiences.to_vec() })
         })
     }
 
@@ -239,6 +248,14 @@ impl AuthConfig {
 
 /// An authorizer whose reviews the stub answers.
 pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubReviewClient>, BackgroundTasks) {
+    authorizer_with(config, None)
+}
+
+/// Such an authorizer, which verifies tokens itself.
+pub(in crate::auth) fn authorizer_with(
+    config: AuthConfig,
+    verifier: Option<TokenVerifier>,
+) -> (Authorizer, Arc<StubReviewClient>, BackgroundTasks) {
     let (stub, tasks) = (Arc::new(StubReviewClient::default()), BackgroundTasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client =
@@ -252,7 +269,7 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
         clock,
         tasks: tasks.clone(),
     };
-    (Authorizer::with_review_client(stub.clone(), config, parts), stub, tasks)
+    (Authorizer::with_review_client(stub.clone(), verifier, config, parts), stub, tasks)
 }
 
 impl Authorizer {

@@ -1,16 +1,13 @@
 //! The objects that tokens are bound to, by name, with their UID. A token is valid only while they exist.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-
-use base::now_ns;
 
 /// A kind of objects that a token may be bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,8 +41,8 @@ pub(super) struct BoundObjects {
 #[derive(Default)]
 struct ObjectsOfKind {
     known: RwLock<KnownObjects>,
-    /// The time of the last use, by [`now_ns`].
-    used: AtomicU64,
+    /// The time of the last use; `None` if the objects are not followed.
+    used: Mutex<Option<Instant>>,
     needed: Notify,
 }
 
@@ -130,7 +127,7 @@ impl BoundObjects {
     /// while changes are received. `None` if that is not known.
     pub(super) fn stale_for(&self, object: &BoundObject) -> Option<Duration> {
         let kind = self.of(object.kind);
-        if kind.used.swap(now_ns().max(1), Ordering::Relaxed) == 0 {
+        if kind.used.lock().replace(Instant::now()).is_none() {
             kind.needed.notify_one();
         }
         let known = kind.known.read();
@@ -163,13 +160,15 @@ impl BoundObjects {
     pub(super) async fn idle(&self, kind: BoundKind, idle_max: Duration) {
         let of_kind = self.of(kind);
         loop {
-            let used = of_kind.used.load(Ordering::Relaxed);
-            let unused = Duration::from_nanos(now_ns().saturating_sub(used));
-            let Some(left) = idle_max.checked_sub(unused).filter(|left| !left.is_zero()) else { break };
-            sleep(left).await;
+            let due = of_kind.used.lock().unwrap_or_else(Instant::now) + idle_max;
+            sleep_until(due).await;
+            let mut used = of_kind.used.lock();
+            if used.is_none_or(|used| used.elapsed() >= idle_max) {
+                *used = None;
+                *of_kind.known.write() = KnownObjects::default();
+                return;
+            }
         }
-        *of_kind.known.write() = KnownObjects::default();
-        of_kind.used.store(0, Ordering::Relaxed);
     }
 
     /// Begins a list. Objects that it does not have are removed at its end.
@@ -231,5 +230,12 @@ impl BoundObjects {
 
     fn of(&self, kind: BoundKind) -> &ObjectsOfKind {
         &self.kinds[kind as usize]
+    }
+}
+
+#[cfg(test)]
+impl BoundObjects {
+    pub(super) fn dependents_for_tests(&self) -> usize {
+        self.dependents.lock().len
     }
 }

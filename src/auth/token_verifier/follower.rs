@@ -13,7 +13,6 @@ use super::bound_objects::{BoundKind, BoundObjects, key, parse_uid};
 use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
 use crate::wire::{FeedEncoding, FrameSplitter};
 use base::{Backoff, BackoffBounds};
-use kubeapi::Status;
 
 /// Follows one kind of objects.
 pub(super) struct BoundObjectFollower {
@@ -73,6 +72,8 @@ const PAGE_BYTES_MAX: usize = 128 << 20;
 const EVENT_BYTES_MAX: usize = 16 << 20;
 /// The maximum time without an event: the apiserver sends a bookmark every minute (R-UPSTREAM-2).
 const SILENCE_MAX: Duration = Duration::from_secs(90);
+/// The shortest duration of a watch that upstream has not refused. It ends watches after half an hour to an hour.
+const ORDINARY_MIN: Duration = Duration::from_secs(1);
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
@@ -91,16 +92,13 @@ impl BoundObjectFollower {
     }
 
     async fn follow(&self, is_reported: &mut bool) -> Infallible {
-        let (mut backoff, mut version, mut refusals) = (Backoff::default(), None, 0);
+        let (mut backoff, mut refusals) = (Backoff::default(), 0);
         loop {
-            let ended = match self.list_and_watch(&mut version).await {
+            let ended = match self.list_and_watch().await {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
             self.objects.set_live(self.kind, false);
-            if ended.is_expired() {
-                version = None;
-            }
             let resource = self.kind.resource();
             let delay = match ended.code() {
                 Some(401 | 403 | 404 | 406) => {
@@ -123,21 +121,17 @@ impl BoundObjectFollower {
         }
     }
 
-    /// Lists the objects, unless they are known at `version`, and follows them. Returns why that ended.
-    async fn list_and_watch(&self, version: &mut Option<u64>) -> Result<Infallible, UpstreamError> {
-        let mut at = match *version {
-            Some(at) => at,
-            None => *version.insert(self.list().await?),
-        };
+    /// Lists the objects and follows them until that fails. A new list follows any failure, because the storage may
+    /// have been restored from a backup.
+    async fn list_and_watch(&self) -> Result<Infallible, UpstreamError> {
+        let mut version = self.list().await?;
         loop {
             let began = Instant::now();
-            self.watch(version, at).await?;
-            // An ordinary end: upstream closes watches after half an hour to an hour.
+            version = self.watch(version).await?;
             self.objects.set_live(self.kind, false);
-            if began.elapsed() < Duration::from_secs(1) {
-                return Err(UpstreamError::Timeout(began.elapsed()));
+            if began.elapsed() < ORDINARY_MIN {
+                return Err(UpstreamError::Timeout(ORDINARY_MIN));
             }
-            at = version.unwrap_or(at);
         }
     }
 
@@ -172,21 +166,22 @@ impl BoundObjectFollower {
         self.client.read_at_most(response, PAGE_BYTES_MAX).await
     }
 
-    /// Follows the objects from version `at` until upstream ends the watch.
-    async fn watch(&self, version: &mut Option<u64>, at: u64) -> Result<(), UpstreamError> {
-        let path = self.path(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}"));
+    /// Follows the objects from a version until upstream ends the watch, or sends nothing. Returns the last version.
+    async fn watch(&self, mut version: u64) -> Result<u64, UpstreamError> {
+        let path = self.path(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
         let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Watch);
         let mut body = self.client.open(cause, kind, &path, METADATA).await?.into_body();
         self.objects.set_live(self.kind, true);
         let mut splitter = FrameSplitter::new(FeedEncoding::Json, EVENT_BYTES_MAX);
         loop {
             while let Some(frame) = splitter.next_frame()? {
-                // A version that cannot be resumed from, or an event that cannot be applied, requires a list.
-                let before = version.take();
-                *version = Some(self.apply(&frame, before.unwrap_or(at), &path)?);
+                version = self.apply(&frame, version, &path)?;
             }
-            let frame = timeout(SILENCE_MAX, body.frame()).await.map_err(|_| UpstreamError::Timeout(SILENCE_MAX))?;
-            let Some(frame) = frame else { return Ok(splitter.finish()?) };
+            let Ok(frame) = timeout(SILENCE_MAX, body.frame()).await else { return Ok(version) };
+            let Some(frame) = frame else {
+                splitter.finish()?;
+                return Ok(version);
+            };
             if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
                 splitter.push(&data);
             }
@@ -196,17 +191,12 @@ impl BoundObjectFollower {
     /// Applies an event after version `before`. Returns its version.
     fn apply(&self, frame: &[u8], before: u64, path: &str) -> Result<u64, UpstreamError> {
         let WatchEvent { event_type, object } = parse(frame, path)?;
-        let object = object.get().as_bytes();
-        if event_type == "ERROR" {
-            let status = Status::from_json(object).unwrap_or_else(|_| Status::service_unavailable("watch error"));
-            return Err(UpstreamError::Refused(Box::new(status)));
-        }
-        let PartialObject { metadata } = parse(object, path)?;
+        // An ERROR event, such as an expired version, has another object and ends the watch.
+        let PartialObject { metadata } = parse(object.get().as_bytes(), path)?;
         let version = parse_version(&metadata.resource_version, path)?;
-        // The storage was restored from a backup, or another server lags.
-        let goes_back = version < before;
         match event_type {
-            _ if goes_back => return Err(UpstreamError::OtherDocument(path.to_owned())),
+            // Another server, or a restored storage.
+            _ if version < before => return Err(UpstreamError::OtherDocument(path.to_owned())),
             "ADDED" | "MODIFIED" => self.put(metadata)?,
             "DELETED" => self.objects.remove(self.kind, &key(&metadata.namespace, &metadata.name)),
             "BOOKMARK" => {}

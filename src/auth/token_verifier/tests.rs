@@ -1,1 +1,138 @@
-//! Tests.
+//! Tokens and objects as a cluster has them, on a paused clock.
+
+mod followed;
+mod forged;
+pub(in crate::auth) mod issuer;
+mod objects;
+mod valid;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::bound_objects::parse_uid;
+use super::keys::PublishedKeys;
+use super::*;
+use issuer::{ACCOUNT_UID, ISSUER, Issuer, NODE_UID, POD_UID, SECRET_UID, bearer, claims};
+
+/// A verifier that knows the keys of an issuer and some objects, and has learned the audience of tokens.
+pub(in crate::auth) struct Scene {
+    pub(in crate::auth) verifier: TokenVerifier,
+    issuer: Issuer,
+    clock: WallClock,
+    /// The number of connections to upstream that were tried. None succeeds.
+    connections: Arc<AtomicUsize>,
+    _tasks: BackgroundTasks,
+}
+
+const SOURCE: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::default() })
+    }
+
+    pub(in crate::auth) fn with(config: AuthConfig) -> Self {
+        let (clock, tasks, connections) = (WallClock::default(), BackgroundTasks::new(), Arc::new(AtomicUsize::new(0)));
+        let counted = connections.clone();
+        let client = UpstreamClient::in_memory(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            None
+        });
+        let verifier = TokenVerifier::new(client, &config, clock.clone(), tasks.clone());
+        let scene = Self { verifier, issuer: Issuer::new(), clock, connections, _tasks: tasks };
+        scene.publish(&scene.issuer.jwks());
+        for (kind, key, uid) in OBJECTS {
+            scene.objects().put(kind, key.into(), parse_uid(uid), false);
+        }
+        for kind in BoundKind::ALL {
+            scene.objects().end_list(kind);
+        }
+        scene
+    }
+
+    fn publish(&self, jwks: &Value) {
+        let configuration = json!({"issuer": ISSUER, "jwks_uri": "https://elsewhere/keys"}).to_string();
+        let before = self.verifier.shared.keys.published(Duration::MAX / 4);
+        let keys = PublishedKeys::parse(configuration.as_bytes(), jwks.to_string().as_bytes(), before.as_deref());
+        assert!(self.verifier.shared.keys.begin_read(false) || before.is_some());
+        self.verifier.shared.keys.set(keys.expect("documents in the form of the apiserver"));
+    }
+
+    fn objects(&self) -> &BoundObjects {
+        &self.verifier.shared.objects
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
+    }
+
+    /// The claims of a token for an account alone.
+    fn claims(&self) -> Value {
+        claims(self.now(), json!({}))
+    }
+
+    /// The user of a request's token, if it is proven to be valid.
+    fn user(&self, token: &str) -> Option<Arc<User>> {
+        self.user_from(token, SOURCE)
+    }
+
+    fn user_from(&self, token: &str, source: Option<IpAddr>) -> Option<Arc<User>> {
+        let (id, token) = bearer(token);
+        self.verifier.identify(id, &token, source).map(|identity| identity.user)
+    }
+
+    /// A token that is bound to a pod.
+    pub(in crate::auth) fn pod_token(&self) -> String {
+        self.issuer.token(&claims(self.now(), bound_to(&["pod"])))
+    }
+
+    pub(in crate::auth) fn delete_pod(&self) {
+        self.objects().remove(BoundKind::Pod, "t1/web-0");
+    }
+
+    pub(in crate::auth) fn set_pods_live(&self, is_live: bool) {
+        self.objects().set_live(BoundKind::Pod, is_live);
+    }
+
+    /// Why a token is not proven to be valid, apart from its objects and audiences.
+    fn unproven(&self, token: &str) -> Option<Unproven> {
+        let (id, token) = bearer(token);
+        self.verifier.verify(&id, &token, SOURCE).err()
+    }
+
+    /// Passes the result of a review to the verifier: a user, or a rejection, with these audiences.
+    fn review(&self, token: &str, user: Option<User>, audiences: &[&str]) -> bool {
+        let audiences = audiences.iter().map(|&audience| audience.to_owned()).collect();
+        let (id, token) = bearer(token);
+        self.verifier.compare(id, &token, &TokenReviewResult { user, audiences })
+    }
+}
+
+const OBJECTS: [(BoundKind, &str, &str); 4] = [
+    (BoundKind::Account, "t1/agent", ACCOUNT_UID),
+    (BoundKind::Pod, "t1/web-0", POD_UID),
+    (BoundKind::Node, "/n1", NODE_UID),
+    (BoundKind::Secret, "t1/token", SECRET_UID),
+];
+
+pub(in crate::auth) fn user_of(extra: &[(&str, &str)]) -> User {
+    let groups = ["system:serviceaccounts", "system:serviceaccounts:t1", "system:authenticated"];
+    let extra =
+        extra.iter().map(|(key, value)| (format!("authentication.kubernetes.io/{key}"), vec![(*value).to_owned()]));
+    User {
+        name: "system:serviceaccount:t1:agent".to_owned(),
+        uid: ACCOUNT_UID.to_owned(),
+        groups: groups.map(str::to_owned).to_vec(),
+        extra: extra.collect(),
+    }
+}
+
+fn bound_to(kinds: &[&str]) -> Value {
+    let all = [("pod", "web-0", POD_UID), ("node", "n1", NODE_UID), ("secret", "token", SECRET_UID)];
+    let chosen = all.into_iter().filter(|(kind, ..)| kinds.contains(kind));
+    Value::Object(chosen.map(|(kind, name, uid)| (kind.to_owned(), json!({"name": name, "uid": uid}))).collect())
+}
