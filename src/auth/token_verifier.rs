@@ -43,7 +43,7 @@ struct TokenVerifierState {
     tasks: BackgroundTasks,
     /// How long what was read last is used while upstream cannot be reached.
     grace: Duration,
-    keys: TokenKeys,
+    keys: Arc<TokenKeys>,
     objects: Arc<BoundObjects>,
     audiences: AcceptedAudiences,
     /// The tokens whose signature was verified. Tokens are not stored.
@@ -125,8 +125,9 @@ impl TokenVerifier {
     ) -> Self {
         let verifier = Self::new(client.clone(), config, clock.clone(), tasks.clone());
         for kind in BoundKind::ALL {
-            let (client, objects, node) = (client.clone(), verifier.shared.objects.clone(), node.cloned());
-            let follower = BoundObjectFollower { client, objects, kind, node };
+            let TokenVerifierState { client, objects, keys, .. } = &*verifier.shared;
+            let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.cloned());
+            let follower = BoundObjectFollower { client, objects, keys, kind, node };
             tasks.spawn_critical("bound objects", follower.run());
         }
         verifier
@@ -140,7 +141,7 @@ impl TokenVerifier {
             clock,
             tasks,
             grace: config.outage_grace,
-            keys: TokenKeys::new(),
+            keys: Arc::new(TokenKeys::new()),
             objects: Arc::default(),
             audiences: AcceptedAudiences { configured: config.audiences.clone(), learned: Mutex::default() },
             verified: moka::sync::Cache::builder().max_capacity(VERIFIED_MAX).time_to_idle(VERIFIED_IDLE_MAX).build(),

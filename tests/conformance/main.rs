@@ -53,6 +53,7 @@ mod scrapes;
 mod self_checks;
 mod tables;
 mod transactions;
+mod verified_tokens;
 mod watches;
 mod websocket;
 

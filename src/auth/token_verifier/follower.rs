@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bound_objects::{BoundKind, BoundObjects, key, parse_uid};
+use super::keys::TokenKeys;
 use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
 use crate::wire::{FeedEncoding, FrameSplitter};
 use base::{Backoff, BackoffBounds};
@@ -18,6 +19,7 @@ use base::{Backoff, BackoffBounds};
 pub(super) struct BoundObjectFollower {
     pub(super) client: UpstreamClient,
     pub(super) objects: Arc<BoundObjects>,
+    pub(super) keys: Arc<TokenKeys>,
     pub(super) kind: BoundKind,
     /// The node whose objects are followed; `None` for all.
     pub(super) node: Option<Arc<str>>,
@@ -99,6 +101,8 @@ impl BoundObjectFollower {
                 Err(error) => error,
             };
             self.objects.set_live(self.kind, false);
+            // An apiserver that restarts may have other keys.
+            self.keys.expire();
             let resource = self.kind.resource();
             let delay = match ended.code() {
                 Some(401 | 403 | 404 | 406) => {

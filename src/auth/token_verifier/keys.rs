@@ -190,6 +190,14 @@ impl TokenKeys {
         }
     }
 
+    /// Makes the next use of the keys read them again.
+    pub(super) fn expire(&self) {
+        let mut schedule = self.schedule.lock();
+        if schedule.failures == 0 {
+            schedule.due = Instant::now();
+        }
+    }
+
     /// Reads the keys after [`begin_read`](Self::begin_read).
     pub(super) async fn read(&self, client: &UpstreamClient) {
         let (configuration, keys) = (document(client, CONFIGURATION_PATH).await, document(client, KEYS_PATH).await);

@@ -21,8 +21,9 @@ impl Followed {
         fastrand::seed(1);
         let (up, tasks, objects) = (up.in_memory(), BackgroundTasks::new(), Arc::<BoundObjects>::default());
         let client = UpstreamClient::in_memory(up.connector());
-        let (kind, node) = (BoundKind::Pod, node.map(Into::into));
-        tasks.spawn("bound objects", BoundObjectFollower { client, objects: objects.clone(), kind, node }.run());
+        let (kind, keys, node) = (BoundKind::Pod, Arc::new(TokenKeys::new()), node.map(Into::into));
+        let follower = BoundObjectFollower { client, objects: objects.clone(), keys, kind, node };
+        tasks.spawn("bound objects", follower.run());
         let uid = put(&up);
         let followed = Self { up, objects, uid, _tasks: tasks };
         sleep(seconds(3600)).await;
