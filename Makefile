@@ -175,6 +175,14 @@ authorization: ## Random callers, rules and questions: proxy and apiserver say t
 	$(SEED:%=AUTHORIZATION_SEED=%) AUTHORIZATION_TRIPLES=$(TRIPLES) AUTHORIZATION_REVIEWS=$(REVIEWS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture decisions_match_the_apiserver
 
+TOKENS ?= 20000
+
+.PHONY: verified-tokens
+verified-tokens: ## Random service account tokens: proxy and apiserver say the same? (TOKENS=20000 SEED=n)
+	@tests/kube/build.sh
+	$(SEED:%=TOKENS_SEED=%) TOKENS=$(TOKENS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verified_tokens_are_those
+
 TRIALS ?= 500
 
 .PHONY: revocation

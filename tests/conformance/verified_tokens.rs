@@ -85,7 +85,7 @@ impl Bench {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verified_tokens_are_those_that_the_apiserver_accepts() {
     let Some(bench) = Bench::start("verified-tokens").await else { return };
-    let seed = Seed::new("TOKENS_SEED", |seed| format!("make verified-tokens TOKENS=… SEED={seed}"));
+    let seed = Seed::new("TOKENS_SEED", |seed| format!("make verified-tokens TOKENS=1000 SEED={seed}"));
     let count = usize::try_from(number("TOKENS", 1_000)).expect("a small number");
     let cluster = Cluster::create(&bench.bed, &bench.direct, &bench.namespace).await;
     for identity in cluster.issued() {
