@@ -82,7 +82,7 @@ pub(super) struct UpstreamCostCounter {
 }
 
 /// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamRequestCause, &str); 16] = [
+const CAUSES: [(UpstreamRequestCause, &str); 17] = [
     (UpstreamRequestCause::List, "list"),
     (UpstreamRequestCause::Watch, "watch"),
     (UpstreamRequestCause::Proof, "proof"),
