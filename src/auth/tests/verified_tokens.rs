@@ -18,7 +18,7 @@ struct Verified {
 impl Verified {
     async fn new() -> Self {
         let config = AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::remembering_for_a_day() };
-        let verifier = verifier::Scene::with(config.clone());
+        let verifier = verifier::Scene::with(&config);
         let (authorizer, stub, tasks) = authorizer_with(config, Some(verifier.verifier.clone()));
         let scene = Scene { authorizer, stub, _tasks: tasks };
         let token = verifier.pod_token();

@@ -32,17 +32,17 @@ const SOURCE: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
 
 impl Scene {
     fn new() -> Self {
-        Self::with(AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::default() })
+        Self::with(&AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::default() })
     }
 
-    pub(in crate::auth) fn with(config: AuthConfig) -> Self {
+    pub(in crate::auth) fn with(config: &AuthConfig) -> Self {
         let (clock, tasks, connections) = (WallClock::default(), BackgroundTasks::new(), Arc::new(AtomicUsize::new(0)));
         let counted = connections.clone();
         let client = UpstreamClient::in_memory(move || {
             counted.fetch_add(1, Ordering::Relaxed);
             None
         });
-        let verifier = TokenVerifier::new(client, &config, clock.clone(), tasks.clone());
+        let verifier = TokenVerifier::new(client, config, clock.clone(), tasks.clone());
         let scene = Self { verifier, issuer: Issuer::new(), clock, connections, _tasks: tasks };
         scene.publish(&scene.issuer.jwks());
         for (kind, key, uid) in OBJECTS {
@@ -72,7 +72,7 @@ impl Scene {
 
     /// The claims of a token for an account alone.
     fn claims(&self) -> Value {
-        claims(self.now(), json!({}))
+        claims(self.now(), &json!({}))
     }
 
     /// The user of a request's token, if it is proven to be valid.
@@ -87,7 +87,7 @@ impl Scene {
 
     /// A token that is bound to a pod.
     pub(in crate::auth) fn pod_token(&self) -> String {
-        self.issuer.token(&claims(self.now(), bound_to(&["pod"])))
+        self.issuer.token(&claims(self.now(), &bound_to(&["pod"])))
     }
 
     pub(in crate::auth) fn delete_pod(&self) {

@@ -96,14 +96,14 @@ impl Cluster {
         if random.u8(..20) == 0 {
             let claim = ["exp", "iss", "aud", "sub", "kubernetes.io", "nbf"][random.usize(..6)];
             payload.insert_str(1, &format!("\"{claim}\":{},", claims[claim]));
-            what += &format!(", {claim} twice");
+            what = format!("{what}, {claim} twice");
         }
         let mut token = self.sign(&header.to_string(), &payload);
         if random.u8(..8) == 0 {
             let at = random.usize(..token.len());
             let to = *random.choice(b"A.=_-~z").expect("characters") as char;
             token.replace_range(at..=at, &to.to_string());
-            what += &format!(", {to:?} at {at}");
+            what = format!("{what}, {to:?} at {at}");
         }
         let identity = Identity::token(&self.account.user(), &token);
         (what, identity)

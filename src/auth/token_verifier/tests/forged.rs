@@ -7,10 +7,11 @@ use super::*;
 const ES256: &str = r#"{"alg":"ES256","kid":"ec"}"#;
 
 /// Every change of the claims that the apiserver would not make, with a valid signature.
+#[expect(clippy::too_many_lines, reason = "a table")]
 #[tokio::test(start_paused = true)]
 async fn token_with_unusual_claims_is_not_proven() {
     let scene = Scene::new();
-    let claims = claims(scene.now(), bound_to(&["pod"])).to_string();
+    let claims = claims(scene.now(), &bound_to(&["pod"])).to_string();
     assert!(scene.user(&scene.issuer.signed(ES256, &claims)).is_some());
     let (now, exp) = (scene.now().to_string(), (scene.now() + 3600).to_string());
     let (sub, aud) = (r#""sub":"system:serviceaccount:t1:agent""#, format!(r#""aud":["{ISSUER}"]"#));
@@ -27,7 +28,7 @@ async fn token_with_unusual_claims_is_not_proven() {
     for to in ["null", "[]", "{}", "1", r#"["https://kubernetes.default.svc"]"#] {
         change(&iss, &format!(r#""iss":{to}"#));
     }
-    for to in ["null", "[]", "{}", r#"["vault"]"#, r#""https://kubernetes.default.svc""#, r#"[1]"#, r#"[["a"]]"#] {
+    for to in ["null", "[]", "{}", r#"["vault"]"#, r#""https://kubernetes.default.svc""#, "[1]", r#"[["a"]]"#] {
         change(&aud, &format!(r#""aud":{to}"#));
     }
     for claim in ["exp", "iat", "nbf"] {
@@ -250,7 +251,7 @@ async fn tokens_with_unknown_keys_cause_bounded_reads() {
 
 #[tokio::test(start_paused = true)]
 async fn signature_checks_are_limited_by_source() {
-    let scene = Scene::with(AuthConfig {
+    let scene = Scene::with(&AuthConfig {
         audiences: vec![ISSUER.to_owned()],
         reviews_per_source: 1,
         reviews_burst_per_source: 5,

@@ -83,7 +83,7 @@ impl Issuer {
 }
 
 /// The claims of a token that is valid from `now`, for an account and these other objects.
-pub(in crate::auth) fn claims(now: u64, bound: Value) -> Value {
+pub(in crate::auth) fn claims(now: u64, bound: &Value) -> Value {
     let mut kubernetes = json!({"namespace": "t1", "serviceaccount": {"name": "agent", "uid": ACCOUNT_UID}});
     let members = kubernetes.as_object_mut().expect("an object");
     members.extend(bound.as_object().cloned().unwrap_or_default());

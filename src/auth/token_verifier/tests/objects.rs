@@ -2,7 +2,7 @@ use super::*;
 
 /// A token bound to the account and these objects.
 fn token(scene: &Scene, kinds: &[&str]) -> String {
-    scene.issuer.token(&claims(scene.now(), bound_to(kinds)))
+    scene.issuer.token(&claims(scene.now(), &bound_to(kinds)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,7 +70,7 @@ async fn stale_objects_prove_tokens_within_the_grace() {
     scene.objects().set_live(BoundKind::Pod, false);
     assert_eq!(valid(), (true, false));
     assert_eq!(scene.verifier.stale_for(&bearer(&token).0), Some(Duration::from_secs(10)));
-    tokio::time::advance(grace - Duration::from_secs(10)).await;
+    tokio::time::advance(grace.saturating_sub(Duration::from_secs(10))).await;
     assert_eq!(valid(), (true, false));
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(valid(), (false, false));
