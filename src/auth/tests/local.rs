@@ -28,8 +28,8 @@ async fn local_scene_with(config: AuthConfig) -> Scene {
     scene
 }
 
-fn event(kind: &str, object: Value) -> Option<RbacEvent> {
-    Some(serde_json::from_value(json!({"type": kind, "object": object})).expect("an event"))
+fn event(kind: &str, object: &Value) -> RbacEvent {
+    serde_json::from_value(json!({"type": kind, "object": object})).expect("an event")
 }
 
 fn role(verbs: &[&str]) -> Value {
@@ -48,6 +48,8 @@ fn subjects() -> Value {
     json!([{"kind": "User", "name": "ada"}, {"kind": "Group", "name": "dev"}])
 }
 
+type ListAnswer = fn(&str) -> Result<Option<String>, UpstreamError>;
+
 fn unanswered() -> UpstreamError {
     UpstreamError::Timeout(seconds(1))
 }
@@ -61,14 +63,14 @@ impl Scene {
     fn load(&self) {
         for kind in RbacKind::ALL {
             let object = match kind {
-                RbacKind::Role => event("ADDED", role(&["get", "list", "watch"])),
-                RbacKind::RoleBinding => event("ADDED", binding("2", &subjects())),
+                RbacKind::Role => event("ADDED", &role(&["get", "list", "watch"])),
+                RbacKind::RoleBinding => event("ADDED", &binding("2", &subjects())),
                 _ => {
                     self.authorizer.load_policy(kind, []);
                     continue;
                 }
             };
-            self.authorizer.load_policy(kind, [object]);
+            self.authorizer.load_policy(kind, [Some(object)]);
         }
     }
 
@@ -78,12 +80,13 @@ impl Scene {
     }
 
     fn bind(&self, version: &str, subjects: &Value) {
-        let change = event("MODIFIED", binding(version, subjects));
-        self.authorizer.apply_policy_change(RbacKind::RoleBinding, change);
+        let change = event("MODIFIED", &binding(version, subjects));
+        self.authorizer.apply_policy_change(RbacKind::RoleBinding, Some(change));
     }
 
     fn unbind(&self) {
-        self.authorizer.apply_policy_change(RbacKind::RoleBinding, event("DELETED", binding("9", &subjects())));
+        let change = event("DELETED", &binding("9", &subjects()));
+        self.authorizer.apply_policy_change(RbacKind::RoleBinding, Some(change));
     }
 
     /// Whether the authorizer decides Ada's access by the rules.
@@ -111,11 +114,11 @@ async fn decisions_need_all_kinds_live_and_readable() {
     for kind in RbacKind::ALL {
         assert!(!scene.decides_here().await, "{kind:?} is missing");
         let object = match kind {
-            RbacKind::Role => event("ADDED", role(&["*"])),
-            RbacKind::RoleBinding => event("ADDED", binding("2", &subjects())),
-            _ => event("ADDED", json!({"metadata": {"name": "other"}})),
+            RbacKind::Role => event("ADDED", &role(&["*"])),
+            RbacKind::RoleBinding => event("ADDED", &binding("2", &subjects())),
+            _ => event("ADDED", &json!({"metadata": {"name": "other"}})),
         };
-        scene.authorizer.load_policy(kind, [object]);
+        scene.authorizer.load_policy(kind, [Some(object)]);
         scene.authorizer.set_policy_feed(kind, None);
     }
     assert!(scene.decides_here().await);
@@ -171,7 +174,8 @@ async fn rule_change_ends_local_watches_within_100_ms() {
         }
         sleep(seconds(300)).await;
         if is_role {
-            scene.authorizer.apply_policy_change(RbacKind::Role, event("MODIFIED", role(&["get"])));
+            let change = event("MODIFIED", &role(&["get"]));
+            scene.authorizer.apply_policy_change(RbacKind::Role, Some(change));
         } else {
             scene.unbind();
         }
@@ -299,13 +303,13 @@ async fn confirmed_disagreement_returns_to_ask() {
 /// Until upstream lists the objects of the decision at their versions, it may not have seen them.
 #[tokio::test(start_paused = true)]
 async fn denial_by_other_versions_is_no_disagreement() {
-    let list: [(&str, fn(&str) -> Result<Option<String>, UpstreamError>); 4] = [
+    let answers: [(&str, ListAnswer); 4] = [
         ("a newer binding", |url| Ok(Some(if url.contains("/rolebindings?") { "3" } else { "1" }.to_owned()))),
         ("a newer role", |url| Ok(Some(if url.contains("/roles?") { "3" } else { "2" }.to_owned()))),
         ("no object", |_| Ok(None)),
         ("no answer", |_| Err(unanswered())),
     ];
-    for (what, answer) in list {
+    for (what, answer) in answers {
         let scene = disagreeing_scene().await;
         scene.stub.list(answer);
         let watch = scene.watch("ada", PODS).await;
