@@ -167,9 +167,10 @@ impl Authenticator {
         self.token_reviewer.verifier.as_ref()?.lost(id)
     }
 
-    /// Returns how long the objects that a verified token is bound to have not been watched.
+    /// Returns how long the objects that a verified token is bound to have not been watched; `None` if they are, or if
+    /// there is no such token.
     pub(super) fn identity_stale_for(&self, id: &CredentialId) -> Option<Duration> {
-        self.token_reviewer.verifier.as_ref()?.stale_for(id)
+        self.token_reviewer.verifier.as_ref()?.stale_for(id).filter(|stale| !stale.is_zero())
     }
 
     fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {

@@ -306,13 +306,6 @@ impl Authorizer {
         self.delegated.as_ref()?.changes.unchanged_since()
     }
 
-    /// Returns how long the objects that a verified token is bound to have not been watched; `None` if the caller has no
-    /// such token. Zero means that its identity is current.
-    pub fn identity_stale_for(&self, caller: &Caller) -> Option<Duration> {
-        let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else { return None };
-        shared.authenticator.identity_stale_for(&known.id)
-    }
-
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
     pub fn config(&self) -> AuthConfig {
         self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
@@ -357,7 +350,8 @@ impl DelegatedAuthorizer {
         if let Some(lease) = &lease {
             self.leases.record_decision(&lease.state, &known.user, &allowed);
         }
-        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules: allowed.stale_rules })
+        let stale_rules = allowed.stale_rules.max(self.authenticator.identity_stale_for(&known.id));
+        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })
     }
 
     fn readable(

@@ -20,7 +20,8 @@ pub struct ReadGrant {
     pub(super) lease: Option<Arc<GrantLease>>,
     /// The authorizer's reason, which may be empty.
     pub(super) reason: Arc<str>,
-    /// How long the rules by which it was decided have been stale; `None` if they are current, or if upstream decided.
+    /// How long the rules by which it was decided, or what the caller's token is bound to, have been stale; `None` if
+    /// both are current, or if upstream decided.
     pub(super) stale_rules: Option<Duration>,
 }
 
@@ -61,8 +62,8 @@ impl ReadGrant {
         &self.reason
     }
 
-    /// Returns how long the rules by which it was decided have been stale; `None` if they are current, or if upstream
-    /// decided.
+    /// Returns how long the rules by which it was decided, or what the caller's token is bound to, have been stale; `None`
+    /// if both are current, or if upstream decided.
     pub fn stale_rules(&self) -> Option<Duration> {
         self.stale_rules
     }
