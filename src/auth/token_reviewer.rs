@@ -100,7 +100,9 @@ impl TokenReviewer {
             TokenReviewPurpose::Request { source } => (ReviewPurpose::Request, None, Some(network(source))),
             TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since), None),
         };
-        if let Some(identity) = self.verifier.as_ref().and_then(|verifier| verifier.identify(id, token, source)) {
+        if let Some(verifier) = &self.verifier
+            && let Some(identity) = verifier.identify(id, token, source)?
+        {
             return Ok(identity);
         }
         let review = |_| async {

@@ -26,7 +26,7 @@ use self::follower::BoundObjectFollower;
 use self::keys::{PublishedKeys, SigningKey, TokenKeys};
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_queue::{ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
-use super::{AuthConfig, metrics};
+use super::{AuthConfig, GrantError, metrics};
 use crate::upstream::{CredentialId, TokenReviewResult, UpstreamClient};
 use base::{BackgroundTasks, WallClock};
 use kubeapi::User;
@@ -95,6 +95,8 @@ enum Unproven {
     Signature,
     Time,
     BoundObject,
+    /// An object that the token is bound to was seen to be deleted. UIDs are unique, so the token is invalid for ever.
+    Gone,
     Audience,
 }
 
@@ -152,14 +154,18 @@ impl TokenVerifier {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Returns the user of a token that is proven to be valid. The signature check of an unknown token is charged to
-    /// `source`. Without a source the token is that of an open watch, for which only what is received at once counts.
+    /// Returns the user of a token that is proven to be valid; `None` if upstream must review it. The signature check of
+    /// an unknown token is charged to `source`. Without a source the token is that of an open watch, for which only what
+    /// is received at once counts.
+    ///
+    /// # Errors
+    /// An object that the token is bound to has been deleted. Upstream may accept the token for seconds more.
     pub(super) fn identify(
         &self,
         id: CredentialId,
         token: &BearerToken,
         source: Option<IpAddr>,
-    ) -> Option<AuthenticatedIdentity> {
+    ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
         let stale_max = if source.is_some() { self.shared.grace } else { Duration::ZERO };
         let proven = self.verify(&id, token, source).and_then(|verified| {
             self.check_bound(&verified, stale_max)?;
@@ -167,9 +173,17 @@ impl TokenVerifier {
             Ok(verified)
         });
         metrics::token_verified(proven.as_ref().map_or_else(|unproven| unproven.as_str(), |_| "valid"));
-        let verified = proven.ok()?;
+        let verified = match proven {
+            Ok(verified) => verified,
+            Err(Unproven::Gone) => return Err(GrantError::Unauthenticated),
+            Err(_) => return Ok(None),
+        };
+        if verified.lost.is_cancelled() {
+            // The object is back: upstream's storage was restored. The next check gives the token a new signal.
+            self.shared.verified.invalidate(&id);
+        }
         let (user, expires_at) = (verified.user.clone(), Some(verified.expires_at));
-        Some(AuthenticatedIdentity { reviewed: Instant::now(), user, expires_at })
+        Ok(Some(AuthenticatedIdentity { reviewed: Instant::now(), user, expires_at }))
     }
 
     /// Returns a signal that is cancelled when an object that a verified token is bound to no longer exists.
@@ -295,8 +309,13 @@ impl TokenVerifier {
     fn check_bound(&self, verified: &VerifiedToken, stale_max: Duration) -> Result<(), Unproven> {
         let exists = |object| self.shared.objects.stale_for(object).is_some_and(|stale| stale <= stale_max);
         // All are looked up, so that all kinds are followed.
-        let missing = verified.bound.iter().filter(|object| !exists(object)).count();
-        if missing == 0 { Ok(()) } else { Err(Unproven::BoundObject) }
+        let missing: Vec<_> = verified.bound.iter().filter(|object| !exists(object)).collect();
+        let is_gone = |object: &&BoundObject| verified.lost.is_cancelled() && self.shared.objects.is_gone(object);
+        match missing.iter().any(is_gone) {
+            true => Err(Unproven::Gone),
+            false if missing.is_empty() => Ok(()),
+            false => Err(Unproven::BoundObject),
+        }
     }
 
     fn check_audiences(&self, verified: &VerifiedToken) -> Result<(), Unproven> {
@@ -355,6 +374,7 @@ impl Unproven {
             Self::Signature => "signature",
             Self::Time => "time",
             Self::BoundObject => "bound_object",
+            Self::Gone => "deleted",
             Self::Audience => "audience",
         }
     }

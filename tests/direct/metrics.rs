@@ -89,8 +89,11 @@ const OF_CALLERS: [Metric; 4] = [
 const OF_CALLERS_IN_DOUBT: [Metric; 2] =
     [("kube_fanout_auth_outage_grace_active", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
 
-const OF_LOCAL_DECISIONS: [Metric; 2] =
-    [("kube_fanout_auth_local_decisions_total", "allowed"), ("kube_fanout_auth_local_decisions_active", "")];
+const OF_LOCAL_DECISIONS: [Metric; 3] = [
+    ("kube_fanout_auth_tokens_verified_total", "other_form"),
+    ("kube_fanout_auth_local_decisions_total", "allowed"),
+    ("kube_fanout_auth_local_decisions_active", ""),
+];
 const OF_A_DISAGREEMENT: [Metric; 2] =
     [("kube_fanout_auth_comparisons_total", "disagreed"), ("kube_fanout_auth_local_decisions_disagreed", "")];
 
@@ -219,10 +222,10 @@ async fn local_decisions_and_their_comparisons_are_counted() {
     let (role, subject) = (json!({"kind": "ClusterRole", "name": "r"}), json!({"kind": "User", "name": "ada"}));
     up.put("clusterrolebindings", json!({"metadata": {"name": "b"}, "roleRef": role, "subjects": [subject]}));
     let dir = Dir::new();
-    let file = dir.file("config", "delegated: {decide: rbac, compareOneIn: 1, deniedTTL: 50ms}");
+    let file = dir.file("config", "delegated: {identify: local, decide: rbac, compareOneIn: 1, deniedTTL: 50ms}");
     let config = file.to_str().expect("a path");
     let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
-    move_up(&process, &OF_LOCAL_DECISIONS[1..]).await;
+    move_up(&process, &OF_LOCAL_DECISIONS[2..]).await;
     assert!(process.client().bearing("a").get(PODS).await.is_cached());
     move_up(&process, &OF_LOCAL_DECISIONS).await;
     move_up(&process, &OF_A_DISAGREEMENT).await;

@@ -248,18 +248,18 @@ fn numbered(row: &str) -> Option<(String, &str)> {
     number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest))
 }
 
-/// Whether a mutant's row ends with `none`, or with a promise that has a checker and a test judged by it.
+/// Whether a mutant's row ends with `–`, or with a promise that has a checker and a test judged by it.
 fn names_its_judge(row: &str, promises: &str) -> bool {
     let judge = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
     let is_promise = promises.lines().any(|line| line.trim() == format!("{judge},"));
-    judge == "none" || is_promise && ["`tests/direct/", "`tests/simulation/"].iter().any(|test| row.contains(test))
+    judge == "–" || is_promise && ["`tests/direct/", "`tests/simulation/"].iter().any(|test| row.contains(test))
 }
 
 #[test]
 fn unknown_or_missing_judge_of_a_mutant_is_reported() {
     let promises = "pub enum Promise {\n    Ordered,\n}\n";
     let names = |row: &str| names_its_judge(row, promises);
-    assert!(names(" a | b | `tests/direct/a.rs::b` | Ordered |") && names(" a | b | `src/a.rs::b` | none |"));
+    assert!(names(" a | b | `tests/direct/a.rs::b` | Ordered |") && names(" a | b | `src/a.rs::b` | – |"));
     for row in
         ["a | `tests/direct/a.rs::b` | Order |", "a | `src/a.rs::b` | Ordered |", "a | `tests/direct/a.rs::b` | |"]
     {

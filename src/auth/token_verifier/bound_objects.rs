@@ -136,6 +136,13 @@ impl BoundObjects {
         is_same.then(|| known.stale_since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
+    /// Whether no object with this UID exists, as far as changes are received.
+    pub(super) fn is_gone(&self, object: &BoundObject) -> bool {
+        let known = self.of(object.kind).known.read();
+        let is_other = known.objects.get(&object.key).is_none_or(|found| found.uid != Some(object.uid));
+        known.is_complete && known.stale_since.is_none() && is_other
+    }
+
     /// Cancels `lost` when one of the objects no longer exists.
     pub(super) fn signal_loss(&self, bound: &[BoundObject], lost: &Arc<CancellationToken>) {
         let Dependents { by_uid, len, len_max } = &mut *self.dependents.lock();

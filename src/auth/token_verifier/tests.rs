@@ -82,7 +82,7 @@ impl Scene {
 
     fn user_from(&self, token: &str, source: Option<IpAddr>) -> Option<Arc<User>> {
         let (id, token) = bearer(token);
-        self.verifier.identify(id, &token, source).map(|identity| identity.user)
+        self.verifier.identify(id, &token, source).ok().flatten().map(|identity| identity.user)
     }
 
     /// A token that is bound to a pod.
