@@ -129,18 +129,36 @@ impl RbacWatcher {
             }
             let Some(mut cursor) = self.begin(feed).await else { return };
             let (mut frames, mut continues) = (Vec::new(), true);
+            // When the stream was opened that is still to prove that the objects are current.
+            let mut unproven = None;
+            let mut is_proven = !self.authorizer.decides_by_rbac();
             while continues {
                 let now = *state.borrow_and_update();
-                self.authorizer.set_policy_feed(self.kind, stale_since(now));
+                match stale_since(now) {
+                    None if is_proven => self.authorizer.set_policy_feed(self.kind, None),
+                    None => unproven = unproven.or_else(|| Some(Instant::now())),
+                    since => {
+                        self.authorizer.set_policy_feed(self.kind, since);
+                        (unproven, is_proven) = (None, !self.authorizer.decides_by_rbac());
+                    }
+                }
                 continues = tokio::select! {
                     biased;
                     continues = pull(&mut cursor, &mut frames) => continues,
                     changed = state.changed() => changed.is_ok(),
+                    () = proven(feed, unproven) => {
+                        (unproven, is_proven) = (None, true);
+                        true
+                    }
                 };
                 frames.drain(..).for_each(|frame| self.apply(&frame));
             }
             // The feed has started a new history or has ended: changes may have been missed.
             self.set_stale(Instant::now());
+            if *state.borrow() == FeedState::Syncing && self.authorizer.decides_by_rbac() {
+                // Upstream's history is another one, so the objects may never have been in it.
+                self.authorizer.clear_policy(self.kind);
+            }
         }
     }
 
@@ -184,6 +202,14 @@ impl RbacWatcher {
 
     fn set_stale(&self, since: Instant) {
         self.authorizer.set_policy_feed(self.kind, Some(since));
+    }
+}
+
+/// Completes when the feed has caught up with upstream as of a time; never, if there is none.
+async fn proven(feed: &FeedHandle, since: Option<Instant>) {
+    match since {
+        Some(since) => feed.freshness.wait_proven(since).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -32,6 +32,10 @@ struct RbacAuthorizerState {
     policy: RbacPolicy,
     /// The kinds whose feed is live.
     live: Vec<RbacKind>,
+    /// The kinds that have been live with their present objects. Before that, they may be those of an old version.
+    proven: Vec<RbacKind>,
+    /// Whether a kind has changed while another one was not live. Together they could allow what upstream never did.
+    is_mixed: bool,
     /// The time since which not all feeds are live; `None` if they are.
     stale_since: Option<Instant>,
     /// Whether upstream has denied what the rules allow.
@@ -67,6 +71,8 @@ impl RbacAuthorizer {
         let state = RbacAuthorizerState {
             policy: if is_configured { RbacPolicy::default() } else { RbacPolicy::for_changes_only() },
             live: Vec::new(),
+            proven: Vec::new(),
+            is_mixed: false,
             stale_since: Some(Instant::now()),
             is_disabled: false,
             affected: AffectedUsers::none(),
@@ -109,6 +115,8 @@ impl RbacAuthorizer {
     pub(super) fn load(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
         self.update(|state| {
             state.policy.clear_kind(kind);
+            state.proven.retain(|proven| *proven != kind);
+            state.is_mixed |= state.stale_since.is_some();
             for object in objects {
                 match object {
                     Some(object) => drop(state.policy.apply(kind, object)),
@@ -124,6 +132,7 @@ impl RbacAuthorizer {
     /// be decoded: no decisions are made until all objects of its kind are loaded again.
     pub(super) fn apply(&self, kind: RbacKind, change: Option<RbacEvent>) -> Option<AffectedUsers> {
         self.update(|state| {
+            state.is_mixed |= state.stale_since.is_some();
             let affected = match change {
                 Some(change) => state.policy.apply(kind, change)?,
                 None => {
@@ -149,10 +158,13 @@ impl RbacAuthorizer {
             state.live.retain(|live| *live != kind);
             if stale_since.is_none() {
                 state.live.push(kind);
+                state.proven.retain(|proven| *proven != kind);
+                state.proven.push(kind);
             }
             let is_live = state.live.len() == RbacKind::ALL.len();
             let since = stale_since.unwrap_or_else(Instant::now);
             state.stale_since = (!is_live).then(|| state.stale_since.map_or(since, |before| before.min(since)));
+            state.is_mixed &= !is_live;
             is_live
         })
     }
@@ -204,6 +216,7 @@ impl RbacAuthorizer {
 impl RbacAuthorizerState {
     fn is_active(&self, grace: Duration) -> bool {
         let is_fresh = self.stale_since.is_none_or(|since| since.elapsed() < grace);
-        is_fresh && !self.is_disabled && self.policy.is_complete()
+        let is_proven = self.proven.len() == RbacKind::ALL.len() && !self.is_mixed;
+        is_fresh && is_proven && !self.is_disabled && self.policy.is_complete()
     }
 }

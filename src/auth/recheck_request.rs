@@ -34,7 +34,7 @@ impl RecheckRequests {
         let mut pending = self.pending.lock();
         let before = pending.unwrap_or(request);
         *pending = Some(RecheckRequest {
-            since: request.since,
+            since: before.since.max(request.since),
             begins_at: before.begins_at.min(request.begins_at),
             certain_until: before.certain_until.min(request.certain_until),
             lost_rule: before.lost_rule || request.lost_rule,

@@ -83,6 +83,9 @@ pub(super) struct RbacKindState {
 /// The maximum memory of the objects of one kind, about 250,000 bindings. Above it, nothing is decided here, and changes
 /// affect everyone if they depend on bindings that are not kept.
 pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
+/// The maximum number of bindings of a user and its groups that are looked at for one access. Upstream is asked about
+/// what they do not allow.
+const CANDIDATES_MAX: usize = 256;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
@@ -157,14 +160,25 @@ impl RbacPolicy {
         // A path has no namespace, so only bindings of the whole cluster apply to it.
         let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
         let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
-        let mut bindings = scopes.into_iter().flatten().flat_map(|index| index.candidates(user));
+        let bindings = scopes.into_iter().flatten().flat_map(|index| index.candidates(user));
         let request = RequestedAccess::new(access);
-        bindings.find_map(|binding| self.grant_by(binding, user, &request))
+        // The roles that do not allow the access. Many bindings may have one large role.
+        let mut insufficient = Vec::new();
+        bindings.take(CANDIDATES_MAX).find_map(|binding| self.grant_by(binding, user, &request, &mut insufficient))
     }
 
-    fn grant_by(&self, binding: &RbacBinding, user: &User, request: &RequestedAccess<'_>) -> Option<RbacGrant> {
-        let key = binding.role.as_ref()?;
-        let role = self.roles.get(key).filter(|role| role.rules.allow(request))?;
+    fn grant_by<'a>(
+        &'a self,
+        binding: &'a RbacBinding,
+        user: &User,
+        request: &RequestedAccess<'_>,
+        insufficient: &mut Vec<&'a RbacObjectKey>,
+    ) -> Option<RbacGrant> {
+        let key = binding.role.as_ref().filter(|key| !insufficient.contains(key))?;
+        let Some(role) = self.roles.get(key).filter(|role| role.rules.allow(request)) else {
+            insufficient.push(key);
+            return None;
+        };
         // The index knows users and groups. Here, the kind of the subject counts too.
         let subject = binding.subjects.iter().find(|subject| subject.applies_to(user, &binding.key.namespace))?;
         Some(RbacGrant {
@@ -227,6 +241,9 @@ impl RbacPolicy {
     /// Charges an object to its kind. Returns false if the objects of the kind are not kept, because of their size.
     fn charge(&mut self, kind: RbacKind, bytes: usize) -> bool {
         let state = &mut self.kinds[kind as usize];
+        if self.changes_only {
+            return true;
+        }
         if state.is_too_large {
             return false;
         }

@@ -127,6 +127,8 @@ async fn decisions_need_all_kinds_live_and_readable() {
     scene.authorizer.load_policy(RbacKind::ClusterRole, [None]);
     assert!(!scene.decides_here().await, "it still cannot");
     scene.authorizer.load_policy(RbacKind::ClusterRole, []);
+    assert!(!scene.decides_here().await, "the objects may be those of an old version");
+    scene.authorizer.set_policy_feed(RbacKind::ClusterRole, None);
     assert!(scene.decides_here().await);
     scene.authorizer.clear_policy(RbacKind::ClusterRoleBinding);
     assert!(!scene.decides_here().await);
@@ -197,9 +199,20 @@ async fn rule_change_reviews_only_watches_that_lose_their_rule() {
     scene.stub.reviews();
     scene.bind("3", &json!([{"kind": "User", "name": "ada"}]));
     scene.bind("4", &json!([{"kind": "User", "name": "ada"}, {"kind": "User", "name": "bob"}]));
-    scene.load();
     sleep(seconds(10)).await;
     assert_eq!(scene.counted().0, 0, "a rule allows it as before");
+}
+
+/// A binding may be deleted unseen, before its role is widened.
+#[tokio::test(start_paused = true)]
+async fn rules_of_different_age_decide_nothing() {
+    let scene = local_scene().await;
+    scene.authorizer.set_policy_feed(RbacKind::RoleBinding, Some(Instant::now()));
+    assert!(scene.decides_here().await);
+    scene.authorizer.apply_policy_change(RbacKind::Role, Some(event("MODIFIED", &role(&["*"]))));
+    assert!(!scene.decides_here().await);
+    scene.set_live(true);
+    assert!(scene.decides_here().await);
 }
 
 /// Another authorizer allows what the rule allowed: the watch has the timers of other watches from then on.

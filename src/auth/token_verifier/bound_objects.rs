@@ -56,6 +56,10 @@ struct KnownObjects {
     stale_since: Option<Instant>,
     /// The number of the current list.
     list: u32,
+    /// The latest version that was received.
+    version: u64,
+    /// Whether the objects are those of an earlier version, from a server that lags or whose storage was restored.
+    is_behind: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +144,7 @@ impl BoundObjects {
     pub(super) fn is_gone(&self, object: &BoundObject) -> bool {
         let known = self.of(object.kind).known.read();
         let is_other = known.objects.get(&object.key).is_none_or(|found| found.uid != Some(object.uid));
-        known.is_complete && known.stale_since.is_none() && is_other
+        known.is_complete && known.stale_since.is_none() && !known.is_behind && is_other
     }
 
     /// Cancels `lost` when one of the objects no longer exists.
@@ -182,6 +186,8 @@ impl BoundObjects {
     pub(super) fn begin_list(&self, kind: BoundKind) {
         let mut known = self.of(kind).known.write();
         known.list = known.list.wrapping_add(1);
+        // The pages are as old as the first one.
+        known.stale_since.get_or_insert_with(Instant::now);
     }
 
     /// Adds or replaces an object. Returns false if there are too many.
@@ -217,6 +223,13 @@ impl BoundObjects {
         drop(known);
         self.signal(lost);
         len
+    }
+
+    /// Records the version of the objects.
+    pub(super) fn reached(&self, kind: BoundKind, version: u64) {
+        let mut known = self.of(kind).known.write();
+        known.is_behind = version < known.version;
+        known.version = known.version.max(version);
     }
 
     /// Records whether changes are received.

@@ -11,6 +11,9 @@ use zeroize::Zeroizing;
 use super::bound_objects::{BoundKind, BoundObject, is_name};
 use kubeapi::User;
 
+/// The maximum number of audiences of a token that is verified here. The apiserver has no limit.
+const AUDIENCES_MAX: usize = 16;
+
 /// The parts of a token in the compact serialization (RFC 7515 §7.1). Nothing is verified.
 pub(super) struct ParsedToken<'a> {
     pub(super) header: TokenHeader,
@@ -97,6 +100,7 @@ impl<'a> ParsedToken<'a> {
 impl TokenClaims {
     fn of(claims: JwtClaims) -> Option<Self> {
         let JwtClaims { aud: audiences, exp, iat, iss: issuer, jti, kubernetes, nbf, sub } = claims;
+        (audiences.len() <= AUDIENCES_MAX).then_some(())?;
         let KubernetesClaims { namespace, serviceaccount, pod, node, secret, _warn_after } = kubernetes;
         let name = format!("system:serviceaccount:{namespace}:{}", serviceaccount.name);
         // The apiserver issues tokens for one object, or for a pod and its node.

@@ -129,10 +129,13 @@ impl BoundObjectFollower {
     /// have been restored from a backup.
     async fn list_and_watch(&self) -> Result<Infallible, UpstreamError> {
         let mut version = self.list().await?;
+        self.objects.reached(self.kind, version);
         loop {
             let began = Instant::now();
-            version = self.watch(version).await?;
+            let ended = self.watch(&mut version).await;
             self.objects.set_live(self.kind, false);
+            self.objects.reached(self.kind, version);
+            ended?;
             if began.elapsed() < ORDINARY_MIN {
                 return Err(UpstreamError::Timeout(ORDINARY_MIN));
             }
@@ -170,8 +173,9 @@ impl BoundObjectFollower {
         self.client.read_at_most(response, PAGE_BYTES_MAX).await
     }
 
-    /// Follows the objects from a version until upstream ends the watch, or sends nothing. Returns the last version.
-    async fn watch(&self, mut version: u64) -> Result<u64, UpstreamError> {
+    /// Follows the objects from a version, which it advances, until upstream ends the watch. A watch that sends nothing
+    /// fails: a server that has stopped to send may accept the next one, too.
+    async fn watch(&self, version: &mut u64) -> Result<(), UpstreamError> {
         let path = self.path(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
         let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Watch);
         let mut body = self.client.open(cause, kind, &path, METADATA).await?.into_body();
@@ -179,12 +183,12 @@ impl BoundObjectFollower {
         let mut splitter = FrameSplitter::new(FeedEncoding::Json, EVENT_BYTES_MAX);
         loop {
             while let Some(frame) = splitter.next_frame()? {
-                version = self.apply(&frame, version, &path)?;
+                *version = self.apply(&frame, *version, &path)?;
             }
-            let Ok(frame) = timeout(SILENCE_MAX, body.frame()).await else { return Ok(version) };
-            let Some(frame) = frame else {
+            let silent = |_| UpstreamError::Timeout(SILENCE_MAX);
+            let Some(frame) = timeout(SILENCE_MAX, body.frame()).await.map_err(silent)? else {
                 splitter.finish()?;
-                return Ok(version);
+                return Ok(());
             };
             if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
                 splitter.push(&data);

@@ -57,6 +57,24 @@ async fn replaced_and_unlisted_objects_are_lost() {
     assert_eq!(scene.user(&account), None);
 }
 
+/// A server that lags may not have an object yet.
+#[tokio::test(start_paused = true)]
+async fn token_is_rejected_only_by_objects_that_are_not_older_than_before() {
+    let scene = Scene::new();
+    let token = token(&scene, &["pod"]);
+    assert!(scene.user(&token).is_some());
+    let identify = || {
+        let (id, token) = bearer(&token);
+        scene.verifier.identify(id, &token, SOURCE)
+    };
+    scene.objects().reached(BoundKind::Pod, 100);
+    scene.objects().remove(BoundKind::Pod, "t1/web-0");
+    scene.objects().reached(BoundKind::Pod, 90);
+    assert!(matches!(identify(), Ok(None)), "it is reviewed");
+    scene.objects().reached(BoundKind::Pod, 100);
+    assert!(matches!(identify(), Err(GrantError::Unauthenticated)));
+}
+
 /// Requests may use objects that were current within the grace of an outage, open watches may not.
 #[tokio::test(start_paused = true)]
 async fn stale_objects_prove_tokens_within_the_grace() {

@@ -1,5 +1,17 @@
 use super::*;
 
+/// Each audience takes memory for as long as the token is known.
+#[tokio::test(start_paused = true)]
+async fn token_with_many_audiences_is_reviewed() {
+    let scene = Scene::new();
+    for (count, is_valid) in [(16, true), (17, false)] {
+        let mut claims = scene.claims();
+        let others = (1..count).map(|number| format!("audience-{number}"));
+        claims["aud"] = std::iter::once(ISSUER.to_owned()).chain(others).collect::<Vec<_>>().into();
+        assert_eq!(scene.user(&scene.issuer.token(&claims)).is_some(), is_valid, "{count}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn user_of_a_valid_token_is_that_of_its_review() {
     let scene = Scene::new();
