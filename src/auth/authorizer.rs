@@ -368,7 +368,9 @@ impl DelegatedAuthorizer {
         let authenticator = self.authenticator.clone();
         let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));
-        Ok(ReadableNamespaces::new(access, decisions, lease))
+        let stale_rules = self.authenticator.access_reviewer.rbac.stale();
+        let stale_rules = stale_rules.max(self.authenticator.identity_stale_for(&known.id));
+        Ok(ReadableNamespaces::new(access, decisions, lease, stale_rules))
     }
 
     /// Returns the user to review; `None` for the proxy itself.

@@ -42,6 +42,8 @@ pub struct ReadableNamespaces {
     access: Arc<AccessAttributes>,
     decisions: Arc<NamespaceDecisions>,
     lease: Option<Arc<GrantLease>>,
+    /// As [`ReadGrant::stale_rules`].
+    stale_rules: Option<Duration>,
 }
 
 /// Whether a permission still holds. Its scope is known to the owner of the permission.
@@ -110,7 +112,7 @@ impl ReadPermission {
     pub fn stale_rules(&self) -> Option<Duration> {
         match self {
             Self::Collection(grant) => grant.stale_rules,
-            Self::Namespaces(_) => None,
+            Self::Namespaces(readable) => readable.stale_rules,
         }
     }
 
@@ -141,10 +143,11 @@ impl ReadableNamespaces {
         access: Arc<AccessAttributes>,
         decisions: Arc<NamespaceDecisions>,
         lease: Option<Arc<GrantLease>>,
+        stale_rules: Option<Duration>,
     ) -> Self {
         // All watches on one lease share its decisions.
         let decisions = lease.as_ref().and_then(|lease| lease.state.decisions.clone()).unwrap_or(decisions);
-        Self { access, decisions, lease }
+        Self { access, decisions, lease, stale_rules }
     }
 
     /// Reviews which namespaces may be read, with one review each.
@@ -221,7 +224,7 @@ impl ReadableNamespaces {
         let access = Arc::new(access);
         let decisions =
             Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
-        let readable = Self { access, decisions, lease: None };
+        let readable = Self { access, decisions, lease: None, stale_rules: None };
         decided.iter().for_each(|(namespace, decision)| readable.set_decision(namespace, *decision));
         readable
     }

@@ -131,7 +131,6 @@ impl FeedSnapshot {
             (Some(key), _) => (key.as_str().to_owned(), Some(format!("{}\0", key.as_str()))),
             // A namespace: '0' is the character after '/'.
             (None, Some(namespace)) if namespaced => (format!("{namespace}/"), Some(format!("{namespace}0"))),
-            (None, Some(name)) => (name.to_owned(), Some(format!("{name}\0"))),
             _ => (String::new(), None),
         };
         let low = match start {

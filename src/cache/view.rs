@@ -20,8 +20,7 @@ pub struct CollectionView {
 }
 
 impl CollectionView {
-    /// Creates a view. `namespace: None` means all namespaces, or a cluster-scoped resource. Of the collection of
-    /// namespaces, a view of one namespace has the Namespace itself.
+    /// Creates a view. `namespace: None` means all namespaces, or a cluster-scoped resource.
     pub fn new(namespace: Option<&str>, selector: Selector) -> Self {
         // A required `metadata.namespace` on a cluster-wide path narrows the scan to it (R-LIST-3).
         let namespace = namespace.or_else(|| selector.fields.required_namespace()).map(Into::into);
@@ -108,7 +107,7 @@ impl CollectionView {
     }
 
     pub fn matches(&self, object: &ObjectRevision) -> bool {
-        self.namespace.as_deref().is_none_or(|namespace| object.key.namespace_or_name() == namespace)
+        self.namespace.as_deref().is_none_or(|namespace| object.key.namespace() == namespace)
             && (self.selector.is_everything() || self.selector.matches(&object.key, &object.attributes))
     }
 }

@@ -76,7 +76,7 @@ pub(super) struct Configuration {
         extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
     )]
     pub(super) consistency: ReadConsistency,
-    /// What callers receive whose reads RBAC forbids as a whole
+    /// Reads across namespaces that RBAC forbids as a whole
     pub(super) reads: ReadsSection,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
@@ -113,7 +113,7 @@ pub(super) struct Configuration {
     pub(super) log: LogSection,
 }
 
-/// What callers receive whose reads RBAC forbids as a whole.
+/// Reads across namespaces that RBAC forbids as a whole.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
@@ -131,7 +131,7 @@ pub(super) struct ReadsFilterSection {
     /// [permitted namespaces](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
     #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) groups: Vec<String>,
-    /// Users with such reads
+    /// The same for users
     #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) users: Vec<String>,
 }

@@ -183,12 +183,17 @@ impl FieldMatcher {
     /// that name; any other must already require exactly it (R-FIELD-3). `None` if the two disagree.
     pub fn and_name(self, name: &str) -> Option<Self> {
         if self.is_empty() {
-            let key = NAME_KEY.into();
-            let only =
-                CompiledFieldCondition { key, subject: FieldValueSource::Name, value: name.into(), negated: false };
-            return Some(Self::of(vec![only]));
+            return Some(self.requiring_name(name));
         }
         (self.required_name() == Some(name)).then_some(self)
+    }
+
+    /// Returns a selector that also requires this name.
+    #[must_use]
+    pub fn requiring_name(&self, name: &str) -> Self {
+        let (key, subject) = (NAME_KEY.into(), FieldValueSource::Name);
+        let required = CompiledFieldCondition { key, subject, value: name.into(), negated: false };
+        Self::of(self.conditions.iter().cloned().chain([required]).collect())
     }
 }
 

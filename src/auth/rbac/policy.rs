@@ -68,7 +68,7 @@ struct SubjectIndex {
     groups: HashMap<String, Vec<Arc<RbacBinding>>>,
 }
 
-/// What is known of the objects of one kind.
+/// The state of the objects of one kind.
 #[derive(Debug, Default)]
 pub(super) struct RbacKindState {
     /// Whether every object was read since the kind was last cleared.

@@ -336,9 +336,14 @@ impl NamespaceViewChange {
     }
 }
 
-/// Returns the watch's view of one namespace.
+/// Returns the watch's view of one namespace: of the objects in it, or of the `Namespace` itself.
 fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> CollectionView {
-    CollectionView::new(Some(namespace), out.cursor.view().selector().clone())
+    let mut selector = out.cursor.view().selector().clone();
+    if out.reader.namespaced() {
+        return CollectionView::new(Some(namespace), selector);
+    }
+    selector.fields = selector.fields.requiring_name(namespace);
+    CollectionView::new(None, selector)
 }
 
 impl NamespaceRemoval {
