@@ -222,13 +222,14 @@ impl ForwardHandler {
                 };
                 drop(request_permit);
                 headers.remove(CONTENT_LENGTH);
-                let permit = permit_for(&body, &concurrency, flow.as_ref())?;
+                let permit = Some(permit_for(&body, &concurrency, flow.as_ref())?);
                 Ok(CoalescedResponse { status, headers, body, permit })
             })
         };
         match self.coalesced.send(key, &self.tasks, Arc::new(send)).await {
             Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
-                let whole = BufferedResponseBody::from_bytes(body, vec![permit.clone(), bytes_permit]);
+                let whole =
+                    BufferedResponseBody::from_bytes(body, bytes_permit.into_iter().chain([permit.clone()]).collect());
                 let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.abort.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;

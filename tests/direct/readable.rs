@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningDemoApiserver};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use http::Method;
 use kube_fanout::auth::AuthMode;
+use kube_fanout::serve::ConcurrencyConfig;
 use serde_json::{Value, json};
 
 use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
@@ -17,6 +18,10 @@ const SOON: Duration = Duration::from_millis(50);
 
 /// Ada may read two namespaces of three, and her collections are filtered.
 async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
+    ada_with(up, |_| ()).await
+}
+
+async fn ada_with(up: &RunningDemoApiserver, limits: impl FnOnce(&mut ConcurrencyConfig)) -> (App, Client) {
     for namespace in ["a", "b", "c"] {
         up.put("namespaces", json!({"metadata": {"name": namespace, "labels": {"name": namespace}}}));
         up.create_pod(namespace, "p");
@@ -27,6 +32,7 @@ async fn ada(up: &RunningDemoApiserver) -> (App, Client) {
     let app = direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
         config.serve.filter.users = vec!["ada".to_owned()];
+        limits(&mut config.serve.limits);
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
     });
@@ -141,6 +147,89 @@ async fn filtered_table_has_only_rows_of_permitted_namespaces() {
     }
     let exact = table(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
     assert_eq!(exact.status, 410, "{}", exact.text());
+}
+
+/// Ada, her proxy with these limits, and 600 pods in the namespace `a`, which are more than a page of the proxy's own.
+async fn many_rows(up: &RunningDemoApiserver, limits: impl FnOnce(&mut ConcurrencyConfig)) -> (App, Client) {
+    for n in 0..600 {
+        up.create_pod("a", &format!("p{n}"));
+    }
+    ada_with(up, limits).await
+}
+
+async fn table(client: Client, query: &str) -> Answer {
+    client.request(Method::GET, &format!("{PODS}?{query}")).header("accept", TABLE).send().await
+}
+
+#[tokio::test]
+async fn filtered_table_of_one_namespace_has_each_row_once() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = many_rows(&up, |_| ()).await;
+    let answer = table(ada, "fieldSelector=metadata.namespace%3Da").await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let names: Vec<_> = rows(&answer.json()).into_iter().map(|(name, _)| name).collect();
+    assert_eq!((names.len(), names.is_sorted_by(|a, b| a < b)), (601, true), "{names:?}");
+}
+
+#[tokio::test]
+async fn filtered_table_pages_grow_again_after_large_objects() {
+    let up = demo::upstream().pods(0).run().await;
+    for n in 0..20 {
+        let annotations = json!({"large": "x".repeat(150 << 10)});
+        up.put(
+            "configmaps",
+            json!({"metadata": {"namespace": "a", "name": n.to_string(), "annotations": annotations}}),
+        );
+    }
+    for n in 0..600 {
+        up.put("configmaps", json!({"metadata": {"namespace": "b", "name": n.to_string()}}));
+    }
+    let (_app, ada) = ada(&up).await;
+    let before = up.counts().lists.of("configmaps");
+    let answer = ada.request(Method::GET, "/api/v1/configmaps").header("accept", TABLE).send().await;
+    assert_eq!((answer.status, rows(&answer.json()).len()), (200, 620));
+    let pages = up.counts().lists.of("configmaps") - before;
+    assert!(pages < 12, "{pages} pages");
+}
+
+#[tokio::test]
+async fn filtered_table_needs_one_forward_at_a_time_and_user_may_have_two() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = many_rows(&up, |limits| limits.forwards_max = 2).await;
+    let answer = table(ada.clone(), "").await;
+    assert_eq!((answer.status, rows(&answer.json()).len()), (200, 602), "{}", answer.text());
+    up.faults().hold_lists();
+    let two = ["limit=1", "limit=2"].map(|query| tokio::spawn(table(ada.clone(), query)));
+    up.faults().lists_waiting(2).await;
+    let third = table(ada, "limit=3").await;
+    assert!(third.status == 429 && third.text().contains("too many filtered Tables"), "{}", third.text());
+    up.faults().release_lists();
+    for first in two {
+        assert_eq!(first.await.expect("no failure").status, 200);
+    }
+}
+
+/// The bytes of a page are charged to each of its callers, and a refusal is not repeated in smaller pages.
+#[tokio::test]
+async fn filtered_table_above_memory_limit_returns_429_at_once() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = many_rows(&up, |limits| limits.lists_bytes_max = 64 << 10).await;
+    let before = up.counts().lists.of("pods");
+    let answer = table(ada, "").await;
+    assert!(answer.status == 429 && answer.text().contains("too many large responses"), "{}", answer.text());
+    assert_eq!(up.counts().lists.of("pods") - before, 1);
+}
+
+#[tokio::test]
+async fn filtered_table_has_fixed_text_for_upstream_failure() {
+    let up = demo::upstream().pods(0).run().await;
+    let (_app, ada) = many_rows(&up, |_| ()).await;
+    for (code, expected) in [(500, 502), (401, 502), (429, 429), (503, 503)] {
+        up.faults().answer(RequestKind::Page, 1, code, None);
+        let answer = table(ada.clone(), "").await;
+        assert_eq!(answer.status, expected, "{}", answer.text());
+        assert_eq!(answer.text().contains("the proxy's log has the reason"), expected == 502, "{}", answer.text());
+    }
 }
 
 #[tokio::test]

@@ -104,7 +104,8 @@ fn page(
     let remaining = rest.filter(|object| selector.would_scan(object, exact)).count();
     let last = objects.last().filter(|_| objects.len() == limit && remaining > 0);
     let next = last.map(|last| {
-        let key = if selector.namespace.is_empty() { last.meta.key() } else { last.meta.name.clone() };
+        // With a field selector for one namespace, the key is not the one that `continued` reads (R-CONTINUE-2).
+        let key = if selector.is_namespaced() { last.meta.name.clone() } else { last.meta.key() };
         let at = ContinueVersion::Version(ResourceVersion(revision));
         ContinueToken { version: at, start: format!("{key}\0") }.encode(ListPageSource::FromCache)
     });

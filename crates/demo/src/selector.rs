@@ -67,8 +67,7 @@ impl ObjectSelector {
     /// Whether the apiserver would scan this object after a page was full, and so return a continue token. A list of
     /// one name never scans. At an exact version, the apiserver does not use its cache's indexes.
     pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
-        let namespace = self.fields.iter().find(|c| c.source == SelectorValueSource::Namespace && c.equal);
-        let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);
+        let namespace = self.only_namespace();
         let of_one = self.name().is_some() && (!namespace.is_empty() || object.meta.namespace.is_empty());
         let found = |condition: &SelectorCondition| match condition.source {
             SelectorValueSource::Field(at) if condition.indexed && condition.equal => {
@@ -79,6 +78,17 @@ impl ObjectSelector {
         !of_one
             && (namespace.is_empty() || namespace == object.meta.namespace)
             && (exact || self.fields.iter().all(found))
+    }
+
+    /// Whether the path or the field selector requires one namespace.
+    pub(crate) fn is_namespaced(&self) -> bool {
+        !self.only_namespace().is_empty()
+    }
+
+    /// Returns the namespace that the field selector or the path requires; empty for all namespaces.
+    fn only_namespace(&self) -> &str {
+        let namespace = self.fields.iter().find(|c| c.source == SelectorValueSource::Namespace && c.equal);
+        namespace.map_or(self.namespace.as_str(), |condition| &condition.value)
     }
 
     /// Returns the name that the field selector requires, if it requires one.

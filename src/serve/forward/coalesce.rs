@@ -18,8 +18,9 @@ pub(crate) struct CoalescedResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The permit for the response's bytes, charged to the user. Requests that share the bytes share the permit.
-    pub(crate) permit: Arc<ConcurrencyPermit>,
+    /// The permit for the response's bytes, charged to the user. Requests that share the bytes share the permit. `None`
+    /// if they are of several users, which are each charged on receipt.
+    pub(crate) permit: Option<Arc<ConcurrencyPermit>>,
 }
 
 /// The reason that there is no response to share.
@@ -149,7 +150,6 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
-    use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits};
 
     fn key() -> CoalesceKey {
         CoalesceKey {
@@ -184,12 +184,7 @@ mod tests {
                 Box::pin(async move {
                     semaphore.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let permit = ConcurrencyLimits::new(&ConcurrencyConfig::default())
-                        .forwards
-                        .acquire(None)
-                        .expect("a permit")
-                        .into();
-                    Ok(CoalescedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, permit })
+                    Ok(CoalescedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, permit: None })
                 })
             };
             tokio::spawn(async move {

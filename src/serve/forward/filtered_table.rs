@@ -3,20 +3,20 @@
 //! **Invariant.** Of a row that the caller may not see, the response has nothing: no cell, no count, and no name in a
 //! continue token.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
-use super::{ForwardHandler, SHARED_BYTES_MAX, permit_for, unreachable};
+use super::{ForwardHandler, SHARED_BYTES_MAX, unreachable};
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::listing::{ListPageRequest, gzip};
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyPermit};
 use crate::serve::read::{CacheReadResult, NotServable, ReadRequest};
-use crate::serve::response::{ResponseBody, denied_status, gzipped};
+use crate::serve::response::{ResponseBody, denied_status, gzipped, unavailable};
 use crate::serve::route::ForwardReason;
 use crate::upstream::{RequestIdentity, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResource};
 use crate::wire::{IncludeObjectPolicy, Representation, TABLE_ACCEPT, TablePage, table_list};
@@ -26,9 +26,11 @@ use kubeapi::{
 };
 
 /// The rows of one upstream request, and the maximum size of the response in bytes, which bounds memory and the time to
-/// parse it. If a page exceeds it because its objects are large, smaller pages follow.
+/// parse it. If a page exceeds it because its objects are large, smaller pages follow, until larger ones fit again.
 const PAGES: [(usize, usize); 4] = [(500, 2 << 20), (100, 2 << 20), (10, 2 << 20), (1, SHARED_BYTES_MAX)];
 const DRAINED: &str = "the proxy is shutting down; try again";
+const UNUSABLE: &str = "upstream's Table cannot be used; the proxy's log has the reason";
+const OTHER_COLUMNS: &str = "the columns changed while the rows were read; try again";
 
 /// A filtered Table, while its pages are read.
 struct FilteredTable<'a> {
@@ -39,10 +41,14 @@ struct FilteredTable<'a> {
     read: &'a ListPageRequest,
     include: IncludeObjectPolicy,
     flow: Option<FlowDistinguisher>,
-    /// The visible rows, separated by commas, and their number.
-    rows: String,
+    /// The visible rows of each page, separated by commas, and their number.
+    rows: VecDeque<Bytes>,
     count: usize,
     last: Option<ObjectKey>,
+    /// The first key that the current page may have, as in a continue token.
+    start: String,
+    /// The columns of the first page.
+    columns: Option<Box<str>>,
     permits: Vec<Arc<ConcurrencyPermit>>,
 }
 
@@ -71,8 +77,8 @@ impl ForwardHandler {
         }
         metrics::forwarded(ForwardReason::Table);
         let flow = request.caller.flow();
-        let _permit = self.concurrency.filtered_table(flow.as_ref())?;
-        let (rows, permits) = (String::new(), Vec::new());
+        let _permit = self.concurrency.filtered_tables.acquire(flow.as_ref())?;
+        let start = read.plan.start.clone().unwrap_or_default();
         let table = FilteredTable {
             request,
             permission,
@@ -80,59 +86,61 @@ impl ForwardHandler {
             resource,
             read: &read,
             include,
-            flow,
-            rows,
+            flow: flow.clone(),
+            rows: VecDeque::new(),
             count: 0,
             last: None,
-            permits,
+            start,
+            columns: None,
+            permits: Vec::new(),
         };
         let max = self.slow_readers.body_max();
         let read = timeout(max, Box::pin(self.read_pages(table))).await;
-        let ([head, rows, tail], permits) = read.unwrap_or_else(|_| Err(failed(&UpstreamError::Timeout(max))))?;
-        let is_gzip = request.context.compresses(rows.len());
+        let (parts, permits) = read.unwrap_or_else(|_| Err(failed(&UpstreamError::Timeout(max))))?;
+        let bytes = parts.iter().map(Bytes::len).sum();
+        // The copy to compress is charged too. Without room for it, the response is sent as it is.
+        let copy = request.context.compresses(bytes).then(|| self.concurrency.buffered(flow.as_ref(), bytes).ok());
+        let copy = copy.flatten();
+        let is_gzip = copy.is_some();
         let body = if is_gzip {
-            let plain = Bytes::from([head, rows, tail].concat());
+            let plain = Bytes::from(Vec::from(parts).concat());
             BufferedResponseBody::from_bytes(gzip::compress(plain).await, permits)
         } else {
-            BufferedResponseBody::new([head, rows, tail], permits)
+            BufferedResponseBody::new(parts, permits)
         };
+        drop(copy);
         let body = ResponseBody::whole(body, &self.slow_readers, request.context.abort.clone());
         let response = request.context.composed(body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 
-    /// Reads pages until the table has the requested rows. Returns it in three parts.
+    /// Reads pages until the table has the requested rows. Returns it in parts.
     async fn read_pages(
         &self,
         mut table: FilteredTable<'_>,
-    ) -> Result<([Bytes; 3], Vec<Arc<ConcurrencyPermit>>), NotServable> {
-        let (mut namespaces, mut sizes) = (BTreeSet::new(), PAGES.as_slice());
+    ) -> Result<(VecDeque<Bytes>, Vec<Arc<ConcurrencyPermit>>), NotServable> {
+        let (mut namespaces, mut size) = (BTreeSet::new(), 0);
         let mut from = table.read.plan.start.is_some().then(|| table.request.query.first("continue")).flatten();
         let mut token;
-        while let [(rows, bytes_max), smaller @ ..] = sizes {
-            let page = match self.table_page(table.flow.clone(), table.path(from, *rows), *bytes_max).await {
-                Ok(page) => page,
-                Err(error) => match &*error {
-                    CoalesceError::TooLarge if !smaller.is_empty() => {
-                        sizes = smaller;
-                        continue;
-                    }
-                    CoalesceError::TooLarge => return Err(failed(&UpstreamError::TooLarge(*bytes_max))),
-                    CoalesceError::Failed(error) => return Err(failed(error)),
-                },
-            };
-            let page = TablePage::parse(&page.body, table.resource.namespaced);
+        loop {
+            let body = self.fitting_page(&table, from, &mut size).await?.body;
+            // Callers that share the page are each charged, so that no caller depends on the limit of another.
+            let _permit = self.concurrency.buffered(table.flow.as_ref(), body.len())?;
+            let page = TablePage::parse(&body, table.resource.namespaced);
             let page = page.map_err(|error| failed(&UpstreamError::Wire(error)))?;
+            if **table.columns.get_or_insert_with(|| page.columns.into()) != *page.columns {
+                return Err(NotServable::Refuse(Box::new(unavailable(OTHER_COLUMNS))));
+            }
+            size = larger_if_it_fits(size, body.len() / page.rows.len().max(1));
             namespaces.extend(page.rows.iter().map(|row| row.key.namespace_or_name().to_owned()));
             table.part.review_all(namespaces.iter().map(String::as_str)).await.map_err(|error| {
                 let ReadRequest { caller, info, .. } = table.request;
                 let access = AccessAttributes::from_request(info);
                 NotServable::Refuse(Box::new(denied_status(&error, caller.name(), &access)))
             })?;
-            let before = table.rows.len();
-            let after = table.put(&page);
-            let permit = self.concurrency.buffered(table.flow.as_ref(), table.rows.len() - before)?;
-            table.permits.push(Arc::new(permit));
+            let after = table.put(&page).map_err(|error| failed(&error))?;
+            let bytes = table.rows.back().map_or(0, Bytes::len);
+            table.permits.push(Arc::new(self.concurrency.buffered(table.flow.as_ref(), bytes)?));
             match after {
                 AfterPage::Page(next) => {
                     token = next;
@@ -140,20 +148,37 @@ impl ForwardHandler {
                 }
                 AfterPage::End(next) => {
                     let [head, tail] = table_list(&page, &next);
-                    return Ok(([head, table.rows.into(), tail], table.permits));
+                    table.rows.push_front(head);
+                    table.rows.push_back(tail);
+                    return Ok((table.rows, table.permits));
                 }
             }
         }
-        unreachable!("a page of one row is the last size")
+    }
+
+    /// Requests the page from a token on, in smaller sizes if it is too large. `size` is an index of [`PAGES`].
+    async fn fitting_page(
+        &self,
+        table: &FilteredTable<'_>,
+        from: Option<&str>,
+        size: &mut usize,
+    ) -> Result<CoalescedResponse, NotServable> {
+        loop {
+            let (rows, bytes_max) = PAGES[*size];
+            let _permit = self.concurrency.forwards.acquire(table.flow.as_ref())?;
+            match self.table_page(table.path(from, rows), bytes_max).await {
+                Ok(page) => return Ok(page),
+                Err(error) => match &*error {
+                    CoalesceError::TooLarge if *size + 1 < PAGES.len() => *size += 1,
+                    CoalesceError::TooLarge => return Err(failed(&UpstreamError::TooLarge(bytes_max))),
+                    CoalesceError::Failed(error) => return Err(failed(error)),
+                },
+            }
+        }
     }
 
     /// Requests a page as the proxy. Callers with the same query share it.
-    async fn table_page(
-        &self,
-        flow: Option<FlowDistinguisher>,
-        path: String,
-        bytes_max: usize,
-    ) -> Result<CoalescedResponse, Arc<CoalesceError>> {
+    async fn table_page(&self, path: String, bytes_max: usize) -> Result<CoalescedResponse, Arc<CoalesceError>> {
         let key = CoalesceKey {
             identity: RequestIdentity::ProxyItself,
             path_and_query: path.clone(),
@@ -161,9 +186,9 @@ impl ForwardHandler {
             accept_encoding: None,
             user_agent: None,
         };
-        let (client, concurrency) = (self.client.clone(), self.concurrency.clone());
+        let client = self.client.clone();
         let send = move || -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
-            let (client, concurrency, path, flow) = (client.clone(), concurrency.clone(), path.clone(), flow.clone());
+            let (client, path) = (client.clone(), path.clone());
             Box::pin(async move {
                 let (cause, kind) = (UpstreamRequestCause::PassedThrough, UpstreamRequestKind::Short);
                 let response = client.open(cause, kind, &path, TABLE_ACCEPT).await?;
@@ -172,8 +197,7 @@ impl ForwardHandler {
                     Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
                     body => body?,
                 };
-                let permit = permit_for(&body, &concurrency, flow.as_ref())?;
-                Ok(CoalescedResponse { status, headers, body, permit })
+                Ok(CoalescedResponse { status, headers, body, permit: None })
             })
         };
         let page = self.coalesced.send(key, &self.tasks, Arc::new(send)).await;
@@ -203,7 +227,35 @@ impl FilteredTable<'_> {
     }
 
     /// Appends the visible rows of a page, up to the limit.
-    fn put(&mut self, page: &TablePage<'_>) -> AfterPage {
+    ///
+    /// # Errors
+    /// The next page would not begin after this one.
+    fn put(&mut self, page: &TablePage<'_>) -> Result<AfterPage, UpstreamError> {
+        let mut rows = String::new();
+        let after = self.put_rows(page, &mut rows);
+        rows.shrink_to_fit();
+        self.rows.push_back(rows.into());
+        if let Some(end) = after {
+            return Ok(end);
+        }
+        let (version, pages) = (ContinueVersion::Version(page.resource_version), self.resource.pages);
+        // Upstream's own token can have a key that upstream reads as another one (R-CONTINUE-2).
+        let next = match page.rows.last().map(|row| &row.key) {
+            // The rest of a hidden namespace is skipped: '0' is the character after '/'.
+            Some(key) if !key.namespace().is_empty() && !self.permission.allows_namespace(key.namespace()) => {
+                Some(ContinueToken { version, start: format!("{}0", key.namespace()) })
+            }
+            Some(key) => Some(ContinueToken::after(version, key, false)),
+            None => ContinueToken::decode(&page.continue_token),
+        };
+        let next = next.filter(|next| next.start > self.start).ok_or(UpstreamError::EndlessPages)?;
+        let token = next.encode(pages);
+        self.start = next.start;
+        Ok(AfterPage::Page(token))
+    }
+
+    /// Returns the end of the response, if the page has it.
+    fn put_rows(&mut self, page: &TablePage<'_>, rows: &mut String) -> Option<AfterPage> {
         let limit = self.read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let (version, pages) = (ContinueVersion::Version(page.resource_version), self.resource.pages);
         for row in &page.rows {
@@ -212,32 +264,41 @@ impl FilteredTable<'_> {
             }
             // Only a visible row counts as a further one, and the token names the last visible row.
             if let Some(last) = self.last.as_ref().filter(|_| self.count == limit) {
-                return AfterPage::End(ContinueToken::after(version, last, false).encode(pages));
+                return Some(AfterPage::End(ContinueToken::after(version, last, false).encode(pages)));
             }
             if self.count > 0 {
-                self.rows.push(',');
+                rows.push(',');
             }
-            self.rows.push_str(&row.text(self.include != IncludeObjectPolicy::None));
+            rows.push_str(&row.text(self.include != IncludeObjectPolicy::None));
             self.count += 1;
             self.last = Some(row.key.clone());
         }
-        if page.continue_token.is_empty() {
-            return AfterPage::End(String::new());
-        }
-        let hidden = page.rows.last().map(|row| row.key.namespace());
-        let hidden = hidden.filter(|namespace| !namespace.is_empty() && !self.permission.allows_namespace(namespace));
-        // The rest of a hidden namespace is skipped: '0' is the character after '/'.
-        let skipping = hidden.map(|hidden| ContinueToken { version, start: format!("{hidden}0") }.encode(pages));
-        AfterPage::Page(skipping.unwrap_or_else(|| page.continue_token.clone()))
+        page.continue_token.is_empty().then(|| AfterPage::End(String::new()))
     }
 }
 
+/// Returns the next larger size of a page if rows of this size in bytes are expected to fit, else the same.
+fn larger_if_it_fits(size: usize, row_bytes: usize) -> usize {
+    let larger = size.saturating_sub(1);
+    let (rows, bytes_max) = PAGES[larger];
+    if rows * row_bytes <= bytes_max { larger } else { size }
+}
+
 fn failed(error: &UpstreamError) -> NotServable {
-    match error {
+    let status = match error {
         // Upstream's refusal of the proxy names the proxy, so the caller gets its own.
-        UpstreamError::Refused(status) if status.code == 403 => NotServable::Forward(ForwardReason::Forbidden),
+        UpstreamError::Refused(status) if status.code == 403 => {
+            return NotServable::Forward(ForwardReason::Forbidden);
+        }
         // Upstream's Status has a token, which may name a hidden row.
-        UpstreamError::Refused(status) if status.code == 410 => NotServable::Refuse(Box::new(Status::too_old_list())),
-        error => NotServable::Refuse(Box::new(unreachable(error))),
-    }
+        UpstreamError::Refused(status) if status.code == 410 => Status::too_old_list(),
+        UpstreamError::Refused(status) if matches!(status.code, 400 | 404 | 429 | 503 | 504) => Status::clone(status),
+        // Upstream's text can have parts of hidden rows.
+        UpstreamError::Refused(_) | UpstreamError::Wire(_) => {
+            tracing::warn!(%error, "upstream's Table cannot be used");
+            Status::from_code(502, UNUSABLE)
+        }
+        error => unreachable(error),
+    };
+    NotServable::Refuse(Box::new(status))
 }

@@ -56,6 +56,8 @@ pub(crate) struct ConcurrencyLimits {
     lists: PermitPool,
     pub(crate) forwards: PermitPool,
     pub(crate) streams: PermitPool,
+    /// Filtered Tables, which read many pages with the proxy's credentials. Each page also takes a permit of `forwards`.
+    pub(crate) filtered_tables: PermitPool,
     pub(crate) unready: PermitPool,
     pub(crate) anonymous: PermitPool,
     /// Requests that wait before they get a permit of their own.
@@ -92,8 +94,9 @@ const LIST_BYTES_MAX: usize = 256 << 10;
 const RESERVED_FRACTION: usize = 8;
 /// The number of permits that counts as small use, in pools where each request takes one.
 const SMALL_USE: usize = 4;
-/// The permits of a filtered Table: a user with the default limit can request 25 at a time.
-const FILTERED_TABLE_PERMITS: usize = 8;
+/// The maximum number of filtered Tables, in total and per user.
+const FILTERED_TABLES_MAX: usize = 8;
+const FILTERED_TABLES_PER_CALLER_MAX: usize = 2;
 /// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The bytes of a query for which a waiting request takes one more permit. A parsed selector with short terms takes
@@ -115,6 +118,7 @@ impl ConcurrencyLimits {
             lists: PermitPool::new("lists", LIST_BYTES_MAX >> 10),
             forwards: PermitPool::new("requests", SMALL_USE),
             streams: PermitPool::new("streams", SMALL_USE),
+            filtered_tables: PermitPool::new("filtered Tables", SMALL_USE),
             unready: PermitPool::new("reads of resources that are not synced", SMALL_USE),
             anonymous: PermitPool::new("requests without a credential", SMALL_USE),
             waiting: PermitPool::new("waiting requests", SMALL_USE),
@@ -123,6 +127,7 @@ impl ConcurrencyLimits {
                 ..PermitPool::new("unauthenticated requests", SMALL_USE)
             },
         };
+        concurrency.filtered_tables.resize(FILTERED_TABLES_MAX, FILTERED_TABLES_PER_CALLER_MAX);
         concurrency.tune(limits);
         concurrency
     }
@@ -158,13 +163,6 @@ impl ConcurrencyLimits {
         bytes: usize,
     ) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.lists.acquire_many(flow, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
-    }
-
-    /// Takes permits for a filtered Table. It counts as several forwarded requests, because it may read many pages with
-    /// the proxy's credentials.
-    pub(crate) fn filtered_table(&self, flow: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
-        let each_max = self.forwards.each_max.load(Ordering::Relaxed);
-        self.forwards.acquire_many(flow, FILTERED_TABLE_PERMITS.min(each_max))
     }
 
     /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::mem::take;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -119,13 +120,13 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
 pub(crate) struct BufferedResponseBody {
     /// The remaining parts, in this order. They are never joined, so that the codec cannot take a final part of a few
     /// bytes before the large part has found room.
-    left: [Bytes; 3],
+    left: VecDeque<Bytes>,
     _permits: Vec<Arc<ConcurrencyPermit>>,
 }
 
 impl BufferedResponseBody {
-    pub(crate) fn new(left: [Bytes; 3], permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
-        Self { left, _permits: permits }
+    pub(crate) fn new(left: impl Into<VecDeque<Bytes>>, permits: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        Self { left: left.into(), _permits: permits }
     }
 
     /// Creates a response body from one buffer.
@@ -145,8 +146,11 @@ impl Body for BufferedResponseBody {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let left = self.get_mut().left.iter_mut().find(|left| !left.is_empty());
-        Poll::Ready(left.map(|left| {
+        let parts = &mut self.get_mut().left;
+        while parts.front().is_some_and(Bytes::is_empty) {
+            parts.pop_front();
+        }
+        Poll::Ready(parts.front_mut().map(|left| {
             let len = left.len();
             // Takes a whole part out, so that no empty slice keeps the buffer alive.
             let piece = if len > PIECE_BYTES_MAX { left.split_to(PIECE_BYTES_MAX) } else { take(left) };
