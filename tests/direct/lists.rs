@@ -50,7 +50,9 @@ async fn cached_lists_are_byte_identical_to_upstream() {
         "labelSelector=app%20in%20(api%2Cfront)%2Cpod-template-hash&limit=2",
         "labelSelector=nobody%3Dhas",
         "fieldSelector=spec.nodeName%3Dnode-1",
-        "fieldSelector=metadata.namespace%3Dshop&limit=2",
+        // Without a limit, because the continue tokens differ (R-CONTINUE-2).
+        "fieldSelector=metadata.namespace%3Dshop",
+        "fieldSelector=spec.restartPolicy%3DAlways&limit=2",
         "fieldSelector=metadata.name%3Dnobody",
         "fieldSelector=status.phase!%3DRunning",
         "timeoutSeconds=1&watch=false&labelselector=x&foo=bar",
