@@ -241,13 +241,10 @@ impl RbacPolicy {
     /// Charges an object to its kind. Returns false if the objects of the kind are not kept, because of their size.
     fn charge(&mut self, kind: RbacKind, bytes: usize) -> bool {
         let state = &mut self.kinds[kind as usize];
-        if self.changes_only {
-            return true;
-        }
         if state.is_too_large {
             return false;
         }
-        if state.bytes + bytes > KIND_BYTES_MAX {
+        if state.bytes + bytes > KIND_BYTES_MAX && !self.changes_only {
             tracing::warn!(
                 resource = kind.resource(),
                 bytes_max = KIND_BYTES_MAX,
