@@ -230,6 +230,9 @@ async fn filtered_table_has_fixed_text_for_upstream_failure() {
         assert_eq!(answer.status, expected, "{}", answer.text());
         assert_eq!(answer.text().contains("the proxy's log has the reason"), expected == 502, "{}", answer.text());
     }
+    up.faults().pages_never_end();
+    let answer = table(ada, "").await;
+    assert!(answer.status == 502 && answer.text().contains("does not end"), "{}", answer.text());
 }
 
 #[tokio::test]
