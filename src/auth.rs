@@ -8,8 +8,9 @@
 //!
 //! **Invariants.** No byte of a cached object leaves without a [`ReadGrant`], and only this module can create one. If a
 //! right is not certain, the request is refused. Upstream makes every decision, or the RBAC rules that it publishes
-//! ([`AccessDecider::Rbac`]), which only allow. Reviewed decisions are cached for seconds. They are never shared by two callers, or by two requests that differ in
-//! anything that a right may depend on. Tokens appear in no message, log line or metric.
+//! ([`AccessDecider::Rbac`]), which only allow. Reviewed decisions are cached for seconds. They are never shared by two
+//! callers, or by two requests that differ in anything that a right may depend on. Tokens appear in no message, log line
+//! or metric.
 
 mod access_reviewer;
 mod authenticator;

@@ -1,9 +1,8 @@
 //! Follows RBAC while there are open watches with checked permissions, or always if RBAC is evaluated here
 //! (`delegated.decide: rbac`). After a change, permissions are checked again.
 //!
-//! Otherwise a proxy without such watches causes no load on upstream. A lease that starts before
-//! the listeners are synced is checked again shortly after they are (`RbacWatcher::begin`), as after any loss of
-//! history.
+//! Otherwise a proxy without such watches causes no load on upstream. A lease that starts before the listeners are synced
+//! is checked again shortly after they are (`RbacWatcher::begin`), as after any loss of history.
 
 use std::convert::Infallible;
 use std::task::Poll;
@@ -136,7 +135,7 @@ impl RbacWatcher {
                 let now = *state.borrow_and_update();
                 match stale_since(now) {
                     None if is_proven => self.authorizer.set_policy_feed(self.kind, None),
-                    None => unproven = unproven.or_else(|| Some(Instant::now())),
+                    None => _ = unproven.get_or_insert_with(Instant::now),
                     since => {
                         self.authorizer.set_policy_feed(self.kind, since);
                         (unproven, is_proven) = (None, !self.authorizer.decides_by_rbac());

@@ -350,7 +350,7 @@ impl DelegatedAuthorizer {
         if let Some(lease) = &lease {
             self.leases.record_decision(&lease.state, &known.user, &allowed);
         }
-        let stale_rules = allowed.stale_rules.max(self.authenticator.identity_stale_for(&known.id));
+        let stale_rules = self.stale_for(&known, allowed.stale_rules);
         Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })
     }
 
@@ -368,9 +368,13 @@ impl DelegatedAuthorizer {
         let authenticator = self.authenticator.clone();
         let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));
-        let stale_rules = self.authenticator.access_reviewer.rbac.stale();
-        let stale_rules = stale_rules.max(self.authenticator.identity_stale_for(&known.id));
+        let stale_rules = self.stale_for(&known, self.authenticator.access_reviewer.rbac.stale());
         Ok(ReadableNamespaces::new(access, decisions, lease, stale_rules))
+    }
+
+    /// Returns the longer time for which the rules, or what the caller's token is bound to, have been stale.
+    fn stale_for(&self, caller: &AuthenticatedCaller, rules: Option<Duration>) -> Option<Duration> {
+        rules.max(self.authenticator.identity_stale_for(&caller.id))
     }
 
     /// Returns the user to review; `None` for the proxy itself.

@@ -104,7 +104,7 @@ impl ComparedDecision {
 /// Whether upstream has an object at exactly this version, in a list that is not older.
 async fn is_unchanged(reviewer: &AccessReviewer, object: &RbacObjectKey, version: &str) -> Result<bool, GrantError> {
     let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", object.kind.resource());
-    let path = if object.namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(&object.namespace) };
+    let path = gvr.path_in(&object.namespace);
     let name = EscapedFieldTerm::is(NAME_KEY, &object.name);
     let list = format!("{path}?fieldSelector={name}&resourceVersion={version}&resourceVersionMatch=NotOlderThan");
     let listed = timeout(LIST_TIMEOUT, reviewer.reviews.read_version(&list)).await;

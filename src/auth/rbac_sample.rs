@@ -41,6 +41,7 @@ impl RbacComparisonQueue {
             metrics::compared("skipped");
         }
     }
+
     /// Completes with the next decision to compare.
     pub(super) async fn next(&self) -> ComparedDecision {
         self.receiver.lock().await.recv().await.expect("the sender lives as long as the receiver")

@@ -35,10 +35,7 @@ impl FeedKey {
 
     /// Returns the URL of an object of the feed, with `query` appended.
     pub fn url_of(&self, object: &ObjectKey, query: &str) -> String {
-        let path = match object.namespace() {
-            "" => self.gvr.path(),
-            namespace => self.gvr.namespaced_path(namespace),
-        };
+        let path = self.gvr.path_in(object.namespace());
         let named = EscapedFieldTerm::is(NAME_KEY, object.name());
         // The feed's selector stays, because permission to read the feed does not include every named object.
         let selected = match self.scope.term() {

@@ -39,6 +39,11 @@ impl Gvr {
         format!("{}/namespaces/{namespace}/{}", self.version_path(), self.resource)
     }
 
+    /// Returns the path of the part of the collection in a namespace; with an empty one, of the whole collection.
+    pub fn path_in(&self, namespace: &str) -> String {
+        if namespace.is_empty() { self.path() } else { self.namespaced_path(namespace) }
+    }
+
     /// Returns the `apiVersion` of the resource's objects: `group/version`, or `version` alone for the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }

@@ -100,7 +100,6 @@ impl BoundObjectFollower {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
-            self.objects.set_live(self.kind, false);
             // An apiserver that restarts may have other keys.
             self.keys.expire();
             let resource = self.kind.resource();

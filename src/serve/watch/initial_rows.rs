@@ -67,7 +67,7 @@ impl WatchOpener {
 
 /// Returns the path of the list for a watch's initial state, with whole objects; `None` for deprecated watch paths.
 fn list_path(path: &str, namespace: &str, query: &UrlQuery, gvr: &Gvr) -> Option<String> {
-    let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
+    let collection = gvr.path_in(namespace);
     let is_list_parameter = |pair: &&str| {
         let pair = UrlQuery::parse(pair);
         pair.pairs().next().is_some_and(|(name, _)| !WATCH_ONLY_PARAMETERS.contains(&name))
