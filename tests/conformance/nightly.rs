@@ -12,6 +12,8 @@ mod ledger;
 #[path = "../direct/direct/records.rs"]
 mod records;
 
+mod agents;
+mod agents_at_rest;
 mod cluster;
 mod elections;
 mod event_scenes;
@@ -24,6 +26,7 @@ mod hostile;
 mod imperfect;
 mod informers_of_events;
 mod informers_of_secrets;
+mod long_outage;
 mod neighbours;
 mod outages;
 mod proxy_restart;

@@ -26,13 +26,7 @@ impl Bench {
     async fn start(name: &str) -> Option<Self> {
         let bed = bed::own(name).await?;
         let direct = bed.direct();
-        // The proxy may already read all objects.
-        let rules =
-            json!([{"nonResourceURLs": ["/.well-known/openid-configuration", "/openid/v1/jwks"], "verbs": ["get"]}]);
-        let role = json!({"metadata": {"name": "token-keys"}, "rules": rules});
-        direct.create(&rbac::collection(None, "roles"), role).await;
-        let binding = rbac::binding("token-keys", "ClusterRole", "token-keys", &rbac::subject("User", "proxy"));
-        direct.create(&rbac::collection(None, "rolebindings"), binding).await;
+        rbac::allow_token_keys(&direct).await;
         let readers =
             rbac::binding("readers", "ClusterRole", "view", &rbac::subject("Group", "system:serviceaccounts"));
         direct.create(&rbac::collection(None, "rolebindings"), readers).await;

@@ -105,7 +105,12 @@ impl Account {
 
     /// The account, with a token that the apiserver issues.
     pub async fn token(&self, http: &Http) -> Identity {
-        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        self.token_for(http, &json!({})).await
+    }
+
+    /// Like [`Self::token`], with the `spec` of the TokenRequest.
+    pub async fn token_for(&self, http: &Http, spec: &Value) -> Identity {
+        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
         let made = http.create(&format!("{}/token", self.path()), request).await;
         Identity::token(&self.user(), made["status"]["token"].as_str().expect("a token"))
     }

@@ -127,6 +127,19 @@ impl Plan {
     }
 
     pub async fn start(self, plane: &Plane) -> Proxy {
+        let has_admin = self.admin;
+        let proxy = self.start_unready(plane).await;
+        eventually("the proxy is ready", async || {
+            let (of, path) = if has_admin { (&proxy.admin, "/readyz") } else { (&proxy.target, "/version") };
+            let answer = Http::new(of.clone(), Protocol::H1).try_get(path).await?;
+            (answer.status == 200).then_some(())
+        })
+        .await;
+        proxy
+    }
+
+    /// Like [`Self::start`], without waiting until the proxy is ready.
+    pub async fn start_unready(self, plane: &Plane) -> Proxy {
         let name = unique("proxy");
         let file = |end: &str| plane.dir.join(format!("{name}.{end}"));
         let (ca, out, log) = (file("pem"), file("out"), file("log"));
@@ -171,14 +184,7 @@ impl Plan {
         let to = |url: String, ca: Option<PathBuf>| Target { url, ca, identity: plane.user("admin") };
         let metrics = metrics.map(|url| to(url, self.tls.then(|| ca.clone())));
         let target = to(url, self.tls.then_some(ca));
-        let proxy = Proxy { target, admin: to(admin, None), metrics, log, process: Mutex::new(process) };
-        eventually("the proxy is ready", async || {
-            let (of, path) = if self.admin { (&proxy.admin, "/readyz") } else { (&proxy.target, "/version") };
-            let answer = Http::new(of.clone(), Protocol::H1).try_get(path).await?;
-            (answer.status == 200).then_some(())
-        })
-        .await;
-        proxy
+        Proxy { target, admin: to(admin, None), metrics, log, process: Mutex::new(process) }
     }
 
     /// The configuration file as JSON, which is also YAML.

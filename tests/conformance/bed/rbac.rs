@@ -27,6 +27,16 @@ pub fn subject(kind: &str, name: &str) -> Value {
     json!({"apiGroup": GROUP, "kind": kind, "name": name})
 }
 
+/// Lets the user `proxy` read the keys of tokens. It may read all objects in any case.
+pub async fn allow_token_keys(direct: &Http) {
+    let rules =
+        json!([{"nonResourceURLs": ["/.well-known/openid-configuration", "/openid/v1/jwks"], "verbs": ["get"]}]);
+    let role = json!({"metadata": {"name": "token-keys"}, "rules": rules});
+    direct.create(&collection(None, "roles"), role).await;
+    let bound = binding("token-keys", "ClusterRole", "token-keys", &subject("User", "proxy"));
+    direct.create(&collection(None, "rolebindings"), bound).await;
+}
+
 /// Waits until the apiserver allows the access in `spec`. Its authorizer receives new rules by watches, with a delay.
 pub async fn may(direct: &Http, spec: Value) {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});

@@ -40,7 +40,7 @@ impl Cluster {
         for (kind, api, object) in &objects {
             let reference = json!({"kind": api, "apiVersion": "v1", "name": object["metadata"]["name"], "uid": object["metadata"]["uid"]});
             let spec = json!({"boundObjectRef": reference, "audiences": ["https://kubernetes.default.svc"]});
-            issued.push((*kind, request(direct, &account, &spec).await));
+            issued.push((*kind, account.token_for(direct, &spec).await));
         }
         let mut claims: Vec<_> = issued.iter().map(|(_, identity)| claims_of(&identity.token)).collect();
         // Of these only the tokens remain.
@@ -52,7 +52,7 @@ impl Cluster {
         direct.delete(&again.path()).await;
         Account::create(direct, namespace, "again").await;
         for audiences in [json!(["vault"]), json!(["vault", "https://kubernetes.default.svc"])] {
-            let token = request(direct, &account, &json!({"audiences": audiences})).await;
+            let token = account.token_for(direct, &json!({"audiences": audiences})).await;
             claims.push(claims_of(&token.token));
         }
         let keys = RequestSpec::get("/openid/v1/jwks").accept("application/jwk-set+json");
@@ -195,12 +195,6 @@ pub async fn review(direct: &Http, token: &str, audiences: &[&str]) -> Value {
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
     let request = RequestSpec::get(path).with(Method::POST, "application/json", review.to_string());
     direct.fetch(request).await.value()["status"].clone()
-}
-
-async fn request(direct: &Http, account: &Account, spec: &Value) -> Identity {
-    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
-    let made = direct.create(&format!("{}/token", account.path()), request).await;
-    Identity::token(&account.user(), made["status"]["token"].as_str().expect("a token"))
 }
 
 fn claims_of(token: &str) -> Value {
