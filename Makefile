@@ -184,12 +184,14 @@ verified-tokens: ## Random service account tokens: proxy and apiserver say the s
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture verified_tokens_are_those
 
 TRIALS ?= 500
+LOCAL_TRIALS ?= 300
 
 .PHONY: revocation
-revocation: ## How long a watch outlives the right to it, by what took the right away (TRIALS=500 of each)
+revocation: ## How long a watch outlives the right to it, by what took the right away (TRIALS=500 LOCAL_TRIALS=300 of each)
 	@tests/kube/build.sh
-	REVOCATION_TRIALS=$(TRIALS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture revoked_permission_ends_watch
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout REVOCATION_TRIALS=$(TRIALS) REVOCATION_LOCAL_TRIALS=$(LOCAL_TRIALS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 revocation::
 
 .PHONY: hostile
 hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=n)

@@ -1,7 +1,7 @@
 //! After a permission is revoked, the watches that needed it end in bounded time, with the reason (R-THREAT-7).
 //!
 //! The test shows that a watch is live, revokes the permission, and writes matching objects until the watch ends. `make
-//! revocation TRIALS=500` measures the time in many trials, `make test` in a few.
+//! revocation TRIALS=500 LOCAL_TRIALS=300` measures the time in many trials, `make test` in a few.
 
 mod right;
 
@@ -23,6 +23,11 @@ fn is_measured() -> bool {
     number("REVOCATION_TRIALS", 0) > 0
 }
 
+/// The time within which 99 of 100 watches end after the write, if the proxy verifies tokens and evaluates RBAC.
+const LOCAL_P99: Duration = Duration::from_millis(100);
+/// The number of concurrent trials of that. More would measure how the machine copes with them.
+const LOCAL_AT_ONCE: usize = 2;
+
 /// The time limit for the end of a watch.
 fn bound(loss: Loss) -> Duration {
     loss.bound() + if is_measured() { Duration::ZERO } else { bed::ALLOWANCE }
@@ -34,12 +39,13 @@ struct Outlived {
     lasted: Duration,
     /// What violates the promise.
     wrong: Vec<String>,
+    has_ended: bool,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_permission_ends_watch() {
     let Some(bed) = bed::own("revocation").await else { return };
-    let bench = Bench::new(bed).await;
+    let bench = Bench::new(bed, false).await;
     let trials = usize::try_from(number("REVOCATION_TRIALS", 1)).expect("a small number");
     let each = Loss::ALL.map(|loss| {
         let bench = &bench;
@@ -52,6 +58,31 @@ async fn revoked_permission_ends_watch() {
         }
     });
     let wrong = future::join_all(each).await.concat();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Bindings, roles, and what tokens are bound to: the proxy knows all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_right_ends_watch_that_the_proxy_decided() {
+    let Some(bed) = bed::own("revocation-local").await else { return };
+    let bench = Bench::new(bed, true).await;
+    let (count, mut wrong) = (number("REVOCATION_LOCAL_TRIALS", 0), Vec::new());
+    for loss in Loss::LOCAL {
+        let trials = stream::iter(0..count.max(1)).map(|_| Box::pin(trial(&bench, loss)));
+        let (mut trials, mut outlived) = (trials.buffer_unordered(LOCAL_AT_ONCE), Vec::new());
+        while outlived.last().is_none_or(|outlived: &Outlived| outlived.has_ended)
+            && let Some(next) = trials.next().await
+        {
+            outlived.push(next);
+        }
+        log_line(&format!("{loss:?}, decided here: {}", summary(&outlived)));
+        let p99 = Times::of(outlived.iter().map(|outlived| outlived.lasted).collect()).at(99);
+        if count > 0 && p99 > LOCAL_P99 {
+            wrong.push(format!("{loss:?}: p99 {p99:.1?}"));
+        }
+        wrong.extend(outlived.into_iter().flat_map(|one| one.wrong).map(|wrong| format!("{loss:?}: {wrong}")));
+        bench.proxy.assert_sound();
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -69,7 +100,9 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     bench.direct.create(&path, json!({"metadata": {"name": "map"}, "data": {"at": "0"}})).await;
     assert_eq!(watch.change().await.name(), "map", "the watch is live");
 
-    let lost = right.take(bench).await;
+    let begun = Instant::now();
+    let gone = right.take(bench).await;
+    let lost = if bench.is_local { begun } else { gone };
     let map = format!("{path}/map");
     let mut written = vec![Instant::now()];
     let ended = {
@@ -83,7 +116,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
         }
     };
     let lasted = Instant::now().saturating_duration_since(lost);
-    let mut wrong = Vec::new();
+    let (mut wrong, has_ended) = (Vec::new(), ended.is_ok());
     match ended {
         Err(_) => wrong.push(format!("it has not ended after {lasted:.1?}")),
         Ok((events, end)) => {
@@ -101,7 +134,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
         }
     }
     right.forget(bench).await;
-    Outlived { lasted, wrong }
+    Outlived { lasted, wrong, has_ended }
 }
 
 /// Writes one object repeatedly, and records the start of each write. The object may disappear together with the

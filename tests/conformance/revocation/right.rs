@@ -7,8 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{Account, Authority, Bed, Http, Identity, Plan, Plane, Proxy, RequestSpec, unique, write_bundle};
+use crate::bed::rbac::{allow_token_keys, binding, collection, may, subject};
+use crate::bed::{Account, Authority, Bed, Http, Identity, Plan, Plane, Proxy, RequestSpec};
+use crate::bed::{eventually, unique, write_bundle};
 
 /// The way in which a permission is revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,10 @@ pub enum Loss {
     AccountDeleted,
     AuthorityRemoved,
     NamespaceDeleted,
+    /// These are deleted, and the token is bound to them.
+    PodDeleted,
+    NodeDeleted,
+    SecretDeleted,
 }
 
 /// The environment of the trials.
@@ -27,6 +32,8 @@ pub struct Bench {
     pub bed: Bed<Box<Plane>>,
     pub proxy: Proxy,
     pub direct: Http,
+    /// Whether the proxy verifies tokens and evaluates RBAC.
+    pub is_local: bool,
     own: Authority,
     bundle: Bundle,
 }
@@ -44,6 +51,8 @@ pub struct Right {
     loss: Loss,
     name: String,
     account: Option<Account>,
+    /// The path of the object that the token is bound to besides the account.
+    bound: Option<String>,
     /// The CA of the caller's certificate, if it is not the control plane's.
     authority: Option<String>,
     /// The time at which it expires, if it does.
@@ -55,6 +64,9 @@ const TOKEN_SECONDS: i64 = 30;
 /// The interval between checks of identities, if the time is not measured. Permissions are checked as rarely as by
 /// default, so that a revocation that the proxy's policy watches miss is noticed.
 const OFTEN: &str = "delegated: {recheck: 2s, recheckRbac: 10m}";
+/// The proxy verifies tokens and evaluates RBAC. All callers have one address, and each opens several watches.
+const LOCAL: &str =
+    "delegated: {identify: local, decide: rbac, reviewsPerSecondPerSource: 10000, reviewsBurstPerSource: 10000}";
 
 impl Loss {
     pub const ALL: [Self; 7] = [
@@ -67,6 +79,17 @@ impl Loss {
         Self::NamespaceDeleted,
     ];
 
+    /// Those that end a watch at once if the proxy verifies tokens and evaluates RBAC.
+    pub const LOCAL: [Self; 7] = [
+        Self::RoleBindingDeleted,
+        Self::ClusterRoleBindingDeleted,
+        Self::RoleWithoutWatch,
+        Self::AccountDeleted,
+        Self::PodDeleted,
+        Self::NodeDeleted,
+        Self::SecretDeleted,
+    ];
+
     /// The time limit for the end of the watch.
     pub fn bound(self) -> Duration {
         Duration::from_secs(match self {
@@ -75,7 +98,7 @@ impl Loss {
             | Self::ClusterRoleBindingDeleted
             | Self::NamespaceDeleted => 5,
             Self::TokenIsOver => 10,
-            Self::AccountDeleted => 75,
+            Self::AccountDeleted | Self::PodDeleted | Self::NodeDeleted | Self::SecretDeleted => 75,
             Self::AuthorityRemoved => 60,
         })
     }
@@ -87,7 +110,12 @@ impl Loss {
             | Self::RoleWithoutWatch
             | Self::ClusterRoleBindingDeleted
             | Self::NamespaceDeleted => 403,
-            Self::TokenIsOver | Self::AccountDeleted | Self::AuthorityRemoved => 401,
+            Self::TokenIsOver
+            | Self::AccountDeleted
+            | Self::AuthorityRemoved
+            | Self::PodDeleted
+            | Self::NodeDeleted
+            | Self::SecretDeleted => 401,
         }
     }
 
@@ -107,14 +135,37 @@ impl Loss {
 }
 
 impl Bench {
-    pub async fn new(bed: Bed<Box<Plane>>) -> Self {
+    pub async fn new(bed: Bed<Box<Plane>>, is_local: bool) -> Self {
         let own = std::fs::read_to_string(bed.ca()).expect("the test bed writes it");
         let bundle = Bundle { path: bed.file("client-ca"), certificates: Mutex::new(vec![own]) };
         bundle.change(|_| ());
         let plan = Plan::delegated(&bed).client_ca(&bundle.path);
-        let plan = if super::is_measured() { plan } else { plan.config(OFTEN) };
+        let plan = match (is_local, super::is_measured()) {
+            (true, _) => plan.config(LOCAL),
+            (false, true) => plan,
+            (false, false) => plan.config(OFTEN),
+        };
+        allow_token_keys(&bed.direct()).await;
         let proxy = plan.start(&bed).await;
-        Self { proxy, direct: bed.direct(), own: Authority::of(&bed), bundle, bed }
+        let bench = Self { proxy, direct: bed.direct(), is_local, own: Authority::of(&bed), bundle, bed };
+        if is_local {
+            bench.until_local().await;
+        }
+        bench
+    }
+
+    /// Waits until the proxy verifies tokens and evaluates RBAC.
+    async fn until_local(&self) {
+        let right = Right::give(self, Loss::AccountDeleted).await;
+        let path = format!("/api/v1/namespaces/{}/configmaps", right.namespace);
+        eventually("the proxy verifies tokens and decides", async || {
+            assert_eq!(self.proxy.client_of(&right.caller).get(&path).await.status, 200);
+            let metrics = self.proxy.metrics().await;
+            let verified = metrics.sum("kube_fanout_auth_tokens_verified_total", &[("result", "valid")]);
+            let decided = metrics.sum("kube_fanout_auth_local_decisions_total", &[("result", "allowed")]);
+            (verified > 0 && decided > 0).then_some(())
+        })
+        .await;
     }
 }
 
@@ -131,9 +182,11 @@ impl Right {
         let (name, namespace) = (unique("watcher"), bench.bed.namespace("revoked").await);
         let caller = bench.own.issue(&name, &["watchers"]);
         let user = name.clone();
-        let mut right = Self { caller, namespace, loss, name, account: None, authority: None, over: None };
+        let mut right = Self { caller, namespace, loss, name, account: None, bound: None, authority: None, over: None };
         let user = match loss {
-            Loss::TokenIsOver | Loss::AccountDeleted => right.as_an_account(bench).await,
+            Loss::TokenIsOver | Loss::AccountDeleted | Loss::PodDeleted | Loss::NodeDeleted | Loss::SecretDeleted => {
+                right.as_an_account(bench).await
+            }
             Loss::AuthorityRemoved => {
                 let authority = Authority::foreign(&bench.bed);
                 right.caller = authority.issue(&user, &["watchers"]);
@@ -151,7 +204,8 @@ impl Right {
     /// Sets up a service account. Returns its user name.
     async fn as_an_account(&mut self, bench: &Bench) -> String {
         let account = Account::create(&bench.direct, &self.namespace, &self.name).await;
-        self.caller = account.token(&bench.direct).await;
+        let bound = self.bound_object(bench).await;
+        self.caller = account.token_for(&bench.direct, &bound).await;
         if self.loss == Loss::TokenIsOver {
             let claims = Plane::claims(&account, TOKEN_SECONDS);
             self.over = Some(moment(&claims["exp"]));
@@ -161,6 +215,24 @@ impl Right {
         let user = account.user();
         self.account = Some(account);
         user
+    }
+
+    /// Creates the object that the token is bound to, if there is one. Returns the `spec` of the TokenRequest.
+    async fn bound_object(&mut self, bench: &Bench) -> Value {
+        let (name, namespace) = (&self.name, format!("/api/v1/namespaces/{}", self.namespace));
+        let pod = json!({"serviceAccountName": name, "containers": [{"name": "c", "image": "none"}]});
+        let (kind, path, object) = match self.loss {
+            Loss::PodDeleted => ("Pod", format!("{namespace}/pods"), json!({"spec": pod})),
+            Loss::NodeDeleted => ("Node", "/api/v1/nodes".to_owned(), json!({})),
+            Loss::SecretDeleted => ("Secret", format!("{namespace}/secrets"), json!({})),
+            _ => return json!({}),
+        };
+        let mut object = object;
+        object["metadata"] = json!({"name": name});
+        let created = bench.direct.create(&path, object).await;
+        self.bound = Some(format!("{path}/{name}"));
+        let uid = &created["metadata"]["uid"];
+        json!({"boundObjectRef": {"kind": kind, "apiVersion": "v1", "name": name, "uid": uid}})
     }
 
     async fn allow(&self, bench: &Bench, user: &str) {
@@ -202,6 +274,9 @@ impl Right {
             Loss::AuthorityRemoved => bench.bundle.change(|certificates| {
                 certificates.retain(|certificate| Some(certificate) != self.authority.as_ref());
             }),
+            Loss::PodDeleted | Loss::NodeDeleted | Loss::SecretDeleted => {
+                bench.direct.delete(self.bound.as_ref().expect("it is bound")).await;
+            }
             Loss::NamespaceDeleted => return self.end_namespace(bench).await,
             Loss::TokenIsOver => {}
         }
