@@ -193,6 +193,32 @@ revocation: ## How long a watch outlives the right to it, by what took the right
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout REVOCATION_TRIALS=$(TRIALS) REVOCATION_LOCAL_TRIALS=$(LOCAL_TRIALS) \
 	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 revocation::
 
+AGENTS ?= 600
+
+.PHONY: agents-at-rest
+agents-at-rest: SECONDS = 600
+agents-at-rest: ## Reviews of AGENTS that only watch, with local decisions and asked (AGENTS=600 SECONDS=600)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
+	  AGENTS=$(AGENTS) AGENTS_SECONDS=$(SECONDS) AGENTS_SPEED=20 \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture agents_at_rest::
+
+.PHONY: long-outage
+long-outage: SECONDS = 300
+long-outage: ## The apiserver away for SECONDS: who is answered, by tokens and rules that the proxy checks (SECONDS=300)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info OUTAGE_SECONDS=$(SECONDS) \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture long_outage::
+
+.PHONY: auth-costs
+auth-costs: ## CPU of a watch's opening and of a cached GET, by who decides (two minutes; release build)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info AUTH_TOKENS=200 AUTH_EACH=50 AUTH_PERCENT=150 \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture auth_costs::
+
 .PHONY: hostile
 hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=n)
 	@tests/kube/build.sh

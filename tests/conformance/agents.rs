@@ -2,7 +2,7 @@
 //! it reads.
 
 use futures_util::{StreamExt, stream};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bed::rbac::{allow_token_keys, binding, collection, may, subject};
 use crate::bed::{Account, Http, Identity, Plan, Plane, RequestSpec};
@@ -22,7 +22,9 @@ pub struct Agent {
     pub identity: Identity,
     pub name: String,
     number: usize,
-    namespace: String,
+    account: Account,
+    /// The `spec` of its TokenRequests.
+    pod: Value,
 }
 
 /// Who identifies callers and decides what they may.
@@ -61,6 +63,8 @@ impl Agent {
         }
         let settings = json!({"metadata": {"name": "settings"}, "data": {"a": "b"}});
         direct.create(&format!("/api/v1/namespaces/{namespace}/configmaps"), settings).await;
+        let slice = json!({"metadata": {"name": "settings"}, "addressType": "IPv4", "endpoints": []});
+        direct.create(&format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"), slice).await;
         for node in 0..count.div_ceil(PER_NODE) {
             direct.create("/api/v1/nodes", json!({"metadata": {"name": node_name(node)}})).await;
         }
@@ -84,8 +88,9 @@ impl Agent {
         let pod = json!({"metadata": {"name": name}, "spec": spec});
         let pod = direct.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod).await;
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]});
-        let identity = account.token_for(direct, &json!({"boundObjectRef": pod, "expirationSeconds": 7200})).await;
-        let agent = Self { identity, name, number, namespace: namespace.to_owned() };
+        let pod = json!({"boundObjectRef": pod, "expirationSeconds": 7200});
+        let identity = account.token_for(direct, &pod).await;
+        let agent = Self { identity, name, number, account, pod };
         let of_account = json!({"kind": "ServiceAccount", "namespace": namespace, "name": agent.name});
         let role = format!("agent-{}", RESOURCES[number % PER_NODE].1);
         let bound = binding(&agent.name, "ClusterRole", &role, &of_account);
@@ -93,9 +98,14 @@ impl Agent {
         agent
     }
 
+    /// Another token of its account.
+    pub async fn another_token(&self, direct: &Http) -> Identity {
+        self.account.token_for(direct, &self.pod).await
+    }
+
     /// The namespace of its binding, if it has one.
     fn bound_in(&self) -> Option<&str> {
-        (RESOURCES[self.number % PER_NODE].1 == "configmaps").then_some(&self.namespace)
+        (RESOURCES[self.number % PER_NODE].1 == "configmaps").then_some(self.account.namespace.as_str())
     }
 
     /// Deletes its binding.
@@ -109,7 +119,7 @@ impl Agent {
         match self.number % PER_NODE {
             0 => (path("/api/v1/pods"), format!("&fieldSelector=spec.nodeName%3D{node}")),
             1 => (path("/api/v1/services"), String::new()),
-            2 => (format!("/api/v1/namespaces/{}/configmaps", self.namespace), String::new()),
+            2 => (format!("/api/v1/namespaces/{}/configmaps", self.account.namespace), String::new()),
             3 => (path("/api/v1/nodes"), format!("&fieldSelector=metadata.name%3D{node}")),
             _ => (path("/apis/discovery.k8s.io/v1/endpointslices"), String::new()),
         }
@@ -123,13 +133,13 @@ impl Agent {
 
     /// A GET from the cache.
     pub fn get(&self) -> String {
-        let (path, namespace) = (self.collection().0, &self.namespace);
+        let (path, namespace) = (self.collection().0, &self.account.namespace);
         let object = match self.number % PER_NODE {
             0 => format!("/api/v1/namespaces/{namespace}/pods/{}", self.name),
             1 => "/api/v1/namespaces/default/services/kubernetes".to_owned(),
             2 => format!("{path}/settings"),
             3 => format!("{path}/{}", node_name(self.number / PER_NODE)),
-            _ => "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes".to_owned(),
+            _ => format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/settings"),
         };
         format!("{object}?resourceVersion=0")
     }

@@ -2,14 +2,16 @@
 //! long-outage` has it away for five minutes.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tokio::time::{interval, sleep};
 
 use crate::agents::{Agent, HOLDERS, Mode, PER_NODE};
-use crate::bed::{self, Answer, Authority, Http, Identity, Plane, Protocol, Proxy, RequestSpec, Watch};
-use crate::bed::{eventually, log_line, number};
+use crate::bed::{self, Answer, Authority, Driving, Http, Identity, Plane, Protocol, Proxy, RequestSpec, Watch};
+use crate::bed::{eventually, log_line, number, version_of};
 
 /// How far from the end of `outageGrace` a request may be for its answer to be certain.
 const EDGE: Duration = Duration::from_secs(2);
@@ -82,23 +84,20 @@ impl Outage<'_> {
         }
     }
 
-    /// A client-go informer with a token that was never seen starts in a process of its own, and ends when it has
-    /// synced.
-    async fn restart_informer(&self, bed: &Plane, agent: &Agent, until: &str) {
-        let (kubeconfig, sent) = (bed.file("informer.kubeconfig"), Instant::now());
+    /// A client-go informer with a token that was never seen starts in a process of its own. Returns it when it has
+    /// synced. It goes on until it has seen the version in `until`.
+    async fn restart_informer(&self, bed: &Plane, agent: &Agent, until: &Path) -> Driving {
+        let (kubeconfig, ready) = (bed.file("informer.kubeconfig"), bed.file("informer.ready"));
         let target = self.proxy.target().by(&agent.identity);
         std::fs::write(&kubeconfig, target.kubeconfig()).expect("a file");
-        let run = bed.drive("informers").file("--kubeconfig", &kubeconfig).at(&target);
-        let run = run.args(["--resource", "services", "--watchlist", "off", "--until-rv", until]).start();
-        let summary = run.finish().await.summary();
-        let phase = self.phase(sent);
-        let objects = format!("{} objects", summary["objects"]);
-        let mut tally = self.tally.lock().expect("not poisoned");
-        *tally.counts.entry((("a restarted client-go", "sync"), phase)).or_default().entry(objects).or_default() += 1;
-        log_line(&format!(
-            "a client-go informer has synced after {:.1?} of the outage: {summary}",
-            self.gone.elapsed()
-        ));
+        let run = bed.drive("informers").file("--kubeconfig", &kubeconfig).at(&target).until(until);
+        let run = run.file("--reference-kubeconfig", &bed.kubeconfig()).file("--ready-file", &ready);
+        let mut run = run.args(["--resource", "services", "--watchlist", "off"]).start();
+        run.awaits(&ready).await;
+        let elapsed = self.gone.elapsed();
+        assert!(elapsed < self.grace, "it synced too late: {elapsed:?}");
+        log_line(&format!("a restarted client-go informer has synced {elapsed:.1?} after the apiserver was gone"));
+        run
     }
 }
 
@@ -130,48 +129,58 @@ async fn new_clients_are_answered_while_the_apiserver_is_away() {
     let more = format!(", outageGrace: {}s", grace.as_secs());
     let proxy = Mode::Local.plan(&bed, &more).start(&bed).await;
     let watches = before(&bed, &proxy, &known, &former).await;
-    let until = direct.version("/api/v1/services").await.to_string();
+    let until = bed.file("until");
 
     bed.kill_apiserver().await;
     let outage = Outage { proxy: &proxy, own: &own, gone: Instant::now(), grace, tally: Mutex::default() };
     let holder = agents_after.swap_remove(2);
     let informers = agents_after.split_off(rounds);
     let second = restarted_proxy_refuses(&bed, &outage, &holder, &more);
-    tokio::join!(all_rounds(&bed, &outage, [&agents_after, &known, &former], &holder, &informers, &until), second);
+    let rounds = all_rounds(&bed, &outage, [&agents_after, &known, &former], &holder, &informers, &until);
+    let (informers, ()) = tokio::join!(rounds, second);
     let tally = outage.tally.into_inner().expect("not poisoned");
     print(&tally);
     let (count, wrong) = (tally.wrong.len(), tally.wrong);
     assert_eq!(count, 0, "such as {}", wrong[..count.min(5)].join("\n"));
     recovers(&bed, &proxy, &known[0], &former[0], watches).await;
+    let ports = json!({"metadata": {"name": "after"}, "spec": {"ports": [{"port": 80}]}});
+    let service = direct.create(&format!("/api/v1/namespaces/{namespace}/services"), ports).await;
+    std::fs::write(&until, version_of(&service).to_string()).expect("a file");
+    for informer in informers {
+        let summary = informer.finish().await.summary();
+        log_line(&format!("a client-go informer that was restarted in the outage: {summary}"));
+        assert_eq!(summary["reference"], "equal", "{summary}");
+    }
     proxy.assert_sound();
 }
 
-/// Clients of each kind ask once a second, and some client-go programs restart. `[new, known, former]` are agents.
+/// Clients of each kind ask once a second, and some client-go programs restart, which it returns. `[new, known, former]`
+/// are agents.
 async fn all_rounds(
     bed: &Plane,
     outage: &Outage<'_>,
-    agents: [&[Agent]; 3],
+    [new, known, former]: [&[Agent]; 3],
     holder: &Agent,
     informers: &[Agent],
-    until: &str,
-) {
-    let [new, known, former] = agents;
-    let mut informers = informers.iter().filter(|agent| agent.list().starts_with("/api/v1/services")).zip(1..=RESTARTS);
-    let (mut due, mut pace) = (informers.next(), interval(Duration::from_secs(1)));
+    until: &Path,
+) -> Vec<Driving> {
+    let informers = informers.iter().filter(|agent| agent.list().starts_with("/api/v1/services"));
+    let mut informers = informers.zip(1..=RESTARTS).peekable();
+    let (mut running, mut pace) = (Vec::new(), interval(Duration::from_secs(1)));
     for (round, agent) in new.iter().enumerate() {
         pace.tick().await;
         one_round(outage, round, agent, holder, known, former).await;
         let elapsed = outage.gone.elapsed();
-        if let Some((agent, _)) = due.take_if(|(_, at)| elapsed > outage.grace * *at / (RESTARTS + 2)) {
-            outage.restart_informer(bed, agent, until).await;
-            due = informers.next();
+        if let Some((agent, _)) = informers.next_if(|(_, at)| elapsed > outage.grace * *at / (RESTARTS + 2)) {
+            running.push(outage.restart_informer(bed, agent, until).await);
         }
         if round % 30 == 29 {
             let wrong = outage.tally.lock().expect("not poisoned").wrong.len();
             log_line(&format!("{elapsed:.0?} without the apiserver, {wrong} wrong"));
         }
     }
-    assert!(due.is_none(), "all client-go programs were restarted");
+    assert!(informers.next().is_none(), "all client-go programs were restarted");
+    running
 }
 
 /// What happens before the outage: some clients connect, and some lose their bindings, which the proxy sees.

@@ -14,6 +14,7 @@ mod records;
 
 mod agents;
 mod agents_at_rest;
+mod auth_costs;
 mod cluster;
 mod elections;
 mod event_scenes;
