@@ -38,7 +38,8 @@ STAGES = [
     ("verify", ["verify", "SECONDS=300"], 6, True),
     ("neighbours", ["neighbours"], 6, False),
     ("rebalance", ["rebalance"], 6, False),
-    ("revocation", ["revocation", "TRIALS=40"], 7, False),
+    ("auth-costs", ["auth-costs"], 3, False),
+    ("long-outage", ["long-outage"], 7, False),
     ("differential", ["differential", "SEEDS=2"], 8, True),
     ("authorization", ["authorization", "TRIPLES=10000"], 10, True),
     ("verified-tokens", ["verified-tokens", "TOKENS=20000"], 8, True),
@@ -51,6 +52,8 @@ STAGES = [
     ("conformance-release", ["conformance-release"], 12, False),
     ("imperfect", ["imperfect", "SECONDS=300"], 12, True),
     ("tree", ["tree", "LEAVES=100", "SECONDS=120"], 15, False),
+    ("revocation", ["revocation", "TRIALS=40"], 15, False),
+    ("agents-at-rest", ["agents-at-rest", "SECONDS=300"], 15, False),
     ("cluster", ["cluster", "ROUNDS=1"], 15, False),
     ("upgrade", ["upgrade"], 15, False),
     ("image-check", ["image-check"], 15, False),
@@ -67,7 +70,7 @@ STAGES = [
     ("siege", ["siege", "SECONDS=10", "STEADY=300"], 30, False),
     ("measured", ["measured"], 30, True),
 ]
-NIGHT_MINUTES = 480
+NIGHT_MINUTES = 515
 assert sum(minutes for _, _, minutes, _ in STAGES) <= NIGHT_MINUTES, "the stages do not fit a night"
 NAMES = [name for name, *_ in STAGES]
 

@@ -111,13 +111,13 @@ async fn measure(bed: &Plane, mode: Mode, agents: &[Agent], length: &Length) -> 
     let is_long =
         mode == Mode::Local && agents.len() == length.agents && length.rest >= Duration::from_secs(2 * RECHECK);
     let speed = if is_long { 1 } else { length.speed };
-    let more = format!(
+    let intervals = format!(
         ", recheck: {}ms, recheckTokens: {0}ms, recheckRbac: {}ms",
         RECHECK * 1000 / speed,
         RECHECK_RBAC * 1000 / speed
     );
     let entries = bed.audit().len();
-    let proxy = mode.plan(bed, &more).start(bed).await;
+    let proxy = mode.plan(bed, &intervals).start(bed).await;
     let before = Reviews::read(bed, &proxy).await;
     let began = Instant::now();
     let open = open(&proxy, agents).await;
@@ -128,7 +128,7 @@ async fn measure(bed: &Plane, mode: Mode, agents: &[Agent], length: &Length) -> 
     if mode == Mode::Local {
         is_read_once(&bed.audit()[entries..], agents.len() == length.agents);
     }
-    let (before, cpu) = (Reviews::read(bed, &proxy).await, proxy.cpu_seconds());
+    let (before, cpu, sent) = (Reviews::read(bed, &proxy).await, proxy.cpu_seconds(), sent(&proxy).await);
     let began = Instant::now();
     let rest = if is_long { length.rest } else { Duration::from_secs(RECHECK_RBAC / speed) };
     while began.elapsed() < rest {
@@ -138,10 +138,13 @@ async fn measure(bed: &Plane, mode: Mode, agents: &[Agent], length: &Length) -> 
     }
     let rest = Reviews::read(bed, &proxy).await.since(before);
     let elapsed = began.elapsed().as_secs_f64();
+    let more =
+        self::sent(&proxy).await.into_iter().map(|(cause, count)| (count - sent.get(&cause).unwrap_or(&0), cause));
+    let more: Vec<_> = more.filter(|(count, _)| *count > 0).collect();
     let seconds = elapsed * f64::from(u32::try_from(speed).expect("a small number"));
     let metrics = proxy.metrics().await;
     log_line(&format!(
-        "{mode:?}: {} agents: {:.1} ms CPU a second, {} MiB; since the start: tokens verified {:?}, decisions {:?}",
+        "{mode:?}: {} agents: {:.1} ms CPU a second, {} MiB; requests upstream at rest {more:?}; since the start: tokens verified {:?}, decisions {:?}",
         agents.len(),
         (proxy.cpu_seconds() - cpu) * 1000.0 / elapsed,
         proxy.resident_bytes() >> 20,
@@ -155,6 +158,12 @@ async fn measure(bed: &Plane, mode: Mode, agents: &[Agent], length: &Length) -> 
     }
     proxy.assert_sound();
     Measured { count: agents.len(), start, rest, seconds }
+}
+
+/// The requests that the proxy has sent upstream, by cause.
+async fn sent(proxy: &Proxy) -> BTreeMap<String, i64> {
+    let metrics = proxy.metrics().await;
+    metrics.series("kube_fanout_upstream_requests_total", &[]).map(|(cause, count)| (cause.to_owned(), count)).collect()
 }
 
 /// Opens the watch of each agent, all on own connections, and reads them.

@@ -15,10 +15,12 @@ use crate::bed::{eventually, log_line, number, version_of};
 
 /// How far from the end of `outageGrace` a request may be for its answer to be certain.
 const EDGE: Duration = Duration::from_secs(2);
-/// How long clients go on after `outageGrace`.
-const AFTER: Duration = Duration::from_secs(5);
 /// The number of times that a client-go program is restarted in the outage.
 const RESTARTS: u32 = 3;
+/// How long a denial is cached.
+const DENIED_TTL: Duration = Duration::from_secs(5);
+/// The kind of client that lost its binding before the outage.
+const FORMER: &str = "its binding was deleted before";
 /// The clients that are there before the outage, and those that may nothing.
 const KNOWN: usize = 10;
 
@@ -53,13 +55,14 @@ impl Outage<'_> {
         }
     }
 
-    /// Records an answer. `answered` says whether this kind of client gets data within `outageGrace`.
+    /// Records an answer. A denial from before may be cached for some seconds. `answered` says whether this kind of client gets data within `outageGrace`.
     fn count(&self, kind: Kind, answered: bool, sent: Instant, what: &Answer) {
         let (phase, mut tally) = (self.phase(sent), self.tally.lock().expect("not poisoned"));
         let text = if what.is_cached() { "cache" } else { "" };
         let label = format!("{} {text}", what.status.as_u16()).trim_end().to_owned();
         *tally.counts.entry((kind, phase)).or_default().entry(label).or_default() += 1;
-        let is_status = what.status == 503 && what.value()["kind"] == "Status";
+        let is_denied = what.status == 403 && kind.0 == FORMER && self.gone.elapsed() < DENIED_TTL + EDGE;
+        let is_status = (what.status == 503 || is_denied) && what.value()["kind"] == "Status";
         let right = match phase {
             "in the grace" if answered => what.status == 200 && what.is_cached(),
             "at its end" => what.status == 200 && answered || is_status,
@@ -121,7 +124,8 @@ async fn new_clients_are_answered_while_the_apiserver_is_away() {
     let grace = Duration::from_secs(number("OUTAGE_SECONDS", 12));
     let Some(bed) = bed::own("long-outage").await else { return };
     let (direct, namespace, own) = (bed.direct(), bed.namespace("agents").await, Authority::of(&bed));
-    let rounds = usize::try_from((grace + AFTER).as_secs()).expect("a small number");
+    let after = number("OUTAGE_AFTER_SECONDS", 5);
+    let rounds = usize::try_from(grace.as_secs() + after).expect("a small number");
     let restarts = usize::try_from(RESTARTS).expect("a small number") * PER_NODE;
     let mut agents = Agent::create(&bed, &namespace, rounds + 1 + 2 * KNOWN + restarts).await;
     let mut agents_after = agents.split_off(2 * KNOWN);
@@ -231,7 +235,7 @@ async fn one_round(
         outage.ask("a new token", true, &agent.identity, agent),
         outage.ask("a new certificate", true, &certificate, holder),
         outage.ask("a known token, reconnected", true, &old.identity, old),
-        outage.ask("its binding was deleted before", false, &lost.identity, lost),
+        outage.ask(FORMER, false, &lost.identity, lost),
         outage.ask("a certificate without rights", false, &stranger, holder),
         outage.ask("a token with a false signature", false, &forged, agent),
     );
