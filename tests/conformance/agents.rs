@@ -23,7 +23,7 @@ pub struct Agent {
     pub name: String,
     number: usize,
     account: Account,
-    /// The `spec` of its TokenRequests.
+    /// The `spec` of its `TokenRequest`s.
     pod: Value,
 }
 

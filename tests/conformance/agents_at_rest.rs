@@ -132,7 +132,7 @@ async fn measure(bed: &Plane, mode: Mode, agents: &[Agent], length: &Length) -> 
     let began = Instant::now();
     let rest = if is_long { length.rest } else { Duration::from_secs(RECHECK_RBAC / speed) };
     while began.elapsed() < rest {
-        sleep((rest - began.elapsed()).min(Duration::from_secs(30))).await;
+        sleep(rest.saturating_sub(began.elapsed()).min(Duration::from_secs(30))).await;
         let so_far = Reviews::read(bed, &proxy).await.since(before);
         log_line(&format!("{mode:?}: {} agents at rest for {:.0?}: {so_far:?}", agents.len(), began.elapsed()));
     }
@@ -168,11 +168,9 @@ async fn sent(proxy: &Proxy) -> BTreeMap<String, i64> {
 
 /// Opens the watch of each agent, all on own connections, and reads them.
 async fn open(proxy: &Proxy, agents: &[Agent]) -> Open {
-    let open = agents.iter().map(|agent| async move {
-        let mut watch = proxy.client_of(&agent.identity).watch(agent.watch()).await;
-        tokio::spawn(async move { watch.rest().await })
-    });
-    stream::iter(open).buffer_unordered(AT_ONCE).collect().await
+    let open = agents.iter().map(|agent| async move { proxy.client_of(&agent.identity).watch(agent.watch()).await });
+    let open = stream::iter(open).buffer_unordered(AT_ONCE);
+    open.map(|mut watch| tokio::spawn(async move { watch.rest().await })).collect().await
 }
 
 /// Checks that the proxy has read keys, rules and the objects that tokens are bound to once each, by the apiserver's

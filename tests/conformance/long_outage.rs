@@ -173,7 +173,7 @@ async fn all_rounds(
     let (mut running, mut pace) = (Vec::new(), interval(Duration::from_secs(1)));
     for (round, agent) in new.iter().enumerate() {
         pace.tick().await;
-        one_round(outage, round, agent, holder, known, former).await;
+        Box::pin(one_round(outage, round, agent, holder, known, former)).await;
         let elapsed = outage.gone.elapsed();
         if let Some((agent, _)) = informers.next_if(|(_, at)| elapsed > outage.grace * *at / (RESTARTS + 2)) {
             running.push(outage.restart_informer(bed, agent, until).await);
@@ -267,8 +267,8 @@ fn print(tally: &Tally) {
     }
 }
 
-/// The apiserver is back: the open watches have ended with 503 or continue, new requests are answered, and whoever
-/// lost a right gets 403.
+/// The apiserver is back: the open watches have ended with 503 or continue, new requests are answered, and a client
+/// that lost a right gets 403.
 async fn recovers(bed: &Plane, proxy: &Proxy, known: &Agent, former: &Agent, watches: Vec<Watch>) {
     let mut ends = BTreeMap::<String, u32>::new();
     for mut watch in watches {

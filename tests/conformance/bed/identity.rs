@@ -108,7 +108,7 @@ impl Account {
         self.token_for(http, &json!({})).await
     }
 
-    /// Like [`Self::token`], with the `spec` of the TokenRequest.
+    /// Like [`Self::token`], with the `spec` of the `TokenRequest`.
     pub async fn token_for(&self, http: &Http, spec: &Value) -> Identity {
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
         let made = http.create(&format!("{}/token", self.path()), request).await;

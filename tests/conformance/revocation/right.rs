@@ -217,7 +217,7 @@ impl Right {
         user
     }
 
-    /// Creates the object that the token is bound to, if there is one. Returns the `spec` of the TokenRequest.
+    /// Creates the object that the token is bound to, if there is one. Returns the `spec` of the `TokenRequest`.
     async fn bound_object(&mut self, bench: &Bench) -> Value {
         let (name, namespace) = (&self.name, format!("/api/v1/namespaces/{}", self.namespace));
         let pod = json!({"serviceAccountName": name, "containers": [{"name": "c", "image": "none"}]});
