@@ -201,7 +201,7 @@ agents-at-rest: ## Reviews of AGENTS that only watch, with local decisions and a
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
-	  AGENTS=$(AGENTS) AGENTS_SECONDS=$(SECONDS) AGENTS_SPEED=20 \
+	  AGENTS=$(AGENTS) AGENTS_SECONDS=$(SECONDS) AGENTS_SPEED=10 \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture agents_at_rest::
 
 .PHONY: long-outage
