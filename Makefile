@@ -213,10 +213,10 @@ long-outage: ## The apiserver away for SECONDS: who is answered, by tokens and r
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture long_outage::
 
 .PHONY: auth-costs
-auth-costs: ## CPU of a watch's opening and of a cached GET, by who decides (two minutes; release build)
+auth-costs: ## CPU of a watch's opening and of a cached GET, by who decides (five minutes; release build)
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
-	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info AUTH_TOKENS=400 AUTH_EACH=50 AUTH_PERCENT=150 \
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info AUTH_TOKENS=300 AUTH_EACH=30 AUTH_PERCENT=150 \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture auth_costs::
 
 .PHONY: hostile

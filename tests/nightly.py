@@ -38,7 +38,7 @@ STAGES = [
     ("verify", ["verify", "SECONDS=300"], 6, True),
     ("neighbours", ["neighbours"], 6, False),
     ("rebalance", ["rebalance"], 6, False),
-    ("auth-costs", ["auth-costs"], 3, False),
+    ("auth-costs", ["auth-costs"], 5, False),
     ("long-outage", ["long-outage"], 7, False),
     ("differential", ["differential", "SEEDS=2"], 8, True),
     ("authorization", ["authorization", "TRIPLES=10000"], 10, True),
