@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes src/wire/derive/facts/facts.txt: builds this program once per minor, against that minor's published modules, and
+# Makes src/wire/derive/facts/facts.json: builds this program once per minor, against that minor's published modules, and
 # merges what they say. Needs Go and, for modules that are not cached, the module proxy.
 #
 #   generate.sh                           the table
@@ -14,7 +14,7 @@ versions=(v0.33.13 v0.34.13 v0.35.10 v0.36.6 v0.37.2)
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repo_dir=$(cd "$source_dir/../.." && pwd)
 build_dir=${KUBE_FACTS_BUILD:-$repo_dir/target/facts}
-out=$repo_dir/src/wire/derive/facts/facts.txt
+out=$repo_dir/src/wire/derive/facts/facts.json
 
 export GOTOOLCHAIN=local GOWORK=off GOFLAGS='' CGO_ENABLED=0
 

@@ -1,23 +1,23 @@
 //! The table of the API's types in both encodings, one [`ReleaseSchema`] per minor of Kubernetes.
 //!
-//! `make facts` (tests/facts) generates `facts/facts.txt` from the published Go modules, because no other source is
+//! `make facts` (tests/facts) generates `facts/facts.json` from the published Go modules, because no other source is
 //! complete. The `.proto` files contain neither omitempty nor the order of the JSON, and not always its names
-//! (R-DERIVE-5). Lines, after `minors: FIRST LAST`:
-//!
-//! ```text
-//! kind: apps/v1 Deployment apps/v1.Deployment
-//! message: apps/v1.DeploymentSpec
-//! replicas 1 int32 ep
-//! JSON-NAME NUMBER TYPE[:MESSAGE] FLAGS [SINCE-UNTIL]
-//! ```
-//!
-//! Fields are in Go's declaration order, which is that of the JSON. Flags: `e` omitempty, `z` omitzero, `p` pointer,
-//! `r` repeated, `m` map with text keys, `i` embedded; `-` none. A line without a range applies to every minor.
-
-mod parse;
+//! (R-DERIVE-5). The text is compiled in and covered by tests, so an error in it is a bug.
 
 use std::ops::RangeInclusive;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
+
+use serde::Deserialize;
+
+/// The types of all minor releases.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", bound(deserialize = "'de: 'static"))]
+struct SchemaTable {
+    minors: (u32, u32),
+    object_meta: MessageSchemaId,
+    kinds: Vec<SchemaKindEntry>,
+    messages: Vec<Vec<ProtobufFieldSchema>>,
+}
 
 /// The types of one minor release.
 pub(super) struct ReleaseSchema {
@@ -26,19 +26,24 @@ pub(super) struct ReleaseSchema {
     object_meta: MessageSchemaId,
 }
 
-/// One kind and its message, from one `kind:` line of the table.
+/// One kind and its message.
+#[derive(Deserialize)]
 struct SchemaKindEntry {
     api_version: &'static str,
     kind: &'static str,
     message: MessageSchemaId,
+    #[serde(default)]
+    minors: Minors,
 }
 
+/// The first and the last minor release of a kind or a field that not every release has.
+type Minors = Option<(u32, u32)>;
+
 /// An index into the messages of the same [`ReleaseSchema`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) struct MessageSchemaId(u16);
 
-/// The schema of one message, with its fields in JSON order.
-#[derive(Default)]
+/// The schema of one message, with its fields in JSON order, which is Go's declaration order.
 pub(super) struct MessageSchema {
     pub(super) fields: Vec<ProtobufFieldSchema>,
     /// The index in `fields` of each field number, or [`NONE`].
@@ -46,21 +51,27 @@ pub(super) struct MessageSchema {
 }
 
 /// The schema of one field in both encodings.
+#[derive(Deserialize)]
 pub(super) struct ProtobufFieldSchema {
-    /// The field's key in JSON, with punctuation: `,"name":`.
-    key: Box<[u8]>,
     pub(super) name: &'static str,
+    number: usize,
     pub(super) kind: SchemaValueType,
     pub(super) arity: FieldCardinality,
     /// Whether JSON omits the field although it is on the wire.
     pub(super) omit: FieldOmission,
     pub(super) absent: AbsentFieldJson,
+    #[serde(default)]
+    minors: Minors,
     /// The text at the beginning of each element, which only hand-written conversions produce.
-    pub(super) element_head: &'static [u8],
+    #[serde(default)]
+    pub(super) element_head: Box<str>,
+    /// The field's key in JSON, with punctuation: `,"name":`.
+    #[serde(skip)]
+    key: Box<[u8]>,
 }
 
 /// The type of one field value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) enum SchemaValueType {
     Bool,
     Int32,
@@ -85,7 +96,7 @@ pub(super) enum SchemaValueType {
 }
 
 /// The number of values that a field may have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) enum FieldCardinality {
     One,
     Pointer,
@@ -96,7 +107,7 @@ pub(super) enum FieldCardinality {
 }
 
 /// The condition for omitting a singular field from the JSON although it is on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) enum FieldOmission {
     Never,
     /// The tag `omitempty`, which applies to scalars and not to structs.
@@ -106,7 +117,7 @@ pub(super) enum FieldOmission {
 }
 
 /// The JSON of a field that is not on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub(super) enum AbsentFieldJson {
     /// Nothing is written: the field is omitempty, or it is a singular field, which the server's encoder always writes,
     /// so the server does not have the field.
@@ -121,8 +132,8 @@ pub(super) enum AbsentFieldJson {
 
 /// Returns whether Kubernetes itself defines types of a group and version, in any minor release of the table.
 pub fn is_builtin_group_version(api_version: &str) -> bool {
-    let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
-    kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
+    // Only the entries of kinds begin with two texts.
+    TEXT.contains(&format!(r#"["{api_version}",""#))
 }
 
 impl ReleaseSchema {
@@ -131,7 +142,18 @@ impl ReleaseSchema {
         static TABLES: [OnceLock<ReleaseSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
         let table = TABLES.get(usize::try_from(minor.checked_sub(*minors.start())?).ok()?)?;
-        minors.contains(&minor).then(|| table.get_or_init(|| parse::facts(TEXT, minor)))
+        minors.contains(&minor).then(|| table.get_or_init(|| Self::read(minor)))
+    }
+
+    fn read(minor: u32) -> Self {
+        let SchemaTable { minors: _, object_meta, mut kinds, messages } = SchemaTable::read();
+        let has = |minors: Minors| minors.is_none_or(|(first, last)| (first..=last).contains(&minor));
+        kinds.retain(|kind| has(kind.minors));
+        let of_minor = |mut fields: Vec<ProtobufFieldSchema>| {
+            fields.retain(|field| has(field.minors));
+            MessageSchema::new(fields)
+        };
+        Self { kinds, messages: messages.into_iter().map(of_minor).collect(), object_meta }
     }
 
     /// Returns the facts of the newest release in the table.
@@ -139,10 +161,10 @@ impl ReleaseSchema {
         Self::of(*Self::minors().end()).expect("the table has its own minors")
     }
 
-    /// Returns the minor releases that the table covers.
+    /// Returns the minor releases that the table covers, at most [`MINORS_MAX`].
     pub(super) fn minors() -> RangeInclusive<u32> {
-        static MINORS: OnceLock<RangeInclusive<u32>> = OnceLock::new();
-        MINORS.get_or_init(|| parse::minors(TEXT)).clone()
+        static MINORS: LazyLock<(u32, u32)> = LazyLock::new(|| SchemaTable::read().minors);
+        MINORS.0..=MINORS.1
     }
 
     /// Returns the message of `kind` in `api_version`, if it is a built-in kind with a protobuf encoding.
@@ -161,7 +183,24 @@ impl ReleaseSchema {
     }
 }
 
+impl SchemaTable {
+    fn read() -> Self {
+        serde_json::from_str(TEXT).expect("facts.json is as tests/facts writes it")
+    }
+}
+
 impl MessageSchema {
+    fn new(mut fields: Vec<ProtobufFieldSchema>) -> Self {
+        let last = fields.iter().map(|field| field.number).max().unwrap_or_default();
+        let mut by_number = vec![NONE; last + 1];
+        for (index, field) in (0..).zip(&mut fields) {
+            assert_eq!(by_number[field.number], NONE, "{} has another field's number", field.name);
+            by_number[field.number] = index;
+            field.key = format!(r#","{}":"#, field.name).into_bytes().into();
+        }
+        Self { fields, by_number }
+    }
+
     /// Returns the index in `fields` of the field with this number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
@@ -178,8 +217,8 @@ impl ProtobufFieldSchema {
     }
 }
 
-const TEXT: &str = include_str!("facts/facts.txt");
-/// The maximum number of minor releases in the table; parsing fails if it has more.
+const TEXT: &str = include_str!("facts/facts.json");
+/// The maximum number of minor releases in the table.
 const MINORS_MAX: usize = 8;
 /// The mark of a number without a field in [`MessageSchema::by_number`].
 const NONE: u8 = u8::MAX;

@@ -82,16 +82,16 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
 
     /// Writes one protobuf message as a JSON object.
     fn message(&mut self, id: MessageSchemaId, bytes: &'b [u8]) -> Result<(), TranscodeRefusal> {
-        self.element(id, bytes, b"")
+        self.element(id, bytes, "")
     }
 
-    fn element(&mut self, id: MessageSchemaId, bytes: &'b [u8], head: &[u8]) -> Result<(), TranscodeRefusal> {
+    fn element(&mut self, id: MessageSchemaId, bytes: &'b [u8], head: &str) -> Result<(), TranscodeRefusal> {
         if self.depth == DEPTH_MAX {
             return Err(TranscodeRefusal::TooDeep);
         }
         self.depth += 1;
         self.out.push(b'{');
-        self.out.extend_from_slice(head);
+        self.out.extend_from_slice(head.as_bytes());
         self.fields(self.facts.message(id), bytes)?;
         self.out.push(b'}');
         self.depth -= 1;
@@ -184,7 +184,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
             self.out.push(separator);
             separator = b',';
             match (field.kind, self.found[at].item) {
-                (SchemaValueType::Message(id), item) => self.element(id, item.bytes()?, field.element_head)?,
+                (SchemaValueType::Message(id), item) => self.element(id, item.bytes()?, &field.element_head)?,
                 (kind, item) => self.value(kind, item)?,
             }
         }
