@@ -5,7 +5,6 @@
 
 mod arguments;
 mod configuration;
-mod default_values;
 mod delegated;
 mod document;
 mod examples;
@@ -41,7 +40,8 @@ use crate::reflect;
 use crate::serve;
 use crate::upstream::{CredentialSource, UpstreamEndpointsConfig};
 
-/// Returns a YAML file with the default and the description of every key. A test generates it from the types.
+/// Returns a YAML file with the default and the description of every key. A test generates the descriptions from the
+/// types, and compares the defaults with those of the modules.
 pub fn defaults() -> &'static str {
     include_str!("../config/example.yaml")
 }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{BoundedDuration, BoundedNumber, address_or_off, one_or_list, one_or_list_schema};
+use super::{defaults, document};
 use crate::auth::{AccessDecider, AuthMode, TokenIdentification};
 use crate::net::Http2Codec;
 use crate::serve::{ReadConsistency, SensitiveKind};
@@ -16,8 +17,8 @@ type PermissionCheckPeriod = BoundedDuration<10, 3_600_000>;
 
 /// The configuration file. The doc comment of each field is its description in docs/CONFIG.md and `config schema`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct Configuration {
     /// Version of this file's format; if absent, the current one
     #[schemars(extend(
@@ -108,15 +109,43 @@ pub(super) struct Configuration {
     /// HTTP/2 on all listeners
     pub(super) http2: Http2Section,
     /// Audit log of requests that the proxy answers
+    #[serde(default)]
     pub(super) audit: AuditConfigSection,
     /// Log lines of the process
     pub(super) log: LogSection,
 }
 
+/// Takes the defaults of sections from the file of defaults.
+macro_rules! default_from_file {
+    ($($name:ident: $section:ty),*) => {$(
+        impl Default for $section {
+            fn default() -> Self {
+                Configuration::default().$name
+            }
+        }
+    )*};
+}
+
+default_from_file! {
+    delegated: DelegatedSection,
+    metrics: MetricsSection,
+    window: WindowSection,
+    feeds: FeedsSection,
+    limits: LimitsSection,
+    log: LogSection
+}
+
+impl Default for Configuration {
+    fn default() -> Self {
+        let read = document::parse_yaml(defaults()).map(serde_json::from_value);
+        read.expect("the file of defaults is YAML").expect("the file of defaults has every key")
+    }
+}
+
 /// Reads across namespaces that RBAC forbids as a whole.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct ReadsSection {
     /// Callers whose forbidden lists and watches across namespaces are filtered
     pub(super) filter: ReadsFilterSection,
@@ -124,8 +153,8 @@ pub(super) struct ReadsSection {
 
 /// Callers with filtered reads.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct ReadsFilterSection {
     /// Groups whose forbidden reads across namespaces show
     /// [permitted namespaces](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
@@ -138,8 +167,8 @@ pub(super) struct ReadsFilterSection {
 
 /// The apiserver, or the proxy tier above this one.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct UpstreamSection {
     /// Kubeconfig without `proxy-url`, reloaded with the files that it names; a changed `server` needs a restart
     #[schemars(extend(
@@ -157,8 +186,8 @@ pub(super) struct UpstreamSection {
 
 /// The certificate of the TCP listeners.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct TlsSection {
     /// PEM chain for the TCP listeners; reloaded. Unix sockets never use TLS
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.crt", "x-bounds" = "with `tls.key`"))]
@@ -176,8 +205,8 @@ pub(super) struct TlsSection {
 
 /// Authentication and authorization of callers.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct DelegatedSection {
     /// CA of client certificates, PEM; reloaded. Common name is the user, organizations are the groups
     #[schemars(extend("x-example" = "/etc/kube-fanout/client-ca.crt", "x-bounds" = "with TLS"))]
@@ -254,8 +283,8 @@ pub(super) struct DelegatedSection {
 
 /// Who may read `metricsBindAddress`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct MetricsSection {
     /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on `/metrics`
     #[schemars(
@@ -269,8 +298,8 @@ pub(super) struct MetricsSection {
 
 /// Certificate of `metricsBindAddress`.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct MetricsTlsSection {
     /// PEM chain for `metricsBindAddress`; reloaded
     #[schemars(extend(
@@ -289,8 +318,8 @@ pub(super) struct MetricsTlsSection {
 
 /// How much history each feed keeps.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct WindowSection {
     /// Bytes of events per feed; at most a quarter of `feeds.memoryMebibytes`
     pub(super) mebibytes: BoundedNumber<1, 1_048_576>,
@@ -302,8 +331,8 @@ pub(super) struct WindowSection {
 
 /// Which resources are cached, and for how long.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct FeedsSection {
     /// Resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can be
     /// watched
@@ -330,8 +359,8 @@ pub(super) struct FeedsSection {
 
 /// Limits on concurrent work.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct LimitsSection {
     /// Connections per listener; at most three quarters of `ulimit -Hn`
     pub(super) connections: BoundedNumber<1, 1_000_000>,
@@ -362,8 +391,8 @@ pub(super) struct LimitsSection {
 
 /// Audit log of requests that the proxy answers.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct AuditConfigSection {
     /// Log file; `-` is standard output. After a rotation it is created again with mode 0600
     #[schemars(extend("x-example" = "/var/log/kube-fanout/audit.log", "x-type" = "path or `-`"))]
@@ -372,8 +401,8 @@ pub(super) struct AuditConfigSection {
 
 /// HTTP/2 on all listeners.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct Http2Section {
     /// HTTP/2 implementation. `hyper` is a fallback with [fewer limits](SECURITY.md#http2-by-hyper)
     #[schemars(
@@ -385,8 +414,8 @@ pub(super) struct Http2Section {
 
 /// Log lines of the process.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-#[schemars(deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
 pub(super) struct LogSection {
     /// `off`, `error`, `warn`, `info`, `debug`, `trace`, or a list such as `info,kube_fanout::reflect=debug`
     #[schemars(extend("x-type" = "filter"))]

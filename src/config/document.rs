@@ -2,7 +2,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::{Segment, Track};
 
-use super::ConfigProblems;
+use super::{ConfigProblems, defaults};
 
 /// Parses the text of a configuration file.
 ///
@@ -25,17 +25,19 @@ fn drop_empty_keys(value: &mut Value) {
     }
 }
 
-/// Deserializes a document. Each invalid value and each unknown key is added to `problems`, and its default is used
-/// instead: an invalid value is removed, and the rest is deserialized again.
+/// Deserializes a document over the file of defaults. Each invalid value and each unknown key is added to `problems`,
+/// and its default is used instead: an invalid value is removed, and the rest is deserialized again.
 pub(super) fn read<T: DeserializeOwned + Default>(mut root: Value, problems: &mut ConfigProblems) -> T {
     if !root.is_object() {
         problems.add("the file: expected a mapping of keys");
         return T::default();
     }
+    let defaults = parse_yaml(defaults()).expect("the file of defaults is YAML");
     loop {
         let mut unknown = Vec::new();
         let mut track = Track::new();
-        let tracked = serde_path_to_error::Deserializer::new(&root, &mut track);
+        let whole = laid_over(defaults.clone(), &root);
+        let tracked = serde_path_to_error::Deserializer::new(&whole, &mut track);
         let error = match serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string())) {
             Ok(read) => {
                 unknown.iter().for_each(|key| problems.add(format!("{key}: unknown key")));
@@ -49,6 +51,20 @@ pub(super) fn read<T: DeserializeOwned + Default>(mut root: Value, problems: &mu
             // No value was removed, so another attempt would fail in the same way.
             return T::default();
         }
+    }
+}
+
+/// Replaces the values of `below` that `above` has too.
+fn laid_over(below: Value, above: &Value) -> Value {
+    match (below, above) {
+        (Value::Object(mut entries), Value::Object(above)) => {
+            for (key, above) in above {
+                let below = entries.remove(key).unwrap_or_default();
+                entries.insert(key.clone(), laid_over(below, above));
+            }
+            Value::Object(entries)
+        }
+        (_, above) => above.clone(),
     }
 }
 

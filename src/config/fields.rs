@@ -14,11 +14,6 @@ use serde_json::Value;
 pub(super) struct BoundedNumber<const MIN: usize, const MAX: usize>(usize);
 
 impl<const MIN: usize, const MAX: usize> BoundedNumber<MIN, MAX> {
-    /// Creates a number within the bounds. `number` must be within them, as defaults are.
-    pub(super) const fn new(number: usize) -> Self {
-        Self(number)
-    }
-
     pub(super) const fn get(self) -> usize {
         self.0
     }

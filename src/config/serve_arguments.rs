@@ -5,7 +5,6 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde_json::to_value;
 
 use super::configuration::{Configuration, TlsSection};
-use super::default_values::DEFAULT_LISTEN;
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, document, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, FilteredCallers, WebOrigin};
 use crate::net::ListenAddress;
@@ -249,7 +248,7 @@ fn parse_servers(named: &[String], problems: &mut ConfigProblems) -> UpstreamEnd
 }
 
 fn parse_listen_addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
-    let named = if named.is_empty() { vec![DEFAULT_LISTEN.to_owned()] } else { named };
+    let named = if named.is_empty() { Configuration::default().listen } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
