@@ -1,10 +1,7 @@
 use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
 
-use tokio::sync::OnceCell;
-
-use super::retained_snapshots::RetainedSnapshotGuard;
 use crate::wire::{ListItemLengths, ObjectRevision, Representation};
 use kubeapi::ObjectKey;
 
@@ -25,15 +22,6 @@ pub struct ObjectChunk {
     written: AtomicU8,
 }
 
-/// The chunks of one state, computed at the first list and shared by all lists.
-#[derive(Debug, Default)]
-pub(super) struct ChunkIndex {
-    content: u64,
-    chunks: OnceCell<Arc<[ObjectChunk]>>,
-    /// The registration as a past state, set once the state is no longer the current one.
-    past: OnceLock<RetainedSnapshotGuard>,
-}
-
 /// Divides a sorted state into chunks, object by object.
 #[derive(Debug)]
 pub struct ObjectChunkBuilder {
@@ -45,8 +33,6 @@ pub struct ObjectChunkBuilder {
     ends: bool,
 }
 
-/// The number of objects processed between two yields to other tasks: about half a millisecond.
-const CUT_AT_A_TIME: usize = 2_048;
 /// A secret seed, so that a client that chooses object names cannot predict chunk names.
 static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
@@ -79,6 +65,11 @@ impl ObjectChunk {
 }
 
 impl ObjectChunkBuilder {
+    /// Returns a builder for objects of a content.
+    pub(super) fn new(content: u64) -> Self {
+        Self { content, chunk: None, ends: false }
+    }
+
     /// Adds the next object. If the object starts a new chunk, returns the completed one.
     pub fn push(&mut self, object: &ObjectRevision) -> Option<ObjectChunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
@@ -100,41 +91,6 @@ impl ObjectChunkBuilder {
     /// Returns the last chunk of the state.
     pub fn end(self) -> Option<ObjectChunk> {
         self.chunk
-    }
-}
-
-impl ChunkIndex {
-    pub(super) fn of_content(content: u64) -> Self {
-        Self { content, chunks: OnceCell::new(), past: OnceLock::new() }
-    }
-
-    /// Records that the state is no longer the current one.
-    pub(super) fn left(&self, past: RetainedSnapshotGuard) {
-        let _ = self.past.set(past);
-    }
-
-    pub(super) fn is_made(&self) -> bool {
-        self.chunks.initialized()
-    }
-
-    pub(super) fn chunker(&self) -> ObjectChunkBuilder {
-        ObjectChunkBuilder { content: self.content, chunk: None, ends: false }
-    }
-
-    /// Returns the chunks of all objects of the state. It yields to other tasks regularly.
-    pub(super) async fn chunks(&self, objects: impl Iterator<Item = &Arc<ObjectRevision>>) -> Arc<[ObjectChunk]> {
-        let cut = async || {
-            let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
-            for (index, object) in objects.enumerate() {
-                chunks.extend(chunker.push(object));
-                if index % CUT_AT_A_TIME == CUT_AT_A_TIME - 1 {
-                    tokio::task::yield_now().await;
-                }
-            }
-            chunks.extend(chunker.end());
-            chunks.into()
-        };
-        self.chunks.get_or_init(cut).await.clone()
     }
 }
 

@@ -58,6 +58,8 @@ pub struct VersionTooOld {
 /// The maximum number of changes that are undone to rebuild a past state: about a millisecond of work, under a shared
 /// lock.
 const UNDONE_CHANGES_MAX: usize = 2_000;
+/// Makes a cursor skip no version: a further event at the newest version is not part of the state.
+const SKIP_NONE: ResourceVersion = ResourceVersion(0);
 
 impl CacheReader {
     /// Applies new history limits to the feed.
@@ -240,39 +242,35 @@ impl CacheReader {
         // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
-        match start {
+        let (snapshot, after, skip) = match start {
             WatchStartPosition::After(rv) => {
                 let floor = timeline.ring.floor_of(&view);
                 if rv < floor {
                     return Err(VersionTooOld { requested: rv, floor });
                 }
-                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, rv, view, &key) })
+                (None, rv, rv)
             }
             WatchStartPosition::Current if timeline.confirmed_at().is_some() => {
                 // Later events below that version cancel each other out, so the watch skips them.
                 let snapshot = timeline.served();
-                let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
-                Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
+                let rv = snapshot.rv;
+                (Some(snapshot), rv, rv)
             }
             WatchStartPosition::Current | WatchStartPosition::UpstreamProgress => {
                 // A feed that has ended has no state: the watch ends before it has sent anything.
                 let snapshot = (!timeline.has_ended).then(|| timeline.snapshot());
-                Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
+                (snapshot, timeline.progress, SKIP_NONE)
             }
-        }
+        };
+        Ok(OpenedWatch { snapshot, cursor: self.cursor(&mut timeline, after, skip, view, &key) })
     }
 
     /// Opens a watch at the end of the history, without a state.
     pub fn open_at_end(&self, view: CollectionView) -> OpenedWatch {
         let key = LaneKey::of(&view);
-        OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
-    }
-
-    /// Opens a cursor at the end of the history that skips no version: a further event at the newest version is not
-    /// part of the state.
-    fn cursor_at_end(&self, timeline: &mut FeedTimeline, view: CollectionView, key: &LaneKey) -> FeedCursor {
-        let progress = timeline.progress;
-        self.cursor(timeline, progress, ResourceVersion::default(), view, key)
+        let mut timeline = self.shared.timeline.write();
+        let after = timeline.progress;
+        OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, after, SKIP_NONE, view, &key) }
     }
 
     fn cursor(

@@ -1,9 +1,10 @@
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use imbl::OrdMap;
+use tokio::sync::OnceCell;
 
-use super::chunks::ChunkIndex;
+use super::retained_snapshots::RetainedSnapshotGuard;
 use super::{CollectionView, FeedEvent, ObjectChunk, ObjectChunkBuilder};
 use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -19,6 +20,15 @@ pub struct FeedSnapshot {
     pub(super) capture_point: SnapshotCapturePoint,
 }
 
+/// The chunks of one state, computed at the first list and shared by all lists.
+#[derive(Debug, Default)]
+pub(super) struct ChunkIndex {
+    content: u64,
+    chunks: OnceCell<Arc<[ObjectChunk]>>,
+    /// The registration as a past state, set once the state is no longer the current one.
+    past: OnceLock<RetainedSnapshotGuard>,
+}
+
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SnapshotCapturePoint {
@@ -30,6 +40,8 @@ pub(super) struct SnapshotCapturePoint {
 
 /// The number of bytes compared between two yields to other tasks: about a tenth of a millisecond.
 const COMPARED_AT_A_TIME: usize = 1 << 20;
+/// The number of objects processed between two yields to other tasks: about half a millisecond.
+const CUT_AT_A_TIME: usize = 2_048;
 
 impl FeedSnapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<ObjectRevision>>) -> Self {
@@ -93,9 +105,20 @@ impl FeedSnapshot {
         found
     }
 
-    /// Returns all objects as chunks, computed once for all readers.
+    /// Returns all objects as chunks, computed once for all readers. It yields to other tasks regularly.
     pub async fn chunks(&self) -> Arc<[ObjectChunk]> {
-        self.chunk_index.chunks(self.iter()).await
+        let cut = async || {
+            let (mut chunker, mut chunks) = (self.chunker(), Vec::new());
+            for (index, object) in self.iter().enumerate() {
+                chunks.extend(chunker.push(object));
+                if index % CUT_AT_A_TIME == CUT_AT_A_TIME - 1 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            chunks.extend(chunker.end());
+            chunks.into()
+        };
+        self.chunk_index.chunks.get_or_init(cut).await.clone()
     }
 
     /// Iterates over the state's objects that belong to a chunk.
@@ -105,7 +128,7 @@ impl FeedSnapshot {
 
     /// Returns a chunker for a subset of the state's objects.
     pub fn chunker(&self) -> ObjectChunkBuilder {
-        self.chunk_index.chunker()
+        ObjectChunkBuilder::new(self.chunk_index.content)
     }
 
     /// Iterates over the objects that match `view`, in key order, from the first key that is not before `start`
@@ -142,6 +165,21 @@ impl FeedSnapshot {
         let range = (as_key(range.0), as_key(range.1));
         let range = if empty { None } else { Some(self.objects.range(range)) };
         range.into_iter().flatten().map(|(_, object)| object)
+    }
+}
+
+impl ChunkIndex {
+    pub(super) fn of_content(content: u64) -> Self {
+        Self { content, chunks: OnceCell::new(), past: OnceLock::new() }
+    }
+
+    /// Records that the state is no longer the current one.
+    pub(super) fn left(&self, past: RetainedSnapshotGuard) {
+        let _ = self.past.set(past);
+    }
+
+    pub(super) fn is_made(&self) -> bool {
+        self.chunks.initialized()
     }
 }
 

@@ -3,9 +3,8 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::budget::FeedMemoryAccounts;
-use super::chunks::ChunkIndex;
 use super::retained_snapshots::RetainedSnapshotAccounting;
-use super::snapshot::SnapshotCapturePoint;
+use super::snapshot::{ChunkIndex, SnapshotCapturePoint};
 use super::{FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};

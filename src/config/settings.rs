@@ -17,43 +17,23 @@ pub struct SettingChanges {
     pub restart: Vec<String>,
 }
 
-/// The keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
-const RELOADABLE: [&str; 34] = [
+/// The keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"), besides those of
+/// [`RELOADABLE_SECTIONS`]. All others require a restart.
+const RELOADABLE: [&str; 10] = [
     "allowedHosts",
     "allowedOrigins",
     "consistency",
     "drain",
     "execOnLoopback",
-    "feeds.heldSnapshotAge",
-    "feeds.heldSnapshots",
-    "feeds.idle",
-    "feeds.resources",
-    "feeds.selfCheck",
-    "feeds.sensitive",
-    "feeds.syncWait",
-    "limits.anonymousForwards",
-    "limits.connectionAge",
-    "limits.connections",
-    "limits.forwards",
-    "limits.forwardsPerCaller",
-    "limits.listMebibytes",
-    "limits.minRequestTimeout",
-    "limits.streams",
-    "limits.streamsPerCaller",
-    "limits.unreadyForwards",
-    "limits.watches",
-    "limits.watchesPerCaller",
     "log.level",
     "preload",
-    "reads.filter.groups",
-    "reads.filter.users",
     "readyStaleMax",
-    "window.age",
-    "window.events",
-    "window.mebibytes",
     "apiVersion",
     "kind",
 ];
+const RELOADABLE_SECTIONS: [&str; 4] = ["feeds.", "limits.", "reads.", "window."];
+/// The keys of these sections that require a restart.
+const NOT_RELOADABLE: [&str; 1] = ["feeds.memoryMebibytes"];
 
 /// The meaning of other keys depends on these. If one of them changes, no key is applied: a file that grants much under
 /// `auth: delegated` would grant it to everyone under `auth: none`.
@@ -84,7 +64,7 @@ impl FlatConfigSettings {
 
     /// The changes if these settings replace `running` in a process that was started with `started`.
     pub fn changes(&self, started: &Self, running: &Self) -> SettingChanges {
-        let is_reloaded = |key: &&str| RELOADABLE.contains(key);
+        let is_reloaded = |key: &&str| is_reloadable(key);
         let mut restart: Vec<_> = self.differing(started).into_iter().filter(|key| !is_reloaded(key)).collect();
         let mut applicable: Vec<_> = self.differing(running).into_iter().filter(is_reloaded).collect();
         if restart.iter().any(|key| MODE_KEYS.contains(key)) {
@@ -109,6 +89,11 @@ impl FlatConfigSettings {
     }
 }
 
+fn is_reloadable(key: &str) -> bool {
+    let is_in_section = RELOADABLE_SECTIONS.iter().any(|section| key.starts_with(section));
+    RELOADABLE.contains(&key) || (is_in_section && !NOT_RELOADABLE.contains(&key))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,17 +112,19 @@ mod tests {
         let text = include_str!("../../docs/CONFIG.md");
         let (_, below) = text.split_once("## Reloading").expect("a section");
         let (section, _) = below.split_once("\n## ").unwrap_or((below, ""));
-        for key in RELOADABLE.iter().chain(&MODE_KEYS) {
+        for key in RELOADABLE.iter().chain(&NOT_RELOADABLE).chain(&MODE_KEYS) {
             assert!(settings.0.contains_key(*key), "{key} is not a key");
         }
-        // The document names these sections as a whole.
-        let is_in_section =
-            |key: &str| ["reads.", "window.", "limits.", "feeds."].iter().any(|name| key.starts_with(name));
-        let is_exception = |key: &str| MODE_KEYS.contains(&key) || key == "feeds.memoryMebibytes";
+        for name in RELOADABLE_SECTIONS {
+            let names_section = section.contains(&format!("`{}`", name.trim_end_matches('.')));
+            assert!(names_section && settings.0.keys().any(|key| key.starts_with(name)), "{name} in the document");
+        }
         let is_header = |key: &str| ["apiVersion", "kind"].contains(&key);
-        for key in settings.0.keys().map(String::as_str).filter(|key| !is_header(key)) {
-            let is_named = section.contains(&format!("`{key}`")) || is_in_section(key);
-            assert_eq!(is_named && !is_exception(key), RELOADABLE.contains(&key), "{key} in the document");
+        for key in settings.0.keys().filter(|key| !is_header(key)) {
+            let is_named = section.contains(&format!("`{key}`"));
+            let is_exception = NOT_RELOADABLE.contains(&&**key) || MODE_KEYS.contains(&&**key);
+            let is_in_section = RELOADABLE_SECTIONS.iter().any(|name| key.starts_with(name));
+            assert_eq!((is_named || is_in_section) && !is_exception, is_reloadable(key), "{key} in the document");
         }
     }
 
