@@ -13,7 +13,7 @@ use crate::config::{FlatConfigSettings, ServeArguments, ServeSettings};
 use crate::feeds::FeedRegistry;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
-use crate::serve::{CacheCoverage, HttpFrontend, ServeConfig};
+use crate::serve::HttpFrontend;
 use base::{BackgroundTasks, Reloadable, WatchedFile};
 
 /// The sources of a running application's configuration.
@@ -159,12 +159,10 @@ impl ReloadableSettings {
     }
 }
 
-/// Returns the running configuration, updated with those new settings that can change at run time.
+/// Returns the running configuration, updated with those new settings that can change at run time. `serve` and `feeds`
+/// keep the parts of theirs that cannot.
 fn merged(running: &ServeSettings, new: &ServeSettings, settings: FlatConfigSettings) -> ServeSettings {
-    let (now, coverage) = (running.clone(), &running.serve.coverage);
-    let coverage =
-        CacheCoverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..new.serve.coverage.clone() };
-    let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
+    let now = running.clone();
     let mut log = now.log.clone();
     log.level.clone_from(&new.log.level);
     ServeSettings {
@@ -172,8 +170,8 @@ fn merged(running: &ServeSettings, new: &ServeSettings, settings: FlatConfigSett
         allowed_origins: new.allowed_origins.clone(),
         preload: new.preload.clone(),
         ready_stale_max: new.ready_stale_max,
-        serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..new.serve.clone() },
-        cache: now.cache.keeping(&new.cache),
+        serve: new.serve.clone(),
+        cache: new.cache.clone(),
         reflect: ReflectConfig { retry: now.reflect.retry, ..new.reflect.clone() },
         connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..new.connections.clone() },
         drain: new.drain,
