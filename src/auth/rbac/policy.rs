@@ -85,7 +85,7 @@ pub(super) struct RbacKindState {
 pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
 /// The maximum number of bindings of a user and its groups that are looked at for one access. Upstream is asked about
 /// what they do not allow.
-const CANDIDATES_MAX: usize = 256;
+pub(super) const CANDIDATES_MAX: usize = 256;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
@@ -143,13 +143,8 @@ impl RbacPolicy {
         !self.changes_only && self.kinds.iter().all(|kind| kind.is_loaded && !kind.is_incomplete && !kind.is_too_large)
     }
 
-    /// Returns the apiserver's reason for allowing an access; `None` if no rule allows it, or if not all objects are
-    /// known.
-    pub fn allows(&self, user: &User, access: &AccessAttributes) -> Option<String> {
-        self.find_grant(user, access).map(|grant| grant.reason)
-    }
-
-    /// Returns an allow decision and the objects that it follows from; `None` as in [`RbacPolicy::allows`].
+    /// Returns an allow decision and the objects that it follows from; `None` if no rule allows the access, or if not all
+    /// objects are known.
     ///
     /// If several bindings allow the access, those of cluster roles come first. Among them, the apiserver's order is
     /// undefined.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::RbacKind::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use super::*;
+use crate::auth::tests::info;
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
 fn change(event: &str, object: &Value) -> RbacEvent {
@@ -107,7 +108,7 @@ fn assert_rule(rule: Value, allowed: &[&str], not_known: &[&str]) {
         role(ClusterRole, "r", Value::from(vec![rule])),
         binding(ClusterRoleBinding, "b", "ClusterRole/r", &["User/ada"]),
     ]);
-    let is_allowed = |text: &&str| policy.allows(&user("ada", &[]), &access(text)).is_some();
+    let is_allowed = |text: &&str| policy.find_grant(&user("ada", &[]), &access(text)).is_some();
     assert_eq!(allowed.iter().filter(|text| is_allowed(text)).collect::<Vec<_>>(), allowed.iter().collect::<Vec<_>>());
     assert_eq!(not_known.iter().filter(|text| is_allowed(text)).collect::<Vec<_>>(), [&""; 0]);
 }
@@ -195,7 +196,7 @@ fn role_binding_applies_only_in_its_namespace() {
         [("ada", vec!["get :t1:pods:"]), ("bob", vec!["get :t1:pods:"]), ("cleo", vec![]), ("dan", vec![])]
     {
         let all = ["get :t1:pods:", "get :t2:pods:", "get ::pods:", "get ::nodes:", "get /", "get :t:pods:"];
-        let are = all.into_iter().filter(|text| policy.allows(&user(name, &[]), &access(text)).is_some());
+        let are = all.into_iter().filter(|text| policy.find_grant(&user(name, &[]), &access(text)).is_some());
         assert_eq!(are.collect::<Vec<_>>(), allowed, "{name}");
     }
 }
@@ -232,7 +233,7 @@ fn subjects_apply_by_kind_and_exact_name() {
             ("sa", user("sa", &[])),
             ("nobody", user("", &[])),
         ];
-        let applies = |user: &User| policy.allows(user, &access("get /")).is_some();
+        let applies = |user: &User| policy.find_grant(user, &access("get /")).is_some();
         let names: Vec<_> = users.iter().filter(|(_, user)| applies(user)).map(|(name, _)| *name).collect();
         assert_eq!(names, of, "{subject}");
     }
@@ -248,7 +249,7 @@ fn service_account_namespace_defaults_to_that_of_the_binding() {
     ]);
     for (name, is_allowed) in [("t1:sa", true), ("t2:sa", false), (":sa", false), ("sa", false)] {
         let user = user(&format!("system:serviceaccount:{name}"), &[]);
-        assert_eq!(policy.allows(&user, &access("get :t1:pods:")).is_some(), is_allowed, "{name}");
+        assert_eq!(policy.find_grant(&user, &access("get :t1:pods:")).is_some(), is_allowed, "{name}");
     }
 }
 
@@ -260,7 +261,7 @@ fn missing_or_unknown_role_grants_nothing() {
         binding(RoleBinding, "t1/c", "Unknown/all", &["User/ada"]),
         role(Role, "t1/all", everything()),
     ]);
-    let is_allowed = |policy: &RbacPolicy| policy.allows(&user("ada", &[]), &access("get :t1:pods:")).is_some();
+    let is_allowed = |policy: &RbacPolicy| policy.find_grant(&user("ada", &[]), &access("get :t1:pods:")).is_some();
     assert!(!is_allowed(&policy));
     let (kind, role) = role(ClusterRole, "all", everything());
     for (event, expected) in [("ADDED", true), ("MODIFIED", true), ("DELETED", false)] {
@@ -281,7 +282,49 @@ fn absent_lists_are_read_as_empty() {
         object(ClusterRoleBinding, "e", json!({})),
     ]);
     assert!(policy.is_complete());
-    assert_eq!(policy.allows(&user("ada", &[]), &access("get /")), None);
+    assert_eq!(policy.find_grant(&user("ada", &[]), &access("get /")), None);
+}
+
+/// Above a limit upstream is asked, so that a neighbour's many bindings and rules cost little.
+#[test]
+fn decision_looks_at_a_limited_number_of_bindings_and_rules() {
+    let one = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["p"]}]);
+    let bound = |kind, name: &str, role: &str| binding(kind, name, &format!("ClusterRole/{role}"), &["User/ada"]);
+    for (others, is_found) in [(policy::CANDIDATES_MAX - 1, true), (policy::CANDIDATES_MAX, false)] {
+        let mut objects = vec![role(ClusterRole, "r", one.clone()), bound(RoleBinding, "t1/r", "r")];
+        objects.extend((0..others).map(|nth| bound(ClusterRoleBinding, &nth.to_string(), "missing")));
+        let found = policy(objects).find_grant(&user("ada", &[]), &access("get :t1:pods:p"));
+        assert_eq!(found.is_some(), is_found, "{others} other bindings");
+    }
+    let other = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["other"]});
+    for (others, is_found) in [(rule::RULES_MAX - 1, true), (rule::RULES_MAX, false)] {
+        let mut rules = vec![other.clone(); others];
+        rules.push(one[0].clone());
+        let objects = [role(ClusterRole, "r", Value::from(rules)), bound(ClusterRoleBinding, "b", "r")];
+        let found = policy(objects).find_grant(&user("ada", &[]), &access("get :t1:pods:p"));
+        assert_eq!(found.is_some(), is_found, "{others} other rules");
+    }
+}
+
+/// For the apiserver such a list is one of the whole cluster.
+#[test]
+fn namespace_in_a_field_selector_is_not_that_of_the_access() {
+    let policy = policy([
+        role(ClusterRole, "all", everything()),
+        binding(RoleBinding, "t1/b", "ClusterRole/all", &["User/ada"]),
+    ]);
+    for (path, is_allowed) in [
+        ("/api/v1/namespaces/t1/pods", true),
+        ("/api/v1/namespaces/t1/pods?fieldSelector=metadata.namespace%3Dt2", true),
+        ("/api/v1/pods?fieldSelector=metadata.namespace%3Dt1", false),
+        ("/api/v1/pods?fieldSelector=metadata.namespace%3D", false),
+        ("/api/v1/nodes?fieldSelector=metadata.namespace%3Dt1", false),
+        ("/api/v1/nodes?fieldSelector=metadata.namespace%3Dt1,metadata.name%3Dn", false),
+        ("/apis/rbac.authorization.k8s.io/v1/clusterroles?watch=1&fieldSelector=metadata.namespace%3Dt1", false),
+    ] {
+        let access = AccessAttributes::from_request(&info(path));
+        assert_eq!(policy.find_grant(&user("ada", &[]), &access).is_some(), is_allowed, "{path}");
+    }
 }
 
 /// The text is that of the apiserver, so that logs and audit records do not differ.
@@ -295,7 +338,7 @@ fn reason_names_binding_role_and_first_subject() {
         binding(RoleBinding, "t1/c", "Role/r", &["ServiceAccount/sb"]),
     ]);
     let ada = user("ada", &["dev \u{7}\u{fc}"]);
-    let reason = |user: &User, text: &str| policy.allows(user, &access(text)).unwrap_or_default();
+    let reason = |user: &User, text: &str| policy.find_grant(user, &access(text)).expect("a grant").reason;
     let expected = r#"RBAC: allowed by ClusterRoleBinding "a\"b" of ClusterRole "view" to Group "dev \aü""#;
     assert_eq!(reason(&ada, "get :t1:pods:"), expected);
     let expected = r#"RBAC: allowed by RoleBinding "b/t1" of Role "r" to ServiceAccount "sa/t2""#;
@@ -311,7 +354,7 @@ fn reason_names_binding_role_and_first_subject() {
 fn nothing_is_decided_until_all_kinds_are_known() {
     let objects =
         || [role(ClusterRole, "all", everything()), binding(ClusterRoleBinding, "b", "ClusterRole/all", &["User/ada"])];
-    let is_allowed = |policy: &RbacPolicy| policy.allows(&user("ada", &[]), &access("get /")).is_some();
+    let is_allowed = |policy: &RbacPolicy| policy.find_grant(&user("ada", &[]), &access("get /")).is_some();
     for kind in RbacKind::ALL {
         let mut policy = policy(objects());
         assert!(is_allowed(&policy) && policy.is_complete());
@@ -344,7 +387,7 @@ fn changed_binding_grants_nothing_to_its_former_subjects() {
         let mut policy = policy([role(ClusterRole, "all", everything()), of(&["User/ada", "Group/dev"])]);
         let allowed = |policy: &RbacPolicy| {
             let users = [user("ada", &[]), user("bob", &["dev"]), user("cleo", &[])];
-            users.map(|user| policy.allows(&user, &access("get :t1:pods:")).is_some())
+            users.map(|user| policy.find_grant(&user, &access("get :t1:pods:")).is_some())
         };
         assert_eq!(allowed(&policy), [true, true, false]);
         policy.apply(kind, change("MODIFIED", &of(&["User/cleo"]).1));
@@ -361,7 +404,7 @@ fn cleared_bindings_grant_nothing_after_a_reload() {
         let name = if kind == RoleBinding { "t1/b" } else { "b" };
         let mut policy =
             policy([role(ClusterRole, "all", everything()), binding(kind, name, "ClusterRole/all", &["User/ada"])]);
-        let is_allowed = |policy: &RbacPolicy| policy.allows(&user("ada", &[]), &access("get :t1:pods:")).is_some();
+        let is_allowed = |policy: &RbacPolicy| policy.find_grant(&user("ada", &[]), &access("get :t1:pods:")).is_some();
         assert!(is_allowed(&policy));
         policy.clear_kind(kind);
         policy.set_loaded(kind);
@@ -386,7 +429,7 @@ fn objects_above_the_memory_limit_stop_decisions() {
             role(ClusterRole, "all", everything()),
             binding(ClusterRoleBinding, "b", "ClusterRole/all", &["User/ada"]),
         ]);
-        let is_allowed = |policy: &RbacPolicy| policy.allows(&user("ada", &[]), &access("get /")).is_some();
+        let is_allowed = |policy: &RbacPolicy| policy.find_grant(&user("ada", &[]), &access("get /")).is_some();
         // Two of these objects fit.
         policy.kinds[kind as usize].bytes = policy::KIND_BYTES_MAX - 5_000;
         for nth in [0, 1, 1] {

@@ -161,7 +161,7 @@ fn verdict(
     is_allowed: bool,
     reason: &str,
 ) -> Option<String> {
-    let local = policy.allows(user, access);
+    let local = policy.find_grant(user, access).map(|grant| grant.reason);
     let different = match &local {
         Some(_) if !is_allowed => "OVER-GRANT",
         None if is_allowed && reason.starts_with(BY_RBAC) => "UNDER-GRANT",
@@ -214,7 +214,7 @@ pub fn contradiction(policy: &RbacPolicy, user: &User, probe: &Probe, status: u1
     let target = probe.target();
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let access = AccessAttributes::from_request(&RequestInfo::parse(probe.method, path, &UrlQuery::parse(query)).ok()?);
-    let local = policy.allows(user, &access);
+    let local = policy.find_grant(user, &access).map(|grant| grant.reason);
     // Other authorizers allow more to nodes and administrators.
     let by_others = ["system:nodes", "system:masters"].map(str::to_owned);
     let is_only_rbac = !user.groups.iter().any(|group| by_others.contains(group));
