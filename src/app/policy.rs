@@ -29,6 +29,17 @@ struct RbacWatcher {
     retry_after: Duration,
 }
 
+/// Whether the feed of a kind reports changes as they happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RbacFeedLiveness {
+    /// Changes have been observed late, or not at all, since this time.
+    Stale { since: Instant },
+    /// The stream is open since this time. A server that lags, or whose storage was restored, continues an old version.
+    Unproven { since: Instant },
+    /// The stream is open, and the objects have caught up with upstream after it was opened.
+    Live,
+}
+
 /// The longest time that listeners continue without a lease.
 pub(super) const LINGER_MAX: Duration = Duration::from_secs(60);
 /// The number of bytes pulled at a time.
@@ -128,34 +139,34 @@ impl RbacWatcher {
             }
             let Some(mut cursor) = self.begin(feed).await else { return };
             let (mut frames, mut continues) = (Vec::new(), true);
-            // When the stream was opened that is still to prove that the objects are current.
-            let mut unproven = None;
-            let mut is_proven = !self.authorizer.decides_by_rbac();
+            let mut liveness = RbacFeedLiveness::Stale { since: Instant::now() };
             while continues {
                 let now = *state.borrow_and_update();
-                match stale_since(now) {
-                    None if is_proven => self.authorizer.set_policy_feed(self.kind, None),
-                    None => _ = unproven.get_or_insert_with(Instant::now),
-                    since => {
-                        self.authorizer.set_policy_feed(self.kind, since);
-                        (unproven, is_proven) = (None, !self.authorizer.decides_by_rbac());
-                    }
+                // The feed gives up its history before it has the next one.
+                if now == FeedState::Syncing {
+                    break;
+                }
+                liveness = liveness.after(now, self.authorizer.decides_by_rbac(), Instant::now());
+                match liveness {
+                    RbacFeedLiveness::Stale { since } => self.set_stale(since),
+                    RbacFeedLiveness::Unproven { .. } => {}
+                    RbacFeedLiveness::Live => self.authorizer.set_policy_feed(self.kind, None),
                 }
                 continues = tokio::select! {
                     biased;
                     continues = pull(&mut cursor, &mut frames) => continues,
                     changed = state.changed() => changed.is_ok(),
-                    () = proven(feed, unproven) => {
-                        (unproven, is_proven) = (None, true);
+                    () = liveness.proven(feed) => {
+                        liveness = RbacFeedLiveness::Live;
                         true
                     }
                 };
                 frames.drain(..).for_each(|frame| self.apply(&frame));
             }
-            // The feed has started a new history or has ended: changes may have been missed.
+            // Changes may have been missed.
             self.set_stale(Instant::now());
-            if *state.borrow() == FeedState::Syncing && self.authorizer.decides_by_rbac() {
-                // Upstream's history is another one, so the objects may never have been in it.
+            if !matches!(*state.borrow(), FeedState::Ended(_)) && self.authorizer.decides_by_rbac() {
+                // The objects may never have been in upstream's present history.
                 self.authorizer.clear_policy(self.kind);
             }
         }
@@ -204,20 +215,25 @@ impl RbacWatcher {
     }
 }
 
-/// Completes when the feed has caught up with upstream as of a time; never, if there is none.
-async fn proven(feed: &FeedHandle, since: Option<Instant>) {
-    match since {
-        Some(since) => feed.freshness.wait_proven(since).await,
-        None => std::future::pending().await,
+impl RbacFeedLiveness {
+    /// Returns the liveness in a state of the feed that is observed at `now`. Decisions by the objects need the proof;
+    /// to end leases, an open stream suffices.
+    fn after(self, state: FeedState, needs_proof: bool, now: Instant) -> Self {
+        match (state, self) {
+            (FeedState::Live, Self::Stale { .. }) if needs_proof => Self::Unproven { since: now },
+            (FeedState::Live, Self::Stale { .. } | Self::Live) => Self::Live,
+            (FeedState::Live, Self::Unproven { since }) => Self::Unproven { since },
+            (FeedState::Stale { since }, _) => Self::Stale { since },
+            (FeedState::Syncing | FeedState::Ended(_), _) => Self::Stale { since: now },
+        }
     }
-}
 
-/// Returns the time since which a feed has observed changes late; `None` if it is live.
-fn stale_since(state: FeedState) -> Option<Instant> {
-    match state {
-        FeedState::Live => None,
-        FeedState::Stale { since } => Some(since),
-        FeedState::Syncing | FeedState::Ended(_) => Some(Instant::now()),
+    /// Completes when the objects are proven to be current; never, unless that is what is missing.
+    async fn proven(self, feed: &FeedHandle) {
+        match self {
+            Self::Unproven { since } => feed.freshness.wait_proven(since).await,
+            Self::Stale { .. } | Self::Live => std::future::pending().await,
+        }
     }
 }
 
@@ -230,3 +246,6 @@ async fn pull(cursor: &mut FeedCursor, frames: &mut Vec<Bytes>) -> bool {
     })
     .await
 }
+
+#[cfg(test)]
+mod tests;
