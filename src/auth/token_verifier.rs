@@ -103,6 +103,8 @@ enum Unproven {
 /// The maximum number of verified tokens, and how long they are kept without use.
 const VERIFIED_MAX: u64 = 32_768;
 const VERIFIED_IDLE_MAX: Duration = Duration::from_secs(3600);
+/// How long a kind of objects is followed at least after its last use.
+const FOLLOW_IDLE_MIN: Duration = Duration::from_secs(600);
 /// The maximum number of rejected tokens, and how long they are reviewed.
 const REJECTED_MAX: u64 = 32_768;
 const REJECTED_TTL: Duration = Duration::from_secs(600);
@@ -129,7 +131,7 @@ impl TokenVerifier {
         for kind in BoundKind::ALL {
             let TokenVerifierState { client, objects, keys, .. } = &*verifier.shared;
             let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.cloned());
-            let follower = BoundObjectFollower { client, objects, keys, kind, node };
+            let follower = BoundObjectFollower { client, objects, keys, kind, node, idle_max: idle_max(config) };
             tasks.spawn_critical("bound objects", follower.run());
         }
         verifier
@@ -378,6 +380,12 @@ impl Unproven {
             Self::Audience => "audience",
         }
     }
+}
+
+/// Returns how long a kind of objects is followed after its last use. It is longer than the time between two reviews of
+/// the token of an open watch, which are uses.
+fn idle_max(config: &AuthConfig) -> Duration {
+    FOLLOW_IDLE_MIN.max(2 * config.recheck.max(config.recheck_tokens))
 }
 
 fn parse(token: &BearerToken) -> Result<ParsedToken<'_>, Unproven> {

@@ -232,10 +232,10 @@ impl BoundObjects {
         known.version = known.version.max(version);
     }
 
-    /// Records whether changes are received.
-    pub(super) fn set_live(&self, kind: BoundKind, is_live: bool) {
+    /// Records whether changes are received; if not, since when.
+    pub(super) fn set_live(&self, kind: BoundKind, stale_since: Option<Instant>) {
         let mut known = self.of(kind).known.write();
-        known.stale_since = (!is_live).then(|| known.stale_since.unwrap_or_else(Instant::now));
+        known.stale_since = stale_since.map(|since| known.stale_since.unwrap_or(since));
     }
 
     /// Signals the tokens that are bound to these objects, which no longer exist.

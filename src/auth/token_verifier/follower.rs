@@ -23,6 +23,8 @@ pub(super) struct BoundObjectFollower {
     pub(super) kind: BoundKind,
     /// The node whose objects are followed; `None` for all.
     pub(super) node: Option<Arc<str>>,
+    /// How long the kind is followed after its last use.
+    pub(super) idle_max: Duration,
 }
 
 #[derive(Deserialize)]
@@ -66,8 +68,6 @@ struct WatchEvent<'a> {
     object: &'a serde_json::value::RawValue,
 }
 
-/// How long a kind is followed after its last use.
-const IDLE_MAX: Duration = Duration::from_secs(600);
 const PAGE_LIMIT: usize = 1_000;
 /// The maximum size of a page, and of an event, in bytes.
 const PAGE_BYTES_MAX: usize = 128 << 20;
@@ -87,7 +87,7 @@ impl BoundObjectFollower {
             self.objects.needed(self.kind).await;
             tokio::select! {
                 biased;
-                () = self.objects.idle(self.kind, IDLE_MAX) => {}
+                () = self.objects.idle(self.kind, self.idle_max) => {}
                 never = self.follow(&mut is_reported) => match never {},
             }
         }
@@ -131,8 +131,9 @@ impl BoundObjectFollower {
         self.objects.reached(self.kind, version);
         loop {
             let began = Instant::now();
-            let ended = self.watch(&mut version).await;
-            self.objects.set_live(self.kind, false);
+            let mut last_sign = began;
+            let ended = self.watch(&mut version, &mut last_sign).await;
+            self.objects.set_live(self.kind, Some(last_sign));
             self.objects.reached(self.kind, version);
             ended?;
             if began.elapsed() < ORDINARY_MIN {
@@ -172,13 +173,13 @@ impl BoundObjectFollower {
         self.client.read_at_most(response, PAGE_BYTES_MAX).await
     }
 
-    /// Follows the objects from a version, which it advances, until upstream ends the watch. A watch that sends nothing
-    /// fails: a server that has stopped to send may accept the next one, too.
-    async fn watch(&self, version: &mut u64) -> Result<(), UpstreamError> {
+    /// Follows the objects from a version, which it advances, until upstream ends the watch. `last_sign` is when it last
+    /// sent something. A watch that sends nothing fails: a server that has stopped to send may accept the next one, too.
+    async fn watch(&self, version: &mut u64, last_sign: &mut Instant) -> Result<(), UpstreamError> {
         let path = self.path(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
         let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Watch);
         let mut body = self.client.open(cause, kind, &path, METADATA).await?.into_body();
-        self.objects.set_live(self.kind, true);
+        self.objects.set_live(self.kind, None);
         let mut splitter = FrameSplitter::new(FeedEncoding::Json, EVENT_BYTES_MAX);
         loop {
             while let Some(frame) = splitter.next_frame()? {
@@ -189,6 +190,7 @@ impl BoundObjectFollower {
                 splitter.finish()?;
                 return Ok(());
             };
+            *last_sign = Instant::now();
             if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
                 splitter.push(&data);
             }

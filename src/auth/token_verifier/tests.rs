@@ -95,7 +95,7 @@ impl Scene {
     }
 
     pub(in crate::auth) fn set_pods_live(&self, is_live: bool) {
-        self.objects().set_live(BoundKind::Pod, is_live);
+        self.objects().set_live(BoundKind::Pod, (!is_live).then(Instant::now));
     }
 
     /// Why a token is not proven to be valid, apart from its objects and audiences.

@@ -22,7 +22,8 @@ impl Followed {
         let (up, tasks, objects) = (up.in_memory(), BackgroundTasks::new(), Arc::<BoundObjects>::default());
         let client = UpstreamClient::in_memory(up.connector());
         let (kind, keys, node) = (BoundKind::Pod, Arc::new(TokenKeys::new()), node.map(Into::into));
-        let follower = BoundObjectFollower { client, objects: objects.clone(), keys, kind, node };
+        let idle_max = idle_max(&AuthConfig::default());
+        let follower = BoundObjectFollower { client, objects: objects.clone(), keys, kind, node, idle_max };
         tasks.spawn("bound objects", follower.run());
         let uid = put(&up);
         let followed = Self { up, objects, uid, _tasks: tasks };
@@ -139,6 +140,15 @@ async fn list_follows_a_silent_watch() {
     assert_eq!((followed.stale_for(&followed.uid), followed.counts()), (LIVE, (lists + 1, watches + 1, 1)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn silent_watch_is_stale_since_its_last_event() {
+    let followed = Followed::of(upstream().pods(3), None).await;
+    followed.up.faults().answer(RequestKind::Any, usize::MAX, 503, None);
+    sleep(seconds(92)).await;
+    let stale = followed.stale_for(&followed.uid).expect("it is known");
+    assert!(stale >= seconds(90), "{stale:?}");
+}
+
 /// The version has expired, or upstream refuses watches.
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_immediately_are_reopened_with_backoff() {
@@ -176,6 +186,15 @@ async fn only_the_pods_of_the_own_node_are_followed() {
     let requests = followed.up.requests();
     let selects = |query: &str| query.contains("fieldSelector=spec.nodeName%3Dn1");
     assert!(requests.len() >= 2 && requests.iter().all(|request| request.uri.query().is_some_and(selects)));
+}
+
+/// A deletion between two reviews of the token of an open watch is seen.
+#[test]
+fn objects_are_followed_for_longer_than_tokens_are_not_reviewed() {
+    for (recheck_tokens, expected) in [(0, 600), (300, 600), (3_600, 7_200)] {
+        let config = AuthConfig { recheck_tokens: seconds(recheck_tokens), ..AuthConfig::default() };
+        assert_eq!(idle_max(&config), seconds(expected));
+    }
 }
 
 #[tokio::test(start_paused = true)]

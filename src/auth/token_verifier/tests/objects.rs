@@ -82,17 +82,17 @@ async fn stale_objects_prove_tokens_within_the_grace() {
     let (token, grace) = (token(&scene, &["pod"]), AuthConfig::default().outage_grace);
     let valid = || (scene.user(&token).is_some(), scene.user_from(&token, None).is_some());
     assert_eq!(valid(), (true, true));
-    scene.objects().set_live(BoundKind::Pod, false);
+    scene.objects().set_live(BoundKind::Pod, Some(Instant::now()));
     assert_eq!(valid(), (true, true), "no time has passed");
     tokio::time::advance(Duration::from_secs(10)).await;
-    scene.objects().set_live(BoundKind::Pod, false);
+    scene.objects().set_live(BoundKind::Pod, Some(Instant::now()));
     assert_eq!(valid(), (true, false));
     assert_eq!(scene.verifier.stale_for(&bearer(&token).0), Some(Duration::from_secs(10)));
     tokio::time::advance(grace.saturating_sub(Duration::from_secs(10))).await;
     assert_eq!(valid(), (true, false));
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(valid(), (false, false));
-    scene.objects().set_live(BoundKind::Pod, true);
+    scene.objects().set_live(BoundKind::Pod, None);
     assert_eq!((valid(), scene.verifier.stale_for(&bearer(&token).0)), ((true, true), Some(Duration::ZERO)));
 }
 
