@@ -23,6 +23,7 @@ mod grant;
 mod grant_error;
 mod grant_lease;
 mod impersonation;
+mod lease_revalidator;
 mod lease_ttls;
 mod metrics;
 mod namespace_access_decisions;

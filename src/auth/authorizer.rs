@@ -428,7 +428,10 @@ async fn apply_rule_changes(authenticator: Arc<Authenticator>, leases: Arc<Grant
     let AccessReviewer { rbac, .. } = &authenticator.access_reviewer;
     loop {
         match rbac.next_change().await {
-            RbacChange::Started => tracing::info!("access decisions by RBAC started"),
+            RbacChange::Started => {
+                tracing::info!("access decisions by RBAC started");
+                leases.begin_local_decisions().await;
+            }
             RbacChange::Stopped { certain_until } => {
                 tracing::warn!("access decisions by RBAC stopped; asking the apiserver");
                 leases.end_local_decisions(certain_until).await;

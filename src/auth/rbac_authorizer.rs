@@ -30,10 +30,8 @@ pub(super) struct RbacAuthorizer {
 #[derive(Debug)]
 struct RbacAuthorizerState {
     policy: RbacPolicy,
-    /// The kinds whose feed is live.
-    live: Vec<RbacKind>,
-    /// The kinds that have been live with their present objects. Before that, they may be those of an old version.
-    proven: Vec<RbacKind>,
+    /// The state of the feed of each kind.
+    feeds: [RbacFeedState; RbacKind::ALL.len()],
     /// Whether a kind has changed while another one was not live. Together they could allow what upstream never did.
     is_mixed: bool,
     /// The time since which not all feeds are live; `None` if they are.
@@ -44,6 +42,15 @@ struct RbacAuthorizerState {
     affected: AffectedUsers,
     /// The last reported value of `is_active`.
     was_active: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RbacFeedState {
+    /// The feed has not been live with its present objects. They may be those of an old version.
+    Unproven,
+    Live,
+    /// The feed has been live with its present objects, and is not now.
+    Stale,
 }
 
 /// An access that the rules allow.
@@ -61,8 +68,8 @@ pub(super) enum RbacChange {
     Rules(AffectedUsers),
     /// Decisions are made from now on.
     Started,
-    /// No decisions are made from now on. Earlier ones were certain until that time.
-    Stopped { certain_until: Instant },
+    /// No decisions are made from now on. Earlier ones were certain until that time; `None` if upstream has denied one.
+    Stopped { certain_until: Option<Instant> },
 }
 
 impl RbacAuthorizer {
@@ -70,8 +77,7 @@ impl RbacAuthorizer {
         let is_configured = config.decide == AccessDecider::Rbac;
         let state = RbacAuthorizerState {
             policy: if is_configured { RbacPolicy::default() } else { RbacPolicy::for_changes_only() },
-            live: Vec::new(),
-            proven: Vec::new(),
+            feeds: [RbacFeedState::Unproven; RbacKind::ALL.len()],
             is_mixed: false,
             stale_since: Some(Instant::now()),
             is_disabled: false,
@@ -115,8 +121,8 @@ impl RbacAuthorizer {
     pub(super) fn load(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
         self.update(|state| {
             state.policy.clear_kind(kind);
-            state.proven.retain(|proven| *proven != kind);
-            state.is_mixed |= state.stale_since.is_some();
+            state.set_feed(kind, RbacFeedState::Unproven, Instant::now());
+            state.is_mixed = true;
             for object in objects {
                 match object {
                     Some(object) => drop(state.policy.apply(kind, object)),
@@ -155,17 +161,13 @@ impl RbacAuthorizer {
     /// Records whether the feed of a kind is live; if not, since when. Returns whether the feeds of all kinds are.
     pub(super) fn set_live(&self, kind: RbacKind, stale_since: Option<Instant>) -> bool {
         self.update(|state| {
-            state.live.retain(|live| *live != kind);
-            if stale_since.is_none() {
-                state.live.push(kind);
-                state.proven.retain(|proven| *proven != kind);
-                state.proven.push(kind);
-            }
-            let is_live = state.live.len() == RbacKind::ALL.len();
-            let since = stale_since.unwrap_or_else(Instant::now);
-            state.stale_since = (!is_live).then(|| state.stale_since.map_or(since, |before| before.min(since)));
-            state.is_mixed &= !is_live;
-            is_live
+            let feed = match (stale_since, state.feeds[kind as usize]) {
+                (None, _) => RbacFeedState::Live,
+                (Some(_), RbacFeedState::Live) => RbacFeedState::Stale,
+                (Some(_), feed) => feed,
+            };
+            state.set_feed(kind, feed, stale_since.unwrap_or_else(Instant::now));
+            state.stale_since.is_none()
         })
     }
 
@@ -195,7 +197,8 @@ impl RbacAuthorizer {
                 let is_active = self.is_configured && state.is_active(self.grace);
                 if std::mem::replace(&mut state.was_active, is_active) != is_active {
                     metrics::local_decisions_active(is_active);
-                    let certain_until = state.stale_since.filter(|_| !state.is_disabled).unwrap_or_else(Instant::now);
+                    let certain_until =
+                        Some(state.stale_since.unwrap_or_else(Instant::now)).filter(|_| !state.is_disabled);
                     return if is_active { RbacChange::Started } else { RbacChange::Stopped { certain_until } };
                 }
                 let affected = std::mem::replace(&mut state.affected, AffectedUsers::none());
@@ -216,7 +219,15 @@ impl RbacAuthorizer {
 impl RbacAuthorizerState {
     fn is_active(&self, grace: Duration) -> bool {
         let is_fresh = self.stale_since.is_none_or(|since| since.elapsed() < grace);
-        let is_proven = self.proven.len() == RbacKind::ALL.len() && !self.is_mixed;
-        is_fresh && is_proven && !self.is_disabled && self.policy.is_complete()
+        let is_proven = !self.feeds.contains(&RbacFeedState::Unproven);
+        is_fresh && is_proven && !self.is_mixed && !self.is_disabled && self.policy.is_complete()
+    }
+
+    /// Sets the state of the feed of a kind. If it is not live, it has not been since `since`.
+    fn set_feed(&mut self, kind: RbacKind, feed: RbacFeedState, since: Instant) {
+        self.feeds[kind as usize] = feed;
+        let is_live = self.feeds.iter().all(|feed| *feed == RbacFeedState::Live);
+        self.stale_since = (!is_live).then(|| self.stale_since.map_or(since, |before| before.min(since)));
+        self.is_mixed &= !is_live;
     }
 }

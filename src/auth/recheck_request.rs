@@ -43,6 +43,14 @@ impl RecheckRequests {
         self.added.notify_one();
     }
 
+    /// Sends the pending review at once, if there is one.
+    pub(super) fn expedite(&self) {
+        if let Some(pending) = &mut *self.pending.lock() {
+            pending.begins_at = Instant::now();
+            self.added.notify_one();
+        }
+    }
+
     /// Completes when a policy change requires a review.
     pub(super) async fn due(&self) -> RecheckRequest {
         loop {

@@ -277,6 +277,52 @@ async fn lost_feeds_return_local_watches_to_timers() {
     assert!(end_of(&watch).await <= seconds(75));
 }
 
+/// Upstream's storage was restored, say. The rules that are then known decide most permissions, and upstream the rest.
+#[tokio::test(start_paused = true)]
+async fn relist_reviews_only_watches_that_lost_their_rule() {
+    for seconds_unknown in [5, 25] {
+        let scene = local_scene().await;
+        let mut watches = Vec::new();
+        for number in 0..200 {
+            let name = format!("u{number}");
+            scene.stub.group(&name, &["dev"]);
+            watches.push(scene.watch(&name, PODS).await);
+        }
+        let lost = scene.watch("ada", PODS).await;
+        sleep(seconds(600)).await;
+        assert_eq!(scene.counted().0, 0);
+        for kind in RbacKind::ALL {
+            scene.authorizer.set_policy_feed(kind, Some(Instant::now()));
+            scene.authorizer.clear_policy(kind);
+        }
+        sleep(seconds(seconds_unknown)).await;
+        // Those whose identity was due, too, about once a minute.
+        let reviewed = scene.counted().0;
+        assert!(reviewed <= 140, "{reviewed} after {seconds_unknown} s");
+        scene.stub.deny("ada", "t1");
+        scene.load();
+        scene.bind("5", &json!([{"kind": "Group", "name": "dev"}]));
+        scene.set_live(true);
+        assert!(end_of(&lost).await <= seconds(1));
+        assert_eq!(lost.end_reason(), Some("denied"));
+        sleep(seconds(1_800)).await;
+        assert!(scene.counted().0 <= 3, "only the lost one");
+        assert!(watches.iter().all(|watch| watch.end_reason().is_none()));
+    }
+}
+
+/// The rules stay unknown. So the permissions are reviewed before they are as old as those of other watches.
+#[tokio::test(start_paused = true)]
+async fn lost_history_without_relist_reviews_local_watches_within_the_period() {
+    let scene = local_scene().await;
+    let watch = scene.watch("ada", PODS).await;
+    scene.stub.deny("ada", "t1");
+    scene.authorizer.set_policy_feed(RbacKind::RoleBinding, Some(Instant::now()));
+    scene.authorizer.clear_policy(RbacKind::RoleBinding);
+    assert!(end_of(&watch).await <= seconds(60));
+    assert_eq!(watch.end_reason(), Some("denied"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn sampled_decisions_are_compared_with_upstream() {
     let scene = local_scene_with(AuthConfig { compare_one_in: 10, ..config() }).await;
