@@ -52,8 +52,8 @@ pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, Reloadabl
 pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
-    CaOverlapChecker, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole, CertificateChain,
-    CertificateIdentity, CertificateRejection, PeerCertChain, SharedCaError, named_user,
+    CaOverlapChecker, CaOverlapError, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole,
+    CertificateChain, CertificateIdentity, CertificateRejection, PeerCertChain, named_user,
 };
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,

@@ -139,7 +139,7 @@ struct ClientAndProxyCas {
     "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
          identity; use separate authorities"
 )]
-pub struct SharedCaError;
+pub struct CaOverlapError;
 
 /// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
 const REJECTION_TTL_MAX: Duration = Duration::from_secs(60);
@@ -266,7 +266,7 @@ impl CaOverlapChecker {
         &self,
         role: CertificateAuthorityRole,
         authorities: &CertificateAuthorities,
-    ) -> Result<(), SharedCaError> {
+    ) -> Result<(), CaOverlapError> {
         let mut sides = self.0.lock();
         let ClientAndProxyCas { clients, proxies } = &mut *sides;
         let (own, others) = match role {
@@ -275,7 +275,7 @@ impl CaOverlapChecker {
         };
         let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
         if keys.iter().any(|key| others.contains(key)) {
-            return Err(SharedCaError);
+            return Err(CaOverlapError);
         }
         *own = keys;
         Ok(())

@@ -37,33 +37,31 @@ pub struct RbacEvent {
     object: RbacObject,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct RbacObject {
-    #[serde(default)]
     metadata: RbacObjectMeta,
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     rules: Vec<PolicyRule>,
-    #[serde(default, rename = "roleRef")]
+    #[serde(rename = "roleRef")]
     role: RbacRoleRef,
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default")]
     subjects: Vec<RbacSubject>,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct RbacObjectMeta {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     namespace: String,
-    #[serde(default, rename = "resourceVersion")]
+    #[serde(rename = "resourceVersion")]
     version: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct RbacRoleRef {
-    #[serde(default)]
     kind: String,
-    #[serde(default)]
     name: String,
 }
 

@@ -22,13 +22,13 @@ pub(super) struct ReviewResource {
 
 /// Whether the proxy's account may create one kind of review, according to the last review.
 #[derive(Debug)]
-pub(super) struct ReviewPermission {
+pub(super) struct ReviewCreationPermission {
     pub(super) review_resource: ReviewResource,
-    state: watch::Sender<ReviewPermissionState>,
+    state: watch::Sender<ReviewCreationState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReviewPermissionState {
+enum ReviewCreationState {
     /// No review has been answered yet, so the permission is unknown.
     Unproven,
     Granted,
@@ -66,24 +66,24 @@ impl ReviewResource {
     }
 }
 
-impl ReviewPermission {
+impl ReviewCreationPermission {
     pub(super) fn new(review_resource: ReviewResource) -> Self {
-        Self { review_resource, state: watch::Sender::new(ReviewPermissionState::Unproven) }
+        Self { review_resource, state: watch::Sender::new(ReviewCreationState::Unproven) }
     }
 
     /// Records the response to a review. An error that does not concern the permission changes nothing.
     pub(super) fn record<T>(&self, response: &Result<T, UpstreamError>) {
         match response {
-            Ok(_) => self.set(ReviewPermissionState::Granted),
+            Ok(_) => self.set(ReviewCreationState::Granted),
             Err(error) => {
                 if let Some(code @ (401 | 403)) = error.code() {
-                    self.set(ReviewPermissionState::Refused(code));
+                    self.set(ReviewCreationState::Refused(code));
                 }
             }
         }
     }
 
-    fn set(&self, state: ReviewPermissionState) {
+    fn set(&self, state: ReviewCreationState) {
         self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
     }
 
@@ -108,7 +108,7 @@ impl ReviewPermission {
         let (mut was_checked, refusals) = (false, LogRateLimit::default());
         loop {
             let now = *state.borrow_and_update();
-            if now == ReviewPermissionState::Granted {
+            if now == ReviewCreationState::Granted {
                 if guard.take().is_some() {
                     tracing::info!(resource, "the proxy's account may create reviews");
                 }
@@ -121,7 +121,7 @@ impl ReviewPermission {
             let lost = guard.is_none();
             guard.get_or_insert_with(|| self.readiness_guard(ready));
             if was_checked || lost {
-                if let ReviewPermissionState::Refused(code) = now
+                if let ReviewCreationState::Refused(code) = now
                     && let Some(checks) = refusals.failed(Instant::now())
                 {
                     tracing::warn!(
@@ -135,7 +135,7 @@ impl ReviewPermission {
                 tokio::select! {
                     biased;
                     // `self` owns the sender, so waiting cannot fail.
-                    _ = state.wait_for(|state| *state == ReviewPermissionState::Granted) => continue,
+                    _ = state.wait_for(|state| *state == ReviewCreationState::Granted) => continue,
                     () = sleep(pause) => {}
                 }
             }
@@ -147,14 +147,14 @@ impl ReviewPermission {
     /// Checks whether the proxy may create these reviews.
     async fn check(&self, reviews: &dyn ReviewClient) {
         match reviews.review_own_access(&self.review_resource.creation()).await {
-            Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewPermissionState::Granted),
-            Ok(_) => self.set(ReviewPermissionState::Refused(403)),
-            Err(error) if error.code() == Some(401) => self.set(ReviewPermissionState::Refused(401)),
+            Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewCreationState::Granted),
+            Ok(_) => self.set(ReviewCreationState::Refused(403)),
+            Err(error) if error.code() == Some(401) => self.set(ReviewCreationState::Refused(401)),
             // A cluster may forbid every account to check its own permissions. Then only the next review can prove the
             // permission, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
                 tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
-                self.set(ReviewPermissionState::Granted);
+                self.set(ReviewCreationState::Granted);
             }
             Err(error) => tracing::debug!(%error, "cannot check the permission to create reviews"),
         }
@@ -167,10 +167,10 @@ impl ReviewPermission {
 
     fn reason(&self) -> String {
         match *self.state.borrow() {
-            ReviewPermissionState::Unproven => "the permission to create them is not checked yet".to_owned(),
-            ReviewPermissionState::Granted => "being checked".to_owned(),
-            ReviewPermissionState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
-            ReviewPermissionState::Refused(code) => {
+            ReviewCreationState::Unproven => "the permission to create them is not checked yet".to_owned(),
+            ReviewCreationState::Granted => "being checked".to_owned(),
+            ReviewCreationState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
+            ReviewCreationState::Refused(code) => {
                 let ReviewResource { group, resource, .. } = self.review_resource;
                 format!("upstream rejects them ({code}): grant the proxy's account create on {resource}.{group}")
             }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::review_permission::{ReviewPermission, ReviewResource};
+use super::review_permission::{ReviewCreationPermission, ReviewResource};
 use super::{GrantError, metrics};
 use crate::upstream::ReviewFuture;
 use base::{KeyedSemaphores, LogRateLimit};
@@ -35,7 +35,7 @@ pub(super) enum ReviewClass {
 /// The queue of one kind of review, with limits on rate, concurrency and time. Every review passes it.
 pub(super) struct ReviewQueue {
     /// Whether the proxy may create these reviews.
-    pub(super) permission: Arc<ReviewPermission>,
+    pub(super) permission: Arc<ReviewCreationPermission>,
     failures: LogRateLimit,
     /// The lanes of pending reviews, in the order of the classes.
     lanes: [ReviewClassLimits; ReviewClass::ALL.len()],
@@ -136,7 +136,11 @@ impl ReviewQueue {
                 by_key: KeyedSemaphores::new(slots / 2),
             }
         });
-        Self { permission: Arc::new(ReviewPermission::new(review_resource)), failures: LogRateLimit::default(), lanes }
+        Self {
+            permission: Arc::new(ReviewCreationPermission::new(review_resource)),
+            failures: LogRateLimit::default(),
+            lanes,
+        }
     }
 
     /// Sends a review under the first of the charges whose key has a send time soon enough. Returns a time before it

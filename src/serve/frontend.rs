@@ -1,7 +1,7 @@
 //! The way of a request through the proxy, in stages. Each stage takes the type that the one before returns:
 //!
 //! ```text
-//! UnauthenticatedRequest ─screen─► ScreenedRequest ─authenticate─► AuthenticatedRequest ─check_caller─►
+//! UnauthenticatedRequest ─screen─► ScreenedRequest ─authenticate─► AuthenticationOutcome ─check_caller─►
 //!     RoutableRequest ─RequestRouter: route, authorize, serve or forward─► response ─record─► ─finish─► response
 //! ```
 //!
@@ -64,7 +64,7 @@ struct ScreenedRequest {
 }
 
 /// A request whose caller is authenticated, or the reason that it is not. Its audit record has the caller.
-struct AuthenticatedRequest {
+struct AuthenticationOutcome {
     request: Box<UnauthenticatedRequest>,
     info: Result<Box<RequestInfo>, RequestInfoError>,
     caller: Result<Caller, GrantError>,
@@ -195,7 +195,7 @@ impl HttpFrontend {
     }
 
     /// Authenticates the sender of a request, within the limit on requests of unknown callers.
-    async fn authenticate(&self, peer: &ConnectionPeer, request: ScreenedRequest) -> AuthenticatedRequest {
+    async fn authenticate(&self, peer: &ConnectionPeer, request: ScreenedRequest) -> AuthenticationOutcome {
         let ScreenedRequest { mut request, info, mut record } = request;
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
@@ -208,7 +208,7 @@ impl HttpFrontend {
             record.set_caller(caller);
         }
         request.context.record = record.map(Arc::from);
-        AuthenticatedRequest { request, info, caller }
+        AuthenticationOutcome { request, info, caller }
     }
 
     /// Charges the connection to the caller, and checks what the caller may not send from it.
@@ -219,7 +219,7 @@ impl HttpFrontend {
     fn check_caller(
         &self,
         peer: &ConnectionPeer,
-        AuthenticatedRequest { request, info, caller }: AuthenticatedRequest,
+        AuthenticationOutcome { request, info, caller }: AuthenticationOutcome,
     ) -> Result<RoutableRequest, Response<ResponseBody>> {
         match &caller {
             Ok(authenticated @ (Caller::ProxyItself | Caller::Known(_))) => {
@@ -329,7 +329,7 @@ impl HttpFrontend {
 }
 
 impl RequestLog {
-    fn new(AuthenticatedRequest { request, caller, .. }: &AuthenticatedRequest) -> Self {
+    fn new(AuthenticationOutcome { request, caller, .. }: &AuthenticationOutcome) -> Self {
         let UnauthenticatedRequest { http, context, received, .. } = &**request;
         let flow = caller.as_ref().ok().and_then(Caller::flow);
         Self {

@@ -17,7 +17,7 @@ pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
 use self::definitions::{CustomResourceDefinitions, DefinedApis};
 use self::documents::{AggregatedDiscoveryList, ApiServices};
 pub use self::refusal_backoff::DocumentRefusalBackoff;
-use self::refusal_backoff::RefusedDocument;
+use self::refusal_backoff::DocumentRefusalStreak;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
 use super::{BODY_BYTES_MAX, CachedDocument, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
@@ -81,7 +81,7 @@ struct ResourceCatalogShared {
     policy: DocumentRefusalBackoff,
     state: RwLock<ResourceCatalogState>,
     attempts: tokio::sync::Mutex<DiscoveryAttempts>,
-    refused: Mutex<PerApiDefinitionKind<RefusedDocument>>,
+    refused: Mutex<PerApiDefinitionKind<DocumentRefusalStreak>>,
     /// The last time of a change that may affect discovery, or at which such a change could have been missed.
     changed_at: Mutex<Instant>,
     /// Whether upstream has responded at least once.

@@ -44,7 +44,7 @@ pub struct Http2Connection<I, S: HttpService> {
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
     /// The reason that the connection ended; set once nothing more is read and no stream is left.
-    ended: Option<Http2ConnectionEnd>,
+    ended: Option<Http2ConnectionOutcome>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
@@ -81,7 +81,7 @@ pub struct Http2Connection<I, S: HttpService> {
 type Http2ConnectionResult = Result<(), Http2ConnectionError>;
 
 #[derive(Debug)]
-struct Http2ConnectionEnd {
+struct Http2ConnectionOutcome {
     result: Http2ConnectionResult,
     /// Whether everything is sent, and the connection only waits for the client to close.
     is_lingering: bool,
@@ -425,7 +425,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
 
     /// Ends the connection once its output is written.
     fn end(&mut self, result: Http2ConnectionResult) {
-        self.ended = Some(Http2ConnectionEnd { result, is_lingering: false });
+        self.ended = Some(Http2ConnectionOutcome { result, is_lingering: false });
         self.input = FrameInputBuffer::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }

@@ -61,15 +61,15 @@ async fn missing_right_keeps_process_unready_and_is_named() {
 async fn rejected_review_makes_process_unready_until_one_succeeds() {
     let (ready, stub, _authorizer, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
-    let permission = ReviewPermission::new(ReviewResource::ACCESS);
+    let permission = ReviewCreationPermission::new(ReviewResource::ACCESS);
     let refused = |code| Err::<(), _>(refusal(code));
     for (code, is_about_permission) in [(500, false), (429, false), (401, true), (403, true)] {
-        permission.set(ReviewPermissionState::Granted);
+        permission.set(ReviewCreationState::Granted);
         permission.record(&refused(code));
-        assert_eq!(*permission.state.borrow() != ReviewPermissionState::Granted, is_about_permission, "{code}");
+        assert_eq!(*permission.state.borrow() != ReviewCreationState::Granted, is_about_permission, "{code}");
     }
     permission.record(&Ok(()));
-    assert_eq!(*permission.state.borrow(), ReviewPermissionState::Granted);
+    assert_eq!(*permission.state.borrow(), ReviewCreationState::Granted);
     // The same with the task that follows it.
     let permission = Arc::new(permission);
     tokio::spawn(permission.clone().track_readiness(stub.clone(), ready.clone()));

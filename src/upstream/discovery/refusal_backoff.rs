@@ -14,9 +14,9 @@ pub struct DocumentRefusalBackoff {
     pub times_max: u32,
 }
 
-/// The current row of refusals of one document.
+/// The consecutive refusals of one document.
 #[derive(Debug, Default)]
-pub(super) struct RefusedDocument {
+pub(super) struct DocumentRefusalStreak {
     /// The number of refusals in a row.
     times: u32,
     last: Option<(Instant, Duration)>,
@@ -35,7 +35,7 @@ impl DocumentRefusalBackoff {
     }
 }
 
-impl RefusedDocument {
+impl DocumentRefusalStreak {
     pub(super) fn accepted(&mut self) {
         *self = Self::default();
     }
@@ -71,7 +71,7 @@ mod tests {
 
     /// The times of the requests within a day, in seconds, if each one is refused.
     fn requested(policy: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
-        let (start, mut refused, mut requested) = (Instant::now(), RefusedDocument::default(), Vec::new());
+        let (start, mut refused, mut requested) = (Instant::now(), DocumentRefusalStreak::default(), Vec::new());
         let mut changed = changed.iter().copied().peekable();
         for second in 0..24 * 3600 {
             let now = start + Duration::from_secs(second);
