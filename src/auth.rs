@@ -22,6 +22,7 @@ mod filtered_callers;
 mod grant;
 mod grant_error;
 mod grant_lease;
+mod grant_leases;
 mod impersonation;
 mod lease_revalidator;
 mod lease_ttls;

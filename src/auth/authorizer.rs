@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::access_reviewer::AccessReviewer;
 use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
-use super::grant_lease::GrantLeases;
+use super::grant_leases::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
@@ -348,7 +348,7 @@ impl DelegatedAuthorizer {
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
-            self.leases.record_decision(&lease.state, &known.user, &allowed);
+            lease.state.record_decision(&known.user, &allowed, &reviewer.rbac);
         }
         let stale_rules = self.stale_for(&known, allowed.stale_rules);
         Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })

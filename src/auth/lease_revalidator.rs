@@ -13,21 +13,31 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::authenticator::{AuthenticatedCaller, ReloadableAuthorities};
+use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
 use super::credential::AuthenticatedIdentity;
 use super::grant_error::ReviewGrace;
-use super::grant_lease::{GrantLeaseState, GrantLeases};
+use super::grant_lease::GrantLeaseState;
 use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
+use super::policy_changes::PolicyChanges;
 use super::recheck_request::RecheckRequest;
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
-use super::{GrantError, metrics};
+use super::{AuthConfig, GrantError, metrics};
 use base::random;
 use kubeapi::FlowDistinguisher;
 
+/// What the checks of all leases share.
+pub(super) struct LeaseCheckDeps {
+    pub(super) authenticator: Arc<Authenticator>,
+    pub(super) changes: Arc<PolicyChanges>,
+    pub(super) config: AuthConfig,
+    /// The number of leases that continue although their permissions cannot be checked.
+    pub(super) uncertain: Mutex<usize>,
+}
+
 /// Checks a lease repeatedly until it ends.
 pub(super) struct GrantLeaseRevalidator {
-    leases: Arc<GrantLeases>,
+    deps: Arc<LeaseCheckDeps>,
     state: Arc<GrantLeaseState>,
     /// Cancelled when the lease is dropped.
     ended: CancellationToken,
@@ -45,7 +55,7 @@ pub(super) struct GrantLeaseRevalidator {
 
 /// Counts a lease as uncertain while `is_counted` is set. Dropping it ends that.
 struct UnverifiedLeaseCountGuard<'a> {
-    leases: &'a GrantLeases,
+    deps: &'a LeaseCheckDeps,
     is_counted: Mutex<bool>,
 }
 
@@ -61,25 +71,25 @@ const LAG_DELAY_MAX: Duration = Duration::from_millis(320);
 impl GrantLeaseRevalidator {
     /// Creates the revalidator of a new lease. `ended` is cancelled when the lease is dropped.
     pub(super) fn new(
-        leases: Arc<GrantLeases>,
+        deps: Arc<LeaseCheckDeps>,
         state: Arc<GrantLeaseState>,
         caller: &AuthenticatedCaller,
         ended: CancellationToken,
     ) -> Self {
-        let lease_ttls = GrantLeaseTtls::new(&leases.config, &caller.credential, &caller.user);
-        let settles_at = lease_ttls.settled_after(leases.changes.last_activity());
+        let lease_ttls = GrantLeaseTtls::new(&deps.config, &caller.credential, &caller.user);
+        let settles_at = lease_ttls.settled_after(deps.changes.last_activity());
         let now = LastReviewTimes::at(Instant::now());
         let (reviewed, oldest_accepted, expires_at) = (now, now, caller.expires_at);
-        Self { leases, state, ended, lease_ttls, expires_at, reviewed, oldest_accepted, settles_at, lag_delay: None }
+        Self { deps, state, ended, lease_ttls, expires_at, reviewed, oldest_accepted, settles_at, lag_delay: None }
     }
 
     /// Checks the lease until it has ended.
     pub(super) async fn run(mut self) {
-        let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.lease_ttls.grace);
+        let (state, deps, grace) = (self.state.clone(), self.deps.clone(), self.lease_ttls.grace);
         let error = match &state.decisions {
             None => self.check_until_revoked().await,
             Some(decisions) => {
-                let uncertain = UnverifiedLeaseCountGuard::new(&leases);
+                let uncertain = UnverifiedLeaseCountGuard::new(&deps);
                 tokio::select! {
                     biased;
                     error = self.check_until_revoked() => error,
@@ -95,17 +105,17 @@ impl GrantLeaseRevalidator {
 
     /// Checks the lease until it must end. Returns the reason.
     async fn check_until_revoked(&mut self) -> GrantError {
-        let (state, leases) = (self.state.clone(), self.leases.clone());
-        let uncertain = UnverifiedLeaseCountGuard::new(&leases);
+        let (state, deps) = (self.state.clone(), self.deps.clone());
+        let uncertain = UnverifiedLeaseCountGuard::new(&deps);
         let mut ttls = self.lease_ttls.first();
         let (mut due, mut uncertain_since, mut grace) = (self.next_check(ttls), None, ReviewGrace::default());
-        let mut authorities = leases.authenticator.authorities(&state.credential);
+        let mut authorities = deps.authenticator.authorities(&state.credential);
         // Whether the last review of an uncertain lease denied the access.
         let mut is_denied = false;
         let mut lost_review_at = Instant::now();
         loop {
             let before = self.reviewed;
-            let lost = leases.authenticator.lost(&state.id);
+            let lost = deps.authenticator.lost(&state.id);
             // Policy changes do not affect the identity.
             let since = tokio::select! {
                 biased;
@@ -167,7 +177,7 @@ impl GrantLeaseRevalidator {
     /// Checks the caller's identity and permission again. Parts checked since `since` are skipped; `None` means only
     /// the permission of the user as last seen.
     async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), GrantError> {
-        let (state, leases) = (self.state.clone(), self.leases.clone());
+        let (state, deps) = (self.state.clone(), self.deps.clone());
         let Some(since) = since else {
             self.reviewed.permission = self.review_permission(self.oldest_accepted.permission).await?;
             return Ok(());
@@ -177,7 +187,7 @@ impl GrantLeaseRevalidator {
         if self.reviewed.identity < oldest || self.is_expired() {
             let flow = FlowDistinguisher::from_user(&state.user.lock());
             let purpose = TokenReviewPurpose::Lease { since: oldest, flow: &flow };
-            let identified = leases.authenticator.identify(state.id, &state.credential, purpose).await?;
+            let identified = deps.authenticator.identify(state.id, &state.credential, purpose).await?;
             let AuthenticatedIdentity { reviewed, user, expires_at } = identified.ok_or(GrantError::Unauthenticated)?;
             (self.reviewed.identity, self.expires_at) = (reviewed, expires_at);
             is_another = state.replace_user(&user);
@@ -193,7 +203,7 @@ impl GrantLeaseRevalidator {
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
             self.oldest_accepted.permission = Instant::now();
-            self.settles_at = self.lease_ttls.settled_after(leases.changes.last_activity());
+            self.settles_at = self.lease_ttls.settled_after(deps.changes.last_activity());
         }
         if state.is_local() {
             self.reviewed.permission = Instant::now();
@@ -206,7 +216,7 @@ impl GrantLeaseRevalidator {
             // A permission that is checked this rarely in any case is not extended further.
             self.reviewed.permission =
                 match rbac_allowed_at.filter(|_| self.lease_ttls.rbac_ttl > self.lease_ttls.permission_ttl) {
-                    Some(sent) if leases.changes.still_valid(sent, self.lease_ttls.rbac_ttl) => Instant::now(),
+                    Some(sent) if deps.changes.still_valid(sent, self.lease_ttls.rbac_ttl) => Instant::now(),
                     _ => self.review_permission(oldest).await?,
                 };
         }
@@ -216,9 +226,9 @@ impl GrantLeaseRevalidator {
     /// Reviews the permission, unless it was reviewed since `since`. Returns when.
     async fn review_permission(&mut self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
-        let reviewer = &self.leases.authenticator.access_reviewer;
+        let reviewer = &self.deps.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
-        self.leases.record_decision(&self.state, &user, &allowed);
+        self.state.record_decision(&user, &allowed, &reviewer.rbac);
         let delay = self.lag_delay.take().filter(|delay| allowed.is_by_rbac() && *delay <= LAG_DELAY_MAX);
         if let Some(delay) = delay.filter(|_| !allowed.is_local) {
             self.lag_delay = Some(2 * delay);
@@ -243,13 +253,13 @@ impl GrantLeaseRevalidator {
     /// time, and the clock may be set.
     fn by_expiry(&self, due: Instant) -> Instant {
         let Some(expires_at) = self.expires_at else { return due };
-        let left = expires_at.duration_since(self.leases.authenticator.clock.now()).unwrap_or_default();
+        let left = expires_at.duration_since(self.deps.authenticator.clock.now()).unwrap_or_default();
         due.min(Instant::now() + left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10))
     }
 
     /// Whether the credential has expired by its own terms.
     fn is_expired(&self) -> bool {
-        self.expires_at.is_some_and(|expires_at| expires_at <= self.leases.authenticator.clock.now())
+        self.expires_at.is_some_and(|expires_at| expires_at <= self.deps.authenticator.clock.now())
     }
 }
 
@@ -263,13 +273,13 @@ impl Drop for GrantLeaseRevalidator {
 }
 
 impl<'a> UnverifiedLeaseCountGuard<'a> {
-    fn new(leases: &'a GrantLeases) -> Self {
-        Self { leases, is_counted: Mutex::new(false) }
+    fn new(deps: &'a LeaseCheckDeps) -> Self {
+        Self { deps, is_counted: Mutex::new(false) }
     }
 
     fn set(&self, is_counted: bool) {
         if std::mem::replace(&mut *self.is_counted.lock(), is_counted) != is_counted {
-            let mut uncertain = self.leases.uncertain.lock();
+            let mut uncertain = self.deps.uncertain.lock();
             *uncertain = if is_counted { *uncertain + 1 } else { uncertain.saturating_sub(1) };
             metrics::outage(*uncertain);
         }
