@@ -19,6 +19,7 @@ mod chunks;
 mod cursor;
 mod derived_json;
 mod event;
+mod frame_names;
 mod history_start;
 mod lane;
 mod lane_index;
@@ -48,6 +49,7 @@ pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChu
 pub use chunks::{ObjectChunk, ObjectChunkBuilder};
 pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, PullResult, SnapshotWithPosition};
 pub use event::{FeedEvent, watch_event_type};
+pub use frame_names::FrameName;
 pub use history_start::HistoryStart;
 pub use lane::PendingEventCount;
 pub use lifecycle::{FeedEndReason, FeedState};

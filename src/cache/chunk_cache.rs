@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::budget::{LruEviction, MemoryBudget};
-use crate::wire::Representation;
+use super::frame_names::{self, FrameName, FrameNames};
+use crate::wire::{FeedEncoding, Representation};
 use base::MemoryAccount;
 
 /// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
@@ -19,6 +21,9 @@ pub struct ChunkCache {
     copies: SingleFlightCache<PlainChunk>,
     derived: SingleFlightCache<PlainChunk>,
     deflated: SingleFlightCache<DeflatedChunk>,
+    /// Compressed frames of watches.
+    frames: SingleFlightCache<DeflatedChunk>,
+    names: FrameNames,
     budget: Arc<MemoryBudget>,
     account: Arc<MemoryAccount>,
 }
@@ -52,6 +57,8 @@ impl ChunkCache {
             copies: SingleFlightCache::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
             derived: SingleFlightCache::new(BYTES_MAX, None),
             deflated: SingleFlightCache::new(BYTES_MAX, None),
+            frames: SingleFlightCache::new(BYTES_MAX / 4, Some(frame_names::AGE_MAX)),
+            names: FrameNames::default(),
             budget,
             account,
         }
@@ -89,19 +96,44 @@ impl ChunkCache {
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<DeflatedChunk, E>> {
+        self.poll_compressed(&self.deflated, key, cx, make)
+    }
+
+    /// Returns the compressed form of a frame that watches share, for those that were sent `previous` right before it.
+    /// The first watch compresses it with `make`, which gets the bytes that it may refer to.
+    pub fn poll_deflated_frame(
+        &self,
+        frame: &Bytes,
+        previous: Option<FrameName>,
+        cx: &Context<'_>,
+        make: impl FnOnce(&[u8]) -> DeflatedChunk,
+    ) -> Poll<(FrameName, DeflatedChunk)> {
+        let (name, before) = self.names.name(frame, previous);
+        let key = EncodedChunkKey::of_frame(name.number, before.as_ref().map(|(number, _)| *number));
+        let make = || Ok::<_, Infallible>(make(before.as_ref().map_or(&[], |(_, before)| before)));
+        self.poll_compressed(&self.frames, key, cx, make).map(|Ok(made)| (name, made))
+    }
+
+    fn poll_compressed<E>(
+        &self,
+        flight: &SingleFlightCache<DeflatedChunk>,
+        key: EncodedChunkKey,
+        cx: &Context<'_>,
+        make: impl FnOnce() -> Result<DeflatedChunk, E>,
+    ) -> Poll<Result<DeflatedChunk, E>> {
         let make = || {
             let made = make()?;
             let made = DeflatedChunk { bytes: made.bytes.map(|bytes| self.account.charge_bytes(bytes)), ..made };
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
-        let result = self.deflated.poll_get_or_make(key, cx, make);
+        let result = flight.poll_get_or_make(key, cx, make);
         self.budget.trim_derived();
         result
     }
 
-    pub(super) fn least_used(&self) -> [&dyn LruEviction; 3] {
-        [&self.copies, &self.derived, &self.deflated]
+    pub(super) fn least_used(&self) -> [&dyn LruEviction; 5] {
+        [&self.copies, &self.derived, &self.deflated, &self.frames, &self.names]
     }
 
     /// Drops all derived bytes, because they were wrong or written for another release.
@@ -113,16 +145,20 @@ impl ChunkCache {
     /// Drops all cached chunks.
     pub(super) fn clear(&self) {
         self.copies.clear();
+        self.frames.clear();
+        self.names.clear();
         self.forget_derived();
     }
 
     /// Drops cached chunks that have expired.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
+        self.frames.expire(now);
+        self.names.expire(now);
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes()
+        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes() + self.frames.bytes()
     }
 }
 
@@ -182,6 +218,20 @@ pub enum ChunkObjectEncoding {
     /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
     /// beginning of the list.
     Deflated { behind: Option<u128>, piece: usize },
+    /// A compressed frame of a watch, by numbers of [`FrameName`]s. It may refer to the frame `behind`.
+    Frame { behind: Option<u64> },
+}
+
+impl EncodedChunkKey {
+    /// Returns the key of a compressed frame. The name of a frame determines all its bytes.
+    fn of_frame(number: u64, behind: Option<u64>) -> Self {
+        Self {
+            chunk: number.into(),
+            representation: Representation::Object(FeedEncoding::Json),
+            release: 0,
+            part: ChunkObjectEncoding::Frame { behind },
+        }
+    }
 }
 
 /// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.

@@ -9,7 +9,7 @@ use super::fields::{BoundedDuration, BoundedNumber, address_or_off, one_or_list,
 use super::{defaults, document};
 use crate::auth::{AccessDecider, AuthMode, TokenIdentification};
 use crate::net::Http2Codec;
-use crate::serve::{ReadConsistency, SensitiveKind};
+use crate::serve::{ReadConsistency, SensitiveKind, WatchCompression};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
 /// revoked permission can stay in use.
@@ -77,7 +77,7 @@ pub(super) struct Configuration {
         extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
     )]
     pub(super) consistency: ReadConsistency,
-    /// Reads across namespaces that RBAC forbids as a whole
+    /// How reads are answered
     pub(super) reads: ReadsSection,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
@@ -142,13 +142,20 @@ impl Default for Configuration {
     }
 }
 
-/// Reads across namespaces that RBAC forbids as a whole.
+/// How reads are answered.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct ReadsSection {
     /// Callers whose forbidden lists and watches across namespaces are filtered
     pub(super) filter: ReadsFilterSection,
+    /// Watches compressed for clients that accept gzip: those that upstream compresses (`watchLists`, from Kubernetes
+    /// 1.37), `all`, or `never`
+    #[schemars(
+        with = "String",
+        extend("enum" = ["watchLists", "all", "never"], "x-type" = "word", "x-bounds" = "`watchLists`, `all`, `never`")
+    )]
+    pub(super) compress_watches: WatchCompression,
 }
 
 /// Callers with filtered reads.

@@ -38,6 +38,7 @@ impl Configuration {
                 groups: self.reads.filter.groups.clone(),
                 users: self.reads.filter.users.clone(),
             },
+            compress_watches: self.reads.compress_watches,
             exec_on_loopback: self.exec_on_loopback,
             sync_wait_max: feeds.sync_wait.0,
             watch_min: limits.min_request_timeout.0,

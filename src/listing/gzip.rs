@@ -1,17 +1,22 @@
-//! Compressed responses under the apiserver's conditions: GET and LIST above 128 KiB, for clients that accept `gzip`
-//! (R-GZIP-1; `APIResponseCompression`).
+//! Compressed responses under the apiserver's conditions: GET and LIST above 128 KiB, and watches, for clients that
+//! accept `gzip` (R-GZIP-1; `APIResponseCompression`, `WatchListCompression`).
 //!
 //! Each chunk of a list is compressed separately and cached by the feed. So a thousand clients cost one compression,
 //! and a changed object costs the compression of its chunk. The chunks of one response form one gzip member (RFC 1952),
 //! because some clients stop reading after the first.
+//!
+//! Attacks that guess a secret from the length of compressed text (CRIME, BREACH) need a stream that holds it together
+//! with text of the attacker. As with the apiserver, whoever can write into such a stream can usually read it.
 
 mod deflate;
+mod frames;
 mod list;
 mod member;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub(crate) use self::frames::GzipFrames;
 pub(crate) use self::list::GzipList;
 
 use bytes::{Bytes, BytesMut};

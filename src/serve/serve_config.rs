@@ -14,6 +14,7 @@ pub struct ServeConfig {
     pub coverage: CacheCoverage,
     /// The callers whose forbidden reads across namespaces are filtered.
     pub filter: FilteredCallers,
+    pub compress_watches: WatchCompression,
     /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
     /// where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
@@ -46,12 +47,39 @@ pub enum ReadConsistency {
     Bounded,
 }
 
+/// The watches that are compressed for clients that accept gzip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WatchCompression {
+    /// Those that upstream compresses: watch-lists, from Kubernetes 1.37 on.
+    #[default]
+    WatchLists,
+    /// All watches over HTTP, for every release.
+    All,
+    Never,
+}
+
+/// The first minor release of Kubernetes that compresses watch-lists (`WatchListCompression`).
+const COMPRESSING_RELEASE: u32 = 37;
+
+impl WatchCompression {
+    /// Returns whether a watch from upstream's minor `release` is compressed.
+    pub(crate) fn applies_to(self, is_watch_list: bool, release: Option<u32>) -> bool {
+        match self {
+            Self::WatchLists => is_watch_list && release.is_some_and(|release| release >= COMPRESSING_RELEASE),
+            Self::All => true,
+            Self::Never => false,
+        }
+    }
+}
+
 impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             consistency: ReadConsistency::Strict,
             coverage: CacheCoverage::default(),
             filter: FilteredCallers::default(),
+            compress_watches: WatchCompression::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),
             fresh_wait_max: AwaitedVersions::WAIT_MAX,

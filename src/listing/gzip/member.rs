@@ -7,7 +7,7 @@ use super::text::SegmentedBytes;
 use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), assembled from separately compressed pieces.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct GzipMember {
     plain: Hasher,
     len: u64,
@@ -20,6 +20,8 @@ pub(super) struct GzipMember {
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block of DEFLATE, which ends a stream.
 const LAST_BLOCK: [u8; 2] = [3, 0];
+/// The maximum length of joined output. Longer output is not copied.
+const JOINED_BYTES_MAX: usize = 16 << 10;
 /// The maximum length of a stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
 
@@ -35,7 +37,7 @@ impl GzipMember {
         self.len += piece.len;
         match &piece.bytes {
             Some(bytes) => {
-                self.close();
+                self.flush();
                 self.out.push_back(bytes.clone());
             }
             None => self.store(plain()),
@@ -53,13 +55,13 @@ impl GzipMember {
         self.stored.extend(plain);
         while self.stored.len() >= STORED_BYTES_MAX {
             let rest = self.stored.split_off(STORED_BYTES_MAX);
-            self.close();
+            self.flush();
             self.stored = rest;
         }
     }
 
-    /// Writes the pending stored block of DEFLATE.
-    fn close(&mut self) {
+    /// Writes the pending stored block of DEFLATE. Then the output contains all bytes that were put.
+    pub(super) fn flush(&mut self) {
         let stored = std::mem::take(&mut self.stored);
         if stored.len() == 0 {
             return;
@@ -75,7 +77,7 @@ impl GzipMember {
 
     /// Appends the checksum and, modulo 2^32, the length of everything (RFC 1952 §2.3.1).
     pub(super) fn end(&mut self) {
-        self.close();
+        self.flush();
         let mut out = LAST_BLOCK.to_vec();
         out.extend_from_slice(&self.plain.clone().finalize().to_le_bytes());
         out.extend_from_slice(&self.len.to_le_bytes()[..4]);
@@ -85,5 +87,23 @@ impl GzipMember {
     /// Returns the next bytes of the gzip member to send.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         self.out.pop_front()
+    }
+
+    /// Returns the next bytes to send, joined if they are short. An empty member then holds no buffer.
+    pub(super) fn next_joined(&mut self) -> Option<Bytes> {
+        let first = self.out.pop_front()?;
+        let mut joined = BytesMut::new();
+        while let Some(next) =
+            self.out.pop_front_if(|next| first.len().max(joined.len()) + next.len() <= JOINED_BYTES_MAX)
+        {
+            if joined.is_empty() {
+                joined.extend_from_slice(&first);
+            }
+            joined.extend_from_slice(&next);
+        }
+        if self.out.is_empty() {
+            self.out = VecDeque::new();
+        }
+        Some(if joined.is_empty() { first } else { joined.freeze() })
     }
 }

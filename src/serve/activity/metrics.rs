@@ -48,6 +48,14 @@ pub(crate) struct WatchMetrics {
     active_watch: Option<ActiveWatchGuard>,
 }
 
+/// The counters of the bytes of compressed watches.
+pub(crate) struct GzipWatchBytes {
+    /// The bytes of frames before compression.
+    pub(crate) before: Counter,
+    /// The bytes that are sent.
+    pub(crate) after: Counter,
+}
+
 impl WatchMetricsRegistry {
     /// Counts a watch as open. `active_watch` is its entry on the debug pages.
     pub(crate) fn open(
@@ -89,7 +97,22 @@ impl fmt::Debug for WatchMetricHandles {
     }
 }
 
+impl fmt::Debug for GzipWatchBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GzipWatchBytes").finish_non_exhaustive()
+    }
+}
+
 impl WatchMetrics {
+    /// Returns the counters for a watch that is compressed.
+    pub(crate) fn gzip_bytes(&self) -> GzipWatchBytes {
+        let counter = |stage| {
+            let labels = self.handles.labels.iter().cloned().chain([Label::new("stage", stage)]);
+            counter!("kube_fanout_watch_gzip_bytes_total", labels.collect::<Vec<_>>())
+        };
+        GzipWatchBytes { before: counter("before"), after: counter("after") }
+    }
+
     /// Counts frames that are sent, and the bytes of their pieces.
     pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
@@ -210,6 +233,7 @@ pub fn describe() {
     describe_gauge!("kube_fanout_watches_waiting", "watches that wait for their initial state");
     describe_counter!("kube_fanout_watch_events_total", "watch frames sent to clients, bookmarks included");
     describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of watch frames sent to clients");
+    describe_counter!("kube_fanout_watch_gzip_bytes_total", Unit::Bytes, "bytes of compressed watches, by stage");
     describe_histogram!(
         "kube_fanout_watch_delivery_seconds",
         Unit::Seconds,

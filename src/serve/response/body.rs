@@ -42,7 +42,7 @@ struct ListReply {
 /// The frames of a watch as the body of a response.
 pub(crate) trait WatchFrameSource: std::fmt::Debug + Send {
     /// Returns the next chunk of frames, or `None` after the last one.
-    fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>>;
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>>;
 
     /// Returns whether no frames will come until the waker of the last poll is woken.
     fn is_parked(&self) -> bool;

@@ -1,12 +1,14 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use memchr::memchr;
 
+use crate::listing::gzip::GzipFrames;
 use crate::serve::activity::WatchTransport;
+use crate::serve::activity::metrics::GzipWatchBytes;
 use crate::serve::audit::AuditRecord;
 use crate::serve::limits::WatchDeadlineTimer;
 use crate::serve::response::WatchFrameSource;
@@ -15,7 +17,7 @@ use crate::wire::FeedEncoding;
 use base::RecordingWaker;
 
 /// A watch as an HTTP body: JSON lines or length-prefixed protobuf. Over HTTP/1.1, each event is a separate chunk. Over
-/// HTTP/2, a piece contains several events if the client lags.
+/// HTTP/2, a piece contains several events if the client lags. A compressed piece may contain several events over either.
 #[derive(Debug)]
 pub(crate) struct WatchBody {
     /// The watch session; `None` once the last frame was put.
@@ -24,6 +26,8 @@ pub(crate) struct WatchBody {
     _watchdog: Arc<WatchDeadlineTimer>,
     /// The state of the chunked encoding; set for HTTP/1.1 only.
     chunked: Option<Box<ChunkedWatchState>>,
+    /// The compressed stream, if the client receives one.
+    gzip: Option<Box<GzipWatchState>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
 }
@@ -35,6 +39,19 @@ struct ChunkedWatchState {
     /// made room. The HTTP/2 codec rarely polls a body unless its waker was woken.
     flag: RecordingWaker,
     events: EventChunkSplitter,
+}
+
+/// The additional state of a compressed watch.
+#[derive(Debug)]
+struct GzipWatchState {
+    frames: GzipFrames,
+    bytes: GzipWatchBytes,
+}
+
+impl GzipWatchState {
+    fn new(session: &WatchSession) -> Self {
+        Self { frames: GzipFrames::new(session.reader().clone()), bytes: session.metrics().gzip_bytes() }
+    }
 }
 
 thread_local! {
@@ -51,14 +68,16 @@ impl WatchBody {
         record: Option<Arc<AuditRecord>>,
         transport: WatchTransport,
         encoding: FeedEncoding,
+        is_gzip: bool,
     ) -> Self {
         let chunked = || {
             Box::new(ChunkedWatchState { flag: RecordingWaker::new_woken(), events: EventChunkSplitter::new(encoding) })
         };
         Self {
             _watchdog: session.watchdog().clone(),
-            session: Some(session),
             chunked: (transport != WatchTransport::Http2).then(chunked),
+            gzip: is_gzip.then(|| Box::new(GzipWatchState::new(&session))),
+            session: Some(session),
             _record: record,
         }
     }
@@ -68,12 +87,56 @@ impl WatchFrameSource for WatchBody {
     /// Whether no frames will come until the waker of the last poll is woken.
     fn is_parked(&self) -> bool {
         self.session.as_ref().is_some_and(WatchSession::is_parked)
+            && self.gzip.as_ref().is_none_or(|gzip| gzip.frames.is_empty())
     }
 
-    fn poll_chunk(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if let Some(mut gzip) = self.gzip.take() {
+            let polled = self.poll_gzip(&mut gzip, cx);
+            self.gzip = Some(gzip);
+            return polled;
+        }
         if let Some(event) = self.chunked.as_mut().and_then(|chunked| chunked.events.next()) {
             return Poll::Ready(Some(event));
         }
+        self.poll_batch(cx, |chunked, batch| match chunked {
+            Some(chunked) => chunked.events.first_of(batch),
+            None => joined(batch),
+        })
+    }
+}
+
+impl WatchBody {
+    fn poll_gzip(&mut self, gzip: &mut GzipWatchState, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let polled = loop {
+            if let Some(bytes) = ready!(gzip.frames.poll(cx)) {
+                break Poll::Ready(Some(bytes));
+            }
+            let taken = self.poll_batch(cx, |_, batch| {
+                gzip.bytes.before.increment(batch.iter().map(|frame| frame.len() as u64).sum());
+                gzip.frames.push(batch);
+            });
+            match taken {
+                Poll::Ready(Some(())) => {}
+                Poll::Ready(None) => break Poll::Ready(gzip.frames.end()),
+                Poll::Pending => {
+                    gzip.frames.rest();
+                    break Poll::Pending;
+                }
+            }
+        };
+        if let Poll::Ready(Some(bytes)) = &polled {
+            gzip.bytes.after.increment(bytes.len() as u64);
+        }
+        polled
+    }
+
+    /// Polls the session for its next frames, and passes them to `take`.
+    fn poll_batch<T>(
+        &mut self,
+        cx: &Context<'_>,
+        take: impl FnOnce(Option<&mut ChunkedWatchState>, &mut Vec<Bytes>) -> T,
+    ) -> Poll<Option<T>> {
         let Some(session) = &mut self.session else { return Poll::Ready(None) };
         if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.take_woken(cx)) && session.is_parked() {
             return Poll::Pending;
@@ -85,15 +148,10 @@ impl WatchFrameSource for WatchBody {
             // Frees the session now; only its last frames remain.
             self.session = None;
         }
-        let chunk = polled.map(|more| {
-            more.map(|()| match &mut self.chunked {
-                Some(chunked) => chunked.events.first_of(&mut batch),
-                None => joined(&mut batch),
-            })
-        });
+        let taken = polled.map(|more| more.map(|()| take(self.chunked.as_deref_mut(), &mut batch)));
         batch.clear();
         BATCH.set(batch);
-        chunk
+        taken
     }
 }
 

@@ -20,7 +20,7 @@ use crate::serve::read::{
     CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind, ReadRequest,
     ScanScheduler, too_expensive,
 };
-use crate::serve::response::{ResponseBody, too_many};
+use crate::serve::response::{ResponseBody, gzipped, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
 use crate::upstream::{UpstreamClient, UpstreamResource};
 use crate::wire::{FeedEncoding, ObjectRevision, Representation};
@@ -113,6 +113,7 @@ impl WatchOpener {
             }
             _ => None,
         };
+        let release = source.feed.renderings.release();
         let mut session = self.session(request, &permission, &read, source, cursor, permit);
         match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, row) => {
@@ -127,7 +128,9 @@ impl WatchOpener {
         if let Some((status, end)) = error {
             session.end_with(&status, end);
         }
-        Ok(self.respond(request, session, read.representation.encoding(), upgrade))
+        let compresses = self.sources.config.get().compress_watches;
+        let is_gzip = request.context.gzip && compresses.applies_to(read.start.ends_with_bookmark(), release);
+        Ok(self.respond(request, session, (read.representation.encoding(), is_gzip), upgrade))
     }
 
     /// Returns the namespaces that a watch starts with, if it is a partial view.
@@ -185,15 +188,16 @@ impl WatchOpener {
         &self,
         request: &mut ReadRequest,
         session: WatchSession,
-        encoding: FeedEncoding,
+        (encoding, is_gzip): (FeedEncoding, bool),
         upgrade: Option<Response<ResponseBody>>,
     ) -> Response<ResponseBody> {
         let record = request.context.record.clone();
         let Some(mut response) = upgrade else {
             // Read after the session was created. If the writer changes in between, the watch ends.
             let feed_status = session.feed_status();
-            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding));
-            return request.context.served(encoding, true, feed_status, body);
+            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding, is_gzip));
+            let response = request.context.served(encoding, true, feed_status, body);
+            return if is_gzip { gzipped(response) } else { response };
         };
         response.extensions_mut().insert(ServedLocally {
             is_from_cache: true,

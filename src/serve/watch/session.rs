@@ -27,7 +27,7 @@ use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
 use self::namespace_filtered_view::NamespaceFilteredView;
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{
-    CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk, PullResult,
+    CacheReader, CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk, PullResult,
 };
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
@@ -240,6 +240,14 @@ impl WatchSession {
     /// Returns the watchdog, which ends the watch if it is not polled. The sink holds it while frames are in flight.
     pub(crate) fn watchdog(&self) -> &Arc<WatchDeadlineTimer> {
         self.common.timers.watchdog()
+    }
+
+    pub(crate) fn reader(&self) -> &CacheReader {
+        &self.common.feed.reader
+    }
+
+    pub(crate) fn metrics(&self) -> &WatchMetrics {
+        &self.common.metrics
     }
 
     /// Whether all frames of the watch were put.
