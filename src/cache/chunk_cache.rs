@@ -39,6 +39,8 @@ pub struct DeflatedChunk {
     pub bytes: Option<Bytes>,
     /// The CRC-32 of the uncompressed piece; `len` is its length in bytes.
     pub crc: u32,
+    /// The factor that appends the piece to the checksum of what precedes it.
+    pub shift: u32,
     pub len: u64,
     /// Whether the piece is the last one of its chunks.
     pub is_last: bool,

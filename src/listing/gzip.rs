@@ -8,6 +8,7 @@
 //! Attacks that guess a secret from the length of compressed text (CRIME, BREACH) need a stream that holds it together
 //! with text of the attacker. As with the apiserver, whoever can write into such a stream can usually read it.
 
+mod checksum;
 mod deflate;
 mod frames;
 mod list;

@@ -14,6 +14,7 @@ mod clock;
 mod close_codes;
 mod cold;
 mod command;
+mod compressed_watches;
 mod configurations;
 mod cost;
 mod current;

@@ -29,6 +29,7 @@
 use bytes::Bytes;
 use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Strategy};
 
+use super::checksum::shift;
 use crate::cache::DeflatedChunk;
 
 /// The compression level with the best trade-off in the table above.
@@ -54,7 +55,8 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     } else {
         compressed(before, piece, Strategy::Default, max)
     };
-    DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
+    let (crc, len) = (crc32fast::hash(piece), piece.len() as u64);
+    DeflatedChunk { bytes, crc, shift: shift(len), len, is_last }
 }
 
 /// Returns the number of pieces for a text of `len` bytes. Pieces have about equal lengths.

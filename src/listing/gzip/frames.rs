@@ -141,6 +141,11 @@ impl GzipFrames {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.pending.capacity() == 0 && self.member.holds_nothing() && !matches!(self.last, LastPiece::Own(_))
+    }
+
     /// Returns the end of the member once, after all frames were returned. Without any frame, the stream is empty, as
     /// with the apiserver.
     pub(crate) fn end(&mut self) -> Option<Bytes> {

@@ -3,13 +3,15 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
+use super::checksum::appended;
 use super::text::SegmentedBytes;
 use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), assembled from separately compressed pieces.
 #[derive(Debug, Default)]
 pub(super) struct GzipMember {
-    plain: Hasher,
+    /// The checksum of the text so far.
+    crc: u32,
     len: u64,
     /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
     stored: SegmentedBytes,
@@ -28,12 +30,12 @@ const STORED_BYTES_MAX: usize = 0xffff;
 impl GzipMember {
     pub(super) fn begin() -> Self {
         let out = VecDeque::from([Bytes::from_static(&HEADER)]);
-        Self { plain: Hasher::new(), len: 0, stored: SegmentedBytes::default(), out }
+        Self { crc: 0, len: 0, stored: SegmentedBytes::default(), out }
     }
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
     pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SegmentedBytes) {
-        self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
+        self.crc = appended(self.crc, piece.crc, piece.shift);
         self.len += piece.len;
         match &piece.bytes {
             Some(bytes) => {
@@ -46,7 +48,9 @@ impl GzipMember {
 
     /// Appends bytes that belong to this response alone.
     pub(super) fn put_plain(&mut self, bytes: Bytes) {
-        self.plain.update(&bytes);
+        let mut crc = Hasher::new_with_initial(self.crc);
+        crc.update(&bytes);
+        self.crc = crc.finalize();
         self.len += bytes.len() as u64;
         self.store(SegmentedBytes::from_iter([bytes]));
     }
@@ -79,7 +83,7 @@ impl GzipMember {
     pub(super) fn end(&mut self) {
         self.flush();
         let mut out = LAST_BLOCK.to_vec();
-        out.extend_from_slice(&self.plain.clone().finalize().to_le_bytes());
+        out.extend_from_slice(&self.crc.to_le_bytes());
         out.extend_from_slice(&self.len.to_le_bytes()[..4]);
         self.out.push_back(out.into());
     }
@@ -105,5 +109,10 @@ impl GzipMember {
             self.out = VecDeque::new();
         }
         Some(if joined.is_empty() { first } else { joined.freeze() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.out.capacity() == 0 && self.stored.len() == 0
     }
 }

@@ -1,3 +1,5 @@
+mod frames;
+
 use std::io::Read as _;
 
 use bytes::Bytes;
