@@ -14,7 +14,8 @@ pub struct MetricsExporter {
 }
 
 /// The counters that are incremented at each delivery.
-const PER_THREAD_COUNTERS: [&str; 2] = ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total"];
+const PER_THREAD_COUNTERS: [&str; 3] =
+    ["kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total", "kube_fanout_watch_gzip_bytes_total"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The commit, if the build sets it, as deploy/image.sh does.

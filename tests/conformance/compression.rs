@@ -5,7 +5,7 @@ use std::io::Read;
 use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
 
-use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, log_line};
+use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, gunzip, log_line};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -63,4 +63,51 @@ async fn compare(bed: &Plane, proxy: &Proxy, (what, path): (&str, &str), form: &
     log_line(&format!("{what}: {len} bytes, compressed {mine}, by the apiserver {its}: × {ratio:.4}"));
     // zlib splits text without repetitions into more blocks than Go does, each with codes of its own.
     assert!(mine <= its + its / 1000, "{what}: {mine} bytes, and from the apiserver {its}");
+}
+
+/// Returns the frames of a watch, without the bookmarks.
+fn events<'a>(form: &str, text: &'a [u8]) -> Vec<&'a [u8]> {
+    let (mut rest, mut frames) = (text, Vec::new());
+    while !rest.is_empty() {
+        let end = if form == JSON {
+            rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1)
+        } else {
+            let prefix = *rest.first_chunk().expect("a whole frame");
+            4 + u32::from_be_bytes(prefix) as usize
+        };
+        let (frame, others) = rest.split_at(end);
+        frames.push(frame);
+        rest = others;
+    }
+    frames.retain(|frame| !frame.windows(8).any(|window| window == b"BOOKMARK"));
+    frames
+}
+
+/// The apiserver compresses watch-lists from 1.37 on, each flush as a member of its own.
+#[tokio::test]
+async fn compressed_watch_list_is_as_the_apiservers_and_no_larger() {
+    const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let Some(bed) = bed::quiet("compressed-watches").await else { return };
+    let proxy = Plan::tls().start(&bed).await;
+    for (resource, count, bytes) in [("configmaps", 30, 3_000), ("pods", 1_000, 0)] {
+        let namespace = fill(&bed, &format!("watched-{resource}"), (resource, count, bytes), "random").await;
+        for form in [JSON, PROTOBUF] {
+            let what = format!("{count} {resource} in {}", form.trim_start_matches("application/"));
+            let path = format!("/api/v1/namespaces/{namespace}/{resource}?timeoutSeconds=8&{STATE}");
+            let plain = RequestSpec::get(&path).accept(form);
+            let request = plain.clone().header(ACCEPT_ENCODING, "gzip");
+            let (ours, theirs) = (proxy.client().fetch(request.clone()).await, bed.direct().fetch(request).await);
+            for header in ["content-type", "content-encoding", "vary"] {
+                assert_eq!(ours.header(header), theirs.header(header), "{what}: {header}");
+            }
+            assert!(ours.is_cached(), "{what}");
+            let (mine, its) = (gunzipped(&ours, &what), gunzip(&theirs.body));
+            let (ours_seen, theirs_seen) = (events(form, &mine), events(form, &its));
+            assert_eq!(theirs_seen.len(), count, "{what}");
+            assert!(ours_seen == theirs_seen, "{what}: other events");
+            let (plain, ours, theirs) = (mine.len(), ours.body.len(), theirs.body.len());
+            log_line(&format!("{what}: {plain} bytes, compressed {ours}, by the apiserver {theirs}"));
+            assert!(ours <= theirs + theirs / 1000, "{what}: {ours} bytes, and from the apiserver {theirs}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 40] = [
+const IN_SERVICE: [Metric; 41] = [
     ("kube_fanout_ready", ""),
     ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
@@ -45,6 +45,7 @@ const IN_SERVICE: [Metric; 40] = [
     ("kube_fanout_watches_open", "h1"),
     ("kube_fanout_watch_events_total", "pods.v1"),
     ("kube_fanout_watch_bytes_total", "pods.v1"),
+    ("kube_fanout_watch_gzip_bytes_total", "after"),
     ("kube_fanout_watch_delivery_seconds_count", "pods.v1"),
     ("kube_fanout_watches_ended_total", "expired"),
     ("kube_fanout_served_total", "list"),
@@ -124,6 +125,8 @@ async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
     let metadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let metadata = client.watch(PODS).initial_events().accept(metadata).await;
     metadata.listed().await;
+    let state = format!("{PODS}?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1");
+    client.request(http::Method::GET, &state).header("accept-encoding", "gzip").send().await;
     client.get("/version").await;
     client.get("/healthz").await;
     client.request(http::Method::GET, "/readyz").header("kube-fanout-hops", "leaf").send().await;
@@ -167,6 +170,8 @@ async fn process_metrics_report_cpu_memory_and_descriptors() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_changes_in_service_outage_and_recovery() {
     let up = demo::upstream().pods(5).run().await;
+    // The first that compresses watch-lists.
+    up.faults().say_releases(&[37]);
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
     // The previous content stays in use, so this is harmless; the proxy notices it within ten seconds.

@@ -31,12 +31,10 @@ const NOT_COMPARED: [(&str, &str); 8] = [
 ];
 
 /// Headers that the proxy's own answers, from the cache or refusals, need not have (docs/DIFFERENCES.md).
-const NOT_OUR_OWN: [(&str, &str); 5] = [
+const NOT_OUR_OWN: [(&str, &str); 3] = [
     ("x-kubernetes-pf-flowschema-uid", "priority and fairness never saw the request"),
     ("x-kubernetes-pf-prioritylevel-uid", "the same"),
     ("warning", "that an API is deprecated"),
-    ("content-encoding", "no gzip from the cache; the content is compared"),
-    ("vary", "the same"),
 ];
 
 /// A server, with clients for all its protocols.
