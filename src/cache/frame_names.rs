@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::budget::LruEviction;
 
-/// The shared frames that watches were sent lately, each with a name.
+/// The shared frames that watches were sent recently, each with a name.
 ///
 /// A compressed frame may refer to the frame that the watch was sent right before it, so both names are its cache key.
 /// A watch keeps a name instead of the frame, so an idle watch keeps no frame alive.
@@ -44,6 +44,8 @@ struct NamedFrame {
 
 /// The maximum length of all named frames of a feed in bytes. Most of them are in the store or the ring too.
 const BYTES_MAX: usize = 16 << 20;
+/// The number of bytes that are counted for a name beside its frame.
+const NAME_BYTES: usize = 256;
 /// The maximum number of predecessors that a frame is compressed after. Watches with other predecessors share one form
 /// that refers to none, so the watches of one frame cause at most one compression more than this.
 pub(super) const PREDECESSORS_MAX: usize = 4;
@@ -62,7 +64,7 @@ impl FrameNames {
         });
         let named = table.frames.entry(place).or_insert_with(|| {
             table.names += 1;
-            table.bytes += frame.len();
+            table.bytes += frame.len() + NAME_BYTES;
             table.order.push_back((place, Instant::now()));
             NamedFrame { number: table.names, frame: frame.clone(), previous: Vec::new() }
         });
@@ -111,7 +113,7 @@ impl LruEviction for FrameNames {
 impl FrameNameTable {
     fn drop_oldest(&mut self) {
         let Some((place, _)) = self.order.pop_front() else { return };
-        self.bytes -= place.1;
+        self.bytes -= place.1 + NAME_BYTES;
         self.frames.remove(&place);
     }
 }
@@ -158,7 +160,7 @@ mod tests {
         for n in 0..100 {
             names.name(&frame.slice(n..), None);
         }
-        assert!(names.0.lock().bytes <= BYTES_MAX && names.0.lock().frames.len() == 4);
+        assert!(names.0.lock().bytes <= BYTES_MAX && names.0.lock().frames.len() == 3);
         names.expire(Instant::now() + AGE_MAX + Duration::from_secs(1));
         assert!(names.0.lock().frames.is_empty() && names.0.lock().bytes == 0);
     }

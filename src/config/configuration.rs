@@ -71,7 +71,7 @@ pub(super) struct Configuration {
     pub(super) allowed_origins: Vec<String>,
     /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
     pub(super) exec_on_loopback: bool,
-    /// Reads without resourceVersion: from the cache with proof that it is current (`strict`), or without (`bounded`)
+    /// Reads without resourceVersion: from the cache, proven current (`strict`) or not (`bounded`)
     #[schemars(
         with = "String",
         extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
@@ -149,8 +149,7 @@ impl Default for Configuration {
 pub(super) struct ReadsSection {
     /// Callers whose forbidden lists and watches across namespaces are filtered
     pub(super) filter: ReadsFilterSection,
-    /// Watches compressed for clients that accept gzip: those that upstream compresses (`watchLists`, from Kubernetes
-    /// 1.37), `all`, or `never`
+    /// Watches to compress for clients that accept gzip; `watchLists`: as upstream, from 1.37
     #[schemars(
         with = "String",
         extend("enum" = ["watchLists", "all", "never"], "x-type" = "word", "x-bounds" = "`watchLists`, `all`, `never`")

@@ -5,8 +5,8 @@
 //! and a changed object costs the compression of its chunk. The chunks of one response form one gzip member (RFC 1952),
 //! because some clients stop reading after the first.
 //!
-//! Attacks that guess a secret from the length of compressed text (CRIME, BREACH) need a stream that holds it together
-//! with text of the attacker. As with the apiserver, whoever can write into such a stream can usually read it.
+//! Attacks that guess a secret from the length of compressed text (CRIME, BREACH) need text of the attacker in the same
+//! response. The apiserver compresses the same responses, and a caller who may write such objects can usually read them.
 
 mod checksum;
 mod deflate;

@@ -52,9 +52,9 @@ impl GzipFrames {
         Self { reader, member, pending, last: LastPiece::None, is_begun: false, pause }
     }
 
-    /// Whether nothing is left to compress.
+    /// Whether nothing is left to compress or to send.
     pub(crate) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+        self.pending.is_empty() && self.member.is_drained()
     }
 
     /// Takes the next frames, after the previous ones were sent.
@@ -143,7 +143,7 @@ impl GzipFrames {
 
     #[cfg(test)]
     pub(super) fn holds_nothing(&self) -> bool {
-        self.pending.capacity() == 0 && self.member.holds_nothing() && !matches!(self.last, LastPiece::Own(_))
+        self.is_empty() && self.pending.capacity() == 0 && !matches!(self.last, LastPiece::Own(_))
     }
 
     /// Returns the end of the member once, after all frames were returned. Without any frame, the stream is empty, as

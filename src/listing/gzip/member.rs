@@ -111,8 +111,8 @@ impl GzipMember {
         Some(if joined.is_empty() { first } else { joined.freeze() })
     }
 
-    #[cfg(test)]
-    pub(super) fn holds_nothing(&self) -> bool {
-        self.out.capacity() == 0 && self.stored.len() == 0
+    /// Whether all output was returned. Then the member holds no buffer.
+    pub(super) fn is_drained(&self) -> bool {
+        self.out.is_empty() && self.stored.len() == 0
     }
 }

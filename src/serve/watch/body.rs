@@ -48,12 +48,6 @@ struct GzipWatchState {
     bytes: GzipWatchBytes,
 }
 
-impl GzipWatchState {
-    fn new(session: &WatchSession) -> Self {
-        Self { frames: GzipFrames::new(session.reader().clone()), bytes: session.metrics().gzip_bytes() }
-    }
-}
-
 thread_local! {
     /// The batch buffer that all watches of a thread share in turn, so that an idle watch keeps no buffer.
     static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
@@ -91,67 +85,81 @@ impl WatchFrameSource for WatchBody {
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if let Some(mut gzip) = self.gzip.take() {
-            let polled = self.poll_gzip(&mut gzip, cx);
-            self.gzip = Some(gzip);
-            return polled;
+        loop {
+            if let Some(gzip) = &mut self.gzip {
+                if let Some(bytes) = ready!(gzip.poll(cx)) {
+                    if self.session.as_ref().is_none_or(WatchSession::is_parked) {
+                        gzip.frames.rest();
+                    }
+                    return Poll::Ready(Some(bytes));
+                }
+            } else if let Some(event) = self.chunked.as_mut().and_then(|chunked| chunked.events.next()) {
+                return Poll::Ready(Some(event));
+            }
+            let Some(session) = &mut self.session else {
+                return Poll::Ready(self.gzip.as_mut().and_then(|gzip| gzip.end()));
+            };
+            if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.take_woken(cx)) && session.is_parked() {
+                return Poll::Pending;
+            }
+            let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
+            let mut batch = BATCH.take();
+            let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
+            if session.is_ended() {
+                // Frees the session now; only its last frames remain.
+                self.session = None;
+            }
+            let chunk = self.take(&mut batch);
+            batch.clear();
+            BATCH.set(batch);
+            if polled.is_pending() || chunk.is_some() {
+                return chunk.map_or(Poll::Pending, |chunk| Poll::Ready(Some(chunk)));
+            }
         }
-        if let Some(event) = self.chunked.as_mut().and_then(|chunked| chunked.events.next()) {
-            return Poll::Ready(Some(event));
-        }
-        self.poll_batch(cx, |chunked, batch| match chunked {
-            Some(chunked) => chunked.events.first_of(batch),
-            None => joined(batch),
-        })
     }
 }
 
 impl WatchBody {
-    fn poll_gzip(&mut self, gzip: &mut GzipWatchState, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let polled = loop {
-            if let Some(bytes) = ready!(gzip.frames.poll(cx)) {
-                break Poll::Ready(Some(bytes));
+    /// Takes the frames of a batch. Returns the first bytes to send, unless they are compressed later.
+    fn take(&mut self, batch: &mut Vec<Bytes>) -> Option<Bytes> {
+        match (&mut self.gzip, &mut self.chunked) {
+            (Some(gzip), _) => {
+                gzip.push(batch);
+                None
             }
-            let taken = self.poll_batch(cx, |_, batch| {
-                gzip.bytes.before.increment(batch.iter().map(|frame| frame.len() as u64).sum());
-                gzip.frames.push(batch);
-            });
-            match taken {
-                Poll::Ready(Some(())) => {}
-                Poll::Ready(None) => break Poll::Ready(gzip.frames.end()),
-                Poll::Pending => {
-                    gzip.frames.rest();
-                    break Poll::Pending;
-                }
-            }
-        };
-        if let Poll::Ready(Some(bytes)) = &polled {
-            gzip.bytes.after.increment(bytes.len() as u64);
+            _ if batch.is_empty() => None,
+            (None, Some(chunked)) => Some(chunked.events.first_of(batch)),
+            (None, None) => Some(joined(batch)),
         }
-        polled
+    }
+}
+
+impl GzipWatchState {
+    fn new(session: &WatchSession) -> Self {
+        Self { frames: GzipFrames::new(session.reader().clone()), bytes: session.metrics().gzip_bytes() }
     }
 
-    /// Polls the session for its next frames, and passes them to `take`.
-    fn poll_batch<T>(
-        &mut self,
-        cx: &Context<'_>,
-        take: impl FnOnce(Option<&mut ChunkedWatchState>, &mut Vec<Bytes>) -> T,
-    ) -> Poll<Option<T>> {
-        let Some(session) = &mut self.session else { return Poll::Ready(None) };
-        if self.chunked.as_mut().is_some_and(|chunked| !chunked.flag.take_woken(cx)) && session.is_parked() {
-            return Poll::Pending;
+    /// Takes a batch of frames. An empty one means that the watch is idle.
+    fn push(&mut self, batch: &mut Vec<Bytes>) {
+        if batch.is_empty() {
+            self.frames.rest();
         }
-        let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
-        let mut batch = BATCH.take();
-        let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
-        if session.is_ended() {
-            // Frees the session now; only its last frames remain.
-            self.session = None;
-        }
-        let taken = polled.map(|more| more.map(|()| take(self.chunked.as_deref_mut(), &mut batch)));
-        batch.clear();
-        BATCH.set(batch);
-        taken
+        self.bytes.before.increment(batch.iter().map(|frame| frame.len() as u64).sum());
+        self.frames.push(batch);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.frames.poll(cx).map(|bytes| self.counted(bytes))
+    }
+
+    fn end(&mut self) -> Option<Bytes> {
+        let end = self.frames.end();
+        self.counted(end)
+    }
+
+    fn counted(&self, bytes: Option<Bytes>) -> Option<Bytes> {
+        self.bytes.after.increment(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64));
+        bytes
     }
 }
 

@@ -41,8 +41,10 @@ impl Stream {
         let mut pieces = Vec::new();
         loop {
             self.polls += 1;
+            let was_empty = self.frames.is_empty();
             match self.frames.poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(Some(piece)) => {
+                    assert!(!was_empty, "an idle watch has nothing to send");
                     self.sent.extend_from_slice(&piece);
                     pieces.push(piece);
                 }
