@@ -61,8 +61,8 @@ pub(super) struct Configuration {
         extend("enum" = ["none", "delegated"], "x-type" = "word", "x-bounds" = "`none`, `delegated`")
     )]
     pub(super) auth: AuthMode,
-    /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses, and that the
-    /// admin and metrics listeners always accept
+    /// Accepted Host names besides `localhost` and loopback addresses: of TCP listeners with `auth: none`, and of the
+    /// admin and metrics listeners
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) allowed_hosts: Vec<String>,
     /// Origins of web pages that may use TCP listeners with `auth: none` or with a client certificate, and the admin

@@ -60,6 +60,7 @@ impl HttpFrontend {
                 sources,
                 scans,
                 client: client.clone(),
+                catalog: catalog.clone(),
                 concurrency: concurrency.clone(),
                 watches: metrics::WatchMetricsRegistry::default(),
                 active_watches: active_watches.clone(),

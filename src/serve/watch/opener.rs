@@ -22,7 +22,7 @@ use crate::serve::read::{
 };
 use crate::serve::response::{ResponseBody, gzipped, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
-use crate::upstream::{UpstreamClient, UpstreamResource};
+use crate::upstream::{ResourceCatalog, UpstreamClient, UpstreamResource};
 use crate::wire::{FeedEncoding, ObjectRevision, Representation};
 use base::{AbortSignal, BackgroundTasks};
 use kubeapi::{Status, WatchStart, WatchTimeout};
@@ -38,6 +38,7 @@ pub(crate) struct WatchOpener {
     pub(crate) sources: Arc<FeedResolver>,
     pub(crate) scans: ScanScheduler,
     pub(crate) client: UpstreamClient,
+    pub(crate) catalog: ResourceCatalog,
     pub(crate) concurrency: Arc<ConcurrencyLimits>,
     pub(crate) watches: metrics::WatchMetricsRegistry,
     pub(crate) active_watches: ActiveWatches,
@@ -113,7 +114,8 @@ impl WatchOpener {
             }
             _ => None,
         };
-        let release = source.feed.renderings.release();
+        // A new feed does not know it yet.
+        let release = source.feed.renderings.release().or_else(|| self.catalog.minor());
         let mut session = self.session(request, &permission, &read, source, cursor, permit);
         match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, row) => {
