@@ -13,6 +13,8 @@ pub(crate) const SLICE: usize = 100_000;
 pub(crate) const FREE_SCAN_COST: usize = SLICE / 4;
 /// The cost of converting one object for a single client, if it is not cached: ten microseconds or more.
 pub(crate) const DERIVED: usize = 1_000;
+/// The cost of compressing one byte for a single client: ten nanoseconds.
+pub(crate) const COMPRESSED_BYTE: usize = 1;
 /// The cost up to which a scan needs no turn.
 pub(crate) const SMALL: usize = SLICE;
 /// The maximum selector cost of a LIST, in addition to accessing the objects: a sixth of a second in all. Ten

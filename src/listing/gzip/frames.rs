@@ -7,7 +7,8 @@ use super::deflate::{deflated, piece, pieces};
 use super::member::GzipMember;
 use super::text::SegmentedBytes;
 use crate::cache::{CacheReader, FrameName};
-use crate::listing::scan_pacer::YieldPause;
+use crate::listing::cost;
+use crate::listing::scan_pacer::{ScanBudget, YieldPause};
 
 /// The frames of one watch as one gzip member, which is flushed after each frame.
 ///
@@ -22,6 +23,8 @@ pub(crate) struct GzipFrames {
     last: LastPiece,
     is_begun: bool,
     pause: YieldPause,
+    /// The budget for frames that are compressed for this watch alone.
+    budget: ScanBudget,
 }
 
 #[derive(Debug)]
@@ -47,9 +50,9 @@ const OWN_BYTES_MIN: usize = 512;
 const COMPRESSED_BYTES_MAX: usize = 32 << 10;
 
 impl GzipFrames {
-    pub(crate) fn new(reader: CacheReader) -> Self {
+    pub(crate) fn new(reader: CacheReader, budget: ScanBudget) -> Self {
         let (member, pending, pause) = (GzipMember::default(), VecDeque::new(), YieldPause::default());
-        Self { reader, member, pending, last: LastPiece::None, is_begun: false, pause }
+        Self { reader, member, pending, last: LastPiece::None, is_begun: false, pause, budget }
     }
 
     /// Whether nothing is left to compress or to send.
@@ -108,11 +111,15 @@ impl GzipFrames {
                     self.last = LastPiece::Shared(name);
                 }
                 FramePiece::Own(text) => {
-                    begin(&mut self.member, &mut self.is_begun);
                     let before = if let LastPiece::Own(before) = &self.last { before.as_ref() } else { &[] };
                     if before.is_empty() && text.len() < OWN_BYTES_MIN {
+                        begin(&mut self.member, &mut self.is_begun);
                         self.member.put_plain(text.clone());
                     } else {
+                        let Poll::Ready(_slice) = self.budget.poll(cx) else { break };
+                        let left = self.budget.left();
+                        *left = left.saturating_sub(text.len() * cost::COMPRESSED_BYTE);
+                        begin(&mut self.member, &mut self.is_begun);
                         compressed += text.len();
                         let made = deflated(before, text, true);
                         self.member.put(&made, || SegmentedBytes::from_iter([text.clone()]));
@@ -134,10 +141,13 @@ impl GzipFrames {
         }
     }
 
-    /// Releases what an idle watch does not need.
+    /// Releases what an idle watch does not need, if everything was sent.
     pub(crate) fn rest(&mut self) {
-        if let LastPiece::Own(_) = self.last {
+        if self.is_empty()
+            && let LastPiece::Own(_) = self.last
+        {
             self.last = LastPiece::None;
+            self.budget.renew();
         }
     }
 

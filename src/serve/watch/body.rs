@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use memchr::memchr;
 
+use crate::listing::ScanBudget;
 use crate::listing::gzip::GzipFrames;
 use crate::serve::activity::WatchTransport;
 use crate::serve::activity::metrics::GzipWatchBytes;
@@ -57,12 +58,13 @@ thread_local! {
 pub(crate) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
+    /// Creates the body. With a budget for the work of its own, the watch is compressed.
     pub(crate) fn new(
         session: WatchSession,
         record: Option<Arc<AuditRecord>>,
         transport: WatchTransport,
         encoding: FeedEncoding,
-        is_gzip: bool,
+        gzip: Option<ScanBudget>,
     ) -> Self {
         let chunked = || {
             Box::new(ChunkedWatchState { flag: RecordingWaker::new_woken(), events: EventChunkSplitter::new(encoding) })
@@ -70,7 +72,7 @@ impl WatchBody {
         Self {
             _watchdog: session.watchdog().clone(),
             chunked: (transport != WatchTransport::Http2).then(chunked),
-            gzip: is_gzip.then(|| Box::new(GzipWatchState::new(&session))),
+            gzip: gzip.map(|budget| Box::new(GzipWatchState::new(&session, budget))),
             session: Some(session),
             _record: record,
         }
@@ -135,8 +137,8 @@ impl WatchBody {
 }
 
 impl GzipWatchState {
-    fn new(session: &WatchSession) -> Self {
-        Self { frames: GzipFrames::new(session.reader().clone()), bytes: session.metrics().gzip_bytes() }
+    fn new(session: &WatchSession, budget: ScanBudget) -> Self {
+        Self { frames: GzipFrames::new(session.reader().clone(), budget), bytes: session.metrics().gzip_bytes() }
     }
 
     /// Takes a batch of frames. An empty one means that the watch is idle.

@@ -197,7 +197,8 @@ impl WatchOpener {
         let Some(mut response) = upgrade else {
             // Read after the session was created. If the writer changes in between, the watch ends.
             let feed_status = session.feed_status();
-            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding, is_gzip));
+            let gzip = is_gzip.then(|| self.scans.budget(request, false));
+            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding, gzip));
             let response = request.context.served(encoding, true, feed_status, body);
             return if is_gzip { gzipped(response) } else { response };
         };
