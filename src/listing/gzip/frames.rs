@@ -134,7 +134,7 @@ impl GzipFrames {
         } else if compressed >= COMPRESSED_BYTES_MAX {
             self.pause.begin();
         }
-        self.member.flush();
+        self.member.sync();
         match self.member.next_joined() {
             None if !self.pending.is_empty() => Poll::Pending,
             bytes => Poll::Ready(bytes),

@@ -15,6 +15,8 @@ pub(super) struct GzipMember {
     len: u64,
     /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
     stored: SegmentedBytes,
+    /// Whether stored bytes were put after the last piece that ends with an empty block.
+    is_stored: bool,
     out: VecDeque<Bytes>,
 }
 
@@ -22,6 +24,8 @@ pub(super) struct GzipMember {
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// An empty last block of DEFLATE, which ends a stream.
 const LAST_BLOCK: [u8; 2] = [3, 0];
+/// An empty stored block, with which zlib ends a flush too.
+const EMPTY_BLOCK: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 /// The maximum length of joined output. Longer output is not copied.
 const JOINED_BYTES_MAX: usize = 16 << 10;
 /// The maximum length of a stored block.
@@ -30,7 +34,7 @@ const STORED_BYTES_MAX: usize = 0xffff;
 impl GzipMember {
     pub(super) fn begin() -> Self {
         let out = VecDeque::from([Bytes::from_static(&HEADER)]);
-        Self { crc: 0, len: 0, stored: SegmentedBytes::default(), out }
+        Self { out, ..Self::default() }
     }
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
@@ -40,6 +44,7 @@ impl GzipMember {
         match &piece.bytes {
             Some(bytes) => {
                 self.flush();
+                self.is_stored = false;
                 self.out.push_back(bytes.clone());
             }
             None => self.store(plain()),
@@ -57,6 +62,7 @@ impl GzipMember {
 
     fn store(&mut self, plain: SegmentedBytes) {
         self.stored.extend(plain);
+        self.is_stored = true;
         while self.stored.len() >= STORED_BYTES_MAX {
             let rest = self.stored.split_off(STORED_BYTES_MAX);
             self.flush();
@@ -64,8 +70,17 @@ impl GzipMember {
         }
     }
 
-    /// Writes the pending stored block of DEFLATE. Then the output contains all bytes that were put.
-    pub(super) fn flush(&mut self) {
+    /// Completes the output, so that a client can read everything that was put. Go's reader returns the text before an
+    /// empty block, not the text of a stored one.
+    pub(super) fn sync(&mut self) {
+        self.flush();
+        if std::mem::take(&mut self.is_stored) {
+            self.out.push_back(Bytes::from_static(&EMPTY_BLOCK));
+        }
+    }
+
+    /// Writes the pending stored block of DEFLATE.
+    fn flush(&mut self) {
         let stored = std::mem::take(&mut self.stored);
         if stored.len() == 0 {
             return;

@@ -55,6 +55,8 @@ impl Stream {
         }
         self.inflate();
         assert!(self.read == self.plain, "everything that was sent can be read");
+        // Go's reader waits for it.
+        assert!(self.sent.ends_with(&[0, 0, 0xff, 0xff]), "an empty block ends each flush");
         pieces
     }
 
