@@ -112,13 +112,14 @@ impl GzipMember {
     pub(super) fn next_joined(&mut self) -> Option<Bytes> {
         let first = self.out.pop_front()?;
         let mut joined = BytesMut::new();
-        while let Some(next) =
-            self.out.pop_front_if(|next| first.len().max(joined.len()) + next.len() <= JOINED_BYTES_MAX)
+        while let Some(next) = self.out.front()
+            && first.len().max(joined.len()) + next.len() <= JOINED_BYTES_MAX
         {
             if joined.is_empty() {
                 joined.extend_from_slice(&first);
             }
-            joined.extend_from_slice(&next);
+            joined.extend_from_slice(next);
+            self.out.pop_front();
         }
         if self.out.is_empty() {
             self.out = VecDeque::new();
