@@ -17,6 +17,9 @@ mod authenticator;
 mod authorizer;
 mod browsers;
 mod certificate;
+mod compared_object;
+mod comparison;
+mod comparison_queue;
 mod credential;
 mod filtered_callers;
 mod grant;
@@ -31,8 +34,6 @@ mod namespace_access_decisions;
 mod policy_changes;
 mod rbac;
 mod rbac_authorizer;
-mod rbac_comparison;
-mod rbac_sample;
 mod recheck_request;
 mod recheck_schedule;
 mod review_permission;
@@ -135,7 +136,7 @@ pub struct AuthConfig {
     pub anonymous: bool,
     /// What decides the access of callers.
     pub decide: AccessDecider,
-    /// The number of local decisions of which one is compared with upstream's; 0 for none.
+    /// The number of local decisions, and of tokens verified here, of which one is compared with upstream's; 0 for none.
     pub compare_one_in: u32,
     /// The maximum number of access reviews per second for the requests of one user, and the burst.
     pub accesses_per_user: u32,

@@ -52,7 +52,9 @@ pub use peer::UpstreamServer;
 pub use plugins::{CredentialPluginRunner, run_plugins_by};
 pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
-pub use review::{ACCESS_REVIEWS, AccessReviewResult, ReviewClient, ReviewFuture, TOKEN_REVIEWS, TokenReviewResult};
+pub use review::{
+    ACCESS_REVIEWS, AccessReviewResult, ListedObject, ReviewClient, ReviewFuture, TOKEN_REVIEWS, TokenReviewResult,
+};
 pub use server_url::{ServerUrl, ServerUrlError};
 pub use transport::UpstreamCredentialChanges;
 

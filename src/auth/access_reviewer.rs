@@ -5,9 +5,9 @@ use std::time::Duration;
 use ring::digest;
 use tokio::time::Instant;
 
+use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer};
-use super::rbac_sample::RbacComparisonQueue;
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{
@@ -29,7 +29,7 @@ pub(super) struct AccessReviewer {
     config: AuthConfig,
     /// Decides by the RBAC objects that are watched.
     pub(super) rbac: RbacAuthorizer,
-    pub(super) comparisons: RbacComparisonQueue,
+    comparisons: Arc<ComparisonQueue>,
 }
 
 /// The cache key of a decision: a digest of a user and an access. It has the same length whatever texts a caller
@@ -62,13 +62,11 @@ const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 const DECISION_BYTES: usize = 384;
 /// The length of the longest namespace name.
 const NAMESPACE_NAME_MAX: usize = 63;
-/// The maximum number of reviews per second that compare local decisions with upstream's.
-const COMPARISONS_PER_SECOND: u32 = 10;
 /// The maximum time that a request waits for its review if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl AccessReviewer {
-    pub(super) fn new(reviews: Arc<dyn ReviewClient>, config: &AuthConfig) -> Self {
+    pub(super) fn new(reviews: Arc<dyn ReviewClient>, comparisons: Arc<ComparisonQueue>, config: &AuthConfig) -> Self {
         let ttls = config.clone();
         let ttl = move |(purpose, _): &_, decision: &AccessDecision| Some(decision.ttl(*purpose, &ttls));
         let decisions = CoalescingCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
@@ -78,7 +76,7 @@ impl AccessReviewer {
             decisions,
             config: config.clone(),
             rbac: RbacAuthorizer::new(config),
-            comparisons: RbacComparisonQueue::new(config.compare_one_in),
+            comparisons,
         }
     }
 
@@ -137,7 +135,8 @@ impl AccessReviewer {
         self.reviews.answered_here(class_and_cause(user, purpose).1);
         let reason = grant.reason.as_str().into();
         if stale.is_none() {
-            self.comparisons.sample(user, access, grant);
+            let (user, access) = (user.clone(), access.clone());
+            self.comparisons.sample(|| Some(ComparedAnswer::Decision { user, access, grant }));
         }
         Some(AccessDecision {
             sent: Instant::now(),
@@ -214,8 +213,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
     let leases = Arc::new(ReviewRateLimit::for_leases(config.lease_reviews));
-    let each = ReviewRate::new(COMPARISONS_PER_SECOND, COMPARISONS_PER_SECOND);
-    let comparisons = Arc::new(ReviewRateLimit::new(each, each, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
+    let comparisons = Arc::new(ReviewRateLimit::for_comparisons());
     ReviewQueue::new(ReviewResource::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{CertificateAuthorities, CertificateIdentity, CertificateRejection};
+use super::comparison_queue::ComparisonQueue;
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
 use super::token_verifier::TokenVerifier;
@@ -31,10 +32,12 @@ pub struct FrontProxyConfig {
 /// Determines the identity and the permissions of callers. Results are valid only for a short time and are obtained
 /// again.
 pub(super) struct Authenticator {
-    reviews: Arc<dyn ReviewClient>,
+    pub(super) reviews: Arc<dyn ReviewClient>,
     key: ring::hmac::Key,
-    token_reviewer: TokenReviewer,
+    pub(super) token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
+    /// The answers given here that are compared with upstream's.
+    pub(super) comparisons: Arc<ComparisonQueue>,
     pub(super) clock: WallClock,
     client_authorities: Option<ReloadableAuthorities>,
     front_proxy: Option<FrontProxyConfig>,
@@ -121,10 +124,12 @@ impl Authenticator {
         let mut secret = [0; 32];
         let random = ring::rand::SystemRandom::new();
         ring::rand::SecureRandom::fill(&random, &mut secret).expect("the system has randomness");
+        let comparisons = Arc::new(ComparisonQueue::new(config.compare_one_in));
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            token_reviewer: TokenReviewer::new(reviews.clone(), verifier, config, clock.clone()),
-            access_reviewer: AccessReviewer::new(reviews.clone(), config),
+            token_reviewer: TokenReviewer::new(reviews.clone(), verifier, comparisons.clone(), config, clock.clone()),
+            access_reviewer: AccessReviewer::new(reviews.clone(), comparisons.clone(), config),
+            comparisons,
             reviews,
             clock,
             client_authorities,
@@ -162,15 +167,20 @@ impl Authenticator {
         credential_id(hmac)
     }
 
+    /// Returns what verifies tokens without a review, if so configured.
+    pub(super) fn verifier(&self) -> Option<&TokenVerifier> {
+        self.token_reviewer.verifier.as_ref()
+    }
+
     /// Returns a signal that is cancelled when an object that a token is bound to no longer exists.
     pub(super) fn lost(&self, id: &CredentialId) -> Option<Arc<CancellationToken>> {
-        self.token_reviewer.verifier.as_ref()?.lost(id)
+        self.verifier()?.lost(id)
     }
 
     /// Returns how long the objects that a verified token is bound to have not been watched; `None` if they are, or if
     /// there is no such token.
     pub(super) fn identity_stale_for(&self, id: &CredentialId) -> Option<Duration> {
-        self.token_reviewer.verifier.as_ref()?.stale_for(id).filter(|stale| !stale.is_zero())
+        self.verifier()?.stale_for(id).filter(|stale| !stale.is_zero())
     }
 
     fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {

@@ -18,7 +18,7 @@ use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadGrant, ReadPermission,
-    ReadableNamespaces, TokenIdentification, metrics, rbac_comparison,
+    ReadableNamespaces, TokenIdentification, comparison, metrics,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
@@ -104,7 +104,9 @@ impl Authorizer {
         tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
         if authenticator.access_reviewer.rbac.is_configured() {
             tasks.spawn_critical("local decisions", apply_rule_changes(authenticator.clone(), leases.clone()));
-            tasks.spawn_critical("comparisons", rbac_comparison::run(authenticator.clone()));
+        }
+        if authenticator.access_reviewer.rbac.is_configured() || authenticator.verifier().is_some() {
+            tasks.spawn_critical("comparisons", comparison::run(authenticator.clone()));
         }
         let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
         Self { delegated: Some(Arc::new(shared)) }
@@ -250,11 +252,13 @@ impl Authorizer {
         }
     }
 
-    /// Allows local decisions again that a disagreement with upstream has stopped.
+    /// Decides and verifies tokens here again after a disagreement with upstream.
     pub fn enable_local_decisions(&self) {
-        if let Some(rbac) = self.rbac().filter(|rbac| rbac.is_configured()) {
-            rbac.enable();
+        let Some(shared) = &self.delegated else { return };
+        if self.decides_by_rbac() {
+            shared.authenticator.access_reviewer.rbac.enable();
         }
+        shared.authenticator.verifier().inspect(|verifier| verifier.resume());
     }
 
     /// Returns how long the rules of local decisions have been stale; `None` if they are current, or not used.

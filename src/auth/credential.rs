@@ -116,6 +116,11 @@ impl BearerToken {
         &self.0
     }
 
+    /// Whether a text has the token or one of its parts.
+    pub(super) fn is_quoted_in(&self, text: &str) -> bool {
+        self.0.split('.').any(|part| text.contains(part))
+    }
+
     /// Returns the expiry in the token's own claims, in seconds since 1970, if the token is a JWT. It is trustworthy
     /// only if upstream has accepted the token.
     pub fn expiry_seconds(&self) -> Option<u64> {
@@ -232,6 +237,19 @@ mod tests {
         ] {
             let token = bearer_token(&headers(&[("authorization", value)])).expect("no WebSocket");
             assert_eq!(token.as_ref().map(BearerToken::expose), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn text_with_a_part_of_a_token_quotes_it() {
+        let token = BearerToken::new("head.claims.signature");
+        for (text, is_quoted) in [
+            ("invalid bearer token", false),
+            ("cannot parse head.claims.signature", true),
+            ("cannot parse \"claims\"", true),
+            ("signature", true),
+        ] {
+            assert_eq!(token.is_quoted_in(text), is_quoted, "{text}");
         }
     }
 

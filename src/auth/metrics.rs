@@ -21,11 +21,11 @@ pub fn describe() {
     describe_gauge!("kube_fanout_auth_local_decisions_active", "1 while RBAC is evaluated here");
     describe_counter!(
         "kube_fanout_auth_comparisons_total",
-        "local access decisions that were compared with the apiserver's, by result"
+        "local decisions and verified tokens that were compared with the apiserver's, by kind and result"
     );
     describe_gauge!(
         "kube_fanout_auth_local_decisions_disagreed",
-        "1 while RBAC is not evaluated here because the apiserver denied what RBAC allows"
+        "1 while nothing of a kind is decided here because the apiserver denied what was allowed here"
     );
 }
 
@@ -66,10 +66,10 @@ pub(super) fn local_decisions_active(is_active: bool) {
     gauge!("kube_fanout_auth_local_decisions_active").set(if is_active { 1.0 } else { 0.0 });
 }
 
-pub(super) fn compared(result: &'static str) {
-    counter!("kube_fanout_auth_comparisons_total", "result" => result).increment(1);
+pub(super) fn compared(kind: &'static str, result: &'static str) {
+    counter!("kube_fanout_auth_comparisons_total", "kind" => kind, "result" => result).increment(1);
 }
 
-pub(super) fn local_decisions_disagreed(disagreed: bool) {
-    gauge!("kube_fanout_auth_local_decisions_disagreed").set(if disagreed { 1.0 } else { 0.0 });
+pub(super) fn local_decisions_disagreed(kind: &'static str, disagreed: bool) {
+    gauge!("kube_fanout_auth_local_decisions_disagreed", "kind" => kind).set(if disagreed { 1.0 } else { 0.0 });
 }

@@ -37,6 +37,13 @@ pub struct RbacEvent {
     object: RbacObject,
 }
 
+impl RbacEvent {
+    /// Returns the event that creates an object; `None` if its JSON is not that of an RBAC object.
+    pub fn added(object: &str) -> Option<Self> {
+        Some(Self { kind: "ADDED".to_owned(), object: serde_json::from_str(object).ok()? })
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RbacObject {

@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::review_permission::ReviewResource;
 use super::{AccessDecider, AffectedUsers, AuthConfig, RbacEvent, RbacGrant, RbacKind, RbacPolicy, metrics};
 use base::sleep_until_opt;
 use kubeapi::{AccessAttributes, User};
@@ -173,13 +174,13 @@ impl RbacAuthorizer {
 
     /// Stops local decisions, because upstream has denied what the rules allow. Returns false if they had stopped.
     pub(super) fn disable(&self) -> bool {
-        metrics::local_decisions_disagreed(true);
+        metrics::local_decisions_disagreed(ReviewResource::ACCESS.label, true);
         !self.update(|state| std::mem::replace(&mut state.is_disabled, true))
     }
 
     /// Makes decisions again after [`disable`](Self::disable).
     pub(super) fn enable(&self) {
-        metrics::local_decisions_disagreed(false);
+        metrics::local_decisions_disagreed(ReviewResource::ACCESS.label, false);
         self.update(|state| state.is_disabled = false);
     }
 

@@ -28,7 +28,7 @@ pub(super) enum ReviewClass {
     Unauthenticated,
     /// A review for a known caller's request whose path is no resource.
     NonResource,
-    /// A review that compares a local decision with upstream's.
+    /// A review that compares an answer given here with upstream's.
     Comparison,
 }
 
@@ -104,6 +104,8 @@ struct ReviewReservation {
 
 /// The maximum time that a review for a lease waits.
 pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// The maximum number of reviews of one kind per second that compare answers given here with upstream's.
+const COMPARISONS_PER_SECOND: u32 = 10;
 /// The number of keys that are tracked even if they are idle.
 const PRUNE_MIN: usize = 1_024;
 /// The maximum time for a review, including the wait for a slot.
@@ -228,6 +230,12 @@ impl ReviewRateLimit {
     pub(super) fn for_leases(per_second: u32) -> Self {
         let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
         Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
+    }
+
+    /// Creates the limits on reviews for comparisons.
+    pub(super) fn for_comparisons() -> Self {
+        let each = ReviewRate::new(COMPARISONS_PER_SECOND, COMPARISONS_PER_SECOND);
+        Self::new(each, each, LEASE_WAIT_MAX, LEASE_WAIT_MAX)
     }
 
     /// Charges a key for something that is done now. Returns false if its rate, or that of all, does not allow it.

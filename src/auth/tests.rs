@@ -1,5 +1,6 @@
 //! Tests of leases, and of what may delay their reviews, on a paused clock.
 
+mod compared_tokens;
 mod leases;
 mod local;
 mod many_callers;

@@ -4,13 +4,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
+use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, GrantError};
-use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult};
+use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult, UpstreamRequestCause};
 use base::{CoalescingCache, WallClock};
 use kubeapi::{FlowDistinguisher, User};
 
@@ -28,6 +29,7 @@ pub(super) struct TokenReviewer {
     pub(super) queue: ReviewQueue,
     /// Verifies the tokens of service accounts without a review, if so configured.
     pub(super) verifier: Option<TokenVerifier>,
+    comparisons: Arc<ComparisonQueue>,
 }
 
 /// The purpose of a token review, which determines how old the result may be.
@@ -59,6 +61,7 @@ impl TokenReviewer {
     pub(super) fn new(
         reviews: Arc<dyn ReviewClient>,
         verifier: Option<TokenVerifier>,
+        comparisons: Arc<ComparisonQueue>,
         config: &AuthConfig,
         clock: WallClock,
     ) -> Self {
@@ -80,6 +83,7 @@ impl TokenReviewer {
                 .build(),
             queue: queue(config),
             verifier,
+            comparisons,
         }
     }
 
@@ -103,11 +107,16 @@ impl TokenReviewer {
         if let Some(verifier) = &self.verifier
             && let Some(identity) = verifier.identify(id, token, source)?
         {
+            self.reviews.answered_here(UpstreamRequestCause::TokenReview);
+            self.comparisons.sample(|| {
+                let is_fresh = verifier.stale_for(&id).is_some_and(|stale| stale.is_zero());
+                is_fresh.then(|| ComparedAnswer::Token { id, token: token.clone(), user: identity.user.clone() })
+            });
             return Ok(identity);
         }
         let review = |_| async {
             let charges = self.charges(&id, purpose);
-            let review = self.reviews.review_token(token.expose(), &self.audiences);
+            let review = self.reviews.review_token(UpstreamRequestCause::TokenReview, token.expose(), &self.audiences);
             let (sent, result) = self.queue.send(&charges, review).await?;
             if let Some(verifier) = &self.verifier {
                 verifier.compare(id, token, &result);
@@ -129,6 +138,34 @@ impl TokenReviewer {
             return Err(GrantError::Unauthenticated);
         }
         Ok(AuthenticatedIdentity { reviewed: sent, user, expires_at })
+    }
+
+    /// Reviews a token that was verified here. Returns why upstream does not accept it as that of `user`; `None` if it
+    /// does.
+    ///
+    /// # Errors
+    /// Upstream does not answer.
+    pub(super) async fn compare(
+        &self,
+        id: CredentialId,
+        token: &BearerToken,
+        user: &Arc<User>,
+    ) -> Result<Option<String>, GrantError> {
+        let key = ReviewRateLimitKey::User(FlowDistinguisher::from_user(user));
+        let charge = ReviewCharge { class: ReviewClass::Comparison, key };
+        let review = self.reviews.review_token(UpstreamRequestCause::DecisionCheck, token.expose(), &self.audiences);
+        let (sent, result) = self.queue.send(&[charge], review).await?;
+        if let Some(verifier) = &self.verifier {
+            verifier.compare(id, token, &result);
+        }
+        let error = result.error.clone();
+        Ok(match self.accept(id, token, sent, result).user {
+            Some(same) if same == *user => None,
+            Some(other) => Some(format!("the token is that of another user: {}", other.name)),
+            // The error may quote the token.
+            None if token.is_quoted_in(&error) => Some("invalid bearer token".to_owned()),
+            None => Some(error),
+        })
     }
 
     /// Returns the limits against which a review counts, in order of preference.
@@ -154,7 +191,7 @@ impl TokenReviewer {
         id: CredentialId,
         token: &BearerToken,
         sent: Instant,
-        TokenReviewResult { user, audiences }: TokenReviewResult,
+        TokenReviewResult { user, audiences, .. }: TokenReviewResult,
     ) -> CachedTokenReview {
         let is_audience_accepted = self.audiences.is_empty() || audiences.iter().any(|of| self.audiences.contains(of));
         let user = user.filter(|_| is_audience_accepted);
@@ -175,10 +212,11 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let limit = |each| ReviewRateLimit::new(each, ReviewRate::new(reviews, reviews), Duration::ZERO, Duration::ZERO);
     ReviewQueue::new(ReviewResource::TOKEN, |class| {
         Arc::new(match class {
-            // Tokens are not reviewed in the last three.
-            ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource | ReviewClass::Comparison => {
+            // Tokens are not reviewed in the last two.
+            ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {
                 ReviewRateLimit::for_leases(config.lease_reviews)
             }
+            ReviewClass::Comparison => ReviewRateLimit::for_comparisons(),
             // A user may have many tokens.
             ReviewClass::Known => limit(ReviewRate::new(share, share)),
             ReviewClass::Unauthenticated => limit(ReviewRate::new(reviews_per_source, reviews_burst_per_source)),

@@ -6,6 +6,7 @@
 
 mod bound_objects;
 mod claims;
+mod comparison;
 mod follower;
 mod keys;
 #[cfg(test)]
@@ -39,6 +40,8 @@ pub(super) struct TokenVerifier {
 
 struct TokenVerifierState {
     client: UpstreamClient,
+    /// The only node whose pods are followed, if any.
+    node: Option<Arc<str>>,
     clock: WallClock,
     tasks: BackgroundTasks,
     /// How long what was read last is used while upstream cannot be reached.
@@ -51,7 +54,7 @@ struct TokenVerifierState {
     /// The tokens that upstream did not accept. They are reviewed.
     rejected: moka::sync::Cache<CredentialId, ()>,
     signature_checks: ReviewRateLimit,
-    /// Whether upstream has returned another user for a token than this verifier, which has then stopped.
+    /// Whether upstream has contradicted this verifier, which has then stopped.
     is_stopped: AtomicBool,
 }
 
@@ -127,7 +130,7 @@ impl TokenVerifier {
         clock: &WallClock,
         tasks: &BackgroundTasks,
     ) -> Self {
-        let verifier = Self::new(client.clone(), config, clock.clone(), tasks.clone());
+        let verifier = Self::new(client.clone(), config, node, clock.clone(), tasks.clone());
         for kind in BoundKind::ALL {
             let TokenVerifierState { client, objects, keys, .. } = &*verifier.shared;
             let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.cloned());
@@ -137,11 +140,18 @@ impl TokenVerifier {
         verifier
     }
 
-    fn new(client: UpstreamClient, config: &AuthConfig, clock: WallClock, tasks: BackgroundTasks) -> Self {
+    fn new(
+        client: UpstreamClient,
+        config: &AuthConfig,
+        node: Option<&Arc<str>>,
+        clock: WallClock,
+        tasks: BackgroundTasks,
+    ) -> Self {
         let each = ReviewRate::new(config.reviews_per_source, config.reviews_burst_per_source);
         let all = ReviewRate::new(SIGNATURE_CHECKS_PER_SECOND, SIGNATURE_CHECKS_PER_SECOND);
         let shared = TokenVerifierState {
             client,
+            node: node.cloned(),
             clock,
             tasks,
             grace: config.outage_grace,
@@ -223,11 +233,7 @@ impl TokenVerifier {
         shared.rejected.invalidate(&id);
         let Ok(verified) = verified else { return true };
         if *verified.user != user.clone().authenticated() {
-            shared.is_stopped.store(true, Ordering::Relaxed);
-            tracing::error!(
-                user = verified.user.name,
-                "upstream returned another user for a verified token; tokens are reviewed until a restart"
-            );
+            self.stop(&verified.user.name, &format!("the token is that of another user: {}", user.name));
             return false;
         }
         shared.audiences.learn(review.audiences.iter().filter(|audience| verified.audiences.contains(audience)));
@@ -241,16 +247,26 @@ impl TokenVerifier {
         token: &BearerToken,
         source: Option<IpAddr>,
     ) -> Result<Arc<VerifiedToken>, Unproven> {
-        let shared = &self.shared;
-        if shared.is_stopped.load(Ordering::Relaxed) {
+        if self.shared.is_stopped.load(Ordering::Relaxed) {
             return Err(Unproven::Stopped);
         }
+        if self.shared.rejected.contains_key(id) {
+            return Err(Unproven::Rejected);
+        }
+        self.verify_here(id, token, source)
+    }
+
+    /// Does the same for a token that upstream may have rejected.
+    fn verify_here(
+        &self,
+        id: &CredentialId,
+        token: &BearerToken,
+        source: Option<IpAddr>,
+    ) -> Result<Arc<VerifiedToken>, Unproven> {
+        let shared = &self.shared;
         let known = shared.verified.get(id);
         // Other tokens must not make the proxy read the keys.
         let parsed = if known.is_some() { None } else { Some(parse(token)?) };
-        if shared.rejected.contains_key(id) {
-            return Err(Unproven::Rejected);
-        }
         let keys = shared.keys.published(shared.grace);
         let is_unknown = |keys: &PublishedKeys, parsed: &ParsedToken<'_>| {
             parsed.claims.issuer == keys.issuer && keys.find(&parsed.header.kid).is_none()

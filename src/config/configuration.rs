@@ -245,7 +245,8 @@ pub(super) struct DelegatedSection {
     /// [allows it without asking](SECURITY.md#local-decisions)
     #[schemars(with = "String", extend("enum" = ["ask", "rbac"], "x-type" = "word", "x-bounds" = "`ask`, `rbac`"))]
     pub(super) decide: AccessDecider,
-    /// One in so many of these decisions is compared with the apiserver's; 0: none. A difference returns to `ask`
+    /// One in so many local decisions and verified tokens is compared with the apiserver's; 0: none. A difference returns
+    /// to `ask`
     pub(super) compare_one_in: BoundedNumber<0, 1_000_000>,
     /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]

@@ -24,6 +24,8 @@ pub struct TokenReviewResult {
     pub user: Option<User>,
     /// The requested audiences for which the token is valid. Empty from authenticators without audience support.
     pub audiences: Vec<String>,
+    /// Why the token is not authenticated. An authenticator may quote the token.
+    pub error: String,
 }
 
 /// The result of an access review.
@@ -34,14 +36,21 @@ pub struct AccessReviewResult {
     pub reason: String,
 }
 
-/// The part of a list that states the versions of its objects.
-#[derive(Deserialize)]
-struct VersionedList {
-    items: Vec<VersionedObject>,
+/// An object in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedObject {
+    pub version: String,
+    pub uid: String,
+    pub is_deleting: bool,
 }
 
 #[derive(Deserialize)]
-struct VersionedObject {
+struct MetadataList {
+    items: Vec<PartialObject>,
+}
+
+#[derive(Deserialize)]
+struct PartialObject {
     metadata: ObjectMeta,
 }
 
@@ -52,6 +61,8 @@ const NODE_UNRELATED: &str = "no relationship found between node";
 /// The prefix of the reason for access that RBAC allows. Neither the Node authorizer nor ABAC gives a reason.
 const BY_RBAC: &str = "RBAC: allowed by ";
 
+/// Lists need no more than metadata. Those of Secrets must not have more.
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The paths at which reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -60,8 +71,13 @@ const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsub
 
 /// Creates reviews: upstream does, or a stub in tests.
 pub trait ReviewClient: Send + Sync {
-    /// Reviews whose token it is.
-    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult>;
+    /// Reviews whose token it is. An upstream proxy receives `cause`.
+    fn review_token<'a>(
+        &'a self,
+        cause: UpstreamRequestCause,
+        token: &'a str,
+        audiences: &'a [String],
+    ) -> ReviewFuture<'a, TokenReviewResult>;
 
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     fn review_access<'a>(
@@ -71,8 +87,8 @@ pub trait ReviewClient: Send + Sync {
         access: &'a AccessAttributes,
     ) -> ReviewFuture<'a, AccessReviewResult>;
 
-    /// Returns the version of the first object of a list; `None` if the list is empty.
-    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>>;
+    /// Returns the first object of a list; `None` if the list is empty.
+    fn read_object<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<ListedObject>>;
 
     /// Counts a review that was answered without a request.
     fn answered_here(&self, _: UpstreamRequestCause) {}
@@ -85,14 +101,19 @@ pub trait ReviewClient: Send + Sync {
 pub type ReviewFuture<'a, T> = BoxFuture<'a, Result<T, UpstreamError>>;
 
 impl ReviewClient for UpstreamClient {
-    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
+    fn review_token<'a>(
+        &'a self,
+        cause: UpstreamRequestCause,
+        token: &'a str,
+        audiences: &'a [String],
+    ) -> ReviewFuture<'a, TokenReviewResult> {
         Box::pin(async move {
             let spec = TokenReviewSpec {
                 token: Some(token.to_owned()),
                 audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
             };
             let review = TokenReview { spec, ..TokenReview::default() };
-            let review = self.create(UpstreamRequestCause::TokenReview, TOKEN_REVIEWS, &review).await?;
+            let review = self.create(cause, TOKEN_REVIEWS, &review).await?;
             Ok(TokenReviewResult::from_status(review.status.unwrap_or_default()))
         })
     }
@@ -109,12 +130,15 @@ impl ReviewClient for UpstreamClient {
         })
     }
 
-    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>> {
+    fn read_object<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<ListedObject>> {
         Box::pin(async move {
-            let (_, body) = self.fetch(UpstreamRequestCause::DecisionCheck, list_url, "application/json").await?;
-            let list =
-                parse::<VersionedList>(&body).ok_or_else(|| UpstreamError::OtherDocument(list_url.to_owned()))?;
-            Ok(list.items.into_iter().next().and_then(|object| object.metadata.resource_version))
+            let (_, body) = self.fetch(UpstreamRequestCause::DecisionCheck, list_url, METADATA_LIST).await?;
+            let list = parse::<MetadataList>(&body).ok_or_else(|| UpstreamError::OtherDocument(list_url.to_owned()))?;
+            Ok(list.items.into_iter().next().map(|PartialObject { metadata }| ListedObject {
+                version: metadata.resource_version.unwrap_or_default(),
+                uid: metadata.uid.unwrap_or_default(),
+                is_deleting: metadata.deletion_timestamp.is_some(),
+            }))
         })
     }
 
@@ -167,9 +191,10 @@ impl TokenReviewResult {
     /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response
     /// that lacks either must not be trusted (CVE-2023-48312).
     fn from_status(status: TokenReviewStatus) -> Self {
-        let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
+        let error = status.error.unwrap_or_default();
+        let known = status.authenticated == Some(true) && error.is_empty();
         let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
-        Self { user, audiences: status.audiences.unwrap_or_default() }
+        Self { user, audiences: status.audiences.unwrap_or_default(), error }
     }
 }
 

@@ -6,6 +6,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::access_reviewer::AccessReviewer;
+use crate::auth::comparison_queue::ComparisonQueue;
 use crate::auth::review_purpose::ReviewPurpose;
 use kubeapi::{AccessAttributes, User};
 
@@ -183,7 +184,8 @@ async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
 #[tokio::test(start_paused = true)]
 async fn decisions_are_cached_per_full_user_identity() {
     let stub = Arc::new(StubReviewClient::default());
-    let reviewer = AccessReviewer::new(stub.clone(), &AuthConfig::remembering_for_a_day());
+    let reviewer =
+        AccessReviewer::new(stub.clone(), Arc::new(ComparisonQueue::new(0)), &AuthConfig::remembering_for_a_day());
     let access = Arc::new(AccessAttributes::from_request(&info(PODS)));
     let ada = User { name: "ada".into(), ..User::default() };
     let of_uid = |uid: &str| User { uid: uid.into(), ..ada.clone() };
@@ -210,7 +212,7 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
         ..AuthConfig::default()
     };
     let stub = Arc::new(StubReviewClient::default());
-    let reviewer = Arc::new(AccessReviewer::new(stub.clone(), &config));
+    let reviewer = Arc::new(AccessReviewer::new(stub.clone(), Arc::new(ComparisonQueue::new(0)), &config));
     let access = Arc::new(AccessAttributes::from_request(&info(PODS)));
     let worker = |worker: usize| {
         let (stub, reviewer, access) = (stub.clone(), reviewer.clone(), access.clone());

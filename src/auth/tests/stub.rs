@@ -13,8 +13,8 @@ use crate::auth::review_permission::ReviewResource;
 use crate::auth::token_verifier::TokenVerifier;
 use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
 use crate::upstream::{
-    AccessReviewResult, CredentialSource, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamClient, UpstreamError,
-    UpstreamRequestCause,
+    AccessReviewResult, CredentialSource, ListedObject, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamClient,
+    UpstreamError, UpstreamRequestCause,
 };
 use base::{BackgroundTasks, WallClock};
 use kubeapi::{AccessAttributes, AccessTarget, RequestInfo, Status, UrlQuery, User};
@@ -29,7 +29,7 @@ pub(in crate::auth) struct StubReviewClient {
 /// A function that creates an error of upstream.
 pub(in crate::auth) type StubErrorFn = Box<dyn Fn() -> UpstreamError + Send>;
 
-/// A function that answers a list with the version of an object.
+/// A function that answers a list with the version of an object, which is also its UID.
 pub(in crate::auth) type StubListFn = Box<dyn Fn(&str) -> Result<Option<String>, UpstreamError> + Send>;
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ struct StubReviewRules {
     reviews: Vec<StubReview>,
     /// The groups of users.
     groups: HashMap<String, Vec<String>>,
-    /// The answer to lists of RBAC objects: the version of the object. `None` is the version that the list names.
+    /// The answer to lists of one object: its version and UID. `None` is the version that the list names.
     listed: Option<StubListFn>,
     /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
@@ -73,6 +73,11 @@ impl StubReviewClient {
     /// Revokes a token.
     pub(in crate::auth) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
+    }
+
+    /// Accepts a revoked token again.
+    pub(in crate::auth) fn restore(&self, token: &str) {
+        self.rules.lock().unknown.remove(token);
     }
 
     /// Accepts a token as that of this user.
@@ -114,7 +119,7 @@ impl StubReviewClient {
         self.rules.lock().groups.insert(user.to_owned(), groups);
     }
 
-    /// Answers lists of RBAC objects.
+    /// Answers lists of one object with its version and UID.
     pub(in crate::auth) fn list(
         &self,
         answer: impl Fn(&str) -> Result<Option<String>, UpstreamError> + Send + 'static,
@@ -169,13 +174,14 @@ impl StubReviewClient {
 }
 
 impl ReviewClient for StubReviewClient {
-    fn read_version<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<String>> {
+    fn read_object<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<ListedObject>> {
         let asked = || list_url.split_once("resourceVersion=").and_then(|(_, version)| version.split('&').next());
         let answer = match &self.rules.lock().listed {
             Some(answer) => answer(list_url),
             None => Ok(asked().map(str::to_owned)),
         };
-        Box::pin(async move { answer })
+        let object = |of: String| ListedObject { version: of.clone(), uid: of, is_deleting: false };
+        Box::pin(async move { answer.map(|of| of.map(object)) })
     }
 
     fn review_own_access<'a>(&'a self, access: &'a AccessAttributes) -> ReviewFuture<'a, AccessReviewResult> {
@@ -194,7 +200,12 @@ impl ReviewClient for StubReviewClient {
         Box::pin(async move { result })
     }
 
-    fn review_token<'a>(&'a self, token: &'a str, audiences: &'a [String]) -> ReviewFuture<'a, TokenReviewResult> {
+    fn review_token<'a>(
+        &'a self,
+        _: UpstreamRequestCause,
+        token: &'a str,
+        audiences: &'a [String],
+    ) -> ReviewFuture<'a, TokenReviewResult> {
         Box::pin(async move {
             let (slow, silent) = self.sent(token, None);
             sleep(slow).await;
@@ -209,7 +220,7 @@ impl ReviewClient for StubReviewClient {
             let groups = if is_node { vec!["system:nodes".to_owned()] } else { groups };
             let named = self.rules.lock().users.get(token).cloned();
             let user = is_known.then(|| named.unwrap_or(User { name: holder, groups, ..User::default() }));
-            Ok(TokenReviewResult { user, audiences: audiences.to_vec() })
+            Ok(TokenReviewResult { user, audiences: audiences.to_vec(), error: String::new() })
         })
     }
 

@@ -17,7 +17,8 @@ struct Verified {
 
 impl Verified {
     async fn new() -> Self {
-        let config = AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::remembering_for_a_day() };
+        let audiences = vec![ISSUER.to_owned()];
+        let config = AuthConfig { audiences, compare_one_in: 0, ..AuthConfig::remembering_for_a_day() };
         let verifier = verifier::Scene::with(&config);
         let (authorizer, stub, tasks) = authorizer_with(config, Some(verifier.verifier.clone()));
         let scene = Scene { authorizer, stub, _tasks: tasks };

@@ -179,6 +179,11 @@ impl TokenKeys {
         published.filter(|keys| keys.read.elapsed() < READ_INTERVAL + grace)
     }
 
+    /// Whether the keys were read after `since`.
+    pub(super) fn are_read_since(&self, since: Instant) -> bool {
+        self.published.read().as_ref().is_some_and(|keys| keys.read > since)
+    }
+
     /// Whether the caller must now [`read`](Self::read) the keys. It is true for one caller at a time.
     pub(super) fn begin_read(&self, is_unknown: bool) -> bool {
         let (now, mut schedule) = (Instant::now(), self.schedule.lock());

@@ -42,7 +42,7 @@ impl Scene {
             counted.fetch_add(1, Ordering::Relaxed);
             None
         });
-        let verifier = TokenVerifier::new(client, config, clock.clone(), tasks.clone());
+        let verifier = TokenVerifier::new(client, config, None, clock.clone(), tasks.clone());
         let scene = Self { verifier, issuer: Issuer::new(), clock, connections, _tasks: tasks };
         scene.publish(&scene.issuer.jwks());
         for (kind, key, uid) in OBJECTS {
@@ -52,6 +52,15 @@ impl Scene {
             scene.objects().end_list(kind);
         }
         scene
+    }
+
+    /// Publishes the same keys, as another read of them finds.
+    pub(in crate::auth) fn publish_again(&self) {
+        self.publish(&self.issuer.jwks());
+    }
+
+    pub(in crate::auth) fn publish_other_keys(&self) {
+        self.publish(&Issuer::new().jwks());
     }
 
     fn publish(&self, jwks: &Value) {
@@ -90,6 +99,24 @@ impl Scene {
         self.issuer.token(&claims(self.now(), &bound_to(&["pod"])))
     }
 
+    /// A token that is bound to its account only.
+    pub(in crate::auth) fn account_token(&self) -> String {
+        self.issuer.token(&self.claims())
+    }
+
+    /// Learns the audience of such a token from a review.
+    pub(in crate::auth) fn learn(&self, account_token: &str) {
+        assert!(self.review(account_token, Some(user_of(&[("credential-id", "JTI=4f9a")])), &[ISSUER]));
+    }
+
+    pub(in crate::auth) fn step_clock(&self, seconds: i64) {
+        self.clock.step(seconds);
+    }
+
+    pub(in crate::auth) fn create_pod(&self) {
+        self.objects().put(BoundKind::Pod, "t1/web-0".into(), parse_uid(POD_UID), false);
+    }
+
     pub(in crate::auth) fn delete_pod(&self) {
         self.objects().remove(BoundKind::Pod, "t1/web-0");
     }
@@ -108,7 +135,7 @@ impl Scene {
     fn review(&self, token: &str, user: Option<User>, audiences: &[&str]) -> bool {
         let audiences = audiences.iter().map(|&audience| audience.to_owned()).collect();
         let (id, token) = bearer(token);
-        self.verifier.compare(id, &token, &TokenReviewResult { user, audiences })
+        self.verifier.compare(id, &token, &TokenReviewResult { user, audiences, error: String::new() })
     }
 }
 

@@ -1,0 +1,145 @@
+//! Compares a share of the answers given here with upstream's (`delegated.compareOneIn`): decisions by RBAC, and the
+//! users of tokens that were verified here.
+//!
+//! If upstream denies what is allowed here, one of the two may not have seen a change yet. Versions tell whether that is
+//! so. For a decision, upstream lists the binding and the role, not older than the decision's. If their versions are
+//! still those of the decision, the rules are the same on both sides. For a token, upstream lists the objects that it is
+//! bound to, and publishes its keys. If they are the same after upstream's rejection, they were so before. Then another
+//! denial is a disagreement, and answers of this kind stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::authenticator::Authenticator;
+use super::compared_object::ComparedObject;
+use super::comparison_queue::ComparedAnswer;
+use super::review_queue::ReviewClass;
+use super::{GrantError, RbacGrant, metrics};
+use crate::upstream::UpstreamRequestCause;
+use kubeapi::AccessTarget;
+
+/// The result of a comparison.
+enum Comparison {
+    Agreed,
+    /// Upstream denied the access or the token, and then what the answer depends on was not the same any more, or
+    /// upstream agreed.
+    Changed,
+    /// Upstream denies what is allowed here by the same objects, with this reason.
+    Disagreed(String),
+}
+
+/// How many more times upstream must deny what is allowed by the same objects.
+const CONFIRMATIONS: usize = 2;
+/// The pause before each confirmation. An apiserver's authorizer receives changes after its lists show them.
+const CONFIRM_DELAY: Duration = Duration::from_secs(1);
+
+/// Compares the answers that wait, one after the other. Never returns.
+pub(super) async fn run(authenticator: Arc<Authenticator>) {
+    loop {
+        let answer = authenticator.comparisons.next().await;
+        let result = match answer.compare(&authenticator).await {
+            Ok(Comparison::Agreed) => "agreed",
+            Ok(Comparison::Changed) => "changed",
+            Err(_) => "unanswered",
+            Ok(Comparison::Disagreed(reason)) => {
+                answer.stop_local_answers(&authenticator, &reason);
+                "disagreed"
+            }
+        };
+        metrics::compared(answer.kind(), result);
+    }
+}
+
+impl ComparedAnswer {
+    /// Compares the answer with upstream's.
+    ///
+    /// # Errors
+    /// Upstream does not answer.
+    async fn compare(&self, authenticator: &Authenticator) -> Result<Comparison, GrantError> {
+        let Some(mut reason) = self.denial(authenticator).await? else { return Ok(Comparison::Agreed) };
+        let denied = Instant::now();
+        if let Self::Token { .. } = self {
+            authenticator.verifier().inspect(|verifier| verifier.expire_keys());
+        }
+        for _ in 0..CONFIRMATIONS {
+            sleep(CONFIRM_DELAY).await;
+            let Some(denial) = self.denial(authenticator).await? else { return Ok(Comparison::Changed) };
+            if !self.is_given_here(authenticator, denied)? || !self.is_unchanged_upstream(authenticator).await? {
+                return Ok(Comparison::Changed);
+            }
+            reason = denial;
+        }
+        Ok(Comparison::Disagreed(reason))
+    }
+
+    /// Reviews the access or the token upstream. Returns the reason of a denial; `None` if upstream agrees.
+    async fn denial(&self, authenticator: &Authenticator) -> Result<Option<String>, GrantError> {
+        match self {
+            Self::Decision { user, access, .. } => {
+                let (class, cause) = (ReviewClass::Comparison, UpstreamRequestCause::DecisionCheck);
+                let result = authenticator.access_reviewer.review(class, cause, user, access).await?.1;
+                Ok((!result.allowed).then_some(result.reason))
+            }
+            Self::Token { id, token, user } => authenticator.token_reviewer.compare(*id, token, user).await,
+        }
+    }
+
+    /// Whether the answer would still be given here. For a token, the keys must have been read after `denied`.
+    fn is_given_here(&self, authenticator: &Authenticator, denied: Instant) -> Result<bool, GrantError> {
+        match self {
+            Self::Decision { user, access, grant } => {
+                let local = authenticator.access_reviewer.rbac.decide(user, access);
+                Ok(local.is_some_and(|local| local.grant == *grant))
+            }
+            Self::Token { id, token, .. } => {
+                authenticator.verifier().map_or(Ok(false), |verifier| verifier.proves_since(id, token, denied))
+            }
+        }
+    }
+
+    /// Whether upstream still has the objects that the answer depends on.
+    async fn is_unchanged_upstream(&self, authenticator: &Authenticator) -> Result<bool, GrantError> {
+        let objects = match self {
+            Self::Decision { grant, .. } => {
+                let RbacGrant { binding, binding_version, role, role_version, .. } = grant;
+                vec![
+                    ComparedObject::at_version(binding, binding_version),
+                    ComparedObject::at_version(role, role_version),
+                ]
+            }
+            Self::Token { id, .. } => authenticator.verifier().map(|of| of.bound_objects(id)).unwrap_or_default(),
+        };
+        for object in objects {
+            if !object.is_listed(&*authenticator.reviews).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn stop_local_answers(&self, authenticator: &Authenticator, upstream_reason: &str) {
+        match self {
+            Self::Token { user, .. } => {
+                authenticator.verifier().inspect(|verifier| verifier.stop(&user.name, upstream_reason));
+            }
+            Self::Decision { access, grant, .. } => {
+                let target = match &access.target {
+                    AccessTarget::Path(path) => path,
+                    AccessTarget::Resource(target) => &target.resource,
+                };
+                if authenticator.access_reviewer.rbac.disable() {
+                    tracing::error!(
+                        verb = access.verb,
+                        target,
+                        namespace = access.namespace(),
+                        local_reason = grant.reason,
+                        upstream_reason,
+                        "the apiserver denies what RBAC allows; asking it for every decision until a restart or reload"
+                    );
+                }
+            }
+        }
+    }
+}
