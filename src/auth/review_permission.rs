@@ -18,6 +18,8 @@ pub(super) struct ReviewResource {
     pub(super) resource: &'static str,
     /// The operation that fails without a response, for messages.
     pub(super) refusal: &'static str,
+    /// What is not known before the first response, for messages.
+    unknown: &'static str,
 }
 
 /// Whether the proxy's account may create one kind of review, according to the last review.
@@ -46,12 +48,14 @@ impl ReviewResource {
         group: "authentication.k8s.io",
         resource: "tokenreviews",
         refusal: "cannot authenticate",
+        unknown: "the users of tokens are not known",
     };
     pub(super) const ACCESS: Self = Self {
         label: "access",
         group: "authorization.k8s.io",
         resource: "subjectaccessreviews",
         refusal: "cannot authorize",
+        unknown: "no caller's permissions are known, also not those of certificates",
     };
 
     /// Returns the access that creates these reviews.
@@ -105,7 +109,7 @@ impl ReviewCreationPermission {
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
-        let (mut was_checked, refusals) = (false, LogRateLimit::default());
+        let (mut was_checked, failures) = (false, LogRateLimit::default());
         loop {
             let now = *state.borrow_and_update();
             if now == ReviewCreationState::Granted {
@@ -121,15 +125,16 @@ impl ReviewCreationPermission {
             let lost = guard.is_none();
             guard.get_or_insert_with(|| self.readiness_guard(ready));
             if was_checked || lost {
-                if let ReviewCreationState::Refused(code) = now
-                    && let Some(checks) = refusals.failed(Instant::now())
-                {
-                    tracing::warn!(
-                        resource,
-                        code,
-                        checks,
-                        "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
-                    );
+                if let Some(checks) = failures.failed(Instant::now()) {
+                    match now {
+                        ReviewCreationState::Refused(code) => tracing::warn!(
+                            resource,
+                            code,
+                            checks,
+                            "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
+                        ),
+                        _ => tracing::warn!(resource, checks, "proxy not ready: {}", self.unanswered()),
+                    }
                 }
                 let pause = backoff.failed(Instant::now());
                 tokio::select! {
@@ -165,9 +170,19 @@ impl ReviewCreationPermission {
         ready.register(self.review_resource.resource).with_reason(move || Some(permission.reason()))
     }
 
+    /// Returns what is not known while no review has been answered yet.
+    pub(super) fn unknown(&self) -> Option<String> {
+        (*self.state.borrow() == ReviewCreationState::Unproven).then(|| self.unanswered())
+    }
+
+    fn unanswered(&self) -> String {
+        let ReviewResource { resource, unknown, .. } = self.review_resource;
+        format!("the apiserver has answered no {resource} since this proxy started, so {unknown}")
+    }
+
     fn reason(&self) -> String {
         match *self.state.borrow() {
-            ReviewCreationState::Unproven => "the permission to create them is not checked yet".to_owned(),
+            ReviewCreationState::Unproven => self.unanswered(),
             ReviewCreationState::Granted => "being checked".to_owned(),
             ReviewCreationState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             ReviewCreationState::Refused(code) => {

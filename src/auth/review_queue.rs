@@ -178,16 +178,14 @@ impl ReviewQueue {
         let (sent, response) = timeout(RESPONSE_TIMEOUT, sending).await.map_err(|_| {
             self.count("timeout");
             self.log_failure(&format_args!("no response within {RESPONSE_TIMEOUT:?}"));
-            GrantError::Unavailable(format!(
-                "{}: the apiserver did not respond in time",
-                self.permission.review_resource.refusal
-            ))
+            let refusal = self.permission.review_resource.refusal;
+            self.explain(GrantError::Unavailable(format!("{refusal}: the apiserver did not respond in time")))
         })?;
         self.permission.record(&response);
         let response = response.map_err(|error| {
             self.count("error");
             self.log_failure(&error);
-            GrantError::unanswered(&error, self.permission.review_resource)
+            self.explain(GrantError::unanswered(&error, self.permission.review_resource))
         })?;
         if let Some(failures) = self.failures.take_suppressed(Instant::now()) {
             tracing::info!(
@@ -197,6 +195,14 @@ impl ReviewQueue {
             );
         }
         Ok((sent, response))
+    }
+
+    /// Adds what is not known to the error of a review, if none has been answered yet.
+    fn explain(&self, error: GrantError) -> GrantError {
+        match (error, self.permission.unknown()) {
+            (GrantError::Unavailable(error), Some(unknown)) => GrantError::Unavailable(format!("{error}; {unknown}")),
+            (error, _) => error,
+        }
     }
 
     /// Logs a failed review, or counts it for the next line.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use demo::{self, RunningDemoApiserver};
-use kube_fanout::auth::{AccessDecider, AuthMode};
+use kube_fanout::auth::{AccessDecider, AuthMode, TokenIdentification};
 use serde_json::{Value, json};
 
 use crate::direct::{self, Client, Ended, PODS, Plan, Trust, eventually};
@@ -160,4 +160,50 @@ async fn confirmed_disagreement_asks_upstream_until_a_reload() {
     let line = log.lines().find(|line| line.contains("the apiserver denies what RBAC allows")).expect("a line");
     let reasons = ["ERROR", "RBAC: allowed by ClusterRoleBinding", "a webhook says no"];
     assert!(reasons.iter().all(|part| line.contains(part)), "{line}");
+}
+
+/// A proxy that starts while the apiserver is away knows neither keys, nor objects, nor rules.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn proxy_started_in_an_outage_says_what_it_does_not_know() {
+    let up = upstream().await;
+    up.reviews().allow("ada", "*");
+    up.faults().down().await;
+    let (dir, clients) = (direct::Dir::new(), Authority::new("clients"));
+    let plan = by_rbac(direct::app(&up).for_certificates_of(&clients.pem, &dir));
+    let app = plan.with(|config| config.delegated.auth.identify = TokenIdentification::Local).run().await;
+    let tokens =
+        "the apiserver has answered no tokenreviews since this proxy started, so the users of tokens are not known";
+    let accesses = "the apiserver has answered no subjectaccessreviews since this proxy started, so no caller's \
+                    permissions are known, also not those of certificates";
+    let read = format!("{PODS}?resourceVersion=0");
+    let token = app.bearing("a");
+    let identity = clients.issue("ada");
+    let certificate = app.listener(0).trusting(Some(Trust::showing(&dir.join("own.pem"), &identity)));
+    let token_status = format!("cannot authenticate: the apiserver is unreachable; {tokens}");
+    // The user of a certificate is known, but no resource is.
+    let certificate_status = "upstream discovery has not completed yet: upstream cannot be reached";
+    for (client, status) in [(&token, token_status.as_str()), (&certificate, certificate_status)] {
+        let refused = client.get(&read).await;
+        let message = refused.json()["message"].as_str().unwrap_or_default().to_owned();
+        assert!(refused.status == 503 && message.starts_with(status), "{message}");
+    }
+    let ready = app.admin("/readyz?verbose").await;
+    assert_eq!(ready.status, 503);
+    for (resource, what) in [("tokenreviews", tokens), ("subjectaccessreviews", accesses)] {
+        assert!(ready.text().contains(&format!("[-]{resource} not ready: {what}\n")), "{}", ready.text());
+    }
+    let file = dir.file("config", "delegated: {decide: rbac, identify: local}");
+    let arguments = ["--auth", "delegated", "--config", file.to_str().expect("a path")];
+    let process = Process::serve(&dir, &up.url(), &arguments).await;
+    assert!(process.client().bearing("a").get(&read).await.text().contains(tokens));
+    up.faults().up().await;
+    for client in [&token, &certificate] {
+        eventually("it is served", || async { client.get(&read).await.is_cached() }).await;
+    }
+    eventually("the log has it", || async { process.client().bearing("a").get(&read).await.is_cached() }).await;
+    process.signal("TERM");
+    let log = process.ended().await.stderr;
+    for what in [tokens, accesses] {
+        assert!(log.lines().any(|line| line.contains("WARN") && line.contains(what)), "{log}");
+    }
 }
