@@ -48,6 +48,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::preflight::ReviewSettings;
 use kubeapi::User;
 
 pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
@@ -180,6 +181,12 @@ impl AuthConfig {
             reviews_burst_per_source: 20,
             ..clients.clone()
         }
+    }
+
+    /// Returns the settings that the rate of reviews depends on.
+    pub fn review_settings(&self) -> ReviewSettings {
+        let Self { recheck, recheck_rbac, recheck_tokens, compare_one_in, .. } = *self;
+        ReviewSettings { recheck_tokens: recheck.max(recheck_tokens), recheck_rbac, compare_one_in }
     }
 
     /// Returns the interval at which a user's permissions are checked again when no change is seen.

@@ -5,11 +5,13 @@
 
 mod certificates;
 mod permissions;
+mod reviews;
 mod sizes;
 mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
 pub use permissions::{PermissionNeeds, permissions};
+pub use reviews::{ReviewRates, ReviewSettings, ReviewedLoad, review_cost};
 pub use sizes::{cost, sizes};
 pub use upstream_facts::identity;
 

@@ -12,7 +12,7 @@ use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSo
 use crate::net::{ClientCertificates, ListenerTls};
 use crate::preflight::{
     CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity,
-    permissions, sizes,
+    permissions, review_cost, sizes,
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
 use crate::upstream::{
@@ -52,13 +52,13 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckO
                 return Ok(output(&failed.collect::<Vec<_>>(), &arguments));
             }
         };
-        let found = timeout(CHECK_MAX, findings(&config, arguments.nodes)).await;
+        let found = timeout(CHECK_MAX, findings(&config, &arguments)).await;
         Ok(output(&found.map_err(|_| format!("the checks took longer than {CHECK_MAX:?}"))?, &arguments))
     })
 }
 
 /// Runs the checks one after another. A failure does not end them unless the others would fail for the same reason.
-async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
+async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<CheckFinding> {
     let mut found = vec![CheckFinding::ok("configuration", "valid")];
     found.extend(of_certificates(config));
     let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
@@ -111,7 +111,11 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
         found.extend(sizes(&client, counted, budget).await);
     }
     let feeds = counted.len() as u64;
-    found.push(cost(nodes.max(1), feeds, needs.own_streams()));
+    let nodes = arguments.nodes.max(1);
+    found.push(cost(nodes, feeds, needs.own_streams()));
+    if needs.authenticates_callers {
+        found.push(review_cost(nodes, arguments.agents, &config.delegated.auth.review_settings()));
+    }
     found
 }
 

@@ -93,6 +93,9 @@ pub struct CheckArguments {
     /// Number of proxies to estimate the cost for
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub nodes: u64,
+    /// Number of clients per proxy, each with a token and a watch, to estimate the reviews for
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub agents: u64,
     /// Treat notes as failures
     #[arg(long)]
     pub strict: bool,

@@ -9,6 +9,7 @@ mod tally;
 use std::collections::BTreeSet;
 use std::io::{BufRead, Read as _};
 
+use kube_fanout::preflight::ReviewRates;
 use serde::Serialize;
 
 use audit_event::AuditLogEvent;
@@ -47,6 +48,10 @@ pub struct LoadEstimate {
     pub streams: u64,
     pub requests_per_second_before: f64,
     pub requests_per_second_after: f64,
+    /// The maximum number of reviews per second of a proxy with `auth: delegated` that asks for everything, and of one
+    /// that verifies tokens and decides by RBAC itself.
+    pub reviews_asked: ReviewRates,
+    pub reviews_compared: ReviewRates,
     /// The number of lines that are not a record of a response, and of those that cannot be parsed.
     pub other_lines: u64,
     pub unreadable_lines: u64,
@@ -124,6 +129,10 @@ mod tests {
         let found = read(&log);
         assert_eq!((found.requests, found.from_memory, found.watches), (10, 5, 1), "{found:?}");
         assert_eq!((found.proxy_requests, found.streams), (2, 2), "one for each proxy");
+        // Five requests and 0.9 watches in ten seconds.
+        let ReviewRates { tokens, accesses } = found.reviews_asked;
+        assert!((tokens - 0.5167).abs() < 1e-3 && (accesses - 0.5017).abs() < 1e-3, "{found:?}");
+        assert!((found.reviews_compared.tokens - tokens / 1_000.0).abs() < 1e-9, "{found:?}");
         assert_eq!((found.other_lines, found.unreadable_lines), (1, 1));
         assert!((found.seconds - 10.0).abs() < 1e-6 && (found.requests_per_second_before - 1.0).abs() < 1e-6);
         assert!((found.requests_per_second_after - 0.7).abs() < 1e-6, "{found:?}");

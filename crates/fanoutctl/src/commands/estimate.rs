@@ -78,6 +78,13 @@ fn text(found: &LoadEstimate, arguments: &EstimateArguments) -> String {
         if arguments.proxies > 1 { "ies" } else { "y" },
         found.streams
     );
+    let (asked, compared) = (found.reviews_asked, found.reviews_compared);
+    let _ = writeln!(
+        text,
+        "reviews with auth: delegated: at most {:.2} TokenReviews/s and {:.2} SubjectAccessReviews/s; {:.3} and {:.3} with \
+         identify: local and decide: rbac",
+        asked.tokens, asked.accesses, compared.tokens, compared.accesses
+    );
     if found.unreadable_lines > 0 {
         let _ = writeln!(text, "{} lines cannot be parsed", found.unreadable_lines);
     }

@@ -1,5 +1,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use kube_fanout::auth::AuthConfig;
+use kube_fanout::preflight::ReviewedLoad;
 use serde::Serialize;
 
 use super::audit_event::{AuditLogEvent, AuditStage, RequestClass};
@@ -178,18 +180,24 @@ impl AuditLogTally {
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let proxy_requests = self.proxy_requests * order.proxies;
         let cached: HashSet<_> = self.resources.keys().collect();
+        let watches_open = if seconds > 0.0 { watch_seconds / seconds } else { 0.0 };
+        // In the worst case, each watch has a token of its own, and no review is shared.
+        let load = ReviewedLoad { tokens: watches_open, watches: watches_open, requests: per_second(from_memory) };
+        let settings = AuthConfig::default().review_settings();
         LoadEstimate {
             seconds,
             requests: from_memory + rest,
             from_memory,
             watches: sum(|row| row.watches),
-            watches_open: if seconds > 0.0 { watch_seconds / seconds } else { 0.0 },
+            watches_open,
             total: total(&rows),
             of_apiserver: self.of_apiserver,
             proxy_requests,
             streams: cached.len() as u64 * order.proxies,
             requests_per_second_before: per_second(from_memory + rest),
             requests_per_second_after: per_second(rest + proxy_requests),
+            reviews_asked: load.asked(&settings),
+            reviews_compared: load.compared(&settings),
             other_lines: self.other,
             unreadable_lines: self.unreadable,
             rows,
