@@ -15,6 +15,7 @@
 mod access_reviewer;
 mod authenticator;
 mod authorizer;
+mod authorizer_chain;
 mod browsers;
 mod certificate;
 mod compared_object;
@@ -53,6 +54,7 @@ use kubeapi::User;
 
 pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
 pub use authorizer::{Authorizer, DelegatedAuthDeps};
+pub use authorizer_chain::authorizer_chain;
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
     CaOverlapChecker, CaOverlapError, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole,

@@ -46,7 +46,8 @@ pub enum CheckOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
-    /// The part that was checked: `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
+    /// The part that was checked: `rights`, `authorizers`, `certificates`, `upstream`, `sizes`, `cost`,
+    /// `configuration`.
     pub area: &'static str,
     pub message: String,
     /// The fix for the problem, written for an operator.

@@ -7,7 +7,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::refusal_backoff;
-use crate::auth::AuthMode;
+use crate::auth::{AuthMode, authorizer_chain};
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
 use crate::net::{ClientCertificates, ListenerTls};
 use crate::preflight::{
@@ -105,6 +105,9 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
     let (needs, plan_findings) = plan(config, is_known.then_some(&catalog));
     found.extend(plan_findings);
     found.extend(permissions(&client, &needs).await);
+    if needs.authenticates_callers && needs.follows_cluster {
+        found.extend(authorizer_chain(&client, config.delegated.auth.decide).await);
+    }
     let counted = if needs.named.is_empty() { &needs.others } else { &needs.named };
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
     if is_known {

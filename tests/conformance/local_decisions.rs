@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::bed::rbac::{binding, collection, may, subject};
 use crate::bed::{
-    self, Account, Authority, Http, Identity, Plan, Plane, Proxy, RequestSpec, Times, Watch, eventually, log_line,
+    self, Account, Authority, Http, Identity, Plan, Plane, Proxy, RequestSpec, Times, Watch, eventually, kube_fanout,
+    log_line, scratch_file,
 };
 
 const COUNT: usize = 60;
@@ -151,4 +152,20 @@ async fn former_binding_is_gone(direct: &Http, namespace: &str, former: &Http, p
     direct.delete(&format!("{}/former", collection(Some(namespace), "rolebindings"))).await;
     let refused = async || (former.get(&read).await.status == 403).then_some(());
     bed::promised(Duration::from_secs(5), "it is refused", refused).await;
+}
+
+/// `check` asks about a sample of the bindings that every cluster has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_finds_that_rbac_decides_what_it_allows() {
+    let Some(bed) = bed::shared().await else { return };
+    let config = scratch_file("check-rbac.yaml");
+    std::fs::write(&config, "delegated: {decide: rbac}").expect("a file");
+    let mut command = kube_fanout("check");
+    command.args(["--auth", "delegated", "--tls-self-signed", "--config"]).arg(&config);
+    let output = command.arg("--kubeconfig").arg(bed.kubeconfig()).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.contains(" authorizers: ")).unwrap_or_default();
+    log_line(line);
+    let decided: Vec<_> = line.split_whitespace().filter_map(|word| word.parse::<u32>().ok()).collect();
+    assert!(line.starts_with("ok ") && decided[0] == decided[1] && decided[0] >= 10, "{text}");
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::direct::{Dir, pair};
 use crate::process::{Output, kubeconfig, run};
@@ -148,4 +148,47 @@ async fn check_reports_expired_client_certificate() {
     assert_eq!(expired.code, Some(1), "{}{}", expired.stdout, expired.stderr);
     let why = "FAILED certificates: upstream.kubeconfig: the client certificate expired on Feb  3 ";
     assert!(expired.stdout.contains(why), "{}", expired.stdout);
+}
+
+/// An authorizer before RBAC is found by accesses that RBAC allows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_finds_authorizer_that_denies_what_rbac_allows() {
+    let up = demo::upstream().pods(3).run().await;
+    let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]});
+    up.put("clusterroles", json!({"metadata": {"name": "r"}, "rules": [rule]}));
+    for number in 0..100 {
+        let subjects = [json!({"kind": "User", "name": "ada"})];
+        let role = json!({"kind": "ClusterRole", "name": "r"});
+        let name = format!("b-{number}");
+        up.put("clusterrolebindings", json!({"metadata": {"name": name}, "subjects": subjects, "roleRef": role}));
+    }
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let decide = |decider: &str| dir.file(decider, &format!("delegated: {{decide: {decider}}}")).display().to_string();
+    let check = async |decider: &str| checked(&file, &[&CENTRAL[..], &["--config", &decide(decider)]].concat()).await;
+    let shows = |output: &Output, code: i32, line: &str| {
+        assert!(output.code == Some(code) && output.stdout.contains(line), "{}{}", output.stdout, output.stderr);
+    };
+    up.reviews().allow("ada", "*");
+    up.reviews().because("RBAC: allowed by ClusterRoleBinding \"b-1\" of ClusterRole \"r\" to User \"ada\"");
+    let before = up.reviews().counts().accesses;
+    shows(&check("rbac").await, 0, "ok     authorizers: RBAC decided 20 of 20 accesses that it allows; 7 others");
+    assert_eq!(up.reviews().counts().accesses - before, 20, "a sample of the bindings");
+
+    up.reviews().because("");
+    let other = "authorizers: an authorizer before RBAC allows with the reason \"\" what RBAC allows (RBAC: allowed by";
+    shows(&check("rbac").await, 0, &format!("note   {other}"));
+    shows(&check("ask").await, 0, &format!("ok     {other}"));
+
+    up.reviews().deny_because("a webhook says no");
+    up.reviews().deny("ada", "*");
+    let denied = check("rbac").await;
+    let forbidden = "User \"ada\" cannot get resource \"pods\" in API group \"\" at the cluster scope";
+    let reasons = format!("{forbidden}: a webhook says no (RBAC: allowed by ClusterRoleBinding");
+    shows(&denied, 1, &format!("FAILED authorizers: the apiserver denies what RBAC allows: {reasons}"));
+    shows(&check("ask").await, 0, "fix: keep delegated.decide: ask");
+    // Reviews of others are forbidden. The proxy's own account has no rule that could be compared.
+    up.reviews().refuse(Some(403));
+    let nothing = check("rbac").await;
+    assert!(nothing.stdout.contains("?      authorizers: RBAC decided 0 of 0"), "{}", nothing.stdout);
 }

@@ -57,6 +57,7 @@ pub use query::{QUERY_PAIRS_MAX, UrlQuery};
 pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, targets_workload};
 pub use selector::Selector;
 pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};
+pub use status_constructors::denied_access;
 pub use timeout::has_valid_timeout;
 pub use user::User;
 pub use version::{ResourceVersion, ResourceVersionError};

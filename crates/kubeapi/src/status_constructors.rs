@@ -117,7 +117,7 @@ impl Status {
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
     pub fn forbidden_access(user: &str, access: &AccessAttributes, reason: &str) -> Self {
-        let denied = escape_html(&denied(user, access));
+        let denied = escape_html(&denied_access(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
         let (gvr, name) = match &access.target {
             AccessTarget::Path(_) => (Gvr::new("", "", ""), ""),
@@ -153,7 +153,7 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
 }
 
 /// Returns the sentence that states the denied user, access and scope.
-fn denied(user: &str, access: &AccessAttributes) -> String {
+pub fn denied_access(user: &str, access: &AccessAttributes) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {
         AccessTarget::Path(path) => return format!("User {user} cannot {verb} path {}", quote(path)),

@@ -1,5 +1,7 @@
 //! The roles and bindings of a cluster, indexed by subject.
 
+mod sample;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

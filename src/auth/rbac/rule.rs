@@ -86,6 +86,31 @@ impl RoleRules {
         }
     }
 
+    /// Returns an access in a namespace that the first of these rules allows: of its first resource or path. Wildcards
+    /// become `get`, the core group, pods.
+    pub(super) fn example(&self, namespace: &str) -> Option<AccessAttributes> {
+        let first = |list: &[String], any: &str| {
+            list.first().map(|entry| if entry == ALL { any.to_owned() } else { entry.clone() })
+        };
+        let Some((resource, rules)) = self.by_resource.iter().min_by_key(|(resource, _)| *resource) else {
+            let rule = self.rules.first()?;
+            let path = rule.non_resource_urls.first()?.trim_end_matches(ALL).to_owned();
+            return Some(AccessAttributes { verb: first(&rule.verbs, "get")?, target: AccessTarget::Path(path) });
+        };
+        let rule = &self.rules[*rules.first()?];
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let target = ResourceAccessAttributes {
+            group: first(&rule.api_groups, "")?,
+            resource: if resource == ALL { "pods" } else { resource }.to_owned(),
+            subresource: subresource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: rule.resource_names.first().cloned().unwrap_or_default(),
+            ..ResourceAccessAttributes::default()
+        };
+        let target = AccessTarget::Resource(Box::new(target));
+        Some(AccessAttributes { verb: first(&rule.verbs, "get")?, target })
+    }
+
     /// Returns the memory of the rules in bytes, approximately.
     pub(super) fn len_bytes(&self) -> usize {
         let resources = self.by_resource.iter();

@@ -447,3 +447,32 @@ fn objects_above_the_memory_limit_stop_decisions() {
         assert_eq!(affected == Some(AffectedUsers::Everyone), everyone.is_some(), "{kind:?}");
     }
 }
+
+/// Only what the rules allow to a subject is asked about, and never the members of `system:masters`.
+#[test]
+fn sample_has_accesses_that_bindings_allow_to_their_subjects() {
+    let rule = |verb: &str, group: &str, resource: &str, names: Value| json!([{"verbs": [verb], "apiGroups": [group], "resources": [resource], "resourceNames": names}]);
+    let paths = json!([{"verbs": ["get"], "nonResourceURLs": ["/healthz/*"]}]);
+    let policy = policy([
+        role(ClusterRole, "all", rule("*", "*", "*", json!([]))),
+        role(ClusterRole, "paths", paths),
+        role(ClusterRole, "named", rule("update", "apps", "deployments/scale", json!(["web"]))),
+        binding(ClusterRoleBinding, "a", "ClusterRole/all", &["Group/system:masters"]),
+        binding(ClusterRoleBinding, "b", "ClusterRole/all", &["Group/system:masters", "ServiceAccount/t1/agent"]),
+        binding(ClusterRoleBinding, "c", "ClusterRole/paths", &["Group/dev"]),
+        binding(ClusterRoleBinding, "d", "ClusterRole/absent", &["User/ada"]),
+        binding(RoleBinding, "t1/e", "ClusterRole/named", &["User/ada"]),
+    ]);
+    let account = user(
+        "system:serviceaccount:t1:agent",
+        &["system:serviceaccounts", "system:serviceaccounts:t1", "system:authenticated"],
+    );
+    let expected = [
+        (account, access("get ::pods:")),
+        (user("kube-fanout-check", &["dev", "system:authenticated"]), access("get /healthz/")),
+        (user("ada", &["system:authenticated"]), access("update apps:t1:deployments/scale:web")),
+    ];
+    assert_eq!(policy.sample(20), expected);
+    assert_eq!(policy.sample(2), [expected[0].clone(), expected[2].clone()]);
+    assert_eq!(policy.sample(1), [expected[0].clone()]);
+}

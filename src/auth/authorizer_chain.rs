@@ -1,0 +1,228 @@
+//! Finds out whether an authorizer other than RBAC answers before it, by reviews of accesses that RBAC allows.
+//!
+//! The questions are about the proxy's own account, and about a sample of the subjects of bindings. They show an
+//! authorizer that denies or allows one of these accesses. One that denies only other accesses is not found.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{AccessDecider, RbacEvent, RbacKind, RbacPolicy};
+use crate::preflight::{CheckFinding, CheckOutcome};
+use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, denied_access};
+
+#[derive(Deserialize)]
+struct RbacListPage<'a> {
+    metadata: RbacListMetadata,
+    #[serde(borrow, default)]
+    items: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RbacListMetadata {
+    #[serde(default, rename = "continue")]
+    next: String,
+}
+
+/// What RBAC, evaluated here, and the apiserver say to the same question.
+struct ChainAnswer {
+    user: String,
+    access: AccessAttributes,
+    /// The reason of RBAC, if it allows the access.
+    local: Option<String>,
+    upstream: AccessReviewResult,
+}
+
+/// What an answer shows about the apiserver's authorizers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChainSign {
+    /// RBAC decided.
+    Rbac,
+    /// Another authorizer than RBAC denied what RBAC allows.
+    Denied,
+    /// Another authorizer than RBAC allowed what RBAC allows, so it answers before RBAC.
+    Before,
+    /// RBAC does not allow the access here, so the proxy would ask.
+    Asked,
+}
+
+const AREA: &str = "authorizers";
+/// The maximum number of subjects of bindings that are asked about.
+const SUBJECTS_MAX: usize = 20;
+/// The maximum number of examples of one sign that are reported.
+const EXAMPLES_MAX: usize = 3;
+const PAGE_LIMIT: usize = 500;
+/// The maximum number of pages of one kind. A cluster with more objects is not checked.
+const PAGES_MAX: usize = 100;
+/// The group whose members may do anything before any authorizer is asked.
+const MASTERS: &str = "system:masters";
+
+/// Checks whether RBAC alone decides, as `delegated.decide: rbac` requires.
+pub async fn authorizer_chain(client: &UpstreamClient, decider: AccessDecider) -> Vec<CheckFinding> {
+    let mut answers = match ask(client).await {
+        Ok(answers) => answers,
+        Err(error) if decider == AccessDecider::Rbac => {
+            return vec![CheckFinding::request_failed(AREA, "cannot compare RBAC with reviews", &error)];
+        }
+        Err(error) => return vec![CheckFinding::ok(AREA, format!("cannot compare RBAC with reviews: {error}"))],
+    };
+    if answers.iter().any(|answer| answer.sign() == ChainSign::Denied) {
+        // A binding or role may have changed in between.
+        answers = ask(client).await.unwrap_or(answers);
+    }
+    findings(&answers, decider)
+}
+
+/// Asks all questions.
+async fn ask(client: &UpstreamClient) -> Result<Vec<ChainAnswer>, UpstreamError> {
+    let mut policy = RbacPolicy::default();
+    for kind in RbacKind::ALL {
+        load(client, kind, &mut policy).await?;
+    }
+    let mut answers = Vec::new();
+    let own = client.own_user().await?;
+    let own_accesses = if own.groups.iter().any(|group| group == MASTERS) { Vec::new() } else { own_accesses() };
+    for access in own_accesses {
+        let (local, upstream) = (policy.allows(&own, &access), client.review_own_access(&access).await?);
+        answers.push(ChainAnswer { user: own.name.clone(), access, local, upstream });
+    }
+    for (user, access) in policy.sample(SUBJECTS_MAX) {
+        let upstream = match client.review_access(UpstreamRequestCause::DecisionCheck, &user, &access).await {
+            // The proxy may not review the access of others.
+            Err(error) if error.code() == Some(403) => break,
+            answer => answer?,
+        };
+        answers.push(ChainAnswer { local: policy.allows(&user, &access), user: user.name, access, upstream });
+    }
+    Ok(answers)
+}
+
+/// Loads the objects of a kind.
+async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) -> Result<(), UpstreamError> {
+    let mut next = String::new();
+    for _ in 0..PAGES_MAX {
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/{}?limit={PAGE_LIMIT}{next}", kind.resource());
+        let (_, body) = client.fetch(UpstreamRequestCause::Rbac, &path, "application/json").await?;
+        let unreadable = || UpstreamError::OtherDocument(path.clone());
+        let page: RbacListPage<'_> = serde_json::from_slice(&body).map_err(|_| unreadable())?;
+        for item in page.items {
+            policy.apply(kind, RbacEvent::added(item.get()).ok_or_else(unreadable)?);
+        }
+        if page.metadata.next.is_empty() {
+            policy.set_loaded(kind);
+            return Ok(());
+        }
+        next = format!("&continue={}", page.metadata.next);
+    }
+    Err(UpstreamError::EndlessPages)
+}
+
+/// Returns accesses that a proxy needs: the lists that were just read, the reviews of callers, and a path.
+fn own_accesses() -> Vec<AccessAttributes> {
+    let resource = |verb: &str, group: &str, resource: &str| {
+        let (group, resource, version) = (group.to_owned(), resource.to_owned(), "v1".to_owned());
+        let target = ResourceAccessAttributes { group, version, resource, ..ResourceAccessAttributes::default() };
+        AccessAttributes { verb: verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+    };
+    let mut accesses: Vec<_> =
+        RbacKind::ALL.iter().map(|kind| resource("list", "rbac.authorization.k8s.io", kind.resource())).collect();
+    accesses.push(resource("create", "authentication.k8s.io", "tokenreviews"));
+    accesses.push(resource("create", "authorization.k8s.io", "subjectaccessreviews"));
+    accesses.push(AccessAttributes { verb: "get".to_owned(), target: AccessTarget::Path("/version".to_owned()) });
+    accesses
+}
+
+impl ChainAnswer {
+    fn sign(&self) -> ChainSign {
+        let AccessReviewResult { allowed, reason } = &self.upstream;
+        match (&self.local, allowed) {
+            (None, _) => ChainSign::Asked,
+            (Some(_), false) => ChainSign::Denied,
+            (Some(_), true) if AccessReviewResult::is_by_rbac(reason) => ChainSign::Rbac,
+            (Some(_), true) => ChainSign::Before,
+        }
+    }
+}
+
+/// Reports what the answers show. Without `decide: rbac`, that is only advice.
+fn findings(answers: &[ChainAnswer], decider: AccessDecider) -> Vec<CheckFinding> {
+    let of = |sign| answers.iter().filter(move |answer| answer.sign() == sign);
+    let (by_rbac, asked) = (of(ChainSign::Rbac).count(), of(ChainSign::Asked).count());
+    let is_used = decider == AccessDecider::Rbac;
+    let mut found = Vec::new();
+    for ChainAnswer { user, access, local, upstream } in of(ChainSign::Denied).take(EXAMPLES_MAX) {
+        let (denied, local) = (denied_access(user, access), local.as_deref().unwrap_or_default());
+        let message = format!("the apiserver denies what RBAC allows: {denied}: {} ({local})", upstream.reason);
+        let finding = if is_used { CheckFinding::failed } else { CheckFinding::ok };
+        let remedy = if is_used { "set delegated.decide: ask" } else { "keep delegated.decide: ask" };
+        found.push(finding(AREA, message).with_remedy(remedy));
+    }
+    for ChainAnswer { local, upstream, .. } in of(ChainSign::Before).take(EXAMPLES_MAX) {
+        let message = format!(
+            "an authorizer before RBAC allows with the reason {:?} what RBAC allows ({}); it may also deny that",
+            upstream.reason,
+            local.as_deref().unwrap_or_default()
+        );
+        let finding = if is_used { CheckFinding::warning } else { CheckFinding::ok };
+        found.push(finding(AREA, message).with_remedy("set delegated.decide: ask, unless it never denies"));
+    }
+    let message = format!(
+        "RBAC decided {by_rbac} of {} accesses that it allows; {asked} others are asked in any case; an authorizer that \
+         denies only other accesses is not found (--authorization-config of the apiserver)",
+        answers.len() - asked
+    );
+    found.push(match by_rbac {
+        // Nothing shows that upstream uses RBAC.
+        0 if is_used && found.is_empty() => {
+            CheckFinding { outcome: CheckOutcome::Unknown, ..CheckFinding::ok(AREA, message) }
+        }
+        _ => CheckFinding::ok(AREA, message),
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BY_RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "r" to User "ada""#;
+
+    fn answer(local: bool, allowed: bool, reason: &str) -> ChainAnswer {
+        let upstream = AccessReviewResult { allowed, reason: reason.to_owned() };
+        let access = own_accesses().remove(0);
+        ChainAnswer { user: "ada".to_owned(), access, local: local.then(|| BY_RBAC.to_owned()), upstream }
+    }
+
+    #[test]
+    fn answers_show_what_decides_before_rbac() {
+        let [ok, note, failed, unknown] =
+            [CheckOutcome::Ok, CheckOutcome::Warning, CheckOutcome::Failed, CheckOutcome::Unknown];
+        for (local, allowed, reason, sign, with_rbac, with_ask) in [
+            (true, true, BY_RBAC, ChainSign::Rbac, vec![ok], vec![ok]),
+            (true, true, "", ChainSign::Before, vec![note, ok], vec![ok, ok]),
+            (true, true, "webhook: yes", ChainSign::Before, vec![note, ok], vec![ok, ok]),
+            (true, false, "webhook: no", ChainSign::Denied, vec![failed, ok], vec![ok, ok]),
+            (true, false, "", ChainSign::Denied, vec![failed, ok], vec![ok, ok]),
+            (false, true, "", ChainSign::Asked, vec![unknown], vec![ok]),
+            (false, true, BY_RBAC, ChainSign::Asked, vec![unknown], vec![ok]),
+            (false, false, "", ChainSign::Asked, vec![unknown], vec![ok]),
+        ] {
+            let answers = [answer(local, allowed, reason)];
+            assert_eq!(answers[0].sign(), sign);
+            for (decider, expected) in [(AccessDecider::Rbac, with_rbac), (AccessDecider::Ask, with_ask)] {
+                let outcomes: Vec<_> = findings(&answers, decider).iter().map(|finding| finding.outcome).collect();
+                assert_eq!(outcomes, expected, "{local}, {allowed}, {reason}, {decider:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn finding_names_access_and_both_reasons() {
+        let found = findings(&[answer(true, false, "a webhook says no")], AccessDecider::Rbac);
+        let message = "the apiserver denies what RBAC allows: User \"ada\" cannot list resource \"roles\" in API group \
+                       \"rbac.authorization.k8s.io\" at the cluster scope: a webhook says no";
+        assert_eq!(found[0].message, format!("{message} ({BY_RBAC})"));
+        let many: Vec<_> = (0..10).map(|_| answer(true, false, "")).collect();
+        assert_eq!(findings(&many, AccessDecider::Rbac).len(), EXAMPLES_MAX + 1);
+    }
+}
