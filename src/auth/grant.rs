@@ -72,6 +72,9 @@ impl ReadGrant {
 }
 
 impl ReadPermission {
+    /// The reason for allowing a read that upstream denies as a whole.
+    pub const FILTERED: &str = "kube-fanout: reads.filter shows what the user may read";
+
     /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name.
     /// A permission for one name covers no other name, and no read without a name.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
@@ -100,11 +103,11 @@ impl ReadPermission {
         }
     }
 
-    /// The authorizer's reason, which may be empty.
+    /// Returns the reason of the authorizer, which may be empty, or [`FILTERED`](Self::FILTERED).
     pub fn reason(&self) -> Arc<str> {
         match self {
             Self::Collection(grant) => grant.reason.clone(),
-            Self::Namespaces(_) => Arc::default(),
+            Self::Namespaces(_) => Self::FILTERED.into(),
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod page_authorizer;
 mod request_router;
+mod self_review;
 mod unauthenticated_request;
 mod wiring;
 

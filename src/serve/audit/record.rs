@@ -45,6 +45,8 @@ pub(crate) struct ServedLocally {
 pub(crate) enum AuditDecision {
     Allowed(Arc<str>),
     Denied(Arc<str>),
+    /// No decision was obtained.
+    Unknown,
 }
 
 /// The recorded properties of the response.
@@ -170,7 +172,7 @@ impl AuditRecord {
             Some(AuditDecision::Allowed(_)) if self.is_proxy_itself => ("allow", "the caller is the proxy itself"),
             Some(AuditDecision::Allowed(reason)) => ("allow", reason),
             Some(AuditDecision::Denied(reason)) => ("forbid", reason),
-            None => return BTreeMap::new(),
+            Some(AuditDecision::Unknown) | None => return BTreeMap::new(),
         };
         [(DECISION, decision), (REASON, reason)].into()
     }

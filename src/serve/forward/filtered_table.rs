@@ -16,14 +16,11 @@ use crate::listing::{ListPageRequest, gzip};
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyPermit};
 use crate::serve::read::{CacheReadResult, NotServable, ReadRequest};
-use crate::serve::response::{ResponseBody, denied_status, gzipped, unavailable};
+use crate::serve::response::{ResponseBody, gzipped, unavailable};
 use crate::serve::route::ForwardReason;
 use crate::upstream::{RequestIdentity, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResource};
 use crate::wire::{IncludeObjectPolicy, Representation, TABLE_ACCEPT, TablePage, table_list};
-use kubeapi::{
-    AccessAttributes, ContinueToken, ContinueVersion, FlowDistinguisher, ObjectKey, ResourceVersionMatch, Status,
-    UrlQuery,
-};
+use kubeapi::{ContinueToken, ContinueVersion, FlowDistinguisher, ObjectKey, ResourceVersionMatch, Status, UrlQuery};
 
 /// The rows of one upstream request, and the maximum size of the response in bytes, which bounds memory and the time to
 /// parse it. If a page exceeds it because its objects are large, smaller pages follow, until larger ones fit again.
@@ -133,11 +130,8 @@ impl ForwardHandler {
             }
             size = larger_if_it_fits(size, body.len() / page.rows.len().max(1));
             namespaces.extend(page.rows.iter().map(|row| row.key.namespace_or_name().to_owned()));
-            table.part.review_all(namespaces.iter().map(String::as_str)).await.map_err(|error| {
-                let ReadRequest { caller, info, .. } = table.request;
-                let access = AccessAttributes::from_request(info);
-                NotServable::Refuse(Box::new(denied_status(&error, caller.name(), &access)))
-            })?;
+            let reviewed = table.part.review_all(namespaces.iter().map(String::as_str)).await;
+            reviewed.map_err(NotServable::Unauthorized)?;
             let after = table.put(&page).map_err(|error| failed(&error))?;
             let bytes = table.rows.back().map_or(0, Bytes::len);
             table.permits.push(Arc::new(self.concurrency.buffered(table.flow.as_ref(), bytes)?));

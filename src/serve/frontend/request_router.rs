@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::Response;
 
+use super::self_review;
 use super::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
 use crate::listing::ListPageRequest;
@@ -82,6 +83,13 @@ impl RequestRouter {
                 Err(ForwardReason::Verb) if DownstreamReviewHandler::is_proxy_review(&request) => {
                     return Box::pin(self.review(request)).await;
                 }
+                Err(ForwardReason::Verb) if self_review::is_filterable(&request, &config.filter) => {
+                    return Box::pin(async {
+                        let response = self.forward(request, ForwardReason::Verb).await;
+                        self_review::with_filtered_reads(response, &self.catalog, &config.coverage).await
+                    })
+                    .await;
+                }
                 Err(reason) => return self.forward(request, reason).await,
                 Ok(_) if !self.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
@@ -128,7 +136,8 @@ impl RequestRouter {
                 }
                 Err(refusal) => self.refuse_or_forward(request, refusal).await,
             };
-            if let Some(decision) = decision {
+            // The refusal of a filtered read has the decision that caused it.
+            if let Some(decision) = decision.filter(|_| response.extensions().get::<AuditDecision>().is_none()) {
                 response.extensions_mut().insert(decision);
             }
             return response;
@@ -206,6 +215,7 @@ impl RequestRouter {
                 request.context.status(&unavailable(message))
             }
             NotServable::Forward(reason) => self.forward(request, reason).await,
+            NotServable::Unauthorized(error) => request.auth_refusal(&error),
             NotServable::Late(status) | NotServable::Refuse(status) => request.context.status(&status),
         }
     }

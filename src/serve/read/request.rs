@@ -27,6 +27,8 @@ pub(crate) enum NotServable {
     /// The feed did not reach the required version in time. A read is rejected. A watch sends the error in its stream,
     /// as the apiserver does (R-VERSION-4), because a forwarded one would cost upstream a watch.
     Late(Box<Status>),
+    /// The request must be rejected, because the permission for a part of the collection was not obtained.
+    Unauthorized(GrantError),
     /// The request must be rejected with this Status.
     Refuse(Box<Status>),
 }
@@ -83,10 +85,18 @@ impl ReadRequest {
     /// Whether the response is filtered if the caller may not read the whole collection. A downstream proxy's is not,
     /// because that proxy would take it for the whole.
     pub(crate) fn is_filterable(&self, resource: &UpstreamResource, callers: &FilteredCallers) -> bool {
-        let across = self.info.namespace.is_empty() && (resource.namespaced || resource.gvr.is_namespaces());
-        across
-            && matches!(self.info.verb, RequestVerb::List | RequestVerb::Watch)
-            && !self.context.by_proxy
-            && callers.includes(&self.caller)
+        spans_namespaces(&self.info, resource) && self.has_filtered_caller(callers)
     }
+
+    /// Whether responses for the caller may be filtered.
+    pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
+        !self.context.by_proxy && callers.includes(&self.caller)
+    }
+}
+
+/// Whether a request is a LIST or watch across namespaces.
+pub(crate) fn spans_namespaces(info: &RequestInfo, resource: &UpstreamResource) -> bool {
+    info.namespace.is_empty()
+        && (resource.namespaced || resource.gvr.is_namespaces())
+        && matches!(info.verb, RequestVerb::List | RequestVerb::Watch)
 }

@@ -3,8 +3,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
+use futures_util::{StreamExt as _, stream};
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::listing::ListBody;
@@ -80,6 +81,12 @@ impl ResponseBody {
     /// passes.
     pub(crate) fn whole(whole: BufferedResponseBody, slow_readers: &SlowReaderReaper, abort: AbortSignal) -> Self {
         Self(ResponseBodyKind::Whole(DeadlineBody::new(whole, slow_readers, abort).boxed_unsync()))
+    }
+
+    /// Creates a body from frames that were read before, and the rest of the body that they were read from.
+    pub(crate) fn after_frames(frames: Vec<Result<Frame<Bytes>, BodyError>>, rest: Self) -> Self {
+        let frames = stream::iter(frames).chain(BodyStream::new(rest));
+        Self(ResponseBodyKind::Forwarded(StreamBody::new(frames).boxed_unsync()))
     }
 
     /// Creates the body of a response from upstream. It has a deadline, whose `abort` resets the response, or may last

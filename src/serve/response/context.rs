@@ -21,8 +21,9 @@ use base::AbortSignal;
 use kubeapi::{MediaType, Status, SupportedMediaTypes, UrlQuery, check_accept_length, negotiate, pretty};
 
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// The response header of a collection that shows only the namespaces that the caller may read.
-const FILTERED: HeaderName = HeaderName::from_static("kube-fanout-filtered");
+/// The response header of a collection that shows only the namespaces that the caller may read, and of an access review
+/// that allows to read such a collection.
+pub(crate) const FILTERED: HeaderName = HeaderName::from_static("kube-fanout-filtered");
 /// The response header that states why a request was forwarded.
 pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
 /// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise

@@ -66,13 +66,13 @@ pub(crate) fn auth_refusal(
     refused: &GrantError,
 ) -> Response<ResponseBody> {
     let mut response = context.status(&denied_status(refused, user, &AccessAttributes::from_request(info)));
-    if let GrantError::Denied(reason) = refused {
-        response.extensions_mut().insert(AuditDecision::Denied(reason.clone()));
-        if response.status() == StatusCode::FORBIDDEN {
-            response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
-        }
-    }
+    let decision = match refused {
+        GrantError::Denied(reason) => AuditDecision::Denied(reason.clone()),
+        _ => AuditDecision::Unknown,
+    };
+    response.extensions_mut().insert(decision);
     if response.status() == StatusCode::FORBIDDEN {
+        response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
         response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     }
     response

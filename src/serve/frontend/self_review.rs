@@ -1,0 +1,232 @@
+//! Access reviews that callers with filtered reads create for themselves. k9s and others send a LIST only if such a
+//! review allows it.
+//!
+//! **Invariants.** Upstream's response decides: only one that denies a read without an explicit veto is changed, and
+//! only into what the response to that read tells anyway. What cannot be parsed completely is passed through.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::{Method, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Frame;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::auth::{FilteredCallers, ReadPermission};
+use crate::serve::read::{ReadRequest, spans_namespaces};
+use crate::serve::response::{FILTERED, ResponseBody};
+use crate::serve::route::{CacheCoverage, ReadRouteInput, route};
+use crate::upstream::{ResourceCatalog, SELF_SUBJECT_ACCESS_REVIEWS, UpstreamResource, is_impersonation};
+use kubeapi::protobuf::{FieldReader, MAGIC, ProtobufFieldValue, RawField, put_field, put_int};
+use kubeapi::{Gvr, MediaType, RequestInfo, UrlQuery};
+
+/// The access that a review names. A review with other attributes, such as selectors, does not parse as one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct ReviewedAccess {
+    namespace: String,
+    verb: String,
+    group: String,
+    version: String,
+    resource: String,
+    subresource: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct JsonReview<'a> {
+    spec: JsonReviewSpec,
+    #[serde(borrow)]
+    status: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct JsonReviewSpec {
+    resource_attributes: ReviewedAccess,
+}
+
+/// A status without `denied`, which an authorizer sets to veto an access.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct JsonReviewStatus {
+    allowed: bool,
+    #[serde(default)]
+    reason: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    evaluation_error: String,
+}
+
+/// The maximum size of a response in bytes. A larger one is passed through.
+const REVIEW_BYTES_MAX: usize = 64 << 10;
+/// Field numbers of `Unknown`, `SelfSubjectAccessReview`, its spec and its status.
+const UNKNOWN_RAW: u8 = 2;
+const REVIEW_SPEC: u8 = 2;
+const REVIEW_STATUS: u8 = 3;
+const SPEC_RESOURCE_ATTRIBUTES: u8 = 1;
+const STATUS_ALLOWED: u8 = 1;
+const STATUS_REASON: u8 = 2;
+const STATUS_EVALUATION_ERROR: u8 = 3;
+const STATUS_DENIED: u8 = 4;
+
+/// Whether a caller with filtered reads creates a review of its own access.
+pub(super) fn is_filterable(request: &ReadRequest, callers: &FilteredCallers) -> bool {
+    *request.http.method() == Method::POST
+        && request.http.uri().path() == SELF_SUBJECT_ACCESS_REVIEWS
+        && request.has_filtered_caller(callers)
+        && !request.http.headers().keys().any(is_impersonation)
+}
+
+/// Returns upstream's response to a review. If it denies a read that the proxy answers with what the caller may see, it
+/// allows the read.
+pub(super) async fn with_filtered_reads(
+    response: Response<ResponseBody>,
+    catalog: &ResourceCatalog,
+    coverage: &CacheCoverage,
+) -> Response<ResponseBody> {
+    let headers = response.headers();
+    let is_plain = response.status() == StatusCode::CREATED && !headers.contains_key(CONTENT_ENCODING);
+    let media = [MediaType::Json, MediaType::Protobuf]
+        .into_iter()
+        .find(|media| headers.get(CONTENT_TYPE).is_some_and(|value| value == media.as_str()));
+    let Some(media) = media.filter(|_| is_plain) else { return response };
+    let (mut head, mut rest) = response.into_parts();
+    let (mut frames, mut read, mut is_whole) = (Vec::new(), BytesMut::new(), true);
+    while is_whole && let Some(frame) = rest.frame().await {
+        match frame.as_ref().ok().and_then(Frame::data_ref) {
+            Some(data) if read.len() + data.len() <= REVIEW_BYTES_MAX => read.extend_from_slice(data),
+            _ => is_whole = false,
+        }
+        frames.push(frame);
+    }
+    let is_answered = |access: &ReviewedAccess| access.is_filtered_read(catalog, coverage);
+    if is_whole && let Some(allowed) = allowed(media, &read, is_answered) {
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(allowed.len()));
+        head.headers.insert(FILTERED, HeaderValue::from_static("true"));
+        frames = vec![Ok(Frame::data(Bytes::from(allowed)))];
+    }
+    // The rest is empty, or what was not read. It holds the permit of the request, and its deadline.
+    Response::from_parts(head, ResponseBody::after_frames(frames, rest))
+}
+
+/// Returns a review with an allow decision, if it denies an access for which `is_answered` holds.
+fn allowed(media: MediaType, review: &[u8], is_answered: impl Fn(&ReviewedAccess) -> bool) -> Option<Vec<u8>> {
+    match media {
+        MediaType::Json => allowed_json(review, is_answered),
+        MediaType::Protobuf => allowed_protobuf(review, is_answered),
+        MediaType::Yaml => None,
+    }
+}
+
+fn allowed_json(review: &[u8], is_answered: impl Fn(&ReviewedAccess) -> bool) -> Option<Vec<u8>> {
+    let JsonReview { spec, status } = serde_json::from_slice(review).ok()?;
+    let status = status.get();
+    let decision = serde_json::from_str::<JsonReviewStatus>(status).ok()?;
+    if decision.allowed || !is_answered(&spec.resource_attributes) {
+        return None;
+    }
+    let reason = ReadPermission::FILTERED.to_owned();
+    let decision = serde_json::to_vec(&JsonReviewStatus { allowed: true, reason, ..decision }).ok()?;
+    let at = status.as_ptr().addr() - review.as_ptr().addr();
+    Some([&review[..at], &decision, &review[at + status.len()..]].concat())
+}
+
+fn allowed_protobuf(document: &[u8], is_answered: impl Fn(&ReviewedAccess) -> bool) -> Option<Vec<u8>> {
+    let unknown = replaced(document.strip_prefix(MAGIC)?, UNKNOWN_RAW, |review| {
+        let spec = fields(review)?.into_iter().find(|field| field.number == u32::from(REVIEW_SPEC))?;
+        let [attributes] = fields(spec.bytes().ok()?)?.try_into().ok()?;
+        let attributes: RawField<'_> = attributes;
+        let access = ReviewedAccess::from_protobuf(attributes.bytes().ok()?)?;
+        if attributes.number != u32::from(SPEC_RESOURCE_ATTRIBUTES) || !is_answered(&access) {
+            return None;
+        }
+        replaced(review, REVIEW_STATUS, allowed_protobuf_status)
+    })?;
+    Some([MAGIC, &unknown[..]].concat())
+}
+
+fn allowed_protobuf_status(status: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(status.len() + ReadPermission::FILTERED.len());
+    put_int(&mut out, STATUS_ALLOWED, 1);
+    put_field(&mut out, STATUS_REASON, ReadPermission::FILTERED.as_bytes());
+    for field in fields(status)? {
+        match (u8::try_from(field.number).ok()?, field.value) {
+            (STATUS_ALLOWED, ProtobufFieldValue::Varint(0)) | (STATUS_REASON, ProtobufFieldValue::Bytes(_)) => {}
+            (STATUS_EVALUATION_ERROR, ProtobufFieldValue::Bytes(_))
+            | (STATUS_DENIED, ProtobufFieldValue::Varint(0)) => out.extend(&status[field.start..field.end]),
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
+/// Returns a message with another value for a field, which must occur once.
+fn replaced(message: &[u8], number: u8, change: impl FnOnce(&[u8]) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+    let fields = fields(message)?;
+    let mut same = fields.iter().filter(|field| field.number == u32::from(number));
+    let (Some(field), None) = (same.next(), same.next()) else { return None };
+    let mut out = message[..field.start].to_vec();
+    put_field(&mut out, number, &change(field.bytes().ok()?)?);
+    out.extend(&message[field.end..]);
+    Some(out)
+}
+
+fn fields(message: &[u8]) -> Option<Vec<RawField<'_>>> {
+    let mut reader = FieldReader::new(message);
+    std::iter::from_fn(|| reader.next_field().transpose()).collect::<Result<_, _>>().ok()
+}
+
+impl ReviewedAccess {
+    fn from_protobuf(attributes: &[u8]) -> Option<Self> {
+        let mut access = Self::default();
+        for field in fields(attributes)? {
+            let attribute = match field.number {
+                1 => &mut access.namespace,
+                2 => &mut access.verb,
+                3 => &mut access.group,
+                4 => &mut access.version,
+                5 => &mut access.resource,
+                6 => &mut access.subresource,
+                7 => &mut access.name,
+                _ => return None,
+            };
+            field.text().ok()?.clone_into(attribute);
+        }
+        Some(access)
+    }
+
+    /// Whether the access is a LIST or watch across namespaces that is filtered for a caller who may not read the whole
+    /// collection.
+    fn is_filtered_read(&self, catalog: &ResourceCatalog, coverage: &CacheCoverage) -> bool {
+        let gvr = Gvr::new(&self.group, &self.version, &self.resource);
+        // kubectl names no version.
+        let any_version = || catalog.find_by_name(&gvr.group_resource());
+        let resource = if self.version.is_empty() { any_version() } else { catalog.find(&gvr) };
+        resource.is_some_and(|resource| self.is_filtered_read_of(&resource, coverage))
+    }
+
+    fn is_filtered_read_of(&self, resource: &UpstreamResource, coverage: &CacheCoverage) -> bool {
+        let query = match self.verb.as_str() {
+            "list" => UrlQuery::parse(""),
+            "watch" => UrlQuery::parse("watch=1"),
+            _ => return false,
+        };
+        let is_same = *resource.gvr.group == *self.group && *resource.gvr.resource == *self.resource;
+        if !is_same || !self.namespace.is_empty() || !self.subresource.is_empty() {
+            return false;
+        }
+        let Ok(mut info) = RequestInfo::parse("GET", &resource.gvr.path(), &query) else { return false };
+        info.name.clone_from(&self.name);
+        let input = ReadRouteInput {
+            method: &Method::GET,
+            info: &info,
+            query: &query,
+            accept: None,
+            user_agent: None,
+            impersonates: false,
+            is_feed_request: false,
+            is_filtered: true,
+        };
+        spans_namespaces(&info, resource) && route(&input, Some(resource), coverage).is_ok()
+    }
+}
