@@ -205,7 +205,7 @@ impl BoundApp {
 
     /// Returns every address that clients can use, as a URL or `unix:PATH`.
     pub fn addresses(&self) -> Vec<String> {
-        self.listeners.iter().filter_map(|(listener, tls)| listener.url(tls.is_some()).ok()).collect()
+        self.listeners.iter().filter_map(|(_, listener, tls)| listener.url(tls.is_some()).ok()).collect()
     }
 
     pub fn admin_address(&self) -> Option<String> {
@@ -294,9 +294,9 @@ impl BoundApp {
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
         let mut ops = ops.start();
-        for (listener, tls) in listeners {
+        for (address, listener, tls) in listeners {
             let frontend = frontend.clone();
-            let handle = move |peer, request| frontend.clone().handle(peer, request);
+            let handle = move |peer, request| frontend.clone().handle(peer, &address, request);
             let listener_task =
                 net::serve(listener, tls, settings.connections.clone(), tasks.clone(), watch.clone(), handle);
             tasks.spawn_critical("listener", listener_task);
@@ -354,7 +354,7 @@ fn spawn_upstream_tasks(config: &ServeSettings, client: &UpstreamClient, tasks: 
     }
 }
 
-type TlsListeners = Vec<(Listener, Option<ListenerTls>)>;
+type TlsListeners = Vec<(Arc<ListenAddress>, Listener, Option<ListenerTls>)>;
 
 fn listeners(
     config: &ServeSettings,
@@ -367,7 +367,7 @@ fn listeners(
         let listener = passed.map_or_else(|| bind(config, address), Ok)?;
         // A unix socket needs no TLS, because its file permissions decide which processes can connect.
         let tls = tls.filter(|_| matches!(address, ListenAddress::Tcp(_))).cloned();
-        listeners.push((listener, tls));
+        listeners.push((Arc::new(address.clone()), listener, tls));
     }
     match inherited.left() {
         Some(address) => Err(StartError::Passed(address.clone())),

@@ -1,4 +1,5 @@
 use super::Caller;
+use crate::net::ListenAddress;
 
 /// The callers whose lists and watches across namespaces are filtered if upstream denies them as a whole.
 ///
@@ -7,13 +8,17 @@ use super::Caller;
 pub struct FilteredCallers {
     pub groups: Vec<String>,
     pub users: Vec<String>,
+    /// The listeners on which every caller is one of them.
+    pub listeners: Vec<ListenAddress>,
 }
 
 impl FilteredCallers {
-    /// Whether the caller is one of them. A caller without a credential never is.
-    pub fn includes(&self, caller: &Caller) -> bool {
+    /// Whether the caller is one of them, or uses one of their listeners. A caller without a credential never is.
+    pub fn includes(&self, caller: &Caller, on_their_listener: bool) -> bool {
         caller.user().is_some_and(|user| {
-            self.users.contains(&user.name) || user.groups.iter().any(|group| self.groups.contains(group))
+            on_their_listener
+                || self.users.contains(&user.name)
+                || user.groups.iter().any(|group| self.groups.contains(group))
         })
     }
 }

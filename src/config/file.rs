@@ -37,6 +37,7 @@ impl Configuration {
             filter: auth::FilteredCallers {
                 groups: self.reads.filter.groups.clone(),
                 users: self.reads.filter.users.clone(),
+                listeners: Vec::new(),
             },
             compress_watches: self.reads.compress_watches,
             exec_on_loopback: self.exec_on_loopback,

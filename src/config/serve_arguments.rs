@@ -181,6 +181,8 @@ impl ServeArguments {
     }
 }
 
+const FILTERED_LISTENERS: &str = "reads.filter.listeners";
+
 /// Converts the file, with the flags in it, into the settings of each module.
 pub(super) fn convert(
     file: Configuration,
@@ -189,7 +191,8 @@ pub(super) fn convert(
     problems: &mut ConfigProblems,
 ) -> ServeSettings {
     let memory = file.memory();
-    let (serve, cache) = (file.serve(&memory), file.cache(&memory));
+    let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
+    serve.filter.listeners = parse_addresses(FILTERED_LISTENERS, &file.reads.filter.listeners, problems);
     let (reflect, connections) = (file.reflect(), file.connections());
     let log = file.log(problems);
     let listen = parse_listen_addresses(file.listen, problems);
@@ -249,7 +252,11 @@ fn parse_servers(named: &[String], problems: &mut ConfigProblems) -> UpstreamEnd
 
 fn parse_listen_addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
     let named = if named.is_empty() { Configuration::default().listen } else { named };
-    named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
+    parse_addresses("listen", &named, problems)
+}
+
+fn parse_addresses(key: &str, named: &[String], problems: &mut ConfigProblems) -> Vec<ListenAddress> {
+    named.iter().filter_map(|text| problems.check(key, text.parse())).collect()
 }
 
 /// The address of an admin page; `None` if it is off.
@@ -335,6 +342,9 @@ impl ServeSettings {
         }
         if self.auth == AuthMode::None && self.serve.filter != FilteredCallers::default() {
             problems.add("reads.filter requires auth: delegated");
+        }
+        for address in self.serve.filter.listeners.iter().filter(|address| !self.listen.contains(address)) {
+            problems.add(format!("{FILTERED_LISTENERS}: {address} is not in `listen`"));
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add(

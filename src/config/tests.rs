@@ -213,6 +213,20 @@ fn unsafe_configuration_is_refused_with_the_reason() {
     assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("delegated.* requires auth: delegated"));
     let filtered = ServeArguments::default().resolve_text("reads: {filter: {users: [ada]}}").expect_err("a problem");
     assert!(filtered.to_string().contains("reads.filter requires auth: delegated"), "{filtered}");
+    let listeners = |named: &str| {
+        let listen = "auth: delegated\nlisten: ['localhost:8001', 'unix:/run/x']";
+        ServeArguments::default().resolve_text(&format!("{listen}\nreads: {{filter: {{listeners: [{named}]}}}}"))
+    };
+    assert!(
+        listeners("'127.0.0.1:8001', 'unix:/run/x'").is_ok_and(|settings| settings.serve.filter.listeners.len() == 2)
+    );
+    for (named, problem) in [
+        ("'127.0.0.1:8002'", "reads.filter.listeners: 127.0.0.1:8002 is not in `listen`"),
+        ("tenants", "reads.filter.listeners: \"tenants\" is not an address"),
+    ] {
+        let refused = listeners(named).expect_err("a problem").to_string();
+        assert!(refused.contains(problem), "{refused}");
+    }
 }
 
 /// The row for nodes in the table of modes in docs/SECURITY.md.

@@ -26,7 +26,7 @@ pub use self::wiring::HttpFrontendDeps;
 use self::request_router::RequestRouter;
 use self::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Authorizer, Caller, ClientConnectionInfo, CrossOriginCheck, GrantError};
-use crate::net::{ConnectionPeer, PeerAddress, RequestBody};
+use crate::net::{ConnectionPeer, ListenAddress, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, UserAndAgent, metrics};
 use crate::serve::audit::{AuditLog, AuditRecord, ServedLocally};
 use crate::serve::limits::ConcurrencyLimits;
@@ -113,13 +113,15 @@ impl HttpFrontend {
         self.authorizer.enable_local_decisions();
     }
 
-    /// Answers one request, whose head is read at once.
+    /// Answers one request that was received on a `listener`, as its address is configured. The head is read at once.
     pub fn handle(
         self: Arc<Self>,
         peer: ConnectionPeer,
+        listener: &ListenAddress,
         request: Request<RequestBody>,
-    ) -> impl Future<Output = Response<ResponseBody>> + Send {
-        let request = UnauthenticatedRequest::new(&peer, request);
+    ) -> impl Future<Output = Response<ResponseBody>> + Send + use<> {
+        let mut request = UnauthenticatedRequest::new(&peer, request);
+        request.context.on_filtered_listener = self.config.get().filter.listeners.contains(listener);
         async move {
             // Moved, so that they are dropped with the response and not with the future.
             let (peer, request) = (peer, request);

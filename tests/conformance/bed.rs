@@ -17,7 +17,7 @@ mod pair;
 mod plane;
 mod planter;
 mod process;
-mod protobuf;
+pub mod protobuf;
 mod proxy;
 mod raw;
 pub mod rbac;

@@ -376,6 +376,18 @@ async fn tenant_kubectl_shows_only_permitted_namespaces() {
         assert!(others <= 1, "{args:?} prints only a header besides: {}", output.out);
         compared += shown.len();
     }
+    for (action, code) in [
+        (["list", "pods"], 0),
+        (["watch", "deployments.apps"], 0),
+        (["list", "ns"], 0),
+        (["get", "pods"], 1),
+        (["delete", "pods"], 1),
+        (["list", "secrets"], 1),
+    ] {
+        let args = [&["auth", "can-i", "-A"][..], &action].concat();
+        let output = run(kubectl(&bed, &proxy.target(), &as_tenant(&args))).await;
+        assert_eq!(output.code, Some(code), "{action:?}: {output:?}");
+    }
     let watch = Watching::start(&bed, &proxy.target(), &as_tenant(&["get", "pods", "-A", "-w", "--no-headers"]));
     watch.is_open().await;
     watch.says(6).await;

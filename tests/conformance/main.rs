@@ -52,6 +52,7 @@ mod rows;
 mod scrapes;
 mod self_checks;
 mod tables;
+mod tenants;
 mod transactions;
 mod verified_tokens;
 mod watches;

@@ -1,10 +1,12 @@
 //! The audit log of a running process, and the core files that it must not write.
 
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use demo::{self, RunningDemoApiserver};
 use http::Method;
+use kube_fanout::auth::AuthMode;
+use kube_fanout::serve::AuditDestination;
 use serde_json::Value;
 
 use crate::direct::{self, Dir, Ended, PODS, Protocol, eventually};
@@ -105,4 +107,63 @@ async fn core_dumps_are_disabled_without_allow_core_dumps() {
 fn core_is_off() -> bool {
     let limits = fs::read_to_string("/proc/self/limits").expect("limits");
     limits.lines().any(|line| line.starts_with("Max core file size") && line.split_whitespace().nth(5) == Some("0"))
+}
+
+/// A filtered read is recorded as allowed for another reason than upstream's, and a refusal as what it is.
+#[tokio::test]
+async fn audit_log_records_decision_of_filtered_reads() {
+    let up = demo::upstream().pods(0).run().await;
+    up.create_pod("a", "p");
+    up.reviews().give("t", "ada");
+    up.reviews().allow("ada", "a");
+    let dir = Dir::new();
+    let log = dir.join("audit.log");
+    let app = direct::app(&up).with(|config| {
+        config.auth = AuthMode::Delegated;
+        config.audit = Some(AuditDestination::File(log.clone()));
+        config.serve.filter.users = vec!["ada".to_owned()];
+        config.delegated.auth.denied_ttl = Duration::from_secs(600);
+    });
+    let app = app.run().await;
+    let ada = app.bearing("t");
+    let table = async |id: &str| {
+        let table = ada.request(Method::GET, PODS).header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+        table.header("audit-id", id).send().await
+    };
+    direct::eventually("the list is cached", || async { table("table").await.status == 200 }).await;
+    up.reviews().refuse(Some(500));
+    up.create_pod("b", "p");
+    assert_eq!(table("unanswered").await.status, 503);
+    for namespace in 0..2_000 {
+        up.create_pod(&format!("many{namespace}"), "p");
+    }
+    let refused = |protocol: Option<Protocol>| {
+        let (ada, id) = (&ada, format!("refused{protocol:?}"));
+        async move {
+            let path = if protocol.is_some() { format!("{PODS}?watch=1") } else { PODS.to_owned() };
+            let ada = protocol.map_or_else(|| ada.clone(), |protocol| ada.over(protocol));
+            let answer = ada.request(Method::GET, &path).header("audit-id", &id).send().await;
+            assert!(answer.status == 403 && answer.text().contains("more than 2000 namespaces"), "{}", answer.text());
+            id
+        }
+    };
+    direct::eventually("all pods are cached", || async { ada.get(PODS).await.status == 403 }).await;
+    let mut expected = vec![("table".to_owned(), "allow kube-fanout: reads.filter"), ("unanswered".to_owned(), "null")];
+    for protocol in [None, Some(Protocol::Http1), Some(Protocol::Http2)] {
+        expected.push((refused(protocol).await, "forbid the collection spans more than 2000 namespaces"));
+    }
+    let shown =
+        |id: &str| {
+            let records = records(&fs::read_to_string(&log).expect("a log"));
+            let record = records.into_iter().rfind(|record| record["auditID"] == id)?;
+            let of = |name: &str| record["annotations"][format!("authorization.k8s.io/{name}")].clone();
+            Some(of("decision").as_str().map_or("null".to_owned(), |decision| {
+                format!("{decision} {}", of("reason").as_str().unwrap_or_default())
+            }))
+        };
+    for (id, expected) in expected {
+        direct::eventually("a record", || async { shown(&id).is_some() }).await;
+        let shown = shown(&id).expect("a record");
+        assert!(shown.starts_with(expected), "{id}: {shown}");
+    }
 }

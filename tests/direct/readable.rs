@@ -355,3 +355,125 @@ async fn expensive_selector_on_filtered_request_returns_400() {
     let is_forwarded = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
     assert!(!up.requests().iter().any(is_forwarded), "nothing is forwarded");
 }
+
+const SELF_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+async fn self_review(client: &Client, attributes: &Value, header: (&str, &str)) -> Answer {
+    let body = json!({"spec": {"resourceAttributes": attributes}}).to_string();
+    // client-go adds its timeout.
+    let call = client.request(Method::POST, &format!("{SELF_REVIEWS}?timeout=10s"));
+    call.header("content-type", "application/json").header(header.0, header.1).body(body).send().await
+}
+
+#[tokio::test]
+async fn denied_self_review_allows_exactly_filtered_reads() {
+    let up = demo::upstream().pods(0).run().await;
+    let (app, ada) = ada(&up).await;
+    up.reviews().give("s", "adam");
+    let adam = app.bearing("s");
+    app.discovered().await;
+    up.reviews().lack("*", "*");
+    let asked = async |client: &Client, attributes: &Value, header| {
+        let answer = self_review(client, attributes, header).await;
+        let (review, is_filtered) = (answer.json(), answer.header("kube-fanout-filtered") == Some("true"));
+        assert_eq!((answer.status, &review["spec"]["resourceAttributes"]), (201, attributes));
+        let allowed = review["status"]["allowed"].as_bool().expect("a decision");
+        let reason = review["status"]["reason"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((allowed, reason.contains("kube-fanout: reads.filter")), (is_filtered, is_filtered), "{review}");
+        allowed
+    };
+    let plain = ("x-nothing", "");
+    for attributes in [
+        json!({"verb": "list", "version": "v1", "resource": "pods"}),
+        json!({"verb": "watch", "version": "v1", "resource": "pods"}),
+        json!({"verb": "list", "resource": "pods"}),
+        json!({"verb": "list", "version": "v1", "resource": "pods", "name": "pods"}),
+        json!({"verb": "list", "version": "v1", "resource": "namespaces"}),
+        json!({"verb": "watch", "group": "apps", "version": "v1", "resource": "deployments"}),
+        json!({"verb": "list", "group": "apps", "resource": "deployments"}),
+    ] {
+        for protocol in Protocol::ALL {
+            assert!(asked(&ada.over(protocol), &attributes, plain).await, "{attributes}");
+        }
+        assert!(!asked(&adam, &attributes, plain).await, "{attributes}: adam is not filtered");
+        for header in [("kube-fanout-hops", "below"), ("impersonate-user", "adam")] {
+            assert!(!asked(&ada, &attributes, header).await, "{attributes} with {header:?}");
+        }
+    }
+    for attributes in [
+        json!({"verb": "get", "version": "v1", "resource": "pods"}),
+        json!({"verb": "*", "version": "v1", "resource": "pods"}),
+        json!({"verb": "deletecollection", "version": "v1", "resource": "pods"}),
+        json!({"verb": "list", "version": "v1", "resource": "*"}),
+        json!({"verb": "list", "version": "*", "resource": "pods"}),
+        json!({"verb": "list", "version": "v2", "resource": "pods"}),
+        json!({"verb": "list", "group": "*", "resource": "pods"}),
+        json!({"verb": "list", "group": "apps", "version": "v1", "resource": "pods"}),
+        json!({"verb": "list", "resource": "deployments"}),
+        json!({"verb": "list", "resource": "deployments.apps"}),
+        json!({"verb": "list", "version": "v1", "resource": "pods", "subresource": "log"}),
+        json!({"verb": "list", "version": "v1", "resource": "pods", "namespace": "c"}),
+        json!({"verb": "list", "version": "v1", "resource": "nodes"}),
+        // Secrets are not cached, so the list is forwarded.
+        json!({"verb": "list", "version": "v1", "resource": "secrets"}),
+        json!({"verb": "list", "version": "v1", "resource": "pods", "fieldSelector": {"rawSelector": "a=b"}}),
+    ] {
+        assert!(!asked(&ada, &attributes, plain).await, "{attributes}");
+    }
+    // The review of another user is upstream's alone.
+    let of_others = json!({"spec": {"user": "ada", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let answer = ada.request(Method::POST, path).body(of_others.to_string()).send().await;
+    assert_eq!((answer.status, &answer.json()["status"]["allowed"]), (201, &json!(false)));
+}
+
+/// A response that is too large to read arrives whole, and so does one that upstream breaks off or refuses.
+#[tokio::test]
+async fn self_review_that_is_not_read_is_passed_through() {
+    let up = demo::upstream().pods(0).run().await;
+    let (app, ada) = ada(&up).await;
+    app.discovered().await;
+    up.reviews().lack("*", "*");
+    let attributes = json!({"verb": "list", "version": "v1", "resource": "pods"});
+    for kib in [1, 60, 64, 65, 600] {
+        let metadata = json!({"annotations": {"large": "x".repeat(kib << 10)}});
+        let body = json!({"metadata": metadata, "spec": {"resourceAttributes": attributes}}).to_string();
+        for protocol in Protocol::ALL {
+            let answer = ada.over(protocol).request(Method::POST, SELF_REVIEWS).body(body.clone()).send().await;
+            let review = answer.json();
+            assert_eq!((answer.status, &review["metadata"]), (201, &metadata));
+            assert_eq!(review["status"]["allowed"], json!(kib < 64), "{kib} KiB");
+        }
+    }
+    up.reviews().refuse(Some(500));
+    assert_eq!(self_review(&ada, &attributes, ("x-nothing", "")).await.status, 500);
+    up.reviews().refuse(None);
+    let invalid = ada.request(Method::POST, SELF_REVIEWS).body("no review").send().await;
+    assert_eq!(invalid.status, 400, "{}", invalid.text());
+}
+
+#[tokio::test]
+async fn callers_of_filtered_listener_are_filtered_there_alone() {
+    let up = demo::upstream().pods(0).run().await;
+    up.create_pod("a", "p");
+    up.create_pod("b", "p");
+    up.reviews().give("t", "adam");
+    up.reviews().allow("adam", "a");
+    let app = direct::app(&up).unix().with(|config| {
+        config.auth = AuthMode::Delegated;
+        config.serve.filter.listeners = vec![config.listen[1].clone()];
+        let auth = &mut config.delegated.auth;
+        (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (SOON, SOON, SOON, SOON);
+    });
+    let app = app.run().await;
+    let (tcp, socket) = (app.bearing("t"), app.listener(1).bearing("t"));
+    assert_eq!(tcp.get(PODS).await.status, 403);
+    direct::eventually("the permission is known", || async {
+        let answer = socket.get(PODS).await;
+        assert_eq!((answer.status, answer.header("kube-fanout-filtered")), (200, Some("true")), "{}", answer.text());
+        answer.items().into_iter().map(|(key, _)| key).collect::<Vec<_>>() == ["a/p"]
+    })
+    .await;
+    let anonymous = app.listener(1).get(PODS).await;
+    assert!(matches!(anonymous.status, 401 | 403), "{}", anonymous.status);
+}

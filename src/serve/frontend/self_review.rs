@@ -59,6 +59,8 @@ struct JsonReviewStatus {
 
 /// The maximum size of a response in bytes. A larger one is passed through.
 const REVIEW_BYTES_MAX: usize = 64 << 10;
+/// The maximum length of an object's name. A selector with a longer one may be too long to be evaluated here.
+const NAME_BYTES_MAX: usize = 253;
 /// Field numbers of `Unknown`, `SelfSubjectAccessReview`, its spec and its status.
 const UNKNOWN_RAW: u8 = 2;
 const REVIEW_SPEC: u8 = 2;
@@ -212,7 +214,7 @@ impl ReviewedAccess {
             _ => return false,
         };
         let is_same = *resource.gvr.group == *self.group && *resource.gvr.resource == *self.resource;
-        if !is_same || !self.namespace.is_empty() || !self.subresource.is_empty() {
+        if !is_same || !self.namespace.is_empty() || !self.subresource.is_empty() || self.name.len() > NAME_BYTES_MAX {
             return false;
         }
         let Ok(mut info) = RequestInfo::parse("GET", &resource.gvr.path(), &query) else { return false };
@@ -228,5 +230,131 @@ impl ReviewedAccess {
             is_filtered: true,
         };
         spans_namespaces(&info, resource) && route(&input, Some(resource), coverage).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pods(access: &ReviewedAccess) -> bool {
+        let [verb, version, resource] = ["list", "v1", "pods"].map(str::to_owned);
+        *access == ReviewedAccess { verb, version, resource, ..ReviewedAccess::default() }
+    }
+
+    const INDENTED: &str = "{\n  \"status\": {\n    \"allowed\": false\n  },\n  \"spec\": {\"resourceAttributes\": \
+                        {\"verb\": \"list\", \"version\": \"v1\", \"resource\": \"pods\"}}\n}\n";
+
+    #[test]
+    fn json_review_changes_only_in_its_decision() {
+        let attributes = json!({"verb": "list", "version": "v1", "resource": "pods"});
+        let review = |attributes: &Value, status: &Value| {
+            let metadata = json!({"managedFields": [{"manager": "k9s"}]});
+            let spec = json!({"resourceAttributes": attributes});
+            json!({"kind": "SelfSubjectAccessReview", "metadata": metadata, "spec": spec, "status": status}).to_string()
+        };
+        for status in [
+            json!({"allowed": false}),
+            json!({"allowed": false, "reason": "no"}),
+            json!({"allowed": false, "evaluationError": "role \"x\" not found"}),
+        ] {
+            let denied = review(&attributes, &status);
+            let changed = allowed_json(denied.as_bytes(), pods).expect("an allowed review");
+            let mut expected: Value = serde_json::from_str(&denied).expect("JSON");
+            expected["status"]["allowed"] = true.into();
+            expected["status"]["reason"] = ReadPermission::FILTERED.into();
+            assert_eq!(serde_json::from_slice::<Value>(&changed).expect("JSON"), expected);
+        }
+        let indented = allowed_json(INDENTED.as_bytes(), pods).expect("an allowed review");
+        let text = String::from_utf8(indented).expect("UTF-8");
+        assert!(text.starts_with("{\n  \"status\": {\"allowed\":true,") && text.ends_with("}}\n}\n"), "{text}");
+        let selected = |name: &str| {
+            let mut attributes = attributes.clone();
+            attributes[name] = json!({"rawSelector": "a=b"});
+            attributes
+        };
+        let denied = json!({"allowed": false});
+        for (attributes, status) in [
+            (&attributes, json!({"allowed": true})),
+            (&attributes, json!({"allowed": false, "denied": true})),
+            (&attributes, json!({"allowed": false, "conditions": []})),
+            (&attributes, json!({})),
+            (&selected("fieldSelector"), denied.clone()),
+            (&selected("labelSelector"), denied.clone()),
+            (&json!({"verb": "get", "version": "v1", "resource": "pods"}), denied.clone()),
+            (&json!({"verb": "list", "version": "v1", "resource": "pods", "name": 1}), denied.clone()),
+        ] {
+            assert_eq!(allowed_json(review(attributes, &status).as_bytes(), pods), None, "{attributes} {status}");
+        }
+        for other in [
+            "",
+            "{}",
+            "[]",
+            r#"{"spec":{"nonResourceAttributes":{"verb":"list","path":"/"}},"status":{"allowed":false}}"#,
+            r#"{"kind":"Table","rows":[],"status":{"allowed":false}}"#,
+        ] {
+            assert_eq!(allowed_json(other.as_bytes(), pods), None, "{other}");
+        }
+    }
+
+    fn message(fields: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        fields.iter().for_each(|(number, payload)| put_field(&mut out, *number, payload));
+        out
+    }
+
+    fn protobuf_review(attributes: &[(u8, &[u8])], status: &[u8]) -> Vec<u8> {
+        let spec = message(&[(SPEC_RESOURCE_ATTRIBUTES, &message(attributes))]);
+        let review = message(&[(1, b"\x0a\x00"), (REVIEW_SPEC, &spec), (REVIEW_STATUS, status)]);
+        let meta = message(&[(1, b"authorization.k8s.io/v1"), (2, b"SelfSubjectAccessReview")]);
+        [&MAGIC[..], &message(&[(1, &meta), (UNKNOWN_RAW, &review), (3, b""), (4, b"")])].concat()
+    }
+
+    /// A status as the apiserver writes it: it omits no member.
+    fn protobuf_status(allowed: i64, reason: &[u8], denied: i64) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_int(&mut out, STATUS_ALLOWED, allowed);
+        put_field(&mut out, STATUS_REASON, reason);
+        put_field(&mut out, STATUS_EVALUATION_ERROR, b"none");
+        put_int(&mut out, STATUS_DENIED, denied);
+        out
+    }
+
+    const LIST_PODS: [(u8, &[u8]); 7] =
+        [(1, b""), (2, b"list"), (3, b""), (4, b"v1"), (5, b"pods"), (6, b""), (7, b"")];
+
+    #[test]
+    fn protobuf_review_changes_only_in_its_decision() {
+        // With the longer reason, lengths have another size.
+        let denied = protobuf_review(&LIST_PODS, &protobuf_status(0, b"", 0));
+        let expected = protobuf_review(&LIST_PODS, &protobuf_status(1, ReadPermission::FILTERED.as_bytes(), 0));
+        assert_eq!(allowed_protobuf(&denied, pods), Some(expected));
+        let with = |number: u8, value: &'static [u8]| {
+            let mut attributes = LIST_PODS.to_vec();
+            attributes.push((number, value));
+            protobuf_review(&attributes, &protobuf_status(0, b"", 0))
+        };
+        for (what, review) in [
+            ("allowed", protobuf_review(&LIST_PODS, &protobuf_status(1, b"", 0))),
+            ("denied", protobuf_review(&LIST_PODS, &protobuf_status(0, b"", 1))),
+            ("another verb", with(2, b"get")),
+            ("a field selector", with(8, b"")),
+            ("a label selector", with(9, b"")),
+            ("an unknown attribute", with(10, b"")),
+            ("a member of the status that is unknown", protobuf_review(&LIST_PODS, b"\x08\x00\x2a\x00")),
+            ("two statuses", {
+                let two = message(&[(REVIEW_STATUS, b"\x08\x00"), (REVIEW_STATUS, b"\x08\x00")]);
+                [&MAGIC[..], &message(&[(UNKNOWN_RAW, &two)])].concat()
+            }),
+            ("no magic", denied[1..].to_vec()),
+        ] {
+            assert_eq!(allowed_protobuf(&review, pods), None, "{what}");
+        }
+        // The last four bytes are two empty fields.
+        for len in 0..denied.len() - 4 {
+            assert_eq!(allowed_protobuf(&denied[..len], pods), None, "{len} bytes");
+        }
     }
 }

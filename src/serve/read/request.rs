@@ -90,7 +90,7 @@ impl ReadRequest {
 
     /// Whether responses for the caller may be filtered.
     pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
-        !self.context.by_proxy && callers.includes(&self.caller)
+        !self.context.by_proxy && callers.includes(&self.caller, self.context.on_filtered_listener)
     }
 }
 

@@ -1,12 +1,15 @@
 //! The memory of a request that waits.
 
+use http::Request;
+
 use crate::auth::ReadPermission;
 use crate::listing::ListPageRequest;
+use crate::net::{ListenAddress, RequestBody};
 use crate::serve::frontend::HttpFrontend;
 use crate::serve::read::{ReadHandler, ReadRequest};
 use crate::upstream::UpstreamResource;
 
-fn future_bytes<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
+fn future_bytes<'a, A, B, F>(_: impl FnOnce(A, B, &'a ListenAddress, Request<RequestBody>) -> F) -> usize {
     size_of::<F>()
 }
 

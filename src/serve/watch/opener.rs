@@ -317,7 +317,7 @@ mod tests {
             Err(NotServable::Late(status) | NotServable::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
-            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
+            Err(other) => format!("{other:?}"),
         }
     }
 
