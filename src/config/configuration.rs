@@ -169,7 +169,7 @@ pub(super) struct ReadsFilterSection {
     /// The same for users
     #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) users: Vec<String>,
-    /// The same for all callers on these addresses of `listen`
+    /// The same for addresses of `listen`
     #[schemars(extend("x-type" = "list of addresses", "x-bounds" = "with `auth: delegated`"))]
     pub(super) listeners: Vec<String>,
 }

@@ -134,6 +134,7 @@ async fn audit_log_records_decision_of_filtered_reads() {
     up.reviews().refuse(Some(500));
     up.create_pod("b", "p");
     assert_eq!(table("unanswered").await.status, 503);
+    up.reviews().refuse(None);
     for namespace in 0..2_000 {
         up.create_pod(&format!("many{namespace}"), "p");
     }

@@ -4,7 +4,7 @@
 //! **Invariants.** Upstream's response decides: only one that denies a read without an explicit veto is changed, and
 //! only into what the response to that read tells anyway. What cannot be parsed completely is passed through.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -93,20 +93,26 @@ pub(super) async fn with_filtered_reads(
         .find(|media| headers.get(CONTENT_TYPE).is_some_and(|value| value == media.as_str()));
     let Some(media) = media.filter(|_| is_plain) else { return response };
     let (mut head, mut rest) = response.into_parts();
-    let (mut frames, mut read, mut is_whole) = (Vec::new(), BytesMut::new(), true);
-    while is_whole && let Some(frame) = rest.frame().await {
-        match frame.as_ref().ok().and_then(Frame::data_ref) {
-            Some(data) if read.len() + data.len() <= REVIEW_BYTES_MAX => read.extend_from_slice(data),
-            _ => is_whole = false,
+    let mut read = BytesMut::new();
+    let unread = loop {
+        match rest.frame().await.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) if read.len() + data.len() <= REVIEW_BYTES_MAX => read.extend_from_slice(&data),
+            Some(Ok(Ok(data))) => break Some(Ok(Frame::data(data))),
+            Some(Ok(Err(trailers))) => break Some(Ok(trailers)),
+            Some(Err(error)) => break Some(Err(error)),
+            None => break None,
         }
-        frames.push(frame);
-    }
+    };
+    let mut review = read.freeze();
     let is_answered = |access: &ReviewedAccess| access.is_filtered_read(catalog, coverage);
-    if is_whole && let Some(allowed) = allowed(media, &read, is_answered) {
+    if unread.is_none()
+        && let Some(allowed) = allowed(media, &review, is_answered)
+    {
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(allowed.len()));
         head.headers.insert(FILTERED, HeaderValue::from_static("true"));
-        frames = vec![Ok(Frame::data(Bytes::from(allowed)))];
+        review = allowed.into();
     }
+    let frames = Some(Ok(Frame::data(review))).into_iter().chain(unread).collect();
     // The rest is empty, or what was not read. It holds the permit of the request, and its deadline.
     Response::from_parts(head, ResponseBody::after_frames(frames, rest))
 }
