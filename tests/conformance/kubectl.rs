@@ -385,7 +385,7 @@ async fn tenant_kubectl_shows_only_permitted_namespaces() {
         (["list", "secrets"], 1),
     ] {
         let args = [&["auth", "can-i", "-A"][..], &action].concat();
-        let output = run(kubectl(&bed, &proxy.target(), &as_tenant(&args))).await;
+        let output = run(kubectl(&bed, &proxy.target(), &with_token(&token, &args))).await;
         assert_eq!(output.code, Some(code), "{action:?}: {output:?}");
     }
     let watch = Watching::start(&bed, &proxy.target(), &as_tenant(&["get", "pods", "-A", "-w", "--no-headers"]));
