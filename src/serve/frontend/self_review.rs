@@ -290,7 +290,7 @@ mod tests {
             (&selected("fieldSelector"), denied.clone()),
             (&selected("labelSelector"), denied.clone()),
             (&json!({"verb": "get", "version": "v1", "resource": "pods"}), denied.clone()),
-            (&json!({"verb": "list", "version": "v1", "resource": "pods", "name": 1}), denied.clone()),
+            (&json!({"verb": "list", "version": "v1", "resource": "pods", "name": 1}), denied),
         ] {
             assert_eq!(allowed_json(review(attributes, &status).as_bytes(), pods), None, "{attributes} {status}");
         }

@@ -15,6 +15,8 @@ pub(super) struct UnauthenticatedRequest {
     pub(super) query: Arc<UrlQuery>,
     pub(super) context: ResponseContext,
     pub(super) received: Instant,
+    /// As [`ReadRequest::on_filtered_listener`].
+    pub(super) on_filtered_listener: bool,
 }
 
 impl UnauthenticatedRequest {
@@ -25,13 +27,13 @@ impl UnauthenticatedRequest {
         let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
         let mut context = ResponseContext::from_headers(http.headers(), query.clone());
         context.abort = peer.abort.clone();
-        Box::new(Self { http, query, context, received })
+        Box::new(Self { http, query, context, received, on_filtered_listener: false })
     }
 
     /// Returns the request of an authenticated caller. It takes the boxes, because one whose content is moved out of it
     /// is freed only with the future that has it.
     pub(super) fn with_caller(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
-        let Self { http, query, context, received } = *self;
-        Box::new(ReadRequest { http, caller, info: *info, query, context, received })
+        let Self { http, query, context, received, on_filtered_listener } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, on_filtered_listener })
     }
 }

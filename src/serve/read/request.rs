@@ -47,6 +47,8 @@ pub(crate) struct ReadRequest {
     pub(crate) query: Arc<UrlQuery>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
+    /// Whether the request arrived on a listener of callers with filtered reads.
+    pub(crate) on_filtered_listener: bool,
 }
 
 impl ReadRequest {
@@ -90,7 +92,7 @@ impl ReadRequest {
 
     /// Whether responses for the caller may be filtered.
     pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
-        !self.context.by_proxy && callers.includes(&self.caller, self.context.on_filtered_listener)
+        !self.context.by_proxy && callers.includes(&self.caller, self.on_filtered_listener)
     }
 }
 

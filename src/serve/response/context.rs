@@ -55,8 +55,6 @@ pub(crate) struct ResponseContext {
     pub(crate) abort: AbortSignal,
     /// Whether the request arrived from another proxy.
     pub(crate) by_proxy: bool,
-    /// Whether it arrived on a listener of callers with filtered reads.
-    pub(crate) on_filtered_listener: bool,
 }
 
 /// The state of the feed as reported in a response from the cache.
@@ -100,7 +98,6 @@ impl ResponseContext {
             stale_rules: None,
             abort: AbortSignal::default(),
             by_proxy: headers.contains_key(HOPS),
-            on_filtered_listener: false,
         }
     }
 

@@ -317,7 +317,8 @@ mod tests {
             Err(NotServable::Late(status) | NotServable::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
-            Err(other) => format!("{other:?}"),
+            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
+            Err(NotServable::Unauthorized(error)) => error.to_string(),
         }
     }
 

@@ -203,6 +203,7 @@ fn read_requires_permission_for_its_collection_and_name() {
             caller: Caller::ProxyItself,
             info: info(&requested),
             http,
+            on_filtered_listener: false,
         };
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);
