@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::{AccessDecider, RbacEvent, RbacKind, RbacPolicy};
 use crate::preflight::{CheckFinding, CheckOutcome};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, denied_access};
+use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User, denied_access};
 
 #[derive(Deserialize)]
 struct RbacListPage<'a> {
@@ -83,7 +83,7 @@ async fn ask(client: &UpstreamClient) -> Result<Vec<ChainAnswer>, UpstreamError>
     let own = client.own_user().await?;
     let own_accesses = if own.groups.iter().any(|group| group == MASTERS) { Vec::new() } else { own_accesses() };
     for access in own_accesses {
-        let (local, upstream) = (policy.allows(&own, &access), client.review_own_access(&access).await?);
+        let (local, upstream) = (reason(&policy, &own, &access), client.review_own_access(&access).await?);
         answers.push(ChainAnswer { user: own.name.clone(), access, local, upstream });
     }
     for (user, access) in policy.sample(SUBJECTS_MAX) {
@@ -92,9 +92,14 @@ async fn ask(client: &UpstreamClient) -> Result<Vec<ChainAnswer>, UpstreamError>
             Err(error) if error.code() == Some(403) => break,
             answer => answer?,
         };
-        answers.push(ChainAnswer { local: policy.allows(&user, &access), user: user.name, access, upstream });
+        answers.push(ChainAnswer { local: reason(&policy, &user, &access), user: user.name, access, upstream });
     }
     Ok(answers)
+}
+
+/// Returns the reason for which RBAC allows an access.
+fn reason(policy: &RbacPolicy, user: &User, access: &AccessAttributes) -> Option<String> {
+    policy.find_grant(user, access).map(|grant| grant.reason)
 }
 
 /// Loads the objects of a kind.

@@ -19,21 +19,21 @@ struct Compared {
 
 impl Compared {
     /// Upstream answers as it does for such a token, except that it rejects the token if `rejects`.
-    async fn new(rejects: bool) -> Self {
-        Self::of(AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::default() }, rejects).await
+    fn new(rejects: bool) -> Self {
+        Self::of(AuthConfig { audiences: vec![ISSUER.to_owned()], ..AuthConfig::default() }, rejects)
     }
 
-    async fn of(config: AuthConfig, rejects: bool) -> Self {
+    fn of(config: AuthConfig, rejects: bool) -> Self {
         let config = AuthConfig { compare_one_in: 1, ..config };
         let verifier = verifier::Scene::with(&config);
-        let (authorizer, stub, _tasks) = authorizer_with(config, Some(verifier.verifier.clone()));
+        let (authorizer, stub, tasks) = authorizer_with(config, Some(verifier.verifier.clone()));
         let token = verifier.pod_token();
         stub.accept(&token, user());
         stub.list(|url| Ok(Some(uid_of(url).to_owned())));
         if rejects {
             stub.take(&token);
         }
-        Self { verifier, authorizer, stub, token, _tasks }
+        Self { verifier, authorizer, stub, token, _tasks: tasks }
     }
 
     /// Sends a request. Returns whether the token is accepted.
@@ -67,7 +67,7 @@ fn uid_of(url: &str) -> &'static str {
 
 #[tokio::test(start_paused = true)]
 async fn sampled_tokens_are_reviewed_and_agree() {
-    let compared = Compared::new(false).await;
+    let compared = Compared::new(false);
     for count in 1..=20 {
         assert!(compared.is_accepted().await);
         sleep(seconds(1)).await;
@@ -79,7 +79,7 @@ async fn sampled_tokens_are_reviewed_and_agree() {
 /// What upstream rejects is reviewed at once. If it rejects the token by the same keys and objects, every token is.
 #[tokio::test(start_paused = true)]
 async fn confirmed_rejection_reviews_every_token_until_a_reload() {
-    let compared = Compared::new(true).await;
+    let compared = Compared::new(true);
     let (sender, urls) = std::sync::mpsc::channel();
     compared.stub.list(move |url| {
         sender.send(url.to_owned()).expect("a receiver");
@@ -106,7 +106,7 @@ async fn rejection_for_another_reason_is_no_disagreement() {
         ("no answer", |_| Err(UpstreamError::Timeout(seconds(1)))),
     ];
     for (what, answer) in answers {
-        let compared = Compared::new(true).await;
+        let compared = Compared::new(true);
         compared.stub.list(answer);
         compared.compare().await;
         assert!(compared.verifies_others().await, "{what}");
@@ -116,7 +116,7 @@ async fn rejection_for_another_reason_is_no_disagreement() {
 
 #[tokio::test(start_paused = true)]
 async fn rejection_before_keys_are_read_again_is_no_disagreement() {
-    let compared = Compared::new(true).await;
+    let compared = Compared::new(true);
     assert!(compared.is_accepted().await);
     sleep(seconds(5)).await;
     assert!(compared.verifies_others().await && !compared.is_accepted().await);
@@ -125,7 +125,7 @@ async fn rejection_before_keys_are_read_again_is_no_disagreement() {
 #[tokio::test(start_paused = true)]
 async fn token_that_changed_during_the_comparison_is_no_disagreement() {
     for change in ["deleted", "expired", "accepted", "withdrawn"] {
-        let compared = Compared::new(true).await;
+        let compared = Compared::new(true);
         assert!(compared.is_accepted().await, "{change}");
         sleep(Duration::from_millis(500)).await;
         compared.verifier.publish_again();
@@ -151,7 +151,7 @@ async fn token_that_changed_during_the_comparison_is_no_disagreement() {
 #[tokio::test(start_paused = true)]
 async fn rejection_of_a_learned_audience_is_no_disagreement_until_it_is_learned_again() {
     for is_learned_again in [false, true] {
-        let compared = Compared::of(AuthConfig::default(), true).await;
+        let compared = Compared::of(AuthConfig::default(), true);
         let other = compared.verifier.account_token();
         compared.verifier.learn(&other);
         assert!(compared.is_accepted().await);

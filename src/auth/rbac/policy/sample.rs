@@ -22,7 +22,7 @@ impl RbacPolicy {
         let role = self.roles.get(binding.role.as_ref()?)?;
         let access = role.rules.example(&binding.key.namespace)?;
         let mut users = binding.subjects.iter().filter_map(|subject| subject.example(&binding.key.namespace));
-        let user = users.find(|user| self.allows(user, &access).is_some())?;
+        let user = users.find(|user| self.find_grant(user, &access).is_some())?;
         Some((user, access))
     }
 }
