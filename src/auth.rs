@@ -70,7 +70,8 @@ pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation
 pub use metrics::describe;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
-    AffectedNamespaces, AffectedUsers, BindingSubjects, RbacEvent, RbacGrant, RbacKind, RbacObjectKey, RbacPolicy,
+    AffectedNamespaces, AffectedUsers, BindingSubjects, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
+    RbacPolicy,
 };
 
 /// The way in which callers are authenticated and authorized.

@@ -13,9 +13,9 @@ use super::review_purpose::ReviewPurpose;
 use super::review_queue::{
     LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
 };
-use super::{AffectedUsers, AuthConfig, GrantError, metrics};
+use super::{AffectedUsers, AuthConfig, GrantError, ObjectNames, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
-use base::CoalescingCache;
+use base::{CoalescingCache, random};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -147,6 +147,22 @@ impl AccessReviewer {
             is_local: true,
             stale_rules: stale,
         })
+    }
+
+    /// Returns the names of the objects that the rules known here let a user get, if upstream has denied an access to all
+    /// of them. One of these decisions is counted, and perhaps compared with upstream's. A Namespace has a decision of its
+    /// own.
+    pub(super) fn names(
+        &self,
+        user: &Arc<User>,
+        denied: &AccessAttributes,
+        purpose: ReviewPurpose,
+    ) -> Option<ObjectNames> {
+        let get = |name: &str| denied.clone().get(name);
+        let names = self.rbac.names(user, &get("")).filter(|_| denied.verb != "get")?;
+        let name = names.iter().nth(random::usize(..names.len()))?;
+        self.decide_here(user, &Arc::new(get(name)), purpose)?;
+        Some(names)
     }
 
     /// Sends a review. Returns a time before it was sent, and the result.

@@ -177,6 +177,13 @@ impl Authorizer {
         permit.inspect_err(metrics::refused)
     }
 
+    /// Whether rules that are known here let the caller get objects by name that a read of a collection in a namespace
+    /// would show.
+    pub fn has_names(&self, caller: &Caller, info: &RequestInfo) -> bool {
+        let names = |user| self.rbac()?.names(user, &AccessAttributes::from_request(info).get(""));
+        caller.user().and_then(names).is_some()
+    }
+
     /// Returns the identity with which the caller's requests are sent to upstream.
     pub async fn upstream_identity(&self, caller: &Caller) -> RequestIdentity {
         match (caller, &self.delegated) {

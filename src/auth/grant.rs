@@ -33,7 +33,8 @@ pub enum ReadPermission {
 }
 
 /// A permission to read only those namespaces of a collection in which the caller may perform the requested access. Of
-/// the collection of namespaces, it covers each Namespace that the caller may get.
+/// other namespaces, it covers the objects that rules known here let the caller get by name. Of the collection of
+/// namespaces, it covers each Namespace that the caller may get.
 ///
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
 /// without a decision is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
@@ -81,18 +82,22 @@ impl ReadPermission {
         match self {
             Self::Collection(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
             Self::Namespaces(readable) => {
-                let across = namespace.is_none() && (namespaced || gvr.is_namespaces());
-                across && covers(&readable.access, gvr, namespaced, namespace, name)
+                (namespaced || gvr.is_namespaces()) && covers(&readable.access, gvr, namespaced, namespace, name)
             }
         }
     }
 
-    /// Whether objects of a namespace may be served now, or the Namespace itself.
-    pub fn allows_namespace(&self, namespace: &str) -> bool {
+    /// Returns which objects of a namespace may be served now, or whether the Namespace itself may be.
+    pub fn access(&self, namespace: &str) -> NamespaceAccess {
         match self {
-            Self::Collection(_) => true,
-            Self::Namespaces(readable) => readable.decision(namespace) == Some(NamespaceAccess::Allowed),
+            Self::Collection(_) => NamespaceAccess::Allowed,
+            Self::Namespaces(readable) => readable.access(namespace),
         }
+    }
+
+    /// Whether all objects of a namespace may be served now, or the Namespace itself.
+    pub fn allows_namespace(&self, namespace: &str) -> bool {
+        self.access(namespace) == NamespaceAccess::Allowed
     }
 
     /// Returns the partial permission, if the permission does not cover the whole collection.
@@ -169,6 +174,16 @@ impl ReadableNamespaces {
         self.decisions.decision(namespace)
     }
 
+    /// Returns which objects of a namespace are readable; none without a decision.
+    pub fn access(&self, namespace: &str) -> NamespaceAccess {
+        self.decision(namespace).unwrap_or(NamespaceAccess::Denied)
+    }
+
+    /// Whether single objects are readable in a namespace.
+    pub fn has_names(&self) -> bool {
+        self.decisions.has_names()
+    }
+
     /// Schedules the review of a namespace that occurred in a watch. [`subscribe`](Self::subscribe) reports its result.
     pub fn request_review(&self, namespace: &str) {
         if let Err(error) = self.decisions.request_review(namespace)
@@ -228,7 +243,7 @@ impl ReadableNamespaces {
         let decisions =
             Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
         let readable = Self { access, decisions, lease: None, stale_rules: None };
-        decided.iter().for_each(|(namespace, decision)| readable.set_decision(namespace, *decision));
+        decided.iter().for_each(|(namespace, decision)| readable.set_decision(namespace, decision.clone()));
         readable
     }
 

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,7 +14,7 @@ use super::authenticator::Authenticator;
 use super::grant_error::ReviewGrace;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_purpose::ReviewPurpose;
-use super::{AffectedNamespaces, GrantError};
+use super::{AffectedNamespaces, GrantError, ObjectNames};
 use base::{KeyedSemaphores, sleep_until_opt};
 use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 use tokio::sync::watch;
@@ -29,6 +30,8 @@ pub(super) struct NamespaceDecisions {
     /// The last known user. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     decisions: watch::Sender<NamespaceAccessMap>,
+    /// The number of names in the decisions.
+    name_count: AtomicUsize,
     /// The namespaces that occurred in an open watch and wait for a review.
     pending: Mutex<BTreeSet<Arc<str>>>,
     occurred: Notify,
@@ -59,10 +62,13 @@ pub(super) struct ReviewedNamespaceLimit {
 pub(super) struct ReviewedNamespacePermits(Mutex<[OwnedSemaphorePermit; 2]>);
 
 /// The known access to one namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NamespaceAccess {
     Allowed,
     Denied,
+    /// Access to all objects of the namespace is denied. The rules that are known here allow to get those with these
+    /// names.
+    Named(ObjectNames),
     /// The review of the namespace was sent and not answered.
     Unanswered,
 }
@@ -71,6 +77,8 @@ pub(super) type NamespaceAccessMap = OrdMap<Arc<str>, NamespaceAccess>;
 
 /// The maximum number of namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
+/// The maximum number of names in the decisions of one request or watch. Further namespaces show no object by name.
+const NAMES_MAX: usize = 2_000;
 /// The maximum number of concurrent namespace reviews of one request or watch.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long an open watch may pause for an unknown namespace.
@@ -105,6 +113,7 @@ impl NamespaceDecisions {
             access,
             user: Mutex::new(user),
             decisions: watch::Sender::default(),
+            name_count: AtomicUsize::new(0),
             pending: Mutex::default(),
             occurred: Notify::new(),
             rechecks,
@@ -112,7 +121,12 @@ impl NamespaceDecisions {
     }
 
     pub(super) fn decision(&self, namespace: &str) -> Option<NamespaceAccess> {
-        self.decisions.borrow().get(namespace).copied()
+        self.decisions.borrow().get(namespace).cloned()
+    }
+
+    /// Whether single objects are readable in a namespace.
+    pub(super) fn has_names(&self) -> bool {
+        self.name_count.load(Ordering::Relaxed) > 0
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<NamespaceAccessMap> {
@@ -201,6 +215,13 @@ impl NamespaceDecisions {
     async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
         let batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
         let user = self.user.lock().clone();
+        // A name that the rules no longer allow does not wait for upstream's review of the namespace.
+        for (namespace, _) in &batch {
+            if let Some(NamespaceAccess::Named(_)) = self.decision(namespace) {
+                let access = self.access.in_namespace(namespace);
+                self.set(namespace.clone(), self.denied(&user, &access, ReviewPurpose::Namespace));
+            }
+        }
         let retry_at = now + RETRY_DELAY;
         let (mut result, mut any_answered) = (Ok(()), false);
         let reviews = self.decide(&user, batch, ReviewPurpose::Namespace, |namespace, since, outcome| {
@@ -321,7 +342,7 @@ impl NamespaceDecisions {
             let access = Arc::new(self.access.in_namespace(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
                 Ok(_) => Ok(NamespaceAccess::Allowed),
-                Err(GrantError::Denied(_)) => Ok(NamespaceAccess::Denied),
+                Err(GrantError::Denied(_)) => Ok(self.denied(user, &access, purpose)),
                 Err(error) => Err(error),
             };
             (namespace, since, outcome)
@@ -341,6 +362,12 @@ impl NamespaceDecisions {
         Ok(())
     }
 
+    /// Returns the decision on a namespace of which upstream has denied to read all objects.
+    fn denied(&self, user: &Arc<User>, access: &AccessAttributes, purpose: ReviewPurpose) -> NamespaceAccess {
+        let names = self.authenticator.access_reviewer.names(user, access, purpose);
+        names.map_or(NamespaceAccess::Denied, NamespaceAccess::Named)
+    }
+
     /// Stores the decision on a namespace, unless one is known.
     fn record(&self, namespace: Arc<str>, began: Instant, decision: NamespaceAccess) {
         if is_known(&self.decisions.borrow(), &namespace) {
@@ -353,8 +380,32 @@ impl NamespaceDecisions {
         self.set(namespace, decision);
     }
 
-    pub(super) fn set(&self, namespace: Arc<str>, decision: NamespaceAccess) {
-        self.decisions.send_if_modified(|decisions| decisions.insert(namespace, decision) != Some(decision));
+    /// Stores the decision on a namespace. Without room for its names, it is a denial.
+    pub(super) fn set(&self, namespace: Arc<str>, mut decision: NamespaceAccess) {
+        self.decisions.send_if_modified(|decisions| {
+            let before = decisions.get(&namespace).map_or(0, NamespaceAccess::name_count);
+            let others = self.name_count.load(Ordering::Relaxed) - before;
+            if others + decision.name_count() > NAMES_MAX {
+                decision = NamespaceAccess::Denied;
+            }
+            self.name_count.store(others + decision.name_count(), Ordering::Relaxed);
+            decisions.insert(namespace, decision.clone()) != Some(decision)
+        });
+    }
+}
+
+impl NamespaceAccess {
+    /// Whether an object with this name is readable in the namespace.
+    pub fn allows(&self, name: &str) -> bool {
+        match self {
+            Self::Allowed => true,
+            Self::Named(names) => names.contains(name),
+            Self::Denied | Self::Unanswered => false,
+        }
+    }
+
+    fn name_count(&self) -> usize {
+        if let Self::Named(names) = self { names.len() } else { 0 }
     }
 }
 

@@ -17,7 +17,7 @@ mod tests;
 use serde::{Deserialize, Deserializer};
 
 pub use affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
-pub use policy::{RbacGrant, RbacObjectKey, RbacPolicy};
+pub use policy::{ObjectNames, RbacGrant, RbacObjectKey, RbacPolicy};
 use rule::PolicyRule;
 
 /// The kinds of RBAC objects that affect permissions.

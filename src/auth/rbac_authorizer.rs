@@ -13,7 +13,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::review_permission::ReviewResource;
-use super::{AccessDecider, AffectedUsers, AuthConfig, RbacEvent, RbacGrant, RbacKind, RbacPolicy, metrics};
+use super::{
+    AccessDecider, AffectedUsers, AuthConfig, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacPolicy, metrics,
+};
 use base::sleep_until_opt;
 use kubeapi::{AccessAttributes, User};
 
@@ -105,6 +107,16 @@ impl RbacAuthorizer {
         }
         let grant = state.policy.find_grant(user, access)?;
         Some(LocalDecision { grant, stale: state.stale_since.map(|since| since.elapsed()) })
+    }
+
+    /// Returns the names of the objects for which the rules allow an access by name; `None` if there are none, or too
+    /// many, or if the rules are not known well enough.
+    pub(super) fn names(&self, user: &User, access: &AccessAttributes) -> Option<ObjectNames> {
+        let state = self.state.read();
+        if !self.is_configured || !state.is_active(self.grace) {
+            return None;
+        }
+        state.policy.find_names(user, access)
     }
 
     /// Whether decisions are made.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::scan_pacer::ScanPacer;
-use crate::auth::ReadPermission;
+use crate::auth::{NamespaceAccess, ReadPermission};
 use crate::cache::{CollectionView, FeedSnapshot};
 use crate::wire::ObjectRevision;
+use kubeapi::ObjectKey;
 
 /// Passes the objects that the caller may see and that `view` matches to `select`, until it returns false. Permissions
 /// are checked first: the selector is never evaluated on an object that the caller may not see.
@@ -16,16 +17,16 @@ pub(super) async fn scan<'a>(
     mut select: impl FnMut(&'a Arc<ObjectRevision>) -> bool,
 ) {
     // Adjacent objects are mostly of one namespace, which is checked once.
-    let mut last: Option<(&str, bool)> = None;
-    let mut sees = |namespace: &'a str| match last {
-        Some((checked, sees)) if checked == namespace => sees,
-        _ => last.insert((namespace, permit.allows_namespace(namespace))).1,
+    let mut last: Option<(&str, NamespaceAccess)> = None;
+    let mut sees = |key: &'a ObjectKey| match (&last, key.namespace_or_name()) {
+        (Some((checked, access)), namespace) if *checked == namespace => access.allows(key.name()),
+        (_, namespace) => last.insert((namespace, permit.access(namespace))).1.allows(key.name()),
     };
     for object in objects {
         if pace.spend(view.cost_of(object)) {
             pace.rest_after_scan().await;
         }
-        if sees(object.key.namespace_or_name()) && view.matches(object) && !select(object) {
+        if sees(&object.key) && view.matches(object) && !select(object) {
             break;
         }
     }

@@ -80,7 +80,8 @@ pub(crate) async fn page(
     });
     let limit = read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     // A chunk has objects of one namespace, but many Namespaces.
-    let whole = PageChunks::can_share(&read.view) && (namespaced || permit.namespaces().is_none());
+    let has_whole_chunks = permit.namespaces().is_none_or(|part| namespaced && !part.has_names());
+    let whole = PageChunks::can_share(&read.view) && has_whole_chunks;
     let shared = if whole { snapshot.chunks().await } else { Arc::default() };
     let mut chunks = PageChunks::new(snapshot.clone(), shared);
     let mut more = if whole {

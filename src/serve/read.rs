@@ -14,6 +14,6 @@ pub use sources::spec;
 
 pub(crate) use discovery_cache::DiscoveryCache;
 pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
-pub(crate) use request::{CacheReadResult, NotServable, ReadRequest, spans_namespaces};
+pub(crate) use request::{CacheReadResult, NotServable, ReadRequest, has_visible_part};
 pub(crate) use sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
 pub(crate) use timed_response::TimedResponse;

@@ -56,15 +56,21 @@ impl AccessAttributes {
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         let mut access = self.clone();
-        if let AccessTarget::Resource(target) = &mut access.target {
-            namespace.clone_into(&mut target.namespace);
-            if target.group.is_empty() && target.resource == "namespaces" {
-                "get".clone_into(&mut access.verb);
-                namespace.clone_into(&mut target.name);
-                (target.field_selector, target.label_selector) = Default::default();
-            }
+        let AccessTarget::Resource(target) = &mut access.target else { return access };
+        namespace.clone_into(&mut target.namespace);
+        let is_namespaces = target.group.is_empty() && target.resource == "namespaces";
+        if is_namespaces { access.get(namespace) } else { access }
+    }
+
+    /// Returns the access to get one object of the same collection.
+    #[must_use]
+    pub fn get(mut self, name: &str) -> Self {
+        if let AccessTarget::Resource(target) = &mut self.target {
+            "get".clone_into(&mut self.verb);
+            name.clone_into(&mut target.name);
+            (target.field_selector, target.label_selector) = Default::default();
         }
-        access
+        self
     }
 
     /// Returns the namespace of the access; empty for all namespaces and at cluster scope.

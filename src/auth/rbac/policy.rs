@@ -2,7 +2,7 @@
 
 mod sample;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
@@ -38,6 +38,9 @@ pub struct RbacGrant {
     /// The `resourceVersion` of the role.
     pub role_version: String,
 }
+
+/// Names of objects of one kind.
+pub type ObjectNames = Arc<BTreeSet<Box<str>>>;
 
 /// The kind and name of an RBAC object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,6 +91,10 @@ pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
 /// The maximum number of bindings of a user and its groups that are looked at for one access. Upstream is asked about
 /// what they do not allow.
 pub(super) const CANDIDATES_MAX: usize = 256;
+/// The maximum number of names in the rules that allow an access by name to a user.
+pub(super) const NAMES_MAX: usize = 1_000;
+/// The maximum length of an object's name.
+const NAME_BYTES_MAX: usize = 253;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
@@ -154,14 +161,43 @@ impl RbacPolicy {
         if !self.is_complete() {
             return None;
         }
-        // A path has no namespace, so only bindings of the whole cluster apply to it.
-        let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
-        let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
-        let bindings = scopes.into_iter().flatten().flat_map(|index| index.candidates(user));
         let request = RequestedAccess::new(access);
         // The roles that do not allow the access. Many bindings may have one large role.
         let mut insufficient = Vec::new();
-        bindings.take(CANDIDATES_MAX).find_map(|binding| self.grant_by(binding, user, &request, &mut insufficient))
+        let mut bindings = self.bindings(user, access).take(CANDIDATES_MAX);
+        bindings.find_map(|binding| self.grant_by(binding, user, &request, &mut insufficient))
+    }
+
+    /// Returns the names of the objects for which rules with `resourceNames` allow an access to a user; `None` if there
+    /// are none, if there are more than [`NAMES_MAX`], or if not all RBAC objects are known.
+    pub fn find_names(&self, user: &User, access: &AccessAttributes) -> Option<ObjectNames> {
+        if !self.is_complete() {
+            return None;
+        }
+        let (request, mut roles, mut names) = (RequestedAccess::new(access), Vec::new(), BTreeSet::new());
+        let mut left = NAMES_MAX;
+        for binding in self.bindings(user, access).take(CANDIDATES_MAX) {
+            let Some(key) = binding.role.as_ref().filter(|key| !roles.contains(key)) else { continue };
+            if !binding.subjects.iter().any(|subject| subject.applies_to(user, &binding.key.namespace)) {
+                continue;
+            }
+            roles.push(key);
+            for name in self.roles.get(key).into_iter().flat_map(|role| role.rules.names(&request)) {
+                left = left.checked_sub(1)?;
+                if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+                    names.insert(name.into());
+                }
+            }
+        }
+        (!names.is_empty()).then(|| Arc::new(names))
+    }
+
+    /// Returns the bindings that may allow an access to a user. A path has no namespace, so only bindings of the whole
+    /// cluster apply to it.
+    fn bindings(&self, user: &User, access: &AccessAttributes) -> impl Iterator<Item = &Arc<RbacBinding>> {
+        let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
+        let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
+        scopes.into_iter().flatten().flat_map(|index| index.candidates(user))
     }
 
     fn grant_by<'a>(

@@ -86,6 +86,18 @@ impl RoleRules {
         }
     }
 
+    /// Returns the object names for which these rules allow an access, from rules that allow no other objects.
+    pub(super) fn names(&self, request: &RequestedAccess<'_>) -> impl Iterator<Item = &str> {
+        let RequestedAccess { access, resources } = request;
+        let named = resources.iter().filter_map(|resource| self.by_resource.get(resource)).flatten();
+        let rules = named.take(RULES_MAX).map(|at| &self.rules[*at]);
+        let allows = |rule: &&PolicyRule| match &access.target {
+            AccessTarget::Path(_) => false,
+            AccessTarget::Resource(target) => has(&rule.verbs, &access.verb) && has(&rule.api_groups, &target.group),
+        };
+        rules.filter(allows).flat_map(|rule| &rule.resource_names).map(String::as_str)
+    }
+
     /// Returns an access in a namespace that the first of these rules allows: of its first resource or path. Wildcards
     /// become `get`, the core group, pods.
     pub(super) fn example(&self, namespace: &str) -> Option<AccessAttributes> {

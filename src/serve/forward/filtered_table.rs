@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
 use super::{ForwardHandler, SHARED_BYTES_MAX, unreachable};
-use crate::auth::{ReadPermission, ReadableNamespaces};
+use crate::auth::{NamespaceAccess, ReadPermission, ReadableNamespaces};
 use crate::listing::{ListPageRequest, gzip};
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyPermit};
@@ -32,7 +32,6 @@ const OTHER_COLUMNS: &str = "the columns changed while the rows were read; try a
 /// A filtered Table, while its pages are read.
 struct FilteredTable<'a> {
     request: &'a ReadRequest,
-    permission: &'a ReadPermission,
     part: &'a ReadableNamespaces,
     resource: &'a UpstreamResource,
     read: &'a ListPageRequest,
@@ -69,7 +68,8 @@ impl ForwardHandler {
         let (Some(part), Representation::Table(include)) = (permission.namespaces(), read.representation) else {
             return Err(NotServable::Forward(ForwardReason::Table));
         };
-        if !permission.covers(&resource.gvr, resource.namespaced, None, read.view.name()) {
+        let namespace = read.view.namespace().filter(|_| read.in_namespace);
+        if !permission.covers(&resource.gvr, resource.namespaced, namespace, read.view.name()) {
             return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         metrics::forwarded(ForwardReason::Table);
@@ -78,7 +78,6 @@ impl ForwardHandler {
         let start = read.plan.start.clone().unwrap_or_default();
         let table = FilteredTable {
             request,
-            permission,
             part,
             resource,
             read: &read,
@@ -216,8 +215,9 @@ impl FilteredTable<'_> {
             // The current state is one of any version, and only it has pages.
             (None, ResourceVersionMatch::Unset | ResourceVersionMatch::Any) => String::new(),
         };
+        let namespace = self.read.view.namespace().filter(|_| self.read.in_namespace).unwrap_or_default();
         let selectors: String = selectors.flat_map(|selector| ["&", selector]).collect();
-        format!("{}?includeObject={include}&limit={rows}{version}{selectors}", self.resource.gvr.path())
+        format!("{}?includeObject={include}&limit={rows}{version}{selectors}", self.resource.gvr.path_in(namespace))
     }
 
     /// Appends the visible rows of a page, up to the limit.
@@ -233,13 +233,14 @@ impl FilteredTable<'_> {
             return Ok(end);
         }
         let (version, pages) = (ContinueVersion::Version(page.resource_version), self.resource.pages);
+        let in_namespace = self.read.in_namespace;
         // Upstream's own token can have a key that upstream reads as another one (R-CONTINUE-2).
         let next = match page.rows.last().map(|row| &row.key) {
             // The rest of a hidden namespace is skipped: '0' is the character after '/'.
-            Some(key) if !key.namespace().is_empty() && !self.permission.allows_namespace(key.namespace()) => {
+            Some(key) if !in_namespace && !key.namespace().is_empty() && self.hides(key.namespace()) => {
                 Some(ContinueToken { version, start: format!("{}0", key.namespace()) })
             }
-            Some(key) => Some(ContinueToken::after(version, key, false)),
+            Some(key) => Some(ContinueToken::after(version, key, in_namespace)),
             None => ContinueToken::decode(&page.continue_token),
         };
         let next = next.filter(|next| next.start > self.start).ok_or(UpstreamError::EndlessPages)?;
@@ -248,17 +249,22 @@ impl FilteredTable<'_> {
         Ok(AfterPage::Page(token))
     }
 
+    /// Whether the caller may see no object of a namespace.
+    fn hides(&self, namespace: &str) -> bool {
+        matches!(self.part.access(namespace), NamespaceAccess::Denied | NamespaceAccess::Unanswered)
+    }
+
     /// Returns the end of the response, if the page has it.
     fn put_rows(&mut self, page: &TablePage<'_>, rows: &mut String) -> Option<AfterPage> {
         let limit = self.read.plan.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let (version, pages) = (ContinueVersion::Version(page.resource_version), self.resource.pages);
         for row in &page.rows {
-            if !self.permission.allows_namespace(row.key.namespace_or_name()) {
+            if !self.part.access(row.key.namespace_or_name()).allows(row.key.name()) {
                 continue;
             }
             // Only a visible row counts as a further one, and the token names the last visible row.
             if let Some(last) = self.last.as_ref().filter(|_| self.count == limit) {
-                return Some(AfterPage::End(ContinueToken::after(version, last, false).encode(pages)));
+                return Some(AfterPage::End(ContinueToken::after(version, last, self.read.in_namespace).encode(pages)));
             }
             if self.count > 0 {
                 rows.push(',');

@@ -69,7 +69,8 @@ impl RequestRouter {
             };
             let config = self.config.get();
             let resource = resource.as_deref();
-            let is_filterable = resource.is_some_and(|known| request.is_filterable(known, &config.filter));
+            let is_filterable =
+                resource.is_some_and(|known| request.is_filterable(known, &config.filter, &self.authorizer));
             let mut unfiltered = None;
             let routed = match route(&input, resource, &config.coverage) {
                 Err(reason @ (ForwardReason::Table | ForwardReason::Representation)) if is_filterable => {
@@ -85,8 +86,10 @@ impl RequestRouter {
                 }
                 Err(ForwardReason::Verb) if self_review::is_filterable(&request, &config.filter) => {
                     return Box::pin(async {
+                        let caller = request.caller.clone();
                         let response = self.forward(request, ForwardReason::Verb).await;
-                        self_review::with_filtered_reads(response, &self.catalog, &config.coverage).await
+                        let deps = (&self.catalog, &config.coverage, &self.authorizer);
+                        self_review::with_filtered_reads(response, &caller, deps).await
                     })
                     .await;
                 }

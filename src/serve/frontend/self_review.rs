@@ -4,6 +4,8 @@
 //! **Invariants.** Upstream's response decides: only one that denies a read without an explicit veto is changed, and
 //! only into what the response to that read tells anyway. What cannot be parsed completely is passed through.
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -12,8 +14,8 @@ use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::auth::{FilteredCallers, ReadPermission};
-use crate::serve::read::{ReadRequest, spans_namespaces};
+use crate::auth::{Authorizer, Caller, FilteredCallers, ReadPermission};
+use crate::serve::read::{ReadRequest, has_visible_part};
 use crate::serve::response::{FILTERED, ResponseBody};
 use crate::serve::route::{CacheCoverage, ReadRouteInput, route};
 use crate::upstream::{ResourceCatalog, SELF_SUBJECT_ACCESS_REVIEWS, UpstreamResource, is_impersonation};
@@ -83,8 +85,8 @@ pub(super) fn is_filterable(request: &ReadRequest, callers: &FilteredCallers) ->
 /// allows the read.
 pub(super) async fn with_filtered_reads(
     response: Response<ResponseBody>,
-    catalog: &ResourceCatalog,
-    coverage: &CacheCoverage,
+    caller: &Caller,
+    (catalog, coverage, authorizer): (&ResourceCatalog, &CacheCoverage, &Authorizer),
 ) -> Response<ResponseBody> {
     let headers = response.headers();
     let is_plain = response.status() == StatusCode::CREATED && !headers.contains_key(CONTENT_ENCODING);
@@ -104,7 +106,10 @@ pub(super) async fn with_filtered_reads(
         }
     };
     let mut review = read.freeze();
-    let is_answered = |access: &ReviewedAccess| access.is_filtered_read(catalog, coverage);
+    let is_answered = |access: &ReviewedAccess| {
+        let reads = |resource: &UpstreamResource| access.is_filtered_read_of(resource, coverage, (caller, authorizer));
+        access.resource(catalog).is_some_and(|resource| reads(&resource))
+    };
     if unread.is_none()
         && let Some(allowed) = allowed(media, &review, is_answered)
     {
@@ -203,28 +208,31 @@ impl ReviewedAccess {
         Some(access)
     }
 
-    /// Whether the access is a LIST or watch across namespaces that is filtered for a caller who may not read the whole
-    /// collection.
-    fn is_filtered_read(&self, catalog: &ResourceCatalog, coverage: &CacheCoverage) -> bool {
+    fn resource(&self, catalog: &ResourceCatalog) -> Option<Arc<UpstreamResource>> {
         let gvr = Gvr::new(&self.group, &self.version, &self.resource);
         // kubectl names no version.
-        let any_version = || catalog.find_by_name(&gvr.group_resource());
-        let resource = if self.version.is_empty() { any_version() } else { catalog.find(&gvr) };
-        resource.is_some_and(|resource| self.is_filtered_read_of(&resource, coverage))
+        if self.version.is_empty() { catalog.find_by_name(&gvr.group_resource()) } else { catalog.find(&gvr) }
     }
 
-    fn is_filtered_read_of(&self, resource: &UpstreamResource, coverage: &CacheCoverage) -> bool {
+    /// Whether the access is a LIST or watch that is filtered for a caller who may not read the whole collection.
+    fn is_filtered_read_of(
+        &self,
+        resource: &UpstreamResource,
+        coverage: &CacheCoverage,
+        (caller, authorizer): (&Caller, &Authorizer),
+    ) -> bool {
         let query = match self.verb.as_str() {
             "list" => UrlQuery::parse(""),
             "watch" => UrlQuery::parse("watch=1"),
             _ => return false,
         };
         let is_same = *resource.gvr.group == *self.group && *resource.gvr.resource == *self.resource;
-        if !is_same || !self.namespace.is_empty() || !self.subresource.is_empty() || self.name.len() > NAME_BYTES_MAX {
+        if !is_same || !self.subresource.is_empty() || self.name.len() > NAME_BYTES_MAX {
             return false;
         }
         let Ok(mut info) = RequestInfo::parse("GET", &resource.gvr.path(), &query) else { return false };
         info.name.clone_from(&self.name);
+        info.namespace.clone_from(&self.namespace);
         let input = ReadRouteInput {
             method: &Method::GET,
             info: &info,
@@ -235,7 +243,7 @@ impl ReviewedAccess {
             is_feed_request: false,
             is_filtered: true,
         };
-        spans_namespaces(&info, resource) && route(&input, Some(resource), coverage).is_ok()
+        has_visible_part(&info, resource, caller, authorizer) && route(&input, Some(resource), coverage).is_ok()
     }
 }
 

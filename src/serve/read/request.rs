@@ -6,7 +6,7 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 use tokio::time::Instant;
 
-use crate::auth::{Caller, FilteredCallers, GrantError};
+use crate::auth::{Authorizer, Caller, FilteredCallers, GrantError};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
@@ -86,8 +86,13 @@ impl ReadRequest {
 
     /// Whether the response is filtered if the caller may not read the whole collection. A downstream proxy's is not,
     /// because that proxy would take it for the whole.
-    pub(crate) fn is_filterable(&self, resource: &UpstreamResource, callers: &FilteredCallers) -> bool {
-        spans_namespaces(&self.info, resource) && self.has_filtered_caller(callers)
+    pub(crate) fn is_filterable(
+        &self,
+        resource: &UpstreamResource,
+        callers: &FilteredCallers,
+        authorizer: &Authorizer,
+    ) -> bool {
+        self.has_filtered_caller(callers) && has_visible_part(&self.info, resource, &self.caller, authorizer)
     }
 
     /// Whether responses for the caller may be filtered.
@@ -96,9 +101,15 @@ impl ReadRequest {
     }
 }
 
-/// Whether a request is a LIST or watch across namespaces.
-pub(crate) fn spans_namespaces(info: &RequestInfo, resource: &UpstreamResource) -> bool {
-    info.namespace.is_empty()
+/// Whether a request is a LIST or watch of which the caller may see a part: across namespaces, or in one in which rules
+/// let the caller get objects by name.
+pub(crate) fn has_visible_part(
+    info: &RequestInfo,
+    resource: &UpstreamResource,
+    caller: &Caller,
+    authorizer: &Authorizer,
+) -> bool {
+    matches!(info.verb, RequestVerb::List | RequestVerb::Watch)
         && (resource.namespaced || resource.gvr.is_namespaces())
-        && matches!(info.verb, RequestVerb::List | RequestVerb::Watch)
+        && (info.namespace.is_empty() || authorizer.has_names(caller, info))
 }

@@ -120,7 +120,7 @@ impl WatchOpener {
         match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, row) => {
                 session.show_part(part.clone(), namespaces, snapshot);
-                let row = row.filter(|row| permission.allows_namespace(row.key.namespace_or_name()));
+                let row = row.filter(|row| permission.access(row.key.namespace_or_name()).allows(row.key.name()));
                 row.into_iter().for_each(|row| session.send_row(row));
             }
             (None, Some(snapshot), _) => session.send_state(snapshot, &permission, chunks),

@@ -9,6 +9,7 @@
 
 mod end;
 mod initial_events;
+mod named_objects;
 mod namespace_filtered_view;
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use super::WatchSessionContext;
 use super::end::WatchExit;
 use super::initial_events::{FrameBatch, InitialStateSendProgress};
+use super::named_objects::{NameChange, NamedObjects};
 use crate::auth::{NamespaceAccess, NamespaceAccessChanges, ReadableNamespaces};
 use crate::cache::{
     CollectionView, CursorStopReason, EventFilterDecision, FeedCursor, FeedEvent, FeedSnapshot, PullResult,
@@ -27,6 +28,8 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 pub(super) struct NamespaceFilteredView {
     readable: ReadableNamespaces,
     namespaces: BTreeMap<Arc<str>, NamespaceVisibility>,
+    /// The objects that are shown by name, in namespaces that are not shown.
+    named: NamedObjects,
     change: Option<NamespaceViewChange>,
     /// Whether decisions have changed since the namespaces were last checked.
     stale: bool,
@@ -52,11 +55,13 @@ struct NamespaceRemoval {
     before: Option<String>,
 }
 
-/// The addition and removal of namespaces at one mark.
+/// The addition and removal of namespaces and names at one mark.
 struct NamespaceViewChange {
     mark: SnapshotWithPosition,
     pin: TimedSnapshotPin,
     adding: VecDeque<Arc<str>>,
+    /// The namespaces whose shown names are being changed.
+    naming: Option<VecDeque<Arc<str>>>,
     removing: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
@@ -143,7 +148,7 @@ impl NamespaceFilteredView {
         end_bookmark: bool,
     ) -> Self {
         let mut adding = VecDeque::new();
-        let mut visibilities = BTreeMap::new();
+        let (mut visibilities, mut named) = (BTreeMap::new(), NamedObjects::default());
         for namespace in namespaces {
             match readable.decision(&namespace) {
                 Some(NamespaceAccess::Allowed) if state.is_some() => {
@@ -151,7 +156,11 @@ impl NamespaceFilteredView {
                     visibilities.insert(namespace, NamespaceVisibility::Hidden)
                 }
                 Some(NamespaceAccess::Allowed) => visibilities.insert(namespace, NamespaceVisibility::Shown),
-                Some(NamespaceAccess::Denied | NamespaceAccess::Unanswered) => {
+                Some(NamespaceAccess::Named(names)) if state.is_none() => {
+                    names.iter().for_each(|name| named.insert(&namespace, name));
+                    visibilities.insert(namespace, NamespaceVisibility::Hidden)
+                }
+                Some(NamespaceAccess::Denied | NamespaceAccess::Named(_) | NamespaceAccess::Unanswered) => {
                     visibilities.insert(namespace, NamespaceVisibility::Hidden)
                 }
                 // The namespace appeared after the watch's position.
@@ -163,7 +172,7 @@ impl NamespaceFilteredView {
             NamespaceViewChange { is_initial: true, end_bookmark, ..change }
         });
         let changed = Box::pin(readable.subscribe().changed());
-        Self { readable, namespaces: visibilities, change, stale: true, changed }
+        Self { readable, namespaces: visibilities, named, change, stale: true, changed }
     }
 
     /// Checks changed verdicts on namespaces; later changes wake the task that polls. If namespaces must be added or
@@ -181,21 +190,23 @@ impl NamespaceFilteredView {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        let mut is_removed = false;
+        let mut is_changed = false;
         let mut adding = VecDeque::new();
         for (namespace, visibility) in &mut self.namespaces {
-            let allowed = self.readable.decision(namespace) == Some(NamespaceAccess::Allowed);
+            let access = self.readable.access(namespace);
+            let allowed = access == NamespaceAccess::Allowed;
             match visibility {
                 NamespaceVisibility::Shown if !allowed => {
                     *visibility = NamespaceVisibility::Leaving(NamespaceRemoval::default());
-                    is_removed = true;
+                    is_changed = true;
                 }
                 NamespaceVisibility::Hidden if allowed => adding.push_back(namespace.clone()),
-                NamespaceVisibility::Leaving(_) => is_removed = true,
-                NamespaceVisibility::Shown | NamespaceVisibility::Hidden => {}
+                NamespaceVisibility::Hidden => is_changed |= self.named.next_change(namespace, &access).is_some(),
+                NamespaceVisibility::Leaving(_) => is_changed = true,
+                NamespaceVisibility::Shown => {}
             }
         }
-        if self.change.is_none() && (is_removed || !adding.is_empty()) {
+        if self.change.is_none() && (is_changed || !adding.is_empty()) {
             let mark = cursor.capture();
             let pin = pin(&mark.snapshot);
             self.change = Some(NamespaceViewChange::new(mark, pin, adding));
@@ -225,10 +236,10 @@ impl NamespaceFilteredView {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
     ) -> PullResult {
-        let Self { readable, namespaces, change, stale, .. } = self;
+        let Self { readable, namespaces, named, change, stale, .. } = self;
         let mark = change.as_ref().map(|change| &change.mark);
         cursor.pull_filtered(mark, limits, waker.filter(|_| mark.is_none()), batch, |event, seen| {
-            decide(namespaces, readable, event, seen, stale)
+            decide((namespaces, named), readable, event, seen, stale)
         })
     }
 
@@ -238,10 +249,12 @@ impl NamespaceFilteredView {
         &mut self,
         out: &mut FrameBatch<'_>,
     ) -> Result<Option<NamespaceViewChangeResult>, TranscodeError> {
-        let Self { readable, namespaces, change, stale, .. } = self;
+        let Self { readable, namespaces, named, change, stale, .. } = self;
         let Some(change) = change else { return Ok(None) };
         change.pin.extend();
-        if change.send_added(readable, namespaces, out)? == InitialStateSendProgress::More {
+        if change.send_added(readable, (namespaces, named), out)? == InitialStateSendProgress::More
+            || change.send_named(readable, (namespaces, named), out)? == InitialStateSendProgress::More
+        {
             return Ok(None);
         }
         let at = change.mark.snapshot.rv;
@@ -249,7 +262,7 @@ impl NamespaceFilteredView {
             out.batch.push(out.reader.bookmark(at, true, out.cursor.renderer())?);
             change.end_bookmark = false;
         }
-        if change.send_removed(namespaces, out)? == InitialStateSendProgress::More {
+        if change.send_removed(namespaces, named, out)? == InitialStateSendProgress::More {
             return Ok(None);
         }
         let end = NamespaceViewChangeResult { at, reported_older: change.reported_older };
@@ -262,15 +275,25 @@ impl NamespaceFilteredView {
 
 impl NamespaceViewChange {
     fn new(mark: SnapshotWithPosition, pin: TimedSnapshotPin, adding: VecDeque<Arc<str>>) -> Self {
-        let (removing, next) = (None, String::new());
-        Self { mark, pin, adding, removing, next, is_initial: false, end_bookmark: false, reported_older: false }
+        let (naming, removing, next) = (None, None, String::new());
+        Self {
+            mark,
+            pin,
+            adding,
+            naming,
+            removing,
+            next,
+            is_initial: false,
+            end_bookmark: false,
+            reported_older: false,
+        }
     }
 
     /// Sends the objects of added namespaces as ADDED events.
     fn send_added(
         &mut self,
         readable: &ReadableNamespaces,
-        namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+        (namespaces, named): (&mut BTreeMap<Arc<str>, NamespaceVisibility>, &mut NamedObjects),
         out: &mut FrameBatch<'_>,
     ) -> Result<InitialStateSendProgress, TranscodeError> {
         while let Some(namespace) = self.adding.front().cloned() {
@@ -288,14 +311,67 @@ impl NamespaceViewChange {
                 continue;
             }
             let before = out.batch.len();
-            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, FrameBatch::added)?;
+            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, |out, object| {
+                if named.contains(&object.key) { Ok(None) } else { out.added(object) }
+            })?;
             self.reported_older |= !self.is_initial && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
             }
+            named.clear(&namespace);
             namespaces.insert(namespace, NamespaceVisibility::Shown);
             self.adding.pop_front();
+        }
+        Ok(InitialStateSendProgress::Last)
+    }
+
+    /// Sends the objects that are shown by name from here on as ADDED events, and others as DELETED events.
+    fn send_named(
+        &mut self,
+        readable: &ReadableNamespaces,
+        (namespaces, named): (&mut BTreeMap<Arc<str>, NamespaceVisibility>, &mut NamedObjects),
+        out: &mut FrameBatch<'_>,
+    ) -> Result<InitialStateSendProgress, TranscodeError> {
+        let hidden = |namespaces: &BTreeMap<Arc<str>, NamespaceVisibility>| {
+            let hidden = namespaces.iter().filter(|(_, visibility)| !matches!(visibility, NamespaceVisibility::Shown));
+            hidden.map(|(namespace, _)| namespace.clone()).collect()
+        };
+        let naming = self.naming.get_or_insert_with(|| hidden(namespaces));
+        let at = self.mark.snapshot.rv;
+        while let Some(namespace) = naming.front() {
+            let Some(change) = named.next_change(namespace, &readable.access(namespace)) else {
+                naming.pop_front();
+                continue;
+            };
+            let (NameChange::Show(name) | NameChange::Hide(name)) = &change;
+            let key = ObjectKey::new(namespace, name);
+            let mut leaving = match namespaces.get_mut(namespace) {
+                Some(NamespaceVisibility::Leaving(removal)) => Some(removal),
+                _ => None,
+            };
+            let is_known = leaving.as_ref().is_some_and(|removal| removal.client_has(&key));
+            let before = out.batch.len();
+            let mut view = in_namespace(out, namespace).selector().clone();
+            view.fields = view.fields.requiring_name(name);
+            let view = CollectionView::new(Some(namespace), view);
+            let more = out.put(&self.mark.snapshot, &view, "", |out, object| match &change {
+                NameChange::Show(_) if is_known => Ok(None),
+                NameChange::Show(_) => out.added(object),
+                NameChange::Hide(_) => deleted(out, object, at),
+            })?;
+            self.reported_older |= !self.is_initial && out.batch.len() > before;
+            if more.is_some() {
+                return Ok(InitialStateSendProgress::More);
+            }
+            // Nothing more is sent of the object when the rest of the namespace is removed.
+            if let Some(removal) = &mut leaving {
+                removal.touched.insert(key);
+            }
+            match &change {
+                NameChange::Show(name) => named.insert(namespace, name),
+                NameChange::Hide(name) => named.remove(namespace, name),
+            }
         }
         Ok(InitialStateSendProgress::Last)
     }
@@ -304,6 +380,7 @@ impl NamespaceViewChange {
     fn send_removed(
         &mut self,
         namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+        named: &NamedObjects,
         out: &mut FrameBatch<'_>,
     ) -> Result<InitialStateSendProgress, TranscodeError> {
         let leaving = |namespaces: &BTreeMap<Arc<str>, NamespaceVisibility>| {
@@ -319,12 +396,11 @@ impl NamespaceViewChange {
                 continue;
             };
             self.reported_older = true;
-            let deleted = |out: &FrameBatch<'_>, object: &Arc<ObjectRevision>| {
-                let visibilities = removal.client_has(&object.key).then(|| object.with_resource_version(at));
-                visibilities.map(|body| out.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
-            };
             let start = std::mem::take(&mut self.next);
-            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, deleted)?;
+            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, |out, object| {
+                let is_known = removal.client_has(&object.key) && !named.contains(&object.key);
+                if is_known { deleted(out, object, at) } else { Ok(None) }
+            })?;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(InitialStateSendProgress::More);
@@ -334,6 +410,15 @@ impl NamespaceViewChange {
         }
         Ok(InitialStateSendProgress::Last)
     }
+}
+
+/// Returns the DELETED event of an object that is hidden at a version.
+fn deleted(
+    out: &FrameBatch<'_>,
+    object: &Arc<ObjectRevision>,
+    at: ResourceVersion,
+) -> Result<Option<Bytes>, TranscodeError> {
+    out.cursor.renderer().frame(EventType::Deleted, &object.with_resource_version(at)).map(Some)
 }
 
 /// Returns the watch's view of one namespace: of the objects in it, or of the `Namespace` itself.
@@ -354,35 +439,61 @@ impl NamespaceRemoval {
 }
 
 fn decide(
-    namespaces: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+    (namespaces, named): (&mut BTreeMap<Arc<str>, NamespaceVisibility>, &mut NamedObjects),
     readable: &ReadableNamespaces,
     event: &FeedEvent,
     seen: EventType,
     stale: &mut bool,
 ) -> EventFilterDecision {
     let (key, namespace) = (&event.object.key, event.object.key.namespace_or_name());
-    match disposition(namespaces.get(namespace), readable.decision(namespace)) {
+    let access = readable.decision(namespace);
+    let allows = access.as_ref().is_some_and(|access| access.allows(key.name()));
+    if named.contains(key) {
+        if !allows {
+            named.remove(namespace, key.name());
+            if let Some(NamespaceVisibility::Leaving(removal)) = namespaces.get_mut(namespace) {
+                removal.touched.insert(key.clone());
+            }
+        }
+        return if allows { EventFilterDecision::Send } else { retraction(seen) };
+    }
+    match disposition(namespaces.get(namespace), access.as_ref()) {
         EventDisposition::Send => EventFilterDecision::Send,
         EventDisposition::SendAdded => {
             namespaces.insert(namespace.into(), NamespaceVisibility::Shown);
             EventFilterDecision::Send
         }
         EventDisposition::Hidden => {
-            if !namespaces.contains_key(namespace) {
-                namespaces.insert(namespace.into(), NamespaceVisibility::Hidden);
+            if namespaces.contains_key(namespace) {
+                return EventFilterDecision::Skip;
             }
-            EventFilterDecision::Skip
+            namespaces.insert(namespace.into(), NamespaceVisibility::Hidden);
+            // Its other names are shown from the next mark on.
+            *stale |= matches!(access, Some(NamespaceAccess::Named(_)));
+            if !allows {
+                return EventFilterDecision::Skip;
+            }
+            named.insert(namespace, key.name());
+            EventFilterDecision::Send
         }
         EventDisposition::SendDeleted => {
             *stale = true;
             let touched = HashSet::from([key.clone()]);
             namespaces
                 .insert(namespace.into(), NamespaceVisibility::Leaving(NamespaceRemoval { touched, before: None }));
-            retraction(seen)
+            if !allows {
+                return retraction(seen);
+            }
+            named.insert(namespace, key.name());
+            EventFilterDecision::Send
         }
         EventDisposition::Retract => match namespaces.get_mut(namespace) {
             Some(NamespaceVisibility::Leaving(removal)) => {
-                if removal.touched.insert(key.clone()) {
+                if matches!(access, Some(NamespaceAccess::Named(_))) && allows && removal.client_has(key) {
+                    removal.touched.insert(key.clone());
+                    named.insert(namespace, key.name());
+                    EventFilterDecision::Send
+                } else if removal.touched.insert(key.clone()) {
                     retraction(seen)
                 } else {
                     EventFilterDecision::Skip
@@ -403,7 +514,7 @@ fn retraction(seen: EventType) -> EventFilterDecision {
     if seen == EventType::Added { EventFilterDecision::Skip } else { EventFilterDecision::SendDeleted }
 }
 
-fn disposition(visibility: Option<&NamespaceVisibility>, access: Option<NamespaceAccess>) -> EventDisposition {
+fn disposition(visibility: Option<&NamespaceVisibility>, access: Option<&NamespaceAccess>) -> EventDisposition {
     match (visibility, access) {
         (None, None) => EventDisposition::Undecided,
         (None, Some(NamespaceAccess::Allowed)) => EventDisposition::SendAdded,
@@ -420,9 +531,9 @@ mod tests {
 
     #[test]
     fn event_outcome_depends_on_namespace_state_and_decision() {
-        const ALLOWED: Option<NamespaceAccess> = Some(NamespaceAccess::Allowed);
-        const DENIED: Option<NamespaceAccess> = Some(NamespaceAccess::Denied);
-        const UNCLEAR: Option<NamespaceAccess> = Some(NamespaceAccess::Unanswered);
+        const ALLOWED: Option<&NamespaceAccess> = Some(&NamespaceAccess::Allowed);
+        const DENIED: Option<&NamespaceAccess> = Some(&NamespaceAccess::Denied);
+        const UNCLEAR: Option<&NamespaceAccess> = Some(&NamespaceAccess::Unanswered);
         let leaving = NamespaceVisibility::Leaving(NamespaceRemoval::default());
         for (visibility, access, expected) in [
             (None, None, EventDisposition::Undecided),
